@@ -63,6 +63,7 @@ _CHECKED_TESTS = (
     "faults",
     "flags",
     "instance",
+    "kvtransfer",
     "native",
     "npu",
     "pdserve",

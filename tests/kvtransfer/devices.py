@@ -20,7 +20,7 @@ GPU_UUID = bytes(range(16))
 
 
 class DevicePool:
-    """A pool on `device`, in the middle of an allocation. `buffer` is for tests alone, and on the CPU alone."""
+    """A pool on `device`, in the middle of an allocation. `buffer` is for tests only, and only on the CPU."""
 
     def __init__(self, layout: PoolLayout, seals: int = 0, device: str = "cpu") -> None:
         self.layout, self.device, self.waits = layout, device, 0
@@ -38,18 +38,18 @@ class DevicePool:
         return memoryview(self.tensor.numpy())  # type: ignore[arg-type]
 
     def mark(self) -> None:
-        """No KV of this pool is ever under way."""
+        """No KV of this pool is ever in progress."""
 
     def ready(self) -> None:
         self.waits += 1
 
     def close(self) -> None:
-        """The tensor goes with its last user."""
+        """The tensor is freed with its last user."""
 
 
 @dataclass
 class FakeHost:
-    """What the processes of one host share: lent allocations by handle, events by handle. Owner of the counts."""
+    """What the processes of one host share: exported allocations by handle, events by handle. Owner of the counts."""
 
     allocations: dict[bytes, torch.Tensor] = field(default_factory=dict)
     events: dict[bytes, "FakeEvent"] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class FakeEvent:
 
 
 class FakeOpened:
-    """A mapping: the very memory of the lender."""
+    """A mapping: the exporter's own memory."""
 
     def __init__(self, host: FakeHost, tensor: torch.Tensor, event: FakeEvent) -> None:
         self._host, self.tensor, self._event, self._open = host, tensor, event, True

@@ -1,4 +1,4 @@
-"""A real transport that a test can break and mend: refuses, holds up or cuts its connections."""
+"""A real transport that a test can break and repair: refuses, delays or cuts its connections."""
 
 import threading
 from collections.abc import Iterator

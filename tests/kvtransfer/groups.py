@@ -34,7 +34,7 @@ _End = TypeVar("_End", GroupOutlet, GroupInlet)
 
 
 class DevicePool(Pool):
-    """A pool of host memory that says it lies on a device."""
+    """A pool of host memory that reports that it lies on a device."""
 
     def __init__(self, device: str) -> None:
         super().__init__(LAYOUT)
@@ -42,7 +42,7 @@ class DevicePool(Pool):
 
 
 def pools_on(kind: str) -> type[Pool]:
-    """Return who makes the rig's pools, each of which says that it lies on a device of its own."""
+    """Return a factory of the rig's pools, each of which reports its own device."""
     numbers = itertools.count()
 
     class OneADevice(Pool):
@@ -54,7 +54,7 @@ def pools_on(kind: str) -> type[Pool]:
 
 
 def hand_over_many() -> None:
-    """Hand 32 prompts over one link, all at once; each has its own bytes."""
+    """Hand off 32 prompts over one link, all at once; each has its own bytes."""
     with make_rig("process_group", num_blocks=256) as rig:
         tokens = [fill(rig.p_pool, range(4 * i, 4 * i + 4), 15, seed=i) for i in range(32)]
         tickets = [rig.open(15, range(252 - 4 * i, 256 - 4 * i)) for i in range(32)]
@@ -201,7 +201,7 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
 
 
 def hurry(ends: Ends, progress_s: float) -> None:
-    """From now on either end gives up what does not move for so long: to make the link there was more time."""
+    """From now on either end gives up after this long without progress: setting up the link had more time."""
     for end in (ends.outlet, ends.inlet):
         end._group._progress_s = end._waiter._progress_s = progress_s
 

@@ -2,7 +2,7 @@
 
 One thread issues all operations of a device; its communicators are made one after another; nothing can be aborted, so
 an operation ends when the peer takes part, when the peer is gone, or after a very long time; some dtypes only.
-A failed operation ends the process unless torch_npu is told otherwise (ProcessGroupHCCL.cpp: checkHcclComms,
+A failed operation ends the process unless torch_npu is set otherwise (ProcessGroupHCCL.cpp: checkHcclComms,
 WorkHCCL::handleException; its default is 1, tear down).
 """
 
@@ -116,7 +116,7 @@ class RuleBoundGroup:
 
 
 class RuleBoundWork:
-    """An operation under way; whoever waits for it waits as long as it takes."""
+    """An operation in progress; a wait for it takes as long as it does."""
 
     def __init__(self, work: Any, rules: HcclRules) -> None:
         self._work, self._rules, self._error, self._over = work, rules, "", threading.Event()

@@ -4,12 +4,12 @@ one thread at a time issues on a device, for whichever of its communicators
 the two ends of a communicator are on two devices, and both make it at once, by their first operation
 a tensor is one, whole, of the device's memory and of some dtypes; it has bytes
 a receive has the bytes and the dtype of the send that it belongs to
-a wait without a time returns at once, and says of no failure; one with a time raises
-what fails ends the process, unless torch was told to leave it to us
+a wait without a time returns at once, and reports no failure; one with a time raises
+what fails ends the process, unless torch was configured to leave it to us
 
 torch's own threads (ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop and Watchdog::runLoop):
 the first group's store is queried, again and again, unless dumps are off
-of what fails the store is told, whatever is off; then the group takes no operation and is not freed for a time
+a failure is written to the store, whatever is off; then the group takes no operation and is not freed for a time
 """
 
 import contextlib
@@ -152,7 +152,7 @@ class Watchdog:
             self._heartbeat.start()
 
     def failed(self, why: str, over: threading.Event) -> None:
-        """Report an operation that failed, wait for the dumps of all ranks, and end the process if told to."""
+        """Report an operation that failed, wait for the dumps of all ranks, and end the process if configured so."""
         if self._ends_process:
             self._broken.append(f"the process would have been ended: {why}")
         with self.lock:

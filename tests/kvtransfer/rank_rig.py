@@ -64,7 +64,7 @@ def held(heads: int, rank: int, ranks: int) -> list[int]:
 
 
 def cells(pool: Pool, block_ids: Sequence[int], num_tokens: int) -> Iterator[tuple[int, int, int, slice]]:
-    """Yield (tensor, token, head, where it lies) of all that a rank's pool holds of these tokens."""
+    """Yield (tensor, token, head, address) of all that a rank's pool holds of these tokens."""
     layout, start = pool.layout, 0
     for number, spec in enumerate(layout.model_tensors):
         heads = held(spec.heads, layout.rank.number, layout.rank.of)

@@ -1,4 +1,4 @@
-"""Two pools, a sender and a receiver in one process, over real sockets; and what tests ask of them."""
+"""Two pools, a sender and a receiver in one process, over real sockets; and what tests do with them."""
 
 import fcntl
 import mmap
@@ -197,7 +197,7 @@ def make_rig(transport: str, **settings: object) -> Iterator[Rig]:
 
 
 class RawSender:
-    """A sender made by hand, which says whatever a test wants."""
+    """A sender made by hand, which sends whatever a test wants."""
 
     def __init__(self, rig: Rig, link_epoch: int = 9) -> None:
         self._rig, layout = rig, rig.p_pool.layout
@@ -245,7 +245,7 @@ def endpoint_of(rig: Rig, transport: str) -> KvEndpoint:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no event reports."""
+    """Poll for what no event reports."""
     deadline, event = time.monotonic() + DEADLINE_S, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, "the condition never came"

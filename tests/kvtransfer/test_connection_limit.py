@@ -1,4 +1,4 @@
-"""What stands at the doors: who is refused, why, and what it costs."""
+"""The receiver's checks of new connections: which are refused, why, and at what cost."""
 
 import contextlib
 import pickle

@@ -1,4 +1,4 @@
-"""What every transport does: the whole hand-off, its endings, and what it refuses. Real sockets, two pools."""
+"""What every transport does: the whole hand-off, every finish of it, and its refusals. Real sockets, two pools."""
 
 import itertools
 import random
@@ -90,7 +90,7 @@ def test_only_tokens_from_the_requested_first_one_are_sent(rig: Rig) -> None:
     assert rig.sender.bytes_sent == 12 * rig.p_pool.layout.token_bytes
 
 
-def test_a_prompt_the_receiver_holds_whole_needs_only_the_commit(rig: Rig) -> None:
+def test_a_fully_cached_prompt_needs_only_the_commit(rig: Rig) -> None:
     ticket = rig.open(8, D_BLOCKS, first_token=8)
 
     rig.hand_over(ticket, P_BLOCKS)
@@ -150,7 +150,7 @@ def test_sixty_four_tickets_at_once_all_arrive(transport: str) -> None:
         assert len(rig.sender.links()) == 1
 
 
-def test_a_corrupt_frame_is_sent_once_more_and_arrives(transport: str) -> None:
+def test_a_corrupt_frame_is_resent_once_and_arrives(transport: str) -> None:
     with make_rig(transport, failpoints="kv.send.mid=corrupt@3") as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)
         ticket = rig.open(20, D_BLOCKS)
@@ -177,7 +177,7 @@ def test_a_frame_corrupt_twice_ends_the_ticket_with_a_reason(transport: str) -> 
         assert "committed" not in [kind for kind, _ in rig.events.reports]
 
 
-def test_blocks_that_change_under_the_hand_off_never_commit(rig: Rig) -> None:
+def test_blocks_that_change_during_the_hand_off_never_commit(rig: Rig) -> None:
     tokens = fill(rig.p_pool, range(5), 20)
     ticket, raw = rig.open(20, D_BLOCKS), RawSender(rig)
     frame, payload = raw.frame(ticket, 0, 0, tokens)
@@ -207,7 +207,7 @@ def test_a_duplicate_frame_is_dropped_and_counted(rig: Rig) -> None:
     raw.stream.close()
 
 
-def test_a_commit_that_comes_again_is_acked_again_and_reported_once(rig: Rig) -> None:
+def test_a_repeated_commit_is_acked_again_and_reported_once(rig: Rig) -> None:
     ticket, raw = rig.open(4, D_BLOCKS, first_token=4), RawSender(rig)
     commit = Commit(ticket.ticket_id, ticket.epoch, 0, 0, 0, 0x2D06800538D394C2, b"")
 
@@ -260,7 +260,7 @@ def test_a_message_during_the_tickets_end_gets_the_reason(rig: Rig, monkeypatch:
 
 
 @pytest.mark.parametrize("what", ["late", "unknown", "foreign epoch", "not opened"])
-def test_a_frame_without_a_right_never_touches_memory(rig: Rig, what: str) -> None:
+def test_an_unauthorised_frame_never_touches_memory(rig: Rig, what: str) -> None:
     tokens = fill(rig.p_pool, range(5), 20)
     ticket, raw = rig.open(20, D_BLOCKS), RawSender(rig)
     frame, payload = raw.frame(ticket, 0, 0, tokens, epoch=76 if what == "foreign epoch" else 77)
@@ -311,7 +311,7 @@ def test_a_frame_that_breaks_the_tickets_terms_ends_it_with_a_reason(
     raw.stream.close()
 
 
-def test_another_link_cannot_speak_for_a_ticket(rig: Rig) -> None:
+def test_another_link_cannot_act_for_a_ticket(rig: Rig) -> None:
     tokens = fill(rig.p_pool, range(5), 20)
     ticket, owner, stranger = rig.open(20, D_BLOCKS), RawSender(rig), RawSender(rig, link_epoch=10)
 

@@ -1,4 +1,4 @@
-"""Pieces with a bit for each tensor against a plain set of (tensor, token)."""
+"""Pieces with a bit for each tensor, compared with a plain set of (tensor, token)."""
 
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ def test_coverage_agrees_with_a_set_of_cells(
 
 
 @given(st.permutations([(chunk, tensor) for chunk in range(4) for tensor in range(TENSORS)]))
-def test_when_all_is_in_one_piece_is_left(order: list[tuple[int, int]]) -> None:
+def test_a_complete_coverage_is_one_piece(order: list[tuple[int, int]]) -> None:
     coverage = Coverage()
 
     for chunk, tensor in order:

@@ -1,4 +1,4 @@
-"""What is cuda_ipc's own, over a driver within this process; the contract of all transports is test_device_contract."""
+"""What is specific to cuda_ipc, over a driver in this process; the contract of transports is test_device_contract."""
 
 import ctypes
 import struct
@@ -38,7 +38,7 @@ P_BLOCKS, D_BLOCKS = (3, 9, 4, 5, 20, 1), (7, 8, 30, 2, 11, 50)
 
 
 class Lying(FakeDriver):
-    """Lends a pool with one field of what it says changed."""
+    """Exports a pool with one field of its description changed."""
 
     def __init__(self, host: FakeHost, **changes: object) -> None:
         super().__init__(host)
@@ -156,7 +156,7 @@ def test_a_pool_that_cannot_be_opened_falls_back(
         assert host.opened == 0
 
 
-def test_another_host_is_out_of_reach(host: FakeHost) -> None:
+def test_another_host_is_unreachable(host: FakeHost) -> None:
     transport = CudaIpcTransport(DevicePool(LAYOUT), FakeDriver(host))
 
     assert transport.unreachable(KvEndpoint("cuda_ipc", "name", "boot/1", 0)) == "another host or network namespace"
@@ -209,7 +209,7 @@ def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: 
         inlet.move(frame, RegionRuns(Region(bytearray(size)), 0, whole(size)), StopFlag())
 
 
-def test_what_is_missing_is_said_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_part_is_reported_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_pool = SimpleNamespace(device=torch.device("cuda:0"))
     host_pool = Pool(LAYOUT)
 
@@ -223,7 +223,7 @@ def test_what_is_missing_is_said_with_a_reason(monkeypatch: pytest.MonkeyPatch) 
     host_pool.close()
 
 
-def test_a_host_pool_is_turned_down_without_torch() -> None:
+def test_a_host_pool_is_refused_without_torch() -> None:
     code = (
         "import sys; from tests.kvtransfer.rig import *; from kvtransfer.cuda_ipc import CudaIpcTransport;"
         "assert CudaIpcTransport(Pool(PoolLayout(TENSORS, num_blocks=1, block_size=4))).unusable();"
@@ -234,7 +234,7 @@ def test_a_host_pool_is_turned_down_without_torch() -> None:
 
 
 class FakeLibrary:
-    """libcuda.so.1 with one allocation of 1,000 bytes at 5,000; what is called is noted."""
+    """libcuda.so.1 with one allocation of 1,000 bytes at 5,000; calls are recorded."""
 
     def cuMemGetAddressRange_v2(self, base: object, size: object, address: ctypes.c_uint64) -> int:
         if not 5_000 <= address.value < 6_000:
@@ -251,7 +251,7 @@ class FakeLibrary:
         return 0
 
 
-def test_the_handle_is_the_whole_allocations_with_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_handle_is_of_the_whole_allocation_with_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_library", FakeLibrary)
     pool = SimpleNamespace(data_ptr=lambda: 5_300)
 

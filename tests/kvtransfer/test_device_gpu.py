@@ -80,7 +80,7 @@ def test_a_layers_frames_leave_while_the_next_one_is_computed(digests: bool, mon
     with make_rig("tcp", digests=digests) as rig:
         pool, starts = rig.p_pool, [*rig.p_pool.layout.offsets[::2], rig.p_pool.layout.total_bytes]
         assert isinstance(pool, CardPool)
-        for turn in range(2):  # the first one makes what is made once: staging memory, pinned memory, streams
+        for turn in range(2):  # the first one allocates what is allocated once: staging memory, pinned memory, streams
             before, ticket = rig.receiver.bytes_received, rig.open(NUM_TOKENS, BLOCKS)
             rig.sender.begin(ticket)
             for layer in range(3):
@@ -142,7 +142,7 @@ def test_a_hand_off_between_two_processes_is_byte_exact(
             assert received[address(LAYOUT, tensor, BLOCKS, token)] == sent, (tensor, token)
 
 
-def test_a_pool_of_expandable_segments_is_turned_down_with_a_reason() -> None:
+def test_a_pool_of_expandable_segments_is_refused_with_a_reason() -> None:
     code = (
         "import torch; from kvtransfer.cuda_driver import CudaDriver;"
         "print(CudaDriver().lacking(torch.zeros(1 << 20, dtype=torch.uint8, device='cuda:0')))"

@@ -26,7 +26,7 @@ _numbers = itertools.count()  # of the devices: two ends of a group never lie on
 
 
 class Mark:
-    """An event that is reached when the test says; a thread that waits for it stands for its stream."""
+    """An event that is reached when the test says so; a thread that waits for it stands in for its stream."""
 
     def __init__(self, device: "AheadDevice") -> None:
         self._device, self._reached, self.is_recorded, self.asked = device, threading.Event(), False, 0
@@ -53,7 +53,7 @@ class Mark:
 
 @dataclass
 class AheadDevice(FakeDevice):
-    """A device whose work is done when the test says. Owner of its marks, in their order."""
+    """A device whose work is done when the test says so. Owner of its marks, in their order."""
 
     marks: list[Mark] = field(default_factory=list)
     waited_for: list[int] = field(default_factory=list)
@@ -111,7 +111,7 @@ def test_a_layers_frames_wait_for_its_mark_and_for_no_later_one(rig: Rig) -> Non
     ticket = rig.open(NUM_TOKENS, D_BLOCKS)
 
     rig.sender.begin(ticket)
-    for layer in range(NUM_LAYERS):  # the engine's thread, which is held up by nothing
+    for layer in range(NUM_LAYERS):  # the engine's thread, which nothing blocks
         pool.written()
         rig.sender.put(ticket.ticket_id, layer, 0, NUM_TOKENS, P_BLOCKS)
     rig.sender.commit(ticket.ticket_id, b"prompt")
@@ -127,7 +127,7 @@ def test_a_layers_frames_wait_for_its_mark_and_for_no_later_one(rig: Rig) -> Non
     assert rig.d_pool.ahead.marks == []  # type: ignore[attr-defined]
 
 
-def test_puts_that_are_complete_are_joined_and_others_wait_alone() -> None:
+def test_complete_puts_are_merged_and_others_wait_alone() -> None:
     device = AheadDevice()
     marks = [device.event() for _ in range(4)]
     for mark in marks:
@@ -147,7 +147,7 @@ def test_puts_that_are_complete_are_joined_and_others_wait_alone() -> None:
     assert joined == [Put("aa" * 16, (0, 1, 2, 3), 0, 4, (1,), marks[3])]
 
 
-def test_chunks_of_a_layer_are_joined_once_the_later_one_is_complete() -> None:
+def test_chunks_of_a_layer_are_merged_once_the_later_one_is_complete() -> None:
     device = AheadDevice()
     marks = [device.event() for _ in range(2)]
     waiting = [Put("aa" * 16, (0,), 4 * number, 4 * number + 4, (1, 2), mark) for number, mark in enumerate(marks)]
@@ -178,7 +178,7 @@ def test_a_mark_that_is_never_reached_ends_the_link_with_a_reason(transport: str
 
 
 @pytest.mark.parametrize("transport", ["tcp"], indirect=True)
-def test_leases_are_looked_at_while_a_mark_is_waited_for(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_are_checked_while_a_mark_is_awaited(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, tend = itertools.count(1), OutgoingTickets.tend
     last = [0]
 
@@ -207,7 +207,7 @@ def test_leases_are_looked_at_while_a_mark_is_waited_for(transport: str, monkeyp
 
 
 @pytest.mark.parametrize("transport", ["tcp", "cuda_ipc"], indirect=True)
-def test_a_frame_that_is_sent_once_more_waits_for_no_later_mark(transport: str) -> None:
+def test_a_resent_frame_waits_for_no_later_mark(transport: str) -> None:
     with make_rig(transport, failpoints="kv.send.mid=corrupt@1") as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
         pool: MarkedPool = rig.p_pool  # type: ignore[assignment]

@@ -64,7 +64,7 @@ def block_tables(draw: st.DrawFn) -> tuple[int, int, int, int, list[tuple[int, i
 
 @settings(max_examples=50)
 @given(block_tables(), st.sampled_from([64, 1000, 4096, 1 << 20]))
-def test_heads_of_any_block_table_are_moved_whatever_the_piece(
+def test_heads_of_any_block_table_are_moved_whatever_the_piece_size(
     table: tuple[int, int, int, int, list[tuple[int, int]]], piece_bytes: int
 ) -> None:
     base, slot_bytes, skip, row_bytes, spans = table
@@ -87,7 +87,7 @@ def test_heads_of_any_block_table_are_moved_whatever_the_piece(
     ("spans", "kernels"),
     [([(0, 64)], 1), ([(0, 16), (32, 16), (64, 16)], 1), ([(48, 16), (0, 16), (16, 16), (112, 16), (64, 7)], 1)],
 )
-def test_a_pool_is_gathered_by_one_kernel_a_piece(
+def test_a_pool_is_gathered_by_one_kernel_per_piece(
     spans: list[tuple[int, int]], kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, stage = torch.arange(128 * 96, dtype=torch.int64).to(torch.uint8), torch.empty(1 << 20, dtype=torch.uint8)
@@ -106,7 +106,7 @@ def test_a_pool_is_gathered_by_one_kernel_a_piece(
     )
 
 
-def test_the_engine_is_waited_for_before_a_byte_is_read() -> None:
+def test_the_engine_is_awaited_before_a_byte_is_read() -> None:
     region = device(bytes(1000))
 
     def ready() -> None:
@@ -148,13 +148,13 @@ def test_host_access_to_device_memory_raises() -> None:
             move(all_of(region))
 
 
-def test_a_region_is_bytes_in_one_piece() -> None:
+def test_a_region_is_contiguous_bytes() -> None:
     for tensor in (torch.zeros(4, 4, dtype=torch.uint8), torch.zeros(4), torch.zeros(8, dtype=torch.uint8)[::2]):
         with pytest.raises(ValueError, match="contiguous bytes"):
             DeviceRegion(tensor)
 
 
-def test_this_processs_mover_takes_each_place_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_processs_mover_uses_the_right_mover_for_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
     mover, target = process_mover(), device(bytes(len(DATA)))
     wanted = xxhash.xxh3_64_intdigest(DATA)
 
@@ -166,7 +166,7 @@ def test_this_processs_mover_takes_each_place_to_its_own(monkeypatch: pytest.Mon
 
 
 class NeverDone:
-    """An event of a stream that, once it is asked, waits for what never comes."""
+    """An event of a stream that, once queried, waits for something that never comes."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -183,7 +183,7 @@ class NeverDone:
 
 
 @pytest.mark.parametrize("what", ["digest", "copy", "copy_and_digest"])
-def test_an_event_never_ready_is_waited_for_up_to_the_limit(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_that_is_never_ready_is_awaited_up_to_the_limit(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mover, held_up = TorchMover(ready_s=0.05), device(bytes(1000), ready=lambda: None)
     target = bytearray(1000)
     made = _Workspace.__init__

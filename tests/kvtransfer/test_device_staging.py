@@ -71,7 +71,7 @@ def test_the_proof_of_a_link_is_written_and_read(staging: GroupStaging) -> None:
     assert staging.read(16, 16) == b"0123456789abcdef"
 
 
-def test_each_collective_gets_memory_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_collective_gets_its_own_kind_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, str]] = []
     monkeypatch.setattr(payload, "DeviceStaging", lambda *given: made.append(given))
 
@@ -82,7 +82,7 @@ def test_each_collective_gets_memory_of_its_kind(monkeypatch: pytest.MonkeyPatch
     assert made == [(11, "cuda:1"), (12, "npu:0")]
 
 
-def test_a_full_device_is_unavailable_and_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_is_unavailable_and_not_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -94,7 +94,7 @@ def test_a_full_device_is_unavailable_and_no_defect(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
-    """HCCL's rules over gloo, with pools that say they lie on NPUs and whose memory torch alone can reach."""
+    """HCCL's rules over gloo, with pools that report an NPU and whose memory only torch can reach."""
     made, numbers = HcclRules(), itertools.count()
 
     class NpuPool(DevicePool):

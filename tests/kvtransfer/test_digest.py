@@ -1,4 +1,4 @@
-"""One contract over the native functions and their stand-in in Python; xxhash is the oracle."""
+"""One contract for the native functions and their Python replacement; xxhash is the oracle."""
 
 import mmap
 import os
@@ -46,7 +46,7 @@ def whole(data: bytes | bytearray | memoryview) -> RegionRuns:
 
 
 def bytes_of(memory: bytes | bytearray, base: int, runs: list[tuple[int, int, int, int]]) -> bytes:
-    """Read runs from memory with nothing of the code under test."""
+    """Read runs from memory without the code under test."""
     starts = ((base + offset + row * stride, count) for offset, count, stride, rows in runs for row in range(rows))
     return b"".join(memory[start : start + count] for start, count in starts)
 

@@ -1,4 +1,4 @@
-"""A ticket that its caller dropped is never committed: its blocks may be another prompt's by the time they are sent."""
+"""A ticket that its caller dropped is never committed: its blocks may belong to another prompt when they are sent."""
 
 import threading
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Gate:
         assert self._open.wait(DEADLINE_S)
 
     def wait(self) -> None:
-        """Wait until somebody stands there."""
+        """Wait until a thread is there."""
         assert self._reached.wait(DEADLINE_S)
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that move their own KV, told over a Unix socket: all crosses as from one process, and endings reach all."""
+"""Ranks that move their own KV, driven over a Unix socket: it works as in one process, and a finish reaches all."""
 
 import select
 import socket
@@ -102,14 +102,14 @@ def test_a_ticket_that_either_side_aborts_ends_on_all_ranks_of_both(rig: RankRig
 
 
 def test_a_rank_knows_a_ticket_before_any_sender_does(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rank 0 said lies in the rank's socket: the thread of a link that asks for the ticket reads it."""
+    """Rank 0's message is in the rank's socket: the thread of a link that looks up the ticket reads it."""
     (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
     goes_on, asked = threading.Event(), threading.Event()
     take, catch_up = half._take, half._reports.catch_up
 
     def slow(message: object) -> None:
         if threading.current_thread().name == "kv-rank-hear":
-            goes_on.wait(DEADLINE_S)  # holds the socket's lock, and has read what it was told
+            goes_on.wait(DEADLINE_S)  # holds the socket's lock, and has read rank 0's message
         take(message)  # type: ignore[arg-type]
 
     def ask() -> None:
@@ -215,7 +215,7 @@ def test_a_failed_share_ends_the_ticket_and_frees_its_blocks(
     assert (blocks, str(error) in reason) == (BLOCK_IDS[128], True)
 
 
-def test_finishes_forget_the_block_tables_on_both_ends(rig: RankRig) -> None:
+def test_finished_tickets_block_tables_are_forgotten_on_both_ends(rig: RankRig) -> None:
     for ending in ("acked", "failed"):
         ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
         rig.sender.begin(ticket)
@@ -249,7 +249,7 @@ def test_a_rank_without_links_fails_the_start_with_its_reason() -> None:
 
 
 class Met:
-    """A FarRank that has met `there`, the end of a rank that a test plays, and what was said when it was lost."""
+    """A FarRank connected to `there`, the end of a rank that a test plays, and the reason when it was lost."""
 
     def __init__(self, trust: Trust | None = None) -> None:
         ours, self.socket = socket.socketpair()
@@ -285,7 +285,7 @@ def test_a_rank_without_messages_for_long_is_not_lost(monkeypatch: pytest.Monkey
     met.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
 
     assert met.heard()[0] == RankMessage.ABORT
-    assert not met.is_lost.wait(0.2)  # twenty times as long as a word may take
+    assert not met.is_lost.wait(0.2)  # twenty times as long as a message may take
     assert met.far._socket.gettimeout() is None
     met.there.send(RankMessage.COUNTERS, to_json(RankCounters(bytes_sent=5)), timeout_s=DEADLINE_S)
     until(lambda: met.far.counters.bytes_sent == 5)
@@ -336,7 +336,7 @@ def test_a_rank_that_closes_its_socket_is_lost(met: Met) -> None:
     assert met.said[0] == "rank 1 of 2 has stopped transferring its KV: the other end is gone"
 
 
-def test_a_put_brings_only_the_blocks_that_the_rank_does_not_know(met: Met) -> None:
+def test_a_put_carries_only_the_blocks_that_the_rank_does_not_know(met: Met) -> None:
     sender = met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
     blocks = tuple(range(8000))
     sender.begin(replace(TICKET, ticket_id="t"))
@@ -405,7 +405,7 @@ def test_a_rank_that_does_not_answer_is_lost_with_a_reason() -> None:
     far.close()
 
 
-def test_a_rank_that_says_what_it_cannot_mean_is_lost_with_a_reason(met: Met) -> None:
+def test_a_rank_that_sends_an_invalid_message_is_lost_with_a_reason(met: Met) -> None:
     met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
     met.there.send(RankMessage.ACKED, b"\xff", timeout_s=DEADLINE_S)
 
@@ -427,13 +427,13 @@ def test_a_rank_gets_a_new_tables_addresses_at_once() -> None:
     met.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
     assert met.heard()[0] == RankMessage.ABORT
     met.far.close()
-    trust.follow(["10.0.0.3"])  # no one is told
+    trust.follow(["10.0.0.3"])  # no one is notified
     with pytest.raises(ChannelClosed):
         met.heard()
     met.there.close()
 
 
-def test_links_of_other_ranks_than_rank_0_are_measured_by_no_one() -> None:
+def test_only_links_of_rank_0_are_measured() -> None:
     ours, theirs = socket.socketpair()
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
 

@@ -1,4 +1,4 @@
-"""Every message survives the wire, and no bytes at all make the decoder do anything but refuse."""
+"""Every message survives the wire, and the decoder refuses all other bytes."""
 
 import contextlib
 import struct
@@ -107,7 +107,7 @@ def test_a_block_count_that_does_not_fit_the_body_is_refused() -> None:
         decode(MessageType.FRAME, data[PREFIX.size :])
 
 
-def test_a_long_reason_is_cut_at_the_limit() -> None:
+def test_a_long_reason_is_truncated_at_the_limit() -> None:
     data = encode(Abort("00" * 16, 1, "HandoffFailed", "é" * 9_000))
 
     message = decode(MessageType.ABORT, data[PREFIX.size :])

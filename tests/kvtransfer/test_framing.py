@@ -14,7 +14,7 @@ MANY = 64 << 20
 
 
 def part(*heads: int, head_dim: int = 32) -> RankHeads:
-    """Tensors of so many heads, all of them going; 64 bytes a head by default."""
+    """Tensors of that many heads, all of them sent; 64 bytes a head by default."""
     tensors = [
         KvTensor(number // 2, "kv"[number % 2], count or 1, head_dim, "float16") for number, count in enumerate(heads)
     ]

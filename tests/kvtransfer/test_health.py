@@ -1,4 +1,4 @@
-"""The state of the transports towards one peer, on a clock of the test's own."""
+"""The state of the transports towards one peer, on the test's own clock."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ def test_good_transports_are_tried_best_first() -> None:
     assert Health(NAMES).order() == NAMES
 
 
-def test_a_failure_of_one_puts_it_last_and_leaves_the_others_alone() -> None:
+def test_a_failed_transport_comes_last_and_the_others_are_unaffected() -> None:
     health = Health(NAMES)
 
     health.failed("shm", "reset", 100.0)
@@ -22,7 +22,7 @@ def test_a_failure_of_one_puts_it_last_and_leaves_the_others_alone() -> None:
     assert [health.reason(name) for name in NAMES] == ["reset", "", ""]
 
 
-def test_where_all_rest_the_one_that_rests_least_is_tried_first() -> None:
+def test_if_all_rest_the_one_with_the_shortest_rest_is_tried_first() -> None:
     health = Health(NAMES)
     for now, name in ((3.0, "shm"), (1.0, "tcp"), (2.0, "process_group")):
         health.failed(name, "", now)
@@ -90,7 +90,7 @@ def test_only_better_transports_than_the_current_are_due() -> None:
     assert health.due(100.0) is None
 
 
-def test_a_worse_one_is_a_fallback_once_and_a_better_one_is_back() -> None:
+def test_a_worse_one_counts_as_a_fallback_once_until_a_better_returns() -> None:
     health = Health(NAMES)
 
     changes = [health.use(name) for name in ("shm", "tcp", "tcp", "process_group", "shm", "process_group")]
@@ -103,7 +103,7 @@ def test_the_first_link_over_a_worse_one_is_a_fallback() -> None:
     assert Health(NAMES).use("tcp") is Change.FALLBACK
 
 
-def test_when_nothing_works_no_transport_is_to_blame() -> None:
+def test_when_nothing_works_no_transport_is_blamed() -> None:
     health = Health(NAMES)
     for name in NAMES:
         health.failed(name, "refused", 0.0)

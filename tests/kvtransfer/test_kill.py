@@ -1,4 +1,4 @@
-"""A prefill process killed in the middle of a hand-off: the receiver knows at once and keeps nothing."""
+"""A prefill process killed in the middle of a hand-off: the receiver notices at once and keeps nothing."""
 
 import json
 import os

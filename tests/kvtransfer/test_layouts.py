@@ -25,7 +25,7 @@ NUM_TOKENS = 150
 
 
 def every_case() -> Iterator[object]:
-    """All pairs of ranks, heads, block sizes and transports; those by default that differ in the most at once."""
+    """All pairs of ranks, heads, block sizes and transports; by default those that differ in the most at once."""
     for number, case in enumerate(itertools.product(RANKS, RANKS, (4, 3, 1), BLOCKS, ("shm", "tcp"))):
         p_ranks, d_ranks, heads, (p_block, d_block), transport = case
         uneven = heads == 3 and p_block != d_block and transport == ("shm" if p_block == 16 else "tcp")
@@ -113,7 +113,7 @@ def test_tickets_in_both_orders_do_not_mix(rig: RankRig) -> None:
         rig.check(kv, (2 * i, 2 * i + 1))
 
 
-def test_a_corrupt_frame_of_one_rank_is_sent_once_more() -> None:
+def test_a_corrupt_frame_of_one_rank_is_resent_once() -> None:
     with make_rank_rig("tcp", p_ranks=4, d_ranks=2, failpoints="kv.send.mid=corrupt@5") as rig:
         kv = random_kv(rig.tensors, 30)
         rig.fill(kv, (1, 2))
@@ -175,7 +175,7 @@ def test_a_refused_commit_reaches_every_sender_with_its_reason(rig: RankRig) -> 
     assert sorted(kind for kind, _ in rig.events.reports) == ["ended", "failed"]
 
 
-def test_a_lease_that_runs_out_on_one_rank_ends_all(rig: RankRig) -> None:
+def test_a_lease_that_expires_on_one_rank_ends_all(rig: RankRig) -> None:
     ticket = rig.open(30, (3, 4))
     rig.progress_age = 1e9
     rig.sender.begin(ticket)
@@ -257,7 +257,7 @@ def test_a_foreign_head_range_is_refused_with_a_reason() -> None:
         raw.stream.close()
 
 
-def test_a_rank_whose_heads_others_send_cannot_open() -> None:
+def test_a_rank_whose_heads_other_ranks_send_cannot_open() -> None:
     """All four hold the one head, and each sends it to one rank of D."""
     with make_rank_rig("tcp", p_ranks=4, d_ranks=4, heads=1) as rig:
         raw, ticket = RawRank(rig, 3, 4), rig.open(8, (0,))
@@ -318,7 +318,7 @@ def test_a_ticket_of_more_ranks_than_there_can_be_fails_with_a_reason(p_ranks: i
         )
 
 
-def test_a_rank_that_listens_nowhere_fails_the_ticket_with_a_reason() -> None:
+def test_a_rank_that_does_not_listen_fails_the_ticket_with_a_reason() -> None:
     with make_rank_rig("tcp", p_ranks=2, d_ranks=4) as rig:
         ticket = rig.open(8, (0,))
         holed = replace(ticket, endpoints=tuple(one for one in ticket.endpoints if one.rank != 1))

@@ -1,4 +1,4 @@
-"""A slow peer is no dead one: what moves keeps a ticket, what stands still ends it within a lease."""
+"""A slow peer is not a dead one: progress keeps a ticket alive, a standstill ends it within a lease."""
 
 import contextlib
 import socket
@@ -138,7 +138,7 @@ def test_endless_progress_reports_do_not_hold_blocks_forever() -> None:
     assert MOST_WAIT_LEASES * LEASE_S <= now <= (MOST_WAIT_LEASES + 1) * LEASE_S
 
 
-def test_before_the_commit_the_receivers_word_renews_nothing() -> None:
+def test_before_the_commit_the_receivers_messages_renew_nothing() -> None:
     part = RankHeads((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
     ticket = SenderTicket("ab" * 16, 7, Terms(part, 0, 4), lease_s=LEASE_S, now=0.0)
 
@@ -168,7 +168,7 @@ class Trickle:
         self._steps.release()
 
     def slow_steps(self, rig: Rig, received: Callable[[], int], seconds: float) -> Iterator[None]:
-        """All steps but the last, each so much later; D looks at its leases before each `yield`, P has after it."""
+        """All steps but the last, each this much later; D checks its leases before each `yield`, P after it."""
         for _ in range(self.num_steps - 1):
             before = received()
             self.step()
@@ -276,7 +276,7 @@ def test_a_frame_that_stalls_ends_its_ticket_within_a_lease() -> None:
 
 
 def _moving(rig: Rig) -> list[Callable[[], int]]:
-    """The counts of bytes of the links that are in the middle of a frame, of which nothing but the head has come."""
+    """The counts of bytes of the links that are in the middle of a frame, of which only the head has arrived."""
     arrivals = rig.receiver._table._arrivals
     until(lambda: bool(arrivals._seen))
     return [arrivals._received[link] for link in arrivals._seen]
@@ -289,7 +289,7 @@ def _state_on_p(rig: Rig, ticket: Ticket) -> SenderState:
 
 
 def _tended_at(rig: Rig) -> set[float]:
-    """When P's links last looked at their leases: each does so on a thread of its own."""
+    """When P's links last checked their leases: each does so on its own thread."""
     links = [link for peer in rig.sender._peers.values() for link in peer.links()]
     return {link._sendings._tended for link in links if link._sendings is not None}
 
@@ -300,7 +300,7 @@ def _noted(rig: Rig, ticket: Ticket) -> bool:
 
 
 class Narrow:
-    """Stands for a stream whose peer takes a send in steps, each of them most of a lease after the one before."""
+    """A stream whose peer accepts a send in steps, each of them most of a lease after the one before."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self.num_steps, self.sent = clock, 0, b""
@@ -339,7 +339,7 @@ class OneLink:
             self.sendings.handle(Put(ticket_id, (layer,), 0, 8, (1, 2)))
 
     def flush(self, num_steps: int) -> None:
-        """Send what is queued, in so many steps; then look at the leases."""
+        """Send what is queued, in that many steps; then check the leases."""
         self.stream.num_steps = num_steps
         self.outbox.flush()
         self.stream.num_steps = 0
@@ -416,7 +416,7 @@ def test_an_abort_after_a_queued_commit_wins_with_its_reason(
     assert str(one_link.events.failures[ticket_id]) == "D has no room"
 
 
-def test_an_ack_that_waits_behind_a_long_put_ends_no_lease(one_link: OneLink) -> None:
+def test_an_ack_delayed_by_a_long_put_ends_no_lease(one_link: OneLink) -> None:
     ticket_id = one_link.begin(1)
     one_link.put(ticket_id)
     one_link.sendings.handle(FinishTicket(ticket_id, b"prompt"))
@@ -434,11 +434,11 @@ def test_bytes_sent_after_a_wait_are_reported(monkeypatch: pytest.MonkeyPatch) -
     near, far, told = Stream(one, progress_timeout_s=30.0), Stream(other, progress_timeout_s=30.0), threading.Event()
     waits, wait = threading.Event(), near._wait_writable
 
-    def tell_and_wait(deadline: float) -> None:
+    def report_and_wait(deadline: float) -> None:
         waits.set()
         wait(deadline)
 
-    monkeypatch.setattr(near, "_wait_writable", tell_and_wait)
+    monkeypatch.setattr(near, "_wait_writable", report_and_wait)
     data, full = bytes(4 << 20), 0
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -457,7 +457,7 @@ def test_bytes_sent_after_a_wait_are_reported(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _nacked(rig: Rig) -> tuple[Ticket, RawSender, tuple[Frame, bytes]]:
-    """A frame whose blocks are another prompt's by now: the receiver asks for it again."""
+    """A frame whose blocks belong to another prompt by now: the receiver requests it again."""
     tokens = fill(rig.p_pool, range(5), 20)
     ticket, raw = rig.open(20, BLOCKS), RawSender(rig)
     raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
@@ -469,7 +469,7 @@ def _nacked(rig: Rig) -> tuple[Ticket, RawSender, tuple[Frame, bytes]]:
 
 
 def _end_here(rig: Rig, ticket: Ticket, how: str) -> None:
-    """The receiver ends the ticket by itself: its sender has not said anything yet."""
+    """The receiver ends the ticket by itself: its sender has not sent anything yet."""
     if how == "the lease":
         until(lambda: not rig.receiver._table._arrivals._seen)  # NACK may come before the frame counts as arrived
         rig.receiver.sweep(rig.clock.now + 31)

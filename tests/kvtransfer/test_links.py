@@ -1,4 +1,4 @@
-"""Several links to a peer, peers that do not touch one another, and how links end."""
+"""Several links to a peer, peers that do not affect one another, and how links end."""
 
 import itertools
 import secrets
@@ -33,8 +33,8 @@ def _threads(prefix: str) -> list[str]:
 
 
 @contextmanager
-def _deaf_peers(count: int) -> Iterator[list[KvEndpoint]]:
-    """Peers that take connections and never say a word."""
+def _unresponsive_peers(count: int) -> Iterator[list[KvEndpoint]]:
+    """Peers that accept connections and never send anything."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         yield [KvEndpoint("tcp", f"127.0.0.1:{server.getsockname()[1]}") for server in servers]
@@ -77,7 +77,7 @@ def test_aborted_and_failed_tickets_are_no_load() -> None:
         until(lambda: [lane.load for lane in _lanes(rig)] == [0] * len(_lanes(rig)))
 
 
-def test_shared_memory_makes_do_with_one_link() -> None:
+def test_shared_memory_needs_only_one_link() -> None:
     with make_rig("shm") as rig:
         tickets = [begin_half(rig, 5 * i) for i in range(4)]
 
@@ -85,7 +85,7 @@ def test_shared_memory_makes_do_with_one_link() -> None:
         assert [finish(rig, ticket, 5 * i) for i, ticket in enumerate(tickets)] == ["shm"] * 4
 
 
-def test_shared_memory_makes_do_with_one_link_while_that_one_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_needs_only_one_link_even_while_that_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     known, go_on = threading.Event(), threading.Event()
 
     def stop_at_transport(link: Link, name: str, value: object) -> None:
@@ -133,7 +133,7 @@ def test_a_slow_dial_of_a_lane_delays_no_ticket(monkeypatch: pytest.MonkeyPatch)
         assert made["tcp"].num_connects == 2
 
 
-def test_the_loss_of_one_lane_leaves_the_tickets_of_the_other() -> None:
+def test_the_loss_of_one_lane_leaves_the_other_lanes_tickets_alone() -> None:
     with make_rig("tcp") as rig:
         begin_half(rig, 0)
         begin_half(rig, 5)
@@ -150,9 +150,9 @@ def test_the_loss_of_one_lane_leaves_the_tickets_of_the_other() -> None:
         assert rig.sender.links()[0].state == "up"
 
 
-def test_a_peer_that_never_answers_holds_up_no_other_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_never_answers_delays_no_other_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.sender._JOIN_S", 1.0)
-    with _deaf_peers(3) as endpoints, make_rig("tcp", progress_timeout_s=60.0) as rig:
+    with _unresponsive_peers(3) as endpoints, make_rig("tcp", progress_timeout_s=60.0) as rig:
         for number, endpoint in enumerate(endpoints):
             rig.sender.begin(_ticket_of(f"deaf-{number}", endpoint))
 
@@ -165,7 +165,7 @@ def test_a_peer_that_never_answers_holds_up_no_other_peer(monkeypatch: pytest.Mo
 
 def test_close_waits_for_all_links_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.sender._JOIN_S", 1.0)
-    with _deaf_peers(40) as endpoints, make_rig("tcp", progress_timeout_s=60.0) as rig:
+    with _unresponsive_peers(40) as endpoints, make_rig("tcp", progress_timeout_s=60.0) as rig:
         for number, endpoint in enumerate(endpoints):
             rig.sender.begin(_ticket_of(f"deaf-{number}", endpoint))
         closing = threading.Thread(target=rig.sender.close)
@@ -188,7 +188,7 @@ def test_a_stalled_receiver_keeps_no_thread_of_a_closed_sender() -> None:
         assert _threads("kv-out") == _threads("kv-back") == []
 
 
-def test_a_reader_that_is_held_up_closes_the_connection_itself(
+def test_a_delayed_reader_closes_the_connection_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard, go_on = threading.Event(), threading.Event()
@@ -264,7 +264,7 @@ def _start_no_reader(self: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize("transport", BOTH)
-def test_an_ack_that_came_before_the_link_was_lost_counts(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ack_received_before_the_link_was_lost_counts(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, commit = threading.Event(), OutgoingTickets._commit
 
     def hold_up(self: OutgoingTickets, made: Commit) -> None:
@@ -291,7 +291,7 @@ def test_an_ack_that_came_before_the_link_was_lost_counts(transport: str, monkey
 
 @contextmanager
 def _second_life(rig: Rig, transport: str) -> Iterator[KvReceiver]:
-    """Another process of the same instance id, at another epoch, with blocks of its own."""
+    """Another process of the same instance id, at another epoch, with its own blocks."""
     receiver = KvReceiver(
         rig.d_pool, instance_id="decode-0", epoch=78, host="127.0.0.1", transports=(transport,), events=rig.events
     )
@@ -380,7 +380,7 @@ def test_a_link_draining_before_it_is_up_serves_its_ticket(
         assert rig.events.count("failed") == 0
 
 
-def test_where_no_thread_can_be_had_the_ticket_fails_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_thread_can_be_started_the_ticket_fails_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_rig("tcp") as rig:
         ticket = rig.open(20, range(5))
         with monkeypatch.context() as patch:
@@ -438,7 +438,7 @@ def test_an_owner_that_raises_on_a_finish_affects_one_ticket(transport: str) -> 
             rig.sender.begin(ticket)
         until(lambda: all(link.state == "up" for link in rig.sender.links()) and bool(rig.sender.links()))
         for incoming in list(rig.receiver._links.values()):
-            incoming.shutdown()  # no ABORT is said: the link's end tells all of them
+            incoming.shutdown()  # no ABORT is sent: the link's end reports it to all of them
         for ticket in tickets:
             rig.events.wait("failed", ticket.ticket_id)
 
@@ -499,7 +499,7 @@ def test_counts_of_an_older_epoch_stay_with_their_instance(transport: str) -> No
 
 def test_close_waits_for_the_links_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.sender._JOIN_S", 1.0)
-    with _deaf_peers(40) as endpoints, make_rig("tcp") as rig:
+    with _unresponsive_peers(40) as endpoints, make_rig("tcp") as rig:
         made: list[KvSender] = []
 
         def make(memory: PoolMemory, events: SenderEvents) -> KvSender:

@@ -1,4 +1,4 @@
-"""A transport that breaks: the next one carries on at once, others never suffer, and the better one comes back."""
+"""A transport that breaks: the next one takes over at once, other peers are unaffected, and the better one recovers."""
 
 import socket
 import threading
@@ -157,7 +157,7 @@ def test_a_ticket_waits_for_no_trial_of_a_better_transport(monkeypatch: pytest.M
 
 
 class Held:
-    """A lock that keeps the threads of links out until it is opened; all others go by."""
+    """A lock that blocks the threads of links until it is opened; all others pass."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock, self.reached, self.opened = lock, threading.Event(), threading.Event()
@@ -245,7 +245,7 @@ def test_a_failure_of_every_transport_does_not_mark_the_better_one(monkeypatch: 
         assert hand_over(rig) == "shm"
 
 
-def test_where_all_rest_they_are_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_all_rest_they_are_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch) as (rig, made):
         assert hand_over(rig) == "shm"
         made["shm"].cut()
@@ -255,7 +255,7 @@ def test_where_all_rest_they_are_tried_all_the_same(monkeypatch: pytest.MonkeyPa
         assert hand_over(rig) == "shm"
 
 
-def test_a_fault_of_the_worse_transport_touches_no_better_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_worse_transport_affects_no_better_link(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch) as (rig, made):
         made["tcp"].refuses = True
         under_way = begin_half(rig)

@@ -27,7 +27,7 @@ BLOCKS = (1, 2, 3, 4, 5)
 
 @contextmanager
 def _live_rig(transport: str, **settings: object) -> Iterator[Rig]:
-    """A rig whose sender's clock goes."""
+    """A rig whose sender's clock runs."""
     with make_rig(transport, **settings) as rig:
         sender = KvSender(
             rig.p_pool, instance_id="prefill-1", epoch=56, transports=(transport,), events=rig.events,
@@ -83,7 +83,7 @@ def test_an_instance_of_several_ranks_measures_a_link() -> None:
         assert (link.transport, link.state) == ("tcp", "up")
 
 
-def test_a_link_is_measured_again_and_the_last_figures_stay() -> None:
+def test_a_link_is_measured_again_and_the_last_results_stay() -> None:
     with _live_rig("tcp") as rig:
         first, second = _measure(rig), _measure(rig, 1)
 
@@ -92,7 +92,7 @@ def test_a_link_is_measured_again_and_the_last_figures_stay() -> None:
         assert (first.round_trip_s, first.bytes_per_s) != (second.round_trip_s, second.bytes_per_s)
 
 
-def test_a_second_measurement_of_a_link_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_concurrent_measurement_of_a_link_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, go_on = threading.Event(), threading.Event()
 
     def hold(self: object, signal: Signal) -> None:
@@ -159,7 +159,7 @@ def test_a_peer_that_never_answers_is_given_up_in_time(monkeypatch: pytest.Monke
             rig.sender.measure("deaf", 1, (endpoint,), 1000, 0.2)
 
 
-def test_a_link_lost_under_a_measurement_ends_it_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_lost_during_a_measurement_ends_it_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: made["tcp"].cut())
 
@@ -167,7 +167,7 @@ def test_a_link_lost_under_a_measurement_ends_it_with_a_reason(monkeypatch: pyte
             _measure(rig)
 
 
-def test_an_instance_that_is_not_there_is_named() -> None:
+def test_a_missing_instance_is_named() -> None:
     with _live_rig("tcp") as rig, pytest.raises(InstanceLost, match="no KV link to nobody"):
         rig.sender.measure("nobody", 1, (KvEndpoint("tcp", "127.0.0.1:1"),), 1000, DEADLINE_S)
 

@@ -1,4 +1,4 @@
-"""Puts that wait behind each other go out together, and nothing else changes its place."""
+"""Consecutive puts in the queue are merged, and nothing else changes its place."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ def put(ticket_id: str, layer: int, start: int, end: int, *more_layers: int) -> 
     return Put(ticket_id, (layer, *more_layers), start, end, tuple(range(end)))
 
 
-def test_chunks_and_layers_of_one_ticket_are_joined() -> None:
+def test_chunks_and_layers_of_one_ticket_are_merged() -> None:
     waiting: list[Op] = [put(A, layer, start, start + 4) for start in (0, 4, 8) for layer in range(3)]
 
     assert merge_puts(waiting) == [put(A, 0, 0, 12, 1, 2)]

@@ -1,4 +1,4 @@
-"""What is special to mooncake: places in a ring that are checked, room that comes back, a reader that stalls."""
+"""What is specific to mooncake: offsets in a ring that are checked, room that is released, a reader that stalls."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_a_frame_outside_the_ring_ends_its_ticket_unread(places: tuple[int, ...]
         raw.stream.close()
 
 
-def test_a_ring_of_frames_is_used_over_and_over() -> None:
+def test_a_ring_of_frames_is_reused() -> None:
     with make_rig("mooncake", num_blocks=8_192) as rig:
         blocks = range(4_000)
         for turn in range(6):  # each moves 6 MB through the ring of 16 MiB
@@ -42,7 +42,7 @@ def test_a_ring_of_frames_is_used_over_and_over() -> None:
             assert bytes(rig.d_pool.buffer[4_096 * 4 * 64 : 4_096 * 4 * 64 + 32 * 64]) == tokens[0]
 
 
-def test_room_given_back_out_of_turn_ends_the_link_only() -> None:
+def test_room_released_out_of_order_ends_only_the_link() -> None:
     with make_rig("mooncake") as rig:
         fill(rig.p_pool, range(5), 20)
         first = rig.open(20, BLOCKS)
@@ -58,7 +58,7 @@ def test_room_given_back_out_of_turn_ends_the_link_only() -> None:
         rig.events.wait("acked", second.ticket_id)
 
 
-def test_a_read_that_stalls_is_left_when_its_ticket_ends() -> None:
+def test_a_read_that_stalls_is_abandoned_when_its_ticket_ends() -> None:
     with make_rig("mooncake") as rig:
         tokens = fill(rig.p_pool, range(5), 20)
         ticket, raw = rig.open(20, BLOCKS), RawSender(rig)
@@ -75,7 +75,7 @@ def test_a_read_that_stalls_is_left_when_its_ticket_ends() -> None:
                 raise OSError("nothing was read")
 
             def unregister(self, memory: Staging) -> None:
-                """Nothing to let go of."""
+                """Nothing to release."""
 
         memory = inlet._memory  # type: ignore[union-attr]
         engine, memory.engine = memory.engine, Stalled()

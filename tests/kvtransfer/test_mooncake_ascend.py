@@ -1,4 +1,4 @@
-"""Mooncake's `ascend` protocol over a stand-in for its package: what it is given, and by what rules of its own."""
+"""Mooncake's `ascend` protocol over a stand-in for its package: its arguments, and its own rules."""
 
 import ctypes
 import functools
@@ -29,7 +29,7 @@ PIECE = 2 << 20
 
 @dataclass
 class Machine:
-    """Its NPUs: which of them each thread has made its own, and the memory that engines know."""
+    """Its NPUs: which of them each thread has selected, and the memory that engines have registered."""
 
     current: threading.local = field(default_factory=threading.local)
     registered: dict[int, int] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def test_ends_that_read_in_other_ways_refuse_the_link_with_both(
         assert "mooncake uses tcp on cpu, the sender uses ascend" in str(error)
 
 
-def test_how_memory_is_read_and_by_which_package_is_the_devices_own() -> None:
+def test_each_device_kind_has_its_own_way_of_reading_and_package() -> None:
     ways = [way_of(device) for device in ("cpu", "cuda:1", "npu:0")]
 
     assert [way.protocol for way in ways] == ["tcp", "tcp", "ascend"]

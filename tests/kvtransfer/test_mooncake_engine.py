@@ -1,4 +1,4 @@
-"""When mooncake's engine opens ports, and how long it knows memory: without the package where a stand-in will do."""
+"""When mooncake's engine opens ports, and how long it keeps memory: without the package where a stand-in is enough."""
 
 import os
 import re
@@ -34,7 +34,7 @@ with make_rig("mooncake") as rig:
 
 
 class Package:
-    """What Engine asks of mooncake's own class; `status` is what the next calls return."""
+    """The part of mooncake's own class that Engine uses; `status` is what the next calls return."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -90,7 +90,7 @@ def no_warning_yet() -> Iterator[None]:
     mooncake_engine.warn_of_ports.cache_clear()
 
 
-def test_what_the_engine_refuses_is_an_error_with_a_reason(engine: MooncakeEngine, package: Package) -> None:
+def test_a_refusal_of_the_engine_is_an_error_with_a_reason(engine: MooncakeEngine, package: Package) -> None:
     memory = Registered(engine, 4096).staging
     package.status = -7
 
@@ -122,7 +122,7 @@ def test_a_peer_gets_the_engines_address(engine: MooncakeEngine) -> None:
     assert engine.session == "10.0.0.18:15018"
 
 
-def test_a_ring_of_the_last_link_is_taken_back_after_its_grace(engine: MooncakeEngine, package: Package) -> None:
+def test_a_ring_of_the_last_link_is_released_after_its_grace(engine: MooncakeEngine, package: Package) -> None:
     ring = Registered(engine, 4096)
 
     ring.close(after_s=0.01)
@@ -149,7 +149,7 @@ def test_a_ring_stays_for_its_grace_and_a_close_at_once_ends_that(engine: Moonca
     assert not timer.is_alive()
 
 
-def test_of_too_many_rings_that_wait_the_oldest_goes_at_once(engine: MooncakeEngine, package: Package) -> None:
+def test_of_too_many_waiting_rings_the_oldest_is_released_at_once(engine: MooncakeEngine, package: Package) -> None:
     rings = [Registered(engine, 4096) for _ in range(18)]
 
     for ring in rings:
@@ -160,7 +160,7 @@ def test_of_too_many_rings_that_wait_the_oldest_goes_at_once(engine: MooncakeEng
         ring.close()
 
 
-def test_a_ring_is_taken_back_at_once_where_no_thread_can_be_had(
+def test_a_ring_is_released_at_once_if_no_thread_can_be_started(
     engine: MooncakeEngine, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: threading.Timer) -> None:

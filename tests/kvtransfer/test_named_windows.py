@@ -1,4 +1,4 @@
-"""Both halves of naming agree for any frames, whatever is forgotten on the way; what was not named is refused."""
+"""Both halves of naming agree for any frames, whatever is forgotten in between; unnamed windows are refused."""
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,7 @@ def test_blocks_are_named_once_until_they_are_forgotten() -> None:
         (Frame("ab" * 16, 1, 5, 0, 0, 1, 10, 0, 2, 64, 0, (), 1), r"names window 1, which has tokens \[0, 10\)"),
     ],
 )
-def test_a_window_that_was_not_named_so_is_refused(again: Frame, words: str) -> None:
+def test_a_window_that_was_not_named_is_refused(again: Frame, words: str) -> None:
     names = WindowNames(BLOCK_SIZE)
     names.window_of(cross(WindowNamer(), frame(0)))
 

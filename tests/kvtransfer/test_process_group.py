@@ -1,4 +1,4 @@
-"""Links over process_group: what listens, what is refused, what stalls, and that links never wait in a circle."""
+"""Links over process_group: what listens, what is refused, what stalls, and that links never deadlock in a cycle."""
 
 import os
 import random
@@ -52,7 +52,7 @@ def _listening() -> set[tuple[str, int]]:
     return {tuple(one.laddr) for one in connections if one.status == psutil.CONN_LISTEN}  # type: ignore[misc]
 
 
-def test_frames_arrive_in_order_and_whole() -> None:
+def test_frames_arrive_in_order_and_complete() -> None:
     source = random.Random(3)
     payloads = [source.randbytes(size) for size in (1, 6_144, 1 << 20, MAX_PAYLOAD_BYTES, 77)]
     with linked(make_node("p"), make_node("d")) as ends:
@@ -221,7 +221,7 @@ def test_a_peer_stopped_after_set_up_delays_no_other_link(before: str) -> None:
 
 
 class FakeGroup:
-    """A group whose only operation ends when it is aborted; it notes the thread that lets it go."""
+    """A group whose only operation ends when it is aborted; it records the thread that releases it."""
 
     def __init__(self, freed_by: list[str]) -> None:
         self._freed_by, self.aborted = freed_by, threading.Event()
@@ -260,7 +260,7 @@ def test_an_aborted_group_is_released_by_its_devices_thread(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])
-def test_links_in_a_circle_of_three_are_made_at_once(rounds: int) -> None:
+def test_links_in_a_cycle_of_three_are_made_at_once(rounds: int) -> None:
     nodes = [make_node(name) for name in "abc"]
     pairs = [(one, two) for one in nodes for two in nodes if one is not two]
     with ThreadPoolExecutor(len(pairs)) as makers:

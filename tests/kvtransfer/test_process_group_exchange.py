@@ -1,4 +1,4 @@
-"""The words of a set-up and the store over them: bounded, with deadlines, and of one group only."""
+"""The messages of a set-up and the store over them: bounded, with deadlines, and of one group only."""
 
 import threading
 import time
@@ -123,7 +123,7 @@ def test_both_ends_finish_although_keys_were_left_unread(streams: Both) -> None:
         (b"\x02\x00\x00", "received ASK, expected"),
     ],
 )
-def test_a_word_out_of_bounds_or_place_is_refused(streams: Both, body: bytes, words: str) -> None:
+def test_an_oversized_or_misplaced_message_is_refused(streams: Both, body: bytes, words: str) -> None:
     _, exchange = _exchanges(streams)
     streams[0].send([pack(MessageType.SETUP, body)])
 

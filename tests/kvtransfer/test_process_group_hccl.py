@@ -1,4 +1,4 @@
-"""The same links under HCCL's rules: one issuing thread a device, creation in turn, nothing to abort with."""
+"""The same links under HCCL's rules: one issuing thread per device, creation in turn, no abort."""
 
 import threading
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
 
 @pytest.fixture
 def npu_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pool of the rig lies on an NPU of its own."""
+    """Every pool of the rig lies on its own NPU."""
     monkeypatch.setattr(rigs, "Pool", pools_on("npu"))
 
 
@@ -71,7 +71,7 @@ def test_a_corrupt_frame_is_sent_once_more(rules: HcclRules) -> None:
         assert rig.receiver.counts.corrupt_frames == 1
 
 
-def test_links_in_a_circle_are_made_in_turn_on_every_device(rules: HcclRules) -> None:
+def test_links_in_a_cycle_are_made_in_turn_on_every_device(rules: HcclRules) -> None:
     nodes = _nodes("abc")
     pairs = [(one, two) for one in nodes for two in nodes if one is not two]
     with ThreadPoolExecutor(len(pairs)) as makers:
@@ -116,7 +116,7 @@ def test_a_hung_link_is_abandoned_and_freed_after_its_work(rules: HcclRules) -> 
     until(lambda: not hung.outlet._group.parked)
 
 
-def test_a_link_that_hangs_holds_up_no_other_of_its_device(rules: HcclRules) -> None:
+def test_a_link_that_hangs_delays_no_other_of_its_device(rules: HcclRules) -> None:
     p, deaf, hearing = _nodes("pde")
     with linked(p, deaf, 1) as stalled, linked(p, hearing, 2) as moving:
         hurry(stalled, 1.0)
@@ -166,7 +166,7 @@ def test_a_group_creation_outliving_its_link_is_its_devices_only_one(
 
 
 @pytest.mark.parametrize("full", ["p", "d"])
-def test_a_link_that_does_not_fit_is_refused_with_both_values(
+def test_a_mismatched_link_is_refused_with_both_values(
     full: str, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p, d = _nodes("pd")

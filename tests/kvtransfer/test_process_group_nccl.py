@@ -1,4 +1,4 @@
-"""The same links under NCCL's rules: no two operations of a card at once, each with its twin, failures left to us."""
+"""The same links under NCCL's rules: one operation of a device at once, each with its peer's, failures left to us."""
 
 import itertools
 from collections.abc import Iterator
@@ -118,8 +118,8 @@ def test_no_two_operations_of_a_card_are_issued_at_once() -> None:
         pass
 
 
-def test_a_receive_of_another_size_than_its_send_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL hangs where the receive is larger, and says nothing where it is smaller."""
+def test_a_receive_of_a_different_size_than_its_send_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL hangs if the receive is larger, and reports nothing if it is smaller."""
     rules = NcclRules(on_host=True)
     loose = replace(rules.collective(), exact=False)
     monkeypatch.setitem(COLLECTIVES, "nccl", loose)

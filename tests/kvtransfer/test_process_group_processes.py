@@ -46,7 +46,7 @@ except LinkLost:
 
 @dataclass
 class Far:
-    """A link to a receiver in a process of its own, which says "." for every frame it got, "!" for a corrupt one."""
+    """A link to a receiver in its own process, which prints "." for every frame it got, "!" for a corrupt one."""
 
     process: "subprocess.Popen[str]"
     outlet: GroupOutlet
@@ -54,7 +54,7 @@ class Far:
     number: int = 0
 
     def send(self, payload: bytes = PAYLOAD) -> None:
-        """Send `payload` under a header that says PAYLOAD."""
+        """Send `payload` under a header that describes PAYLOAD."""
         self.outlet.announce(frame_of(PAYLOAD, self.number), place_of(bytearray(payload)))
         self.number += 1
 

@@ -1,4 +1,4 @@
-"""The cluster secret on KV links, over real sockets: nothing of a transport opens before both ends have proven it."""
+"""The cluster secret on KV links, over real sockets: no transport opens before both ends have proven it."""
 
 import socket
 import struct
@@ -79,7 +79,7 @@ class Pair:
         return dialled.transport
 
     def connect(self) -> Stream:
-        """Return a raw connection to where its links begin."""
+        """Return a raw connection to the listener of its links."""
         endpoint = self.receiver.endpoints[0]
         return make_transports(self.transports, self.pools[0])[0].connect(endpoint, Timeouts(5, DEADLINE_S))
 
@@ -115,7 +115,7 @@ def inlets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("trusts", [(SENDER, RECEIVER), (Trust(), Trust())], ids=["secret", "addresses"])
-def test_ends_that_trust_each_other_link(transport: str, trusts: tuple[Trust, Trust], inlets: list[str]) -> None:
+def test_ends_that_trust_each_other_connect(transport: str, trusts: tuple[Trust, Trust], inlets: list[str]) -> None:
     with pair(transport, trusts[1]) as one:
         assert one.dial(trusts[0]) == transport
         assert len(inlets) == 2
@@ -167,7 +167,7 @@ def test_without_a_secret_an_unknown_address_is_refused(inlets: list[str]) -> No
         assert not inlets
 
 
-def test_without_a_secret_a_sender_offers_nothing_to_a_stranger(inlets: list[str]) -> None:
+def test_without_a_secret_a_sender_offers_nothing_to_an_unknown_peer(inlets: list[str]) -> None:
     with pair("tcp", Trust()) as one:
         with pytest.raises(Incompatible, match=r"127\.0\.0\.1 is not in the global table of receiver-host"):
             one.dial(STRANGERS)
@@ -217,7 +217,7 @@ def _refusal(stream: Stream) -> Refuse:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_proof_for_another_meeting_or_none_is_refused(transport: str, inlets: list[str]) -> None:
+def test_a_proof_for_another_connection_or_none_is_refused(transport: str, inlets: list[str]) -> None:
     with pair(transport, RECEIVER) as one:
         first = one.connect()
         said, body, challenge = _challenge(first, transport)
@@ -364,7 +364,7 @@ def test_a_foreign_error_keeps_the_listener_open(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", [MessageType.COMMIT, MessageType.FRAME, MessageType.REFUSE])
-def test_a_stranger_causes_no_allocation_for_an_unexpected_message(
+def test_an_unknown_peers_unexpected_message_allocates_nothing(
     kind: MessageType,
 ) -> None:
     with pair("tcp", RECEIVER, progress_timeout_s=10 * DEADLINE_S) as one:

@@ -1,4 +1,4 @@
-"""Ranks on both sides, random orders, losses, repeats and restarts: every ticket ends once, whole or not at all."""
+"""Ranks on both sides, random orders, losses, repeats and restarts: every ticket ends once, complete or not at all."""
 
 import dataclasses
 import random
@@ -46,7 +46,7 @@ class Memory:
 class Wire:
     """The inlet of every link: payloads by (ticket, tensor, token, head), as P's ranks would have them.
 
-    Like `shm`: what lies in blocks that P has `freed` is another prompt's, and only `digests` could tell.
+    Like `shm`: what lies in blocks that P has `freed` is another prompt's, and only `digests` could detect it.
     """
 
     def __init__(self, byte_of: Callable[[Frame, int, int], bytes]) -> None:
@@ -187,7 +187,7 @@ class Ranks(RuleBasedStateMachine):
         corrupt=st.sampled_from([0.0, 0.0, 0.1]),
     )  # fmt: skip
     def hand_over(self, seed: int, mishap: str | None, at: int, inside: bool, refused: bool, corrupt: float) -> None:
-        """A whole hand-off, its links served in a random order, with one mishap on the way, maybe inside a move."""
+        """A whole hand-off, its links served in a random order, with one fault on the way, maybe inside a move."""
         order = random.Random(seed)
         if self.ticket is None or self.endings[self.ticket]:
             self.begin(refused)
@@ -274,7 +274,7 @@ class Ranks(RuleBasedStateMachine):
 
     @rule(data=st.data(), elsewhere=st.booleans())
     def repeat(self, data: st.DataObject, elsewhere: bool) -> None:
-        """What was heard once comes again, on its own link or on another one."""
+        """A message that was received comes again, on its own link or on another one."""
         if not self.seen:
             return
         path, message = data.draw(st.sampled_from(self.seen[-40:]))
@@ -323,7 +323,7 @@ class Ranks(RuleBasedStateMachine):
             self.fail()
 
     def fail(self) -> None:
-        """One part failed: the other links are told, as RanksSender does, and the blocks are free."""
+        """One part failed: the other links are aborted, as RanksSender does, and the blocks are free."""
         for path, half in self.halves.items():
             if not half.over:
                 half.abort()
@@ -436,7 +436,7 @@ class _Leaving(dict[str, ReceiverTicket]):
 
 
 @pytest.mark.parametrize("ending", ["committed", "ended"])
-def test_a_message_for_an_ending_ticket_gets_its_outcome(ending: str) -> None:
+def test_a_message_for_a_closing_ticket_gets_its_outcome(ending: str) -> None:
     machine = Ranks()
     machine.meet(1, 1)
     machine.begin(refused=False)
@@ -459,7 +459,7 @@ def test_a_message_for_an_ending_ticket_gets_its_outcome(ending: str) -> None:
 
 
 class LongRanks(Ranks):
-    """The same for longer."""
+    """The same with more steps."""
 
 
 TestLongRanks = pytest.mark.long(LongRanks.TestCase)

@@ -31,7 +31,7 @@ def test_each_head_a_rank_holds_is_sent_to_it_once_by_a_holder(
 
 
 @given(HEADS, RANKS, RANKS, st.integers(1, 12))
-def test_both_sides_work_out_the_same_links(heads: int, p_ranks: int, d_ranks: int, num_layers: int) -> None:
+def test_both_sides_compute_the_same_links(heads: int, p_ranks: int, d_ranks: int, num_layers: int) -> None:
     tensors = tuple(tensor(1 if layer % 3 == 2 else heads, layer) for layer in range(num_layers))
 
     from_p = {(p, d) for p in range(p_ranks) for d in receivers_of(tensors, Rank(p, p_ranks), d_ranks)}

@@ -1,4 +1,4 @@
-"""Without digests nobody sees that blocks changed while the receiver read them: the sender says that it held them."""
+"""Without digests no one detects that blocks changed during a read: the sender confirms that it held them."""
 
 import secrets
 import threading
@@ -33,7 +33,7 @@ Answers = list[tuple[KvReceiver, int, TicketMessage]]
 
 
 class Gate:
-    """Holds whoever comes by until it is opened."""
+    """Holds every thread until it is opened."""
 
     def __init__(self) -> None:
         self.reached, self._open = threading.Event(), threading.Event()
@@ -48,7 +48,7 @@ class Gate:
 
 @pytest.fixture
 def slow_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """The receiver stands still before each read from the sender's pool."""
+    """The receiver pauses before each read from the sender's pool."""
     gate, real = Gate(), shm.ShmInlet.move
 
     def move(self: shm.ShmInlet, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
@@ -62,7 +62,7 @@ def slow_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """What receivers said, by link."""
+    """The receivers' answers, by link."""
     said: Answers = []
     answer_through(monkeypatch, lambda receiver, link, message: said.append((receiver, link, message)))
     return said
@@ -83,14 +83,14 @@ def answer_through(
 
 
 def sender_state(rig: Rig, ticket: Ticket) -> SenderState | None:
-    """Where the sender's half is, on its only link."""
+    """The state of the sender's half, on its only link."""
     (link,) = rig.sender._routes.links(ticket.ticket_id)
     sending = None if link._sendings is None else link._sendings._sendings.get(ticket.ticket_id)
     return None if sending is None else sending.ticket.state
 
 
 def raw_hand_over(rig: Rig, raw: RawSender, ticket: Ticket, tokens: Tokens) -> None:
-    """Everything that a sender says until it is acked."""
+    """All messages of a sender until it is acked."""
     raw.say(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, 0))
     seals = kv_bytes = 0
     for number in range(len(tokens)):
@@ -102,7 +102,7 @@ def raw_hand_over(rig: Rig, raw: RawSender, ticket: Ticket, tokens: Tokens) -> N
 
 
 def num_held(receivers: list[KvReceiver]) -> int:
-    """Links of all shares whose receipt is there."""
+    """The number of links of all shares whose receipt has arrived."""
     inflows = [
         inflow
         for receiver in receivers
@@ -143,7 +143,7 @@ def pool_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def hand_over(rig: Rig) -> tuple[str, int]:
-    """Hand 20 tokens over and see them arrive; return the ticket's id and epoch."""
+    """Hand off 20 tokens and check that they arrive; return the ticket's id and epoch."""
     tokens = fill(rig.p_pool, range(5), 20)
     ticket = rig.open(20, BLOCKS)
     rig.hand_over(ticket, range(5))

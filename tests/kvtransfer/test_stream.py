@@ -30,7 +30,7 @@ def _pair(progress_timeout_s: float) -> Iterator[tuple[Stream, Stream]]:
         stream.close()
 
 
-def test_many_pieces_arrive_in_pieces_cut_otherwise(patient: tuple[Stream, Stream]) -> None:
+def test_many_pieces_arrive_in_differently_cut_pieces(patient: tuple[Stream, Stream]) -> None:
     data = bytes(range(256)) * 8_192
     pieces = [memoryview(data)[at : at + 700] for at in range(0, len(data), 700)]
     target = bytearray(len(data))
@@ -45,7 +45,7 @@ def test_many_pieces_arrive_in_pieces_cut_otherwise(patient: tuple[Stream, Strea
     assert bytes(target) == data
 
 
-def test_a_peer_that_takes_nothing_is_lost(streams: tuple[Stream, Stream]) -> None:
+def test_a_peer_that_reads_nothing_is_lost(streams: tuple[Stream, Stream]) -> None:
     with pytest.raises(LinkLost, match=r"accepted no data for 0\.3 s"):
         streams[0].send([bytes(64 << 20)])
 
@@ -57,7 +57,7 @@ def test_a_peer_that_sends_half_a_message_is_lost(streams: tuple[Stream, Stream]
         streams[1].receive_message()
 
 
-def test_a_process_that_is_starved_does_not_blame_its_peer(
+def test_a_starved_process_does_not_blame_its_peer(
     streams: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message, looks, much_later = encode(Ack("00" * 16, 1)), itertools.count(), threading.Event()
@@ -99,7 +99,7 @@ def test_a_message_out_of_turn_is_a_protocol_error(streams: tuple[Stream, Stream
         expect(streams[1], MessageType.HELLO, timeout_s=1)
 
 
-def test_drained_bytes_are_gone_and_the_next_message_is_whole(streams: tuple[Stream, Stream]) -> None:
+def test_drained_bytes_are_gone_and_the_next_message_is_complete(streams: tuple[Stream, Stream]) -> None:
     streams[0].send([bytes(100_000), encode(Ack("11" * 16, 2))])
 
     streams[1].drain(100_000)

@@ -1,4 +1,4 @@
-"""Both state machines against a model that knows only sets of tokens and the drawing."""
+"""Both state machines, compared with a model that knows only sets of tokens and the state diagram."""
 
 import dataclasses
 
@@ -60,7 +60,7 @@ def cells_of(made: Frame) -> set[tuple[int, int]]:
 
 
 class ReceiverMachine(RuleBasedStateMachine):
-    """Random openings, announcements, moves, commits, endings and clock jumps, from one to four ranks of P."""
+    """Random opens, announcements, moves, commits, finishes and clock jumps, from one to four ranks of P."""
 
     frames = Bundle("frames")
 
@@ -202,7 +202,7 @@ class ReceiverMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), ranks=st.sampled_from([1, 2, 4, 4]), accepted=st.booleans(), interrupted=st.booleans())
     def deliver(self, data: st.DataObject, ranks: int, accepted: bool, interrupted: bool) -> None:
-        """Some ranks send and commit all that they have left, in any order: else few runs would come to a commit."""
+        """Some ranks send and commit all that they have left, in any order: otherwise few runs would reach a commit."""
         for p in data.draw(st.permutations(sorted(self.owed)))[:ranks]:
             if self.state in (ReceiverState.RESERVED, ReceiverState.RECEIVING):
                 self.open_from(p)
@@ -339,7 +339,7 @@ class ReceiverMachine(RuleBasedStateMachine):
 
 
 class SenderMachine(RuleBasedStateMachine):
-    """Random puts, nacks, acks, endings and clock jumps."""
+    """Random puts, nacks, acks, finishes and clock jumps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ class SenderMachine(RuleBasedStateMachine):
 
     @rule(later=st.sampled_from([0.0, 4.0, 11.0]))
     def holds(self, later: float) -> None:
-        """While everything is sent and the lease has not run out, looked at or not."""
+        """While everything is sent and the lease has not expired, checked or not."""
         at = self.now + later
         assert self.ticket.holds(at) is (self.state is SenderState.SENT and at < self.renewed + LEASE_S)
 

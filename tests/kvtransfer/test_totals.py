@@ -1,4 +1,4 @@
-"""Figures of several ranks become one instance's."""
+"""Counters of several ranks are combined into one instance's."""
 
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
@@ -17,7 +17,7 @@ def test_shares_add_up_and_the_slowest_gives_the_time() -> None:
     assert merge_stats(parts[:1]) == parts[0]
 
 
-def test_links_to_the_ranks_of_one_life_are_one_status() -> None:
+def test_links_to_the_ranks_of_one_process_are_one_status() -> None:
     statuses = [
         (("d", 7), link("d", "shm", bytes_per_s=5e9, round_trip_s=1e-4)),
         (("d", 7), link("d", "tcp", "draining", bytes_per_s=2e9, round_trip_s=3e-4)),

@@ -1,4 +1,4 @@
-"""Many tickets at once over links that are cut and drained, some dropped on either side: each ends once, none wrong."""
+"""Many tickets at once over links that are cut and drained, some dropped on either side: each ends once, correctly."""
 
 import random
 import sys
@@ -17,7 +17,7 @@ Blocks = tuple[int, int]
 
 
 class Traffic:
-    """Owner of the blocks on both sides: P's are another prompt's as soon as they are given back."""
+    """Owner of the blocks on both sides: P's belong to another prompt as soon as they are released."""
 
     def __init__(self, rig: Rig, per_thread: int) -> None:
         self._rig, self._per_thread = rig, per_thread
@@ -53,7 +53,7 @@ class Traffic:
         self._give_back(ticket_id)
 
     def run(self, seed: int) -> None:
-        """Hand prompts over from several threads, and make mischief until they are through."""
+        """Hand off prompts from several threads, with disturbances until they are done."""
         threads = [
             threading.Thread(target=self._hand_over_all, args=(10 * seed + number,)) for number in range(NUM_THREADS)
         ]
@@ -115,7 +115,7 @@ class Traffic:
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
     yield

@@ -16,7 +16,7 @@ def pool() -> Pool:
     return Pool(PoolLayout(TENSORS, num_blocks=4, block_size=4))
 
 
-def test_transports_are_tried_best_first_whatever_the_order_typed(pool: Pool) -> None:
+def test_transports_are_tried_best_first_whatever_the_typed_order(pool: Pool) -> None:
     assert [transport.traits.name for transport in make_transports(("tcp", "shm"), pool)] == ["shm", "tcp"]
 
 

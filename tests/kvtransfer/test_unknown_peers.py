@@ -1,4 +1,4 @@
-"""Those who never say who they are: they cost little, and keep nobody out."""
+"""Peers that never identify themselves: they cost little, and keep no other peer out."""
 
 import contextlib
 import logging
@@ -35,7 +35,7 @@ STRANGERS = Trust(None, frozenset({"192.0.2.1"}), loopback=False)
 
 
 class House:
-    """A receiver with a TCP door, and callers at it."""
+    """A receiver with a TCP listener, and its clients."""
 
     def __init__(self, trust: Trust, stack: contextlib.ExitStack) -> None:
         self.trust, self.stack, self.events, self.pool = trust, stack, Recorder(), Pool(LAYOUT)
@@ -47,13 +47,13 @@ class House:
         stack.callback(self.receiver.close)
 
     def call(self, address: str = "127.0.0.1") -> socket.socket:
-        """Connect and say nothing."""
+        """Connect and send nothing."""
         host, _, port = self.receiver.endpoints[0].address.rpartition(":")
         sock = socket.create_connection((host, int(port)), timeout=DEADLINE_S, source_address=(address, 0))
         return self.stack.enter_context(sock)
 
     def hand_over(self) -> None:
-        """Let a ticket of one who belongs here be acked."""
+        """Let a ticket of a known peer be acked."""
         pool = Pool(LAYOUT)
         self.stack.callback(pool.close)
         sender = KvSender(
@@ -69,7 +69,7 @@ class House:
         self.events.wait("acked", ticket.ticket_id)
 
 
-def test_silent_strangers_hold_few_threads_and_block_nobody() -> None:
+def test_silent_unknown_peers_hold_few_threads_and_block_nobody() -> None:
     with contextlib.ExitStack() as stack:
         house = House(TRUST, stack)
         callers = [house.call() for _ in range(3 * MAX_WAITING_OF_ADDRESS)]
@@ -80,7 +80,7 @@ def test_silent_strangers_hold_few_threads_and_block_nobody() -> None:
         house.hand_over()
 
 
-def test_strangers_of_many_addresses_hold_no_more_than_all_may() -> None:
+def test_unknown_peers_of_many_addresses_stay_within_the_total_limit() -> None:
     with contextlib.ExitStack() as stack:
         house = House(TRUST, stack)
         addresses = [f"127.0.1.{number}" for number in range(1, 7)]
@@ -91,7 +91,7 @@ def test_strangers_of_many_addresses_hold_no_more_than_all_may() -> None:
         house.hand_over()
 
 
-def test_without_a_secret_an_address_the_table_lacks_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_secret_an_address_outside_the_table_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     made = threading.Event()
     with contextlib.ExitStack() as stack:
         house = House(STRANGERS, stack)
@@ -109,7 +109,7 @@ def test_without_a_secret_an_address_the_table_lacks_gets_no_thread(monkeypatch:
 
 
 @pytest.mark.parametrize("trust", [TRUST, STRANGERS])
-def test_strangers_that_keep_calling_do_not_fill_the_log(trust: Trust, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_calls_of_unknown_peers_do_not_fill_the_log(trust: Trust, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pdserve.kvtransfer"), contextlib.ExitStack() as stack:
         house = House(trust, stack)
         for number in range(3 * LINES):
@@ -159,7 +159,7 @@ def test_a_full_receiver_refuses_until_a_ticket_ends() -> None:
     assert door.num_waiting == 0
 
 
-def test_one_that_gave_way_does_not_enter() -> None:
+def test_a_connection_that_was_evicted_does_not_enter() -> None:
     door, gone = ConnectionLimit(max_waiting=2), []
     for number in (1, 2, 3):
         door.wait(number, None, lambda number=number: gone.append(number))  # type: ignore[misc]
