@@ -46,6 +46,8 @@ class Collective:
     `meet_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
     `one_order`: operations of several groups on one device must be issued in the same order on all ranks, or by one
     thread. The all-reduces of tensor parallelism and the KV links are not coordinated, so they cannot both use it.
+    `links_by_default`: KV links use it without being named. Not where a peer that hangs during a link's creation stops
+    every operation of the process: that of HCCL runs inside the first send, which torch_npu puts into its one queue.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Collective:
     meet_s: Callable[[Mapping[str, str]], float] = lambda _: _MEET_S
     make_s: float = 0.0
     one_order: bool = False
+    links_by_default: bool = False
 
 
 def collective_of(device: str) -> Collective | None:
@@ -220,6 +223,7 @@ COLLECTIVES: dict[str, Collective] = {
     "nccl": Collective(
         "nccl", _nccl_lacking, _make_nccl, _abort_nccl, on_host=False, polls=True, exact=True, lazy=True,
         link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_s=5.0, one_order=True,
+        links_by_default=True,
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,

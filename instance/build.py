@@ -18,7 +18,7 @@ from instance.encoders import load_encoder_engine, may_be_encoder
 from instance.far_ranks import meet_ranks
 from instance.host import Identity, InstanceHost
 from instance.kv_address import kv_host, kv_source
-from instance.offers import check_named
+from instance.offers import check_named, warn_of_copies
 from instance.ranks import ranks_model
 from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.interface import PoolMemory, SenderEvents
@@ -70,6 +70,7 @@ def build_engine(
 def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, host: InstanceHost) -> None:
     """Open the KV listeners and start the instance's threads."""
     check_named(config.options.kv_transport, engine.memories[0])
+    warn_of_copies(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)
     far = meet_ranks(config, engine.memories, identity)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from devices.interface import Traits
 from devices.table import AUTO, find_kind, traits_of
 from flags.options import QUANTIZATIONS, EngineOptions
-from kvtransfer.transports import NAMES
+from kvtransfer.transports import transports_of
 from ranktable_tools.core_quota import usable_threads
 from ranktable_tools.launch_plan import LaunchPlan
 from security.trust import Trust
@@ -102,9 +102,7 @@ def check_options(options: EngineOptions) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, must be {allowed}")
     if not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError(f"--gpu-memory-utilization is {options.gpu_memory_utilization:g}, must be in (0, 1]")
-    for transport in options.kv_transport:
-        if transport not in NAMES:
-            raise ConfigError(f"--kv-transport {transport!r} is not one of {', '.join(NAMES)}")
+    transports_of(options.kv_transport, None if options.device == AUTO else options.device)
     parse_port_range(options.kv_port_range)
 
 

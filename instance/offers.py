@@ -2,20 +2,25 @@
 
 from collections.abc import Sequence
 
+from kvtransfer.device_memory import device_memory
 from kvtransfer.interface import PoolMemory
-from kvtransfer.transports import DEFAULT_NAMES, TRAITS, make_transports
+from kvtransfer.process_group.devices import device_of
+from kvtransfer.transports import NAMES, TRAITS, default_names, make_transports, transports_of
+from telemetry.logs import EventLogger
 from wire.errors import ConfigError
+
+log = EventLogger("instance")
 
 
 def describe_transports(named: Sequence[str], memory: PoolMemory) -> tuple[str, ...]:
     """Return the transports, best first, in the form of InstanceDescription; `named` are those of --kv-transport."""
-    names = [name for name, traits in TRAITS.items() if traits.by_default or name in named]
-    return tuple(f"{name}: {why}" if (why := _why_missing(name, named, memory)) else name for name in names)
+    defaults, chosen = default_names(device_of(memory)), transports_of(named)
+    unnamed = "not named in --kv-transport"
+    whys = {name: unnamed if chosen and name not in chosen else _why_missing(name, memory) for name in NAMES}
+    return tuple(f"{name}: {why}" if (why := whys[name]) else name for name in NAMES if name in (*defaults, *chosen))
 
 
-def _why_missing(name: str, named: Sequence[str], memory: PoolMemory) -> str:
-    if name not in (named or DEFAULT_NAMES):
-        return "not named in --kv-transport"
+def _why_missing(name: str, memory: PoolMemory) -> str:
     try:
         make_transports([name], memory)
     except ConfigError as error:
@@ -23,11 +28,19 @@ def _why_missing(name: str, named: Sequence[str], memory: PoolMemory) -> str:
     return ""
 
 
+def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
+    """Log once, with the reasons, if the KV of a device can only be copied through host memory at both ends."""
+    offered = [transport.traits for transport in make_transports(named, memory)]
+    if device_memory(memory) is not None and all(traits.through_host for traits in offered):
+        reasons = "; ".join(text for text in describe_transports(named, memory) if ": " in text)
+        log.warning("kv_through_host", device=device_of(memory), reasons=reasons)
+
+
 def check_named(named: Sequence[str], memory: PoolMemory) -> None:
     """Raise ConfigError, with the remedy, if --kv-transport names a transport that this machine or pool lacks."""
-    for name in named:
-        if why := _why_missing(name, named, memory):
-            purpose = f", which {TRAITS[name].purpose}," if TRAITS[name].purpose else ""
+    for name, transport in zip(named, transports_of(named), strict=True):
+        if why := _why_missing(name, memory):
+            purpose = f", which {TRAITS[transport].purpose}," if TRAITS[transport].purpose else ""
             raise ConfigError(
                 f"--kv-transport {name}: {why}; leave {name}{purpose} out of --kv-transport on this machine"
             )

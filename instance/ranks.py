@@ -13,7 +13,7 @@ from engine.ranks.team import PROGRAM, OnLost
 from engine.step import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
-from kvtransfer.transports import TRAITS
+from kvtransfer.transports import TRAITS, transports_of
 from wire.errors import ConfigError
 
 DEVICE_PROGRAM = "instance.rank_process"
@@ -59,10 +59,10 @@ def _shown_cards(shown: str) -> tuple[str, ...]:
 def check_transports(named: Sequence[str], traits: Traits) -> None:
     """Raise ConfigError if the ranks and their KV links would both need the device's process groups."""
     collective = COLLECTIVES[traits.collective]
-    shared = next((name for name in named if TRAITS[name].same == "collective"), None)
-    if shared is not None and collective.one_order:
+    shared = [name for name in transports_of(named) if TRAITS[name].same == "collective"]
+    if shared and collective.one_order:
         raise ConfigError(
-            f"--kv-transport {shared}: ranks on {traits.kind} all-reduce over {collective.name}, which KV "
+            f"--kv-transport {shared[0]}: ranks on {traits.kind} all-reduce over {collective.name}, which KV "
             "links cannot use at the same time: use --kv-transport tcp or mooncake, or --tensor-parallel-size 1"
         )
 

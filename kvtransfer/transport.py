@@ -6,6 +6,7 @@
 The messages are sent over one `Stream` per link; the payload's path is specific to the transport.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -24,18 +25,20 @@ class TransportTraits:
 
     `name` is the value of --kv-transport, and the label in messages and metrics. `lanes` is the number of simultaneous
     links to one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no
-    port and reach no other host or network namespace; all others use the instance's TCP listener. `by_default`: used
-    without --kv-transport. `reads_pool`: the receiver reads the sender's pool, some time after the announcement.
-    `two_processes`: on a device, both ends cannot be in one process. `same` is the trait of devices that must be equal
-    at both ends. `purpose` completes "NAME, which ..., ".
+    port and reach no other host or network namespace; all others use the instance's TCP listener. `by_default`: whether
+    it is used without --kv-transport for a pool on this device, such as "cuda:0". `reads_pool`: the receiver reads the
+    sender's pool, some time after the announcement. `two_processes`: on a device, both ends cannot be in one process.
+    `through_host`: the KV of a device is copied through host memory at both ends. `same` is the trait of devices that
+    must be equal at both ends. `purpose` completes "NAME, which ..., ".
     """
 
     name: str
     lanes: int = 1
     one_host: bool = False
-    by_default: bool = True
+    by_default: Callable[[str], bool] = lambda _: True
     reads_pool: bool = False
     two_processes: bool = False
+    through_host: bool = False
     same: Literal["collective", "one_sided"] | None = None
     purpose: str = ""
 

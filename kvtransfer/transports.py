@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 
 from devices.collectives import COLLECTIVES
 from devices.interface import Traits
+from devices.table import KINDS, traits_of
 from kvtransfer.cuda_ipc import CudaIpcTransport
 from kvtransfer.interface import PoolMemory
 from kvtransfer.mooncake import MooncakeTransport
+from kvtransfer.process_group.devices import device_of
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.shm import ShmTransport
 from kvtransfer.tcp import TcpTransport
@@ -17,35 +19,57 @@ _CLASSES = (CudaIpcTransport, ShmTransport, ProcessGroupTransport, MooncakeTrans
 _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {one.traits.name: one for one in _CLASSES}
 TRAITS = {one.traits.name: one.traits for one in _CLASSES}
 NAMES = tuple(TRAITS)
-DEFAULT_NAMES = tuple(name for name, traits in TRAITS.items() if traits.by_default)
+LIBRARIES = {
+    library: name
+    for name, traits in TRAITS.items()
+    if traits.same is not None
+    for kind in KINDS.values()
+    if (library := getattr(kind.traits, traits.same)) not in NAMES
+}
+"""Values of --kv-transport for a transport over the library or protocol of one kind of device."""
+
+
+def default_names(device: str) -> tuple[str, ...]:
+    """Return the transports used without --kv-transport for a pool on a device such as "cuda:0", best first."""
+    return tuple(name for name, traits in TRAITS.items() if traits.by_default(device))
+
+
+def transports_of(values: Sequence[str], device: str | None = None) -> tuple[str, ...]:
+    """Return the transports that values of --kv-transport name, on a device if it is known. Raises ConfigError."""
+    for value in values:
+        if value not in (*NAMES, *LIBRARIES):
+            raise ConfigError(f"--kv-transport {value!r} is not one of {', '.join((*NAMES, *LIBRARIES))}")
+        if value in LIBRARIES and device is not None:
+            own = getattr(traits_of(device), str(TRAITS[LIBRARIES[value]].same))
+            if own != value:
+                raise ConfigError(f"--kv-transport {value}: a KV pool on {device} uses {own}")
+    return tuple(LIBRARIES.get(value, value) for value in values)
 
 
 def make_transports(
-    names: Sequence[str], memory: PoolMemory, *, host: str | None = None, source: str | None = None
+    values: Sequence[str], memory: PoolMemory, *, host: str | None = None, source: str | None = None
 ) -> tuple[Transport, ...]:
-    """Return the named transports, best first; empty `names` select the default ones. Raises ConfigError.
+    """Return the transports that values of --kv-transport name, best first; the default ones if there are none.
 
-    A named transport that this machine lacks is an error. `host` and `source`: see Transport.bind.
+    Raises ConfigError, also if this machine lacks a named one. `host` and `source`: see Transport.bind.
     """
-    for name in names:
-        if name not in NAMES:
-            raise ConfigError(f"KV transport {name!r} is not one of {', '.join(NAMES)}")
-    transports = [_MAKERS[name](memory) for name in NAMES if name in (names or DEFAULT_NAMES)]
-    for transport in transports:
-        lacking = transport.unusable() if names else None
-        if lacking is not None:
-            raise ConfigError(f"--kv-transport {transport.traits.name}: {lacking}")
+    device = device_of(memory)
+    names = transports_of(values, device) or default_names(device)
+    for value, name in zip(values, names, strict=False):
+        if why := _MAKERS[name](memory).unusable():
+            raise ConfigError(f"--kv-transport {value}: {why}")
+    transports = [_MAKERS[name](memory) for name in NAMES if name in names]
     usable = tuple(transport for transport in transports if transport.unusable() is None)
     if not usable:
-        raise ConfigError(f"none of the KV transports {', '.join(names or DEFAULT_NAMES)} works here")
+        raise ConfigError(f"none of the KV transports {', '.join(names)} works here")
     for transport in usable:
         transport.bind(host, source)
     return usable
 
 
-def need_port(names: Sequence[str]) -> bool:
-    """Return whether an instance with these transports, none for the default ones, listens on a TCP port for KV."""
-    return not all(TRAITS[name].one_host for name in names or DEFAULT_NAMES)
+def need_port(values: Sequence[str]) -> bool:
+    """Return whether an instance with these --kv-transport listens on a TCP port for KV; the default ones need it."""
+    return not values or not all(TRAITS[name].one_host for name in transports_of(values))
 
 
 def mismatch(name: str, one: Traits, other: Traits, *, on_one_card: bool) -> str | None:

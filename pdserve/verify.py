@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from devices.table import AUTO
 from flags.options import EngineOptions, add_flags, flag, from_namespace
-from kvtransfer.transports import DEFAULT_NAMES, NAMES
+from kvtransfer.transports import NAMES, default_names
 from pdserve import model
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
@@ -110,7 +110,8 @@ def _main_of_features(options: VerifyOptions) -> int:
     (pair,) = choose_pairs(AUTO if options.device == EACH else options.device).pairs
     if not pair.is_alike:
         raise ConfigError(f"--features needs the same device at both ends, not {options.device}")
-    transports = choose(options.transport, DEFAULT_NAMES if options.transport == EACH else NAMES, pair).names
+    names = default_names(pair.prefill) if options.transport == EACH else NAMES
+    transports = choose(options.transport, names, pair).names
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - max(options.max_tokens, _FEATURE_ROOM)
     prompts = make_prompts(folder, 6, longest)[-2:]

@@ -62,7 +62,10 @@ def make_group(
     timeouts = replace(timeouts, connect_s=max(timeouts.connect_s, collective.make_s))
     try:
         _agree(exchange, collective, rank, timeouts)
-        with _turn(exchange, lease.device, _leads(hello, rank), timeouts) as end:
+        with (
+            lease.device.join(group_name(hello)),
+            _turn(exchange, lease.device, _leads(hello, rank), timeouts) as end,
+        ):
             _refuse_if_full(collective, lease.device.name)
             made = _make(exchange, stream, rank, collective, lease.device, timeouts, end)
             group = Group(

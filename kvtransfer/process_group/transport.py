@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from kvtransfer.process_group.payload import GroupStaging
 
 
+def _by_default(device: str) -> bool:
+    collective = collective_of(device)
+    return collective is not None and collective.links_by_default
+
+
 class ProcessGroupTransport:
     """Implements transport.Transport; imports torch only when `unusable` is called."""
 
     traits = TransportTraits(
-        "process_group", by_default=False, same="collective",
+        "process_group", by_default=_by_default, same="collective",
         two_processes=True,  # one thread of a process issues all operations of a card's groups
     )  # fmt: skip
 
@@ -37,6 +42,8 @@ class ProcessGroupTransport:
         collective = self._collective
         if collective is None:
             return f"no collective supports a KV pool on {self._device}"
+        if collective.one_order and self._memory.layout.rank.of > 1:
+            return f"ranks all-reduce over {collective.name}, which KV links cannot use at the same time"
         lacking = collective.lacking()
         return None if lacking is None else f"{collective.name}: {lacking}"
 

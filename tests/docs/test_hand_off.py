@@ -72,7 +72,8 @@ def test_transports_are_listed_best_first_with_lanes_and_section() -> None:
     assert tuple(name.strip("`") for name, *_ in table) == transports.NAMES
     for name, used, _, lanes, _ in table:
         assert int(lanes) == transports.TRAITS[name.strip("`")].lanes
-        assert (used == "by default") == (name.strip("`") in transports.DEFAULT_NAMES)
+        defaults = [device for device in ("cpu", "cuda", "npu") if name.strip("`") in transports.default_names(device)]
+        assert used == {3: "by default", 1: "by default on GPUs", 0: "when named"}[len(defaults)]
         assert f"\n### {name.strip('`')}\n" in TEXT
 
 

@@ -176,7 +176,7 @@ def test_shm_is_refused_with_a_reason_for_a_pool_on_a_device(model: Path) -> Non
         asyncio.run(start())
 
 
-def test_an_instance_on_a_device_reports_its_transports(model: Path) -> None:
+def test_an_instance_on_a_device_reports_its_transports(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> tuple[str, ...]:
         async with running(config(model, Role.COMBINED, "fake", None)) as (instance, _):
             return describe_transports((), instance._host.engine.memories[0])
@@ -185,6 +185,9 @@ def test_an_instance_on_a_device_reports_its_transports(model: Path) -> None:
 
     assert "tcp" in words
     assert any(one.startswith("shm: the KV pool is on fake:0") for one in words)
+    (warning,) = [line for line in caplog.messages if line.startswith("kv_through_host ")]
+    assert "device=fake:0" in warning
+    assert "shm: the KV pool is on fake:0" in warning
 
 
 def test_a_prompt_is_handed_from_cpu_ranks_to_a_device_and_back(model: Path, reference: list[list[int]]) -> None:

@@ -51,6 +51,12 @@ def _nodes(names: str) -> list[Node]:
     return [make_node(name, f"npu:{number}") for number, name in enumerate(names)]
 
 
+@pytest.mark.usefixtures("rules")
+def test_two_ends_on_one_device_of_one_process_are_refused() -> None:
+    with pytest.raises(Unavailable, match=r"^both ends of the link are in this process, on npu:0$"):
+        link(make_node("p", "npu:0"), make_node("d", "npu:0"))
+
+
 @pytest.mark.usefixtures("npu_pools")
 def test_whole_hand_offs_keep_the_rules(rules: HcclRules) -> None:
     hand_over_many()

@@ -1,14 +1,16 @@
 """The table of transports: order, defaults, and what is refused with a message."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from devices.collectives import COLLECTIVES
 from kvtransfer import mooncake_engine
-from kvtransfer.transports import DEFAULT_NAMES, NAMES, make_transports, need_port
+from kvtransfer.transports import LIBRARIES, NAMES, default_names, make_transports, need_port
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
-from wire.kv_layout import PoolLayout
+from wire.kv_layout import PoolLayout, Rank
 
 
 @pytest.fixture
@@ -22,7 +24,45 @@ def test_transports_are_tried_best_first_whatever_the_typed_order(pool: Pool) ->
 
 def test_none_named_means_the_default_ones(pool: Pool) -> None:
     assert [transport.traits.name for transport in make_transports((), pool)] == ["shm", "tcp"]
-    assert set(DEFAULT_NAMES) - {"shm", "tcp"} == {"cuda_ipc"}  # which has no use for a pool of host memory
+    assert default_names("cpu") == ("cuda_ipc", "shm", "tcp")  # the first has no use for a pool of host memory
+    assert default_names("npu:0") == default_names("cpu")  # a peer that hangs would stop the NPU's operations
+    assert default_names("cuda:1") == ("cuda_ipc", "shm", "process_group", "tcp")
+
+
+@pytest.mark.parametrize(("device", "value", "own"), [
+    ("cpu", "nccl", "gloo"), ("npu:0", "nccl", "hccl"), ("cuda:0", "hccl", "nccl"), ("cuda:0", "ascend", "tcp"),
+])  # fmt: skip
+def test_a_library_that_the_device_lacks_is_refused(device: str, value: str, own: str, pool: Pool) -> None:
+    pool.device = device  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigError, match=f"^--kv-transport {value}: a KV pool on {device} uses {own}$"):
+        make_transports((value,), pool)
+
+
+@pytest.mark.parametrize(("device", "value"), [("npu:0", "hccl"), ("cuda:0", "nccl")])
+def test_a_library_names_its_transport(device: str, value: str, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.device = device  # type: ignore[attr-defined]
+    monkeypatch.setitem(COLLECTIVES, value, replace(COLLECTIVES[value], lacking=lambda: None))
+
+    assert [transport.traits.name for transport in make_transports(("tcp", value), pool)] == ["process_group", "tcp"]
+    assert dict.fromkeys(("gloo", "nccl", "hccl"), "process_group") | {"ascend": "mooncake"} == LIBRARIES
+    assert need_port((value,))
+
+
+@pytest.mark.parametrize("named", [(), ("nccl",)])
+def test_ranks_that_add_up_over_a_library_leave_it_to_them(
+    named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COLLECTIVES, "nccl", replace(COLLECTIVES["nccl"], lacking=lambda: None))
+    pool = Pool(PoolLayout(TENSORS, num_blocks=4, block_size=4, rank=Rank(0, 2)))
+    pool.device = "cuda:0"  # type: ignore[attr-defined]
+
+    if named:
+        with pytest.raises(ConfigError, match=r"^--kv-transport nccl: ranks all-reduce over nccl, which KV links"):
+            make_transports(named, pool)
+    else:
+        assert [transport.traits.name for transport in make_transports(named, pool)][-1] == "tcp"
+        assert "process_group" not in [transport.traits.name for transport in make_transports(named, pool)]
 
 
 def test_transports_within_one_host_need_no_port() -> None:

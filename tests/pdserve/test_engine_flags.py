@@ -11,7 +11,10 @@ from pdserve.model_flags import check_model
 from pdserve.ports import free_ports
 
 WRONG = [
-    (["--kv-transport", "hccl"], "--kv-transport 'hccl' is not one of cuda_ipc, shm, process_group, mooncake, tcp"),
+    (
+        ["--kv-transport", "rdma"],
+        "'rdma' is not one of cuda_ipc, shm, process_group, mooncake, tcp, gloo, nccl, hccl, ascend",
+    ),
     (["--kv-port-range", "20100-20000"], "--kv-port-range '20100-20000' must be FIRST-LAST with ports in 1..65535"),
     (["--kv-port-range", "x"], "--kv-port-range 'x' must be FIRST-LAST"),
     (["--kv-links", "0"], "--kv-links is 0, must be 1 to 64"),

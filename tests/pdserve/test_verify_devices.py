@@ -8,7 +8,7 @@ import pytest
 from devices import npu, table
 from devices.cpu import CpuKind
 from devices.interface import DeviceKind
-from kvtransfer.transports import DEFAULT_NAMES
+from kvtransfer.transports import default_names
 from pdserve import verify
 from pdserve.process_plan import ProcessPlan
 from pdserve.verify_devices import EACH, DeviceKindPair, DevicePairs, choose_pairs
@@ -90,7 +90,7 @@ def test_each_pair_has_the_transports_of_both_its_ends() -> None:
     assert npus.lacking["process_group"] == "process_group uses gloo on cpu but hccl on npu"
     with pytest.raises(ConfigError, match="--transport shm cannot run here: the KV pool is on fake:0"):
         choose("shm", pair=DeviceKindPair("fake", "cpu"))
-    assert choose("each", DEFAULT_NAMES, DeviceKindPair("fake", "fake")).names == ("tcp",)
+    assert choose("each", default_names("fake"), DeviceKindPair("fake", "fake")).names == ("tcp",)
 
 
 def test_each_end_gets_its_device(tmp_path: Path) -> None:
