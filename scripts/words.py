@@ -60,6 +60,7 @@ _CHECKED_TESTS = (
     "deploy",
     "devices",
     "docs",
+    "engine",
     "faults",
     "flags",
     "instance",

@@ -58,7 +58,7 @@ def split_tokenizer(folder: Path) -> None:
 
 
 class Marking:
-    """Pickled, it is a call that writes a file in whoever reads it without care."""
+    """Pickled, it is a call that writes a file in any process that reads it without care."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker

@@ -1,6 +1,6 @@
 """Runs a module's tests over the fake model twice: computing in launch, and one step ahead of the host.
 
-A module asks for it with `pytestmark = pytest.mark.usefixtures("runs_ahead")`.
+A module requests it with `pytestmark = pytest.mark.usefixtures("runs_ahead")`.
 """
 
 from collections.abc import Callable

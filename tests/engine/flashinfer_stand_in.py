@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 LEAST_WORKSPACE = 1 << 20
-"""Bytes; the real ones ask for 128 MiB."""
+"""Bytes; the real ones use 128 MiB."""
 _DTYPES = (torch.float16, torch.bfloat16)
 
 

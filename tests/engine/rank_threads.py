@@ -35,7 +35,7 @@ class ThreadReduce:
         return all_reduce
 
     def abort(self) -> None:
-        """Free the ranks that wait for one that failed."""
+        """Release the ranks that wait for one that failed."""
         self._barrier.abort()
 
 

@@ -1,4 +1,4 @@
-"""Model types that are refused: the words of it, and what their config needs beside the sizes of tiny_families.py."""
+"""Model types that are refused: the message, and what their config needs beside the sizes of tiny_families.py."""
 
 from typing import Any
 

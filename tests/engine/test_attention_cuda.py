@@ -1,4 +1,4 @@
-"""Attention on GPUs as far as it runs on a CPU: fixed decode steps, groups, and what FlashInfer is asked for."""
+"""Attention on GPUs as far as it runs on a CPU: fixed decode steps, groups, and the calls of FlashInfer."""
 
 import inspect
 from collections.abc import Callable
@@ -205,7 +205,7 @@ class RunningAgain(FakeDevice):
 
 
 @pytest.mark.parametrize("takes_all", [True, False], ids=["its layers", "a layer of torch's"])
-def test_a_replay_is_sent_no_more_than_the_blocks_in_use(takes_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_transfers_no_more_than_the_blocks_in_use(takes_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long sequences may become: here 4,096 blocks each."""
     case, most, sent = make_case(_DECODES, _HALF), 4096, list[int]()
     pool, rows, out = case.pool_with_past(), len(_DECODES), list[torch.Tensor]()
@@ -287,7 +287,7 @@ def test_flashinfer_has_a_workspace_per_fixed_step_and_layer_kind() -> None:
     assert CudaAttention(None).fixed_bytes(4, 10) == 0
 
 
-def test_a_library_that_fails_is_left_permanently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_fails_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("nvcc not found")
 
@@ -344,7 +344,7 @@ def test_without_the_library_the_choice_has_a_reason() -> None:
     assert note == "attention by torch: flashinfer is not installed, and torch is built without its flash kernel"
 
 
-def test_torchs_flash_kernel_is_next_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_flash_kernel_is_next_if_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
 
     library, note = choose_library(FakeDevice())
@@ -423,7 +423,7 @@ def test_a_step_is_one_call_of_torchs_flash_kernel(
     ],
     ids=["float32", "dim-60", "dim-264", "two-dims", "softcap", "sinks"],
 )
-def test_steps_the_flash_kernel_lacks_are_computed_plainly(shape: Shape, options: AttentionOptions) -> None:
+def test_steps_the_flash_kernel_cannot_run_use_plain_operations(shape: Shape, options: AttentionOptions) -> None:
     kernel = Varlen()
     case = make_case(_MIXED, shape)
 

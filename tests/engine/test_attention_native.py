@@ -1,4 +1,4 @@
-"""What the native kernel promises beyond the contract: a sequence's bits depend on nothing but the sequence."""
+"""What the native kernel guarantees beyond the contract: a sequence's bits depend on nothing but the sequence."""
 
 from array import array
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def from_token(sequence: Sequence, start: int, end: int) -> Sequence:
 @pytest.mark.combinations(2)
 @pytest.mark.parametrize("options", _OPTIONS)
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_one_by_one_or_in_chunks_gives_the_same_bits(backend: NativeAttention, shape: str, options: str) -> None:
+def test_token_by_token_or_in_chunks_gives_the_same_bits(backend: NativeAttention, shape: str, options: str) -> None:
     sequence = random_sequence(0, 400, _SHAPES[shape], seed=7)
     asked = replace(_OPTIONS[options], sinks=None) if shape == "odd" else _OPTIONS[options]
 
@@ -90,7 +90,7 @@ def test_the_number_of_threads_does_not_change_bits(library: EngineLibrary, part
     torch.testing.assert_close(outputs[0], case.expected(_OPTIONS["all"]), rtol=1e-4, atol=1e-5)
 
 
-def test_one_memory_serves_steps_of_any_size(backend: NativeAttention) -> None:
+def test_one_workspace_serves_steps_of_any_size(backend: NativeAttention) -> None:
     options = AttentionOptions(0.1)
     for parts, shape in [([(3, 1)], _SHAPES["odd"]), ([(0, 300)], _SHAPES["fp32"]), ([(500, 1)] * 5, _SHAPES["odd"])]:
         case = make_case(parts, shape)
@@ -152,7 +152,7 @@ def test_a_closed_team_or_memory_raises(library: EngineLibrary) -> None:
             case.run(backend, AttentionOptions(0.3))
 
 
-def test_layers_that_the_kernel_does_not_take_go_to_torch(library: EngineLibrary) -> None:
+def test_layers_that_the_kernel_does_not_support_go_to_torch(library: EngineLibrary) -> None:
     shape, options = Shape(key_dim=12, value_dim=20), AttentionOptions(0.3)
     case = make_case([(9, 1), (0, 18)], shape)
     pool = case.pool_with_past()

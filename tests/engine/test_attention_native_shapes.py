@@ -51,7 +51,7 @@ def test_table_ends_that_wrap_around_are_refused() -> None:
         memory.run(layer, WRITE)
 
 
-def test_a_steps_arrays_keep_their_size_while_it_is_there() -> None:
+def test_a_steps_arrays_keep_their_size_during_the_step() -> None:
     arrays = [array("i", [1]), array("i", [1]), array("i", [1]), array("i", [0]), array("q")]
     step = step_of(*arrays, block_size=16, num_blocks=1)
 
@@ -98,7 +98,7 @@ def test_pools_that_differ_are_refused(backend: NativeAttention) -> None:
         step.attend(query.double(), pool.keys, pool.values, _OPTIONS)
 
 
-def test_sinks_are_one_for_each_head(backend: NativeAttention) -> None:
+def test_there_is_one_sink_for_each_head(backend: NativeAttention) -> None:
     case = make_case([(20, 3)], Shape())
     pool = case.pool_with_past()
 

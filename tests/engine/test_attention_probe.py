@@ -33,7 +33,7 @@ Spoil = Callable[[Attend, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOpt
 
 
 class Spoilt:
-    """The reference, spoilt in one way. Implements AttentionBackend and StepAttention."""
+    """The reference, broken in one way. Implements AttentionBackend and StepAttention."""
 
     def __init__(self, spoil: Spoil, *, keeps_first: bool = True, swaps: bool = False) -> None:
         self._spoil, self._keeps_first, self._swaps = spoil, keeps_first, swaps

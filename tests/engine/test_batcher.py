@@ -21,7 +21,7 @@ def test_chunk_size_bounds_prompts_and_not_decodes() -> None:
     assert plan_step([1, 1, 1, 50], BatchLimits(8, 100, 2)) == [1, 1, 1, 2]
 
 
-def test_no_more_sequences_than_seats() -> None:
+def test_running_sequences_stay_within_max_num_seqs() -> None:
     assert plan_step([5, 1, 1, 1], BatchLimits(2, 100, 100)) == [0, 1, 1, 0]
 
 

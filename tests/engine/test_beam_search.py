@@ -1,4 +1,4 @@
-"""Beam search against transformers' own, on a tiny model whose logits are asked for one hypothesis at a time."""
+"""Beam search against transformers' own, on a tiny model whose logits are computed for one hypothesis at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_hypotheses_equal_those_of_transformers(
     assert bool(stopped) == bool(stops)
 
 
-def test_a_search_continues_where_its_description_left_it(network: Any) -> None:
+def test_a_search_continues_from_its_description(network: Any) -> None:
     params = SamplingParams(
         max_tokens=9, temperature=0.0, n=3, best_of=3, stop_token_ids=EOS, beam_search=BeamSearch(2.5, "never")
     )
@@ -119,6 +119,6 @@ def test_tokens_that_cannot_be_chosen_leave_fewer_beams() -> None:
 
 
 def _until_stop(row: list[int], stops: tuple[int, ...]) -> list[int]:
-    """Return the ids up to the stop token: transformers pads behind it."""
+    """Return the ids up to the stop token: transformers pads after it."""
     ends = [i for i, token in enumerate(row) if token in stops]
     return row[: ends[0] + 1] if ends else row

@@ -1,4 +1,4 @@
-"""pytorch_model.bin: what of it is converted, and what is refused, in words and without running anything of it."""
+"""pytorch_model.bin: what is converted, and what is refused with a message, without executing any of it."""
 
 import json
 import pickle
@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def convert(source: Path, state: Any, *, tied: bool = False, shards: int = 1) -> dict[str, torch.Tensor]:
-    """Return what is in the safetensors files that are made of `state`."""
+    """Return the contents of the safetensors files that are made of `state`."""
     save_bin(source, state, shards=shards)
     bins = find_bin_files(source)
     assert bins is not None

@@ -38,7 +38,7 @@ def test_a_continuous_batch_of_any_limits_equals_one_at_a_time(seqs: int, tokens
 
 
 class Recording(FakeModel):
-    """Keeps the batches it is given."""
+    """Records the batches it is given."""
 
     batches: list[StepBatch]
 
@@ -169,7 +169,7 @@ def test_a_held_prompt_needs_room_for_its_prompt_only() -> None:
         core.release("h")
 
 
-def test_a_prompt_that_is_here_already_is_refused() -> None:
+def test_a_prompt_with_a_known_id_is_refused() -> None:
     with engine() as (core, _):
         core.add(prompt("x", 3))
         with pytest.raises(InvalidRequest, match="x is already in this engine"):

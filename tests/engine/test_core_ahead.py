@@ -1,4 +1,4 @@
-"""The engine core one step ahead of the host: what is launched before what is known, and what becomes of it."""
+"""The engine core one step ahead of the host: what is launched before its inputs are known, and the results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ AHEAD = replace(CONFIG, runs_ahead=True)
 
 
 class Watched(FakeModel):
-    """Notes the order of launches and collects; `fails` names those that fail, by call and number."""
+    """Records the order of launches and collects; `fails` names those that fail, by call and number."""
 
     def __init__(self, config: FakeConfig) -> None:
         super().__init__(config)
@@ -70,7 +70,7 @@ def followed(model: Watched) -> list[bool]:
 
 
 def stopping(name: str, length: int, after: int, **params: object) -> tuple[PromptState, list[int]]:
-    """Return a prompt that a stop id ends after so many tokens, and these."""
+    """Return a prompt that a stop id ends after this many tokens, and these."""
     state = prompt(name, length)
     told = wanted(state)[:after]
     assert told[-1] not in told[:-1]
@@ -94,7 +94,7 @@ def test_a_long_prompt_is_computed_chunk_after_chunk_without_a_wait() -> None:
         assert followed(model) == [True] * 4
 
 
-def test_no_token_is_computed_that_lengths_forbid() -> None:
+def test_no_token_is_computed_beyond_the_length_limits() -> None:
     states = [prompt("short", 5, max_tokens=3), prompt("model's", 95, max_tokens=50), prompt("n", 7, 4, n=2)]
     with watched() as (core, model):
         for state in states:
@@ -136,7 +136,7 @@ def test_one_sequence_that_stops_leaves_the_others_of_its_prompt() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"bad_words": ((3, 4),)}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.2}])
-def test_no_step_follows_one_whose_tokens_say_what_may_come_next(asked: dict[str, object]) -> None:
+def test_no_step_follows_one_whose_tokens_decide_what_may_come_next(asked: dict[str, object]) -> None:
     plain, bound = prompt("plain", 4, max_tokens=9), prompt("bound", 4, max_tokens=4, **asked)
     with watched() as (core, model):
         core.add(plain)
@@ -234,7 +234,7 @@ def test_a_held_prompts_chunks_are_reported_at_launch() -> None:
         core.release("h")
 
 
-def test_a_prefix_is_found_by_others_only_when_it_is_computed() -> None:
+def test_a_prefix_is_found_by_others_only_once_it_is_computed() -> None:
     config = replace(AHEAD, block_size=16, num_blocks=24)
     first = prompt("first", 40, max_tokens=1)
     with watched(config, chunk=40) as (core, model):
@@ -246,7 +246,7 @@ def test_a_prefix_is_found_by_others_only_when_it_is_computed() -> None:
         assert [len(batch.token_ids) for batch in model.batches] == [40, 40, 8], "the second was launched behind it"
 
 
-def test_the_seconds_of_steps_never_overlap_and_leave_out_nothing() -> None:
+def test_the_seconds_of_steps_never_overlap_and_leave_no_gap() -> None:
     with watched() as (core, model):
         core.add(prompt("a", 9, max_tokens=8))
         seconds = []
@@ -259,7 +259,7 @@ def test_the_seconds_of_steps_never_overlap_and_leave_out_nothing() -> None:
         assert sum(seconds) == model.now - 0.25 * 2
 
 
-def test_a_step_that_is_launched_is_collected_before_the_pool_goes() -> None:
+def test_a_launched_step_is_collected_before_the_pool_is_closed() -> None:
     model = Watched(AHEAD)
     core = EngineCore(model, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=64)
     core.add(prompt("a", 9))

@@ -114,7 +114,7 @@ def test_a_beam_search_is_handed_off_and_sends_only_its_end(path: Path, decoder:
     assert_equal(answers, decoder)
 
 
-def test_a_search_that_ends_with_its_first_token_never_crosses(path: Path, decoder: ReferenceDecoder) -> None:
+def test_a_search_that_finishes_at_its_first_token_is_not_sent(path: Path, decoder: ReferenceDecoder) -> None:
     state = searched("a", PROMPTS[1], max_tokens=1)
     with core_of(path) as core:
         core.add(state, hold=True)

@@ -1,4 +1,4 @@
-"""The engine core's prefix cache: what is not computed a second time, by whom it may be used, and equal answers."""
+"""The engine core's prefix cache: what is not computed a second time, which prompts may use it, and equal answers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ def answer(core: EngineCore, state: PromptState) -> list[int]:
     return answers.tokens[state.prompt_id, 0]
 
 
-def test_a_prompt_seen_before_is_computed_from_where_it_is_new() -> None:
+def test_a_repeated_prompt_is_computed_from_its_first_new_token() -> None:
     with counted() as (core, computed):
         first = prompt("p", 40, max_tokens=1)
         answer(core, first)
@@ -65,7 +65,7 @@ def test_a_prompt_seen_before_is_computed_from_where_it_is_new() -> None:
         assert computed.since() == 40
 
 
-def test_the_last_token_is_computed_even_where_all_is_held() -> None:
+def test_the_last_token_is_computed_even_if_all_is_cached() -> None:
     with counted() as (core, computed):
         state = prompt("p", 48, max_tokens=1)
         answer(core, state)
@@ -140,7 +140,7 @@ def test_a_prompt_with_prompt_logprobs_is_computed_in_full() -> None:
 @pytest.mark.parametrize(
     "off", [{"prefix_caching": False}, {"config": {"block_size": 8}}], ids=["flag", "small blocks"]
 )
-def test_off_keeps_nothing(off: dict[str, object]) -> None:
+def test_without_a_cache_nothing_is_kept(off: dict[str, object]) -> None:
     with counted(**off) as (core, computed):
         state = prompt("p", 40, max_tokens=1)
         answer(core, state)

@@ -1,4 +1,4 @@
-"""The engine core when the pool is full: who waits, who is preempted, who keeps blocks."""
+"""The engine core when the pool is full: which prompts wait, are preempted, or keep their blocks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,7 +73,7 @@ def test_an_engine_without_free_blocks_waits_without_spinning() -> None:
         assert core.load().preemptions == 0
 
 
-def test_work_is_left_when_the_only_way_on_is_preemption() -> None:
+def test_work_is_left_when_only_preemption_could_continue_it() -> None:
     config = replace(CONFIG, num_blocks=4)
     states = [prompt(name, 4, max_tokens=9) for name in "ab"]
     with engine(config) as (core, _):
@@ -147,7 +147,7 @@ def test_a_finished_sequence_frees_its_own_blocks_at_once(runs_ahead: bool) -> N
         core.cancel("n")
 
 
-def test_a_prompt_takes_its_blocks_only_when_a_chunk_has_room_for_it(runs_ahead: bool) -> None:
+def test_a_prompt_allocates_only_when_a_chunk_has_room_for_it(runs_ahead: bool) -> None:
     with engine(chunk=4) as (core, _):
         core.add(prompt("a", 10))
         core.add(prompt("b", 10))
@@ -203,7 +203,7 @@ def test_a_prompt_waiting_for_blocks_takes_no_chunk() -> None:
         assert core.load().preemptions == 0
 
 
-def test_a_step_that_work_is_left_for_computes_something() -> None:
+def test_a_step_reported_as_having_work_computes_something() -> None:
     config, resumed, held = resumed_before_held(7)
     for chunk in (1, 6, 50):
         for taken in range(3):

@@ -1,4 +1,4 @@
-"""A grammar binds a prompt's outputs wherever it runs, and costs nobody else anything. On the fake model."""
+"""A grammar constrains a prompt's outputs wherever it runs, and does not affect others. On the fake model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ class Ladder:
 
 
 class OnLadder:
-    """Where a sequence stands."""
+    """The position of a sequence."""
 
     def __init__(self, length: int) -> None:
         self.length, self.position = length, 0
@@ -62,7 +62,7 @@ def alone(name: str, grammar: Grammar | None = None) -> list[int]:
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_grammar_binds_only_its_own_prompts_sequences() -> None:
+def test_a_grammar_constrains_only_its_own_prompts_sequences() -> None:
     drawn = prompt("bound", 9, temperature=1.0, n=3)
     with engine() as (core, _):
         core.add(drawn, grammar=Ladder())
@@ -125,7 +125,7 @@ def test_a_stuck_grammar_ends_its_own_prompt_with_its_reason() -> None:
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_prompt_all_of_whose_sequences_can_go_no_further_fails_once() -> None:
+def test_a_prompt_whose_sequences_are_all_stuck_fails_once() -> None:
     with engine() as (core, _):
         core.add(prompt("short", 9, temperature=1.0, n=3), grammar=Ladder(length=3))
         answers = run(core)

@@ -1,4 +1,4 @@
-"""The engine core where prompts are held, admitted and cancelled."""
+"""The engine core with prompts that are held, admitted and cancelled."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,7 +99,7 @@ def test_a_held_prompt_keeps_its_blocks_until_released() -> None:
         assert (core.blocks.num_used, core.load().held_prompts) == (0, 0)
 
 
-def test_a_held_prompt_that_its_first_tokens_end_holds_nothing() -> None:
+def test_a_held_prompt_finished_by_its_first_tokens_holds_nothing() -> None:
     with engine() as (core, _):
         core.add(prompt("h", 9, max_tokens=1, n=2), hold=True)
         answers = run(core)
@@ -201,7 +201,7 @@ def test_an_early_cancelled_sequence_is_still_described() -> None:
         assert core.blocks.num_used == 0
 
 
-def test_cancel_of_the_unknown_is_silent() -> None:
+def test_cancelling_an_unknown_prompt_is_silent() -> None:
     with engine() as (core, _):
         core.add(prompt("c", 3))
 

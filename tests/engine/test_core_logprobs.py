@@ -247,7 +247,7 @@ def test_without_logprobs_only_requests_for_them_fail(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.long
-def test_those_of_the_default_model_are_transformers_too() -> None:
+def test_those_of_the_default_model_equal_transformers_too() -> None:
     path = ensure_default_model(default_cache_dir(os.environ), lambda words: None)
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, logprobs=5, prompt_logprobs=5)
     state = PromptState("p", "r", tuple(1000 + 37 * i for i in range(70)), params)

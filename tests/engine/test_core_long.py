@@ -1,4 +1,4 @@
-"""A step costs the engine as much at the end of a long output as at its start: calls and memory, counted."""
+"""A step costs the engine as much late in a long output as at its start: calls and memory, counted."""
 
 import sys
 import tracemalloc

@@ -97,7 +97,7 @@ def test_last_token_vectors_use_the_prefix_cache_means_do_not(tmp_path: Path) ->
     close(again["again"], torch.tensor(first["first"], dtype=torch.float64))
 
 
-def test_dimensions_are_cut_and_brought_to_length_one(tmp_path: Path) -> None:
+def test_dimensions_are_truncated_and_normalised_to_length_1(tmp_path: Path) -> None:
     with core_of(make_tiny_model("llama", tmp_path)) as core:
         core.add(asked("whole", TEXTS[0], Pooling(normalize=False)))
         core.add(asked("cut", TEXTS[0], Pooling(dimensions=5)))
@@ -150,7 +150,7 @@ def test_prompts_dropped_from_a_full_pool_give_the_same_vectors() -> None:
 
 
 class Spoiled:
-    """A step whose first vector is not all numbers."""
+    """A step whose first vector has a NaN."""
 
     def __init__(self, pending: PendingStep) -> None:
         self._pending = pending
@@ -161,7 +161,7 @@ class Spoiled:
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_vector_of_no_numbers_ends_its_own_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vector_with_nan_ends_only_its_own_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_engine() as (core, model):
         launch = model.launch
         monkeypatch.setattr(model, "launch", lambda *step: Spoiled(launch(*step)))

@@ -1,4 +1,4 @@
-"""A pool of a tenth of what is asked for, random work: every answer equals the unbounded pool's, and nobody starves."""
+"""A pool of a tenth of the needed size, random work: every answer equals the unbounded pool's, and none starves."""
 
 from dataclasses import replace
 

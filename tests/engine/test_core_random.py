@@ -1,7 +1,7 @@
 """The engine core under random orders of add, admit, cancel, release, reservations of others, failures, and steps.
 
-One step ahead, the model computes nothing before its collect: whoever writes a block that a launched step still writes
-has it overwritten then, and answers differ.
+One step ahead, the model computes nothing before its collect: a block that is written too early, while a
+launched step still writes it, is overwritten then, and answers differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ MAX_STEPS = 1000
 
 
 class Counting(FakeModel):
-    """Counts its steps; fails a launch or a collect when it is told to."""
+    """Counts its steps; fails a launch or a collect when it is set to."""
 
     num_launched = num_collected = 0
     fails_in: str | None = None
@@ -62,7 +62,7 @@ class Counted:
 
 
 class Driver(RuleBasedStateMachine):
-    """Keeps what every sequence has been told, and compares it with the reference."""
+    """Keeps what was reported of every sequence, and compares it with the reference."""
 
     config = CONFIG
     longest = 20

@@ -1,4 +1,4 @@
-"""A seeded request gives the same tokens whoever is beside it, wherever it runs and however often it is interrupted."""
+"""A seeded request gives the same tokens in any batch, wherever it runs and however often it is interrupted."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Preemption by copies: what comes back is what was taken, shared blocks once, and token ids where there is no room."""
+"""Preemption by copies: blocks come back unchanged, shared ones once, and token ids are used where there is no room."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -156,7 +156,7 @@ def test_cancelling_a_swapped_out_prompt_frees_its_copies(sequence: int | None) 
 
 
 @pytest.mark.parametrize("broken", ["save_blocks", "load_blocks"])
-def test_a_copy_that_fails_costs_a_rebuilding_and_nothing_else(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_costs_only_a_recomputation(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room for a copy")
 
@@ -231,7 +231,7 @@ def test_two_equal_sequences_are_swapped_out_and_back() -> None:
         assert core.blocks.num_used == 0
 
 
-def test_a_start_that_raises_ends_that_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_raises_ends_only_that_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [prompt(name, 6, max_tokens=5) for name in ("bad", "good")]
     with watched() as (core, _):
         take = core.blocks.take

@@ -26,7 +26,7 @@ def test_uniform_is_below_one_and_exact_in_float32(seed: int, sequence: int, pos
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.integers(0, 2**24)), min_size=1))
-def test_arrays_give_the_numbers_that_each_place_gives_alone(places: list[tuple[int, int, int]]) -> None:
+def test_arrays_equal_the_numbers_of_each_place_alone(places: list[tuple[int, int, int]]) -> None:
     seeds, sequences, positions = np.array(places, np.uint64).T
 
     assert uniforms(seeds, sequences, positions).tolist() == [uniform(*place) for place in places]
@@ -40,7 +40,7 @@ def test_every_coordinate_counts() -> None:
     assert uniform(7, 0, 0) == base
 
 
-def test_numbers_spread_evenly() -> None:
+def test_numbers_are_evenly_distributed() -> None:
     counts = [0] * 16
     for position in range(16_000):
         counts[int(uniform(42, 0, position) * 16)] += 1

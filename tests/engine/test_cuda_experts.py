@@ -1,4 +1,4 @@
-"""Experts in groups by torch's grouped product, as on a GPU: tokens are transformers', and what stays says why."""
+"""Experts in groups by torch's grouped product, as on a GPU: tokens equal transformers', exceptions are reported."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _SIZES: dict[str, Any] = {
 
 
 class Calls:
-    """Stands before grouped_mm: counts calls, and refuses what CUDA's kernel does."""
+    """Wraps grouped_mm: counts calls, and refuses what CUDA's kernel refuses."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -101,7 +101,7 @@ def test_a_layer_in_bfloat16_is_two_calls(calls: Calls) -> None:
         (torch.bfloat16, 100, "experts of 100 columns: grouped_mm takes rows of whole 16 bytes", "eager"),
     ],
 )
-def test_experts_beyond_the_op_stay(dtype: torch.dtype, width: int, said: str, way: str) -> None:
+def test_unsupported_experts_are_left_unchanged(dtype: torch.dtype, width: int, said: str, way: str) -> None:
     """The way that transformers chose goes on, or one expert after the other where that does not run."""
     network = small(dtype, intermediate_size=width)
 

@@ -126,7 +126,7 @@ def test_a_known_network_runs_by_library_ops_with_equal_output(
     assert all(torch.equal(tensor, stored[name]) for name, tensor in made.state_dict().items())
 
 
-def test_joined_weights_are_held_once() -> None:
+def test_merged_weights_are_stored_once() -> None:
     made = network(LlamaConfig(**_GQA, mlp_bias=True, attention_bias=True))
     before = sum(parameter.nbytes for parameter in made.parameters())
 
@@ -163,7 +163,7 @@ def _hook(made: Any) -> None:
 
 
 class _Adapted(nn.Linear):
-    """A linear layer with something added, as adapters are."""
+    """A linear layer with an addition, as adapters are."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) + 0.1 * input.mean(-1, keepdim=True)
@@ -194,7 +194,7 @@ def _widen(made: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "mlps"), [(_hook, 1), (_adapt, 1), (_tie, 0), (_widen, 1)], ids=["hooks", "adapters", "tied", "mixed"]
 )
-def test_linear_layers_that_are_not_plain_are_not_joined(change: Callable[[Any], None], mlps: int) -> None:
+def test_linear_layers_that_are_not_plain_are_not_merged(change: Callable[[Any], None], mlps: int) -> None:
     made = network(LlamaConfig(**_GQA))
     change(made)
     expected = logits(made)
@@ -217,7 +217,7 @@ def test_linear_layers_that_are_not_plain_are_not_joined(change: Callable[[Any],
     ],
     ids=["opt", "gpt-neox"],
 )
-def test_an_unknown_network_stays(config: Callable[[], Any]) -> None:
+def test_an_unknown_network_is_left_unchanged(config: Callable[[], Any]) -> None:
     made = network(config(), torch.bfloat16)
     expected = logits(made)
 
@@ -419,7 +419,7 @@ def test_layers_overwrite_inputs_no_one_else_reads() -> None:
     assert [layer.forward.keeps_input for layer in made.model.layers] == [False, False]
 
 
-def test_angles_are_put_together_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_angles_are_concatenated_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ops = flashinfer()
     made = network(LlamaConfig(**_GQA), torch.bfloat16)
     replace_modules(made, (ops, TorchOps()))

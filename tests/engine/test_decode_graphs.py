@@ -1,4 +1,4 @@
-"""Decode steps by graphs: tokens are those of transformers, and a replay reads the fixed inputs alone."""
+"""Decode steps by graphs: tokens equal transformers', and a replay reads only the fixed inputs."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -188,7 +188,7 @@ class FullDevice(CapturingDevice):
         return super().capture(run)
 
 
-def test_a_card_that_is_full_keeps_the_sizes_captured_so_far(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_card_keeps_the_sizes_captured_so_far(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_tiny_model("llama", tmp_path)
     device = FullDevice(room=2)
     graphs, plain = load(path, device), load(path, FakeDevice(), rows=0)

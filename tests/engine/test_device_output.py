@@ -1,4 +1,4 @@
-"""A step's output by way of a device equals the one computed at once, row by row, and is not read before its time."""
+"""A step's output from a device equals the one computed at once, row by row, and is not read too early."""
 
 import random
 from typing import Any
@@ -95,7 +95,7 @@ def test_candidates_are_those_computed_at_once() -> None:
 
 
 @pytest.mark.parametrize("candidates", [(), (1, 2), (3, 5)])
-def test_rows_without_a_token_fail_in_the_same_words(candidates: tuple[int, ...]) -> None:
+def test_rows_without_a_token_fail_with_the_same_message(candidates: tuple[int, ...]) -> None:
     rows = rows_of([{"temperature": float(i % 2)} for i in range(6)], candidates=candidates)
     logits = logits_of(6)
     logits[1:3] = float("-inf")
@@ -112,7 +112,7 @@ def test_rows_without_a_token_fail_in_the_same_words(candidates: tuple[int, ...]
     assert all(0 <= token < VOCAB_SIZE for token in choose(logits, rows).token_ids.tolist()), "it may be carried on"
 
 
-def test_scores_without_a_number_fail_only_their_requests() -> None:
+def test_nan_scores_fail_only_their_requests() -> None:
     def broken() -> Any:
         yield logits_of(1)
         raise RuntimeError("no head")
@@ -126,7 +126,7 @@ def test_scores_without_a_number_fail_only_their_requests() -> None:
 
 
 class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses what would make the host wait for a device: copies between them that are not asked to go on."""
+    """Refuses what would make the host wait for a device: copies between them that are not asynchronous."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = str(func), kwargs or {}

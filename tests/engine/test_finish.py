@@ -1,4 +1,4 @@
-"""Endings: stop ids, min_tokens, max_tokens, the model's length."""
+"""Finish reasons: stop ids, min_tokens, max_tokens, the model's length."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -96,7 +96,7 @@ class _CountedReads(Sequence[int]):
         return found
 
 
-def test_a_sequence_as_long_as_the_model_ends_by_length() -> None:
+def test_a_sequence_as_long_as_the_model_finishes_by_length() -> None:
     params = SamplingParams(max_tokens=50)
 
     assert finish_of([1, 2], params, prompt_length=5, max_model_len=8) is None

@@ -1,4 +1,4 @@
-"""What we call of flashinfer, held to the signatures in its wheel: the stand-ins', and every call of the engine."""
+"""Our calls of flashinfer, compared with the signatures in its wheel: the stand-ins', and every call of the engine."""
 
 import inspect
 import os
@@ -38,7 +38,7 @@ _SIZES: dict[str, Any] = {
 
 
 class AskedNames:
-    """Stands in for the module: notes what it is asked for, and has all of it."""
+    """Stands in for the module: records the requested names, and has all of them."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -64,7 +64,7 @@ def asked_functions() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def a_small_workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As the stand-in asks for at least."""
+    """As the stand-in requires at least."""
     monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.LEAST_WORKSPACE)
     yield
     flashinfer_stand_in._Wrapper.made.clear()
@@ -72,7 +72,7 @@ def a_small_workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def wheel() -> Wheel:
-    """The unzipped wheel; where it cannot be had the test is skipped (a failure under `scripts/test --all`)."""
+    """The unzipped wheel; where it is not available the test is skipped (a failure under `scripts/test --all`)."""
     try:
         return find_wheel()
     except NoWheel as error:
@@ -112,7 +112,7 @@ def attend(module: Any) -> None:
 
 
 def replaced(module: Any, config: Any) -> str:
-    """Return what became of a network's parts with a module."""
+    """Return how a module replaced a network's parts."""
     register()
     torch.manual_seed(1)
     made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME).eval()

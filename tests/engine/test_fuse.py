@@ -1,4 +1,4 @@
-"""Fused networks: the logits of transformers, whatever is batched; unknown ones stay; the originals are freed."""
+"""Fused networks: logits equal transformers' in any batch; unknown networks are unchanged; originals are freed."""
 
 import copy
 import itertools
@@ -283,7 +283,7 @@ def test_a_layer_runs_alone_where_the_program_attends_otherwise(threads: Threads
     torch.testing.assert_close(got[0], got[1], rtol=1e-4, atol=1e-5)
 
 
-def test_a_network_that_is_not_known_stays(threads: Threads, tmp_path: Path) -> None:
+def test_an_unknown_network_is_left_unchanged(threads: Threads, tmp_path: Path) -> None:
     network = _network(make_tiny_model("opt", tmp_path))
     expected = _expected_here(network)
 
@@ -293,7 +293,7 @@ def test_a_network_that_is_not_known_stays(threads: Threads, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("packed", "what"), [(0, "layer 0"), (1, "layer 1"), (2, "the output layer")])
-def test_where_a_layer_disagrees_the_network_stays_whole(
+def test_if_a_layer_disagrees_the_whole_network_is_left_unchanged(
     packed: int, what: str, dtype: torch.dtype, threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""The memory that steps of a fused network work in."""
+"""The workspace that steps of a fused network use."""
 
 import torch
 
@@ -17,7 +17,7 @@ def test_memory_grown_by_a_vector_step_works_without_inference_mode() -> None:
         assert not tensor.is_inference()
 
 
-def test_the_place_of_the_given_logits_is_that_of_any_tensor() -> None:
+def test_the_address_of_the_given_logits_is_that_of_any_tensor() -> None:
     memory = StepMemory(_SIZES, num_threads=1)
     memory.reserve(8, 8)
 

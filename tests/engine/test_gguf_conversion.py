@@ -187,7 +187,7 @@ def test_a_folder_with_one_gguf_and_nothing_else_is_found(tmp_path: Path) -> Non
         find_gguf(file.parent)
 
 
-def test_it_is_converted_once_under_a_name_of_its_content(tmp_path: Path) -> None:
+def test_it_is_converted_once_under_a_name_from_its_content(tmp_path: Path) -> None:
     file, _ = write_tiny_gguf(tmp_path, "llama")
     said: list[str] = []
 

@@ -81,7 +81,7 @@ def test_the_child_has_no_torch(child: CompilingChild) -> None:
         ("grammar", 'start: e\ne: "a" f', r'as Lark: at 2\(4\): unknown name: "f"; as EBNF: line 1'),
     ],
 )
-def test_the_hostile_ones_are_refused_or_harmless(
+def test_hostile_grammars_are_refused_or_harmless(
     child: CompilingChild, kind: str, value: str, words: str | None
 ) -> None:
     pid = child.pid
@@ -94,7 +94,7 @@ def test_the_hostile_ones_are_refused_or_harmless(
             child.compile(source)
         assert len(str(refused.value).splitlines()) == 1
 
-    assert child.pid == pid, "a refusal in words needs no new process"
+    assert child.pid == pid, "a refusal with a message needs no new process"
 
 
 def test_two_seconds_of_cpu_end_the_child_and_the_next_is_warm(child: CompilingChild) -> None:
@@ -169,7 +169,7 @@ def test_a_child_that_does_not_answer_is_replaced(folder: Path) -> None:
     made.close()
 
 
-def test_a_child_that_talks_nonsense_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_sends_nonsense_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CompilingChild(tokenizer_of(folder), _LIMITS)
     made.start()
     pid = made.pid

@@ -1,4 +1,4 @@
-"""What a random model writes under a grammar is of that grammar: 50 texts a kind, checked by someone else's parser."""
+"""A random model's outputs follow their grammar: 50 texts of each kind, checked by an independent parser."""
 
 import ast
 import json
@@ -41,7 +41,7 @@ def _texts(folder: Path, kind: str, value: str, **more: Any) -> list[str]:
     return random_texts(folder, compiled(tokenizer_of(folder), StructuredOutput(kind, value, **more)))
 
 
-def test_json_is_of_its_schema(folder: Path) -> None:
+def test_json_follows_its_schema(folder: Path) -> None:
     texts = _texts(folder, "json", json.dumps(_SCHEMA))
 
     for text in texts:
@@ -130,7 +130,7 @@ def test_a_sum_of_a_grammar_can_be_added_up(folder: Path, grammar: str) -> None:
 _SUM = (ast.Expression, ast.BinOp, ast.Add, ast.Constant, ast.Load)
 
 
-def test_a_toy_sql_is_of_its_form(folder: Path) -> None:
+def test_a_toy_sql_follows_its_grammar(folder: Path) -> None:
     grammar = (
         'root ::= "SELECT " columns " FROM " name (" WHERE " name " = " value)?\n'
         'columns ::= name (", " name){0,2}\n'

@@ -1,4 +1,4 @@
-"""What a step may cost: shared lexers that are used up, slow steps, and who ends by them."""
+"""What a step may cost: exhausted shared lexers, slow steps, and which sequences they end."""
 
 import time
 from pathlib import Path
@@ -63,7 +63,7 @@ def _write(matcher: Matcher, ids: list[int]) -> None:
         assert matcher.advance(token_id)
 
 
-def test_a_sequence_continues_where_another_used_up_their_lexer(folder: Path) -> None:
+def test_a_sequence_continues_after_another_exhausted_their_lexer(folder: Path) -> None:
     grammar = _limited(folder)
     hungry, modest = grammar.matcher(), grammar.matcher()
     a, b = _ids(folder, "a"), _ids(folder, "b")
@@ -134,7 +134,7 @@ def test_an_ambiguous_grammar_is_refused_before_a_token(folder: Path, rules: str
 
 
 def test_an_ambiguity_beyond_the_walk_ends_its_sequence(folder: Path) -> None:
-    """The walk reads 256 tokens; here the ambiguous part begins behind the 300th."""
+    """The walk reads 256 tokens; here the ambiguous part begins after the 300th."""
     backend = LlguidanceBackend(tokenizer_of(folder), GrammarLimits(fill_s=60), StepLimits(grammar_items=500))
     form = backend.compile(GrammarSource(GrammarKind.GRAMMAR, 'start: w{300} e\nw: "w"\ne: e e | /[0-9]/'))
     matcher = CompiledGrammar(backend.build(form), tokenizer_of(folder), GrammarKind.GRAMMAR, 0).matcher()

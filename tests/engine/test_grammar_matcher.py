@@ -1,4 +1,4 @@
-"""Endings, padding, resume and limits of a sequence's matcher."""
+"""The finish, padding, resumption and limits of a sequence's matcher."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def _ids(folder: Path, text: str) -> list[int]:
     return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
 
 
-def test_the_end_is_allowed_exactly_where_the_text_is_whole(folder: Path) -> None:
+def test_the_end_is_allowed_exactly_where_the_text_is_complete(folder: Path) -> None:
     matcher = _matcher(folder, "ab?")
     a, b = _ids(folder, "a")[0], _ids(folder, "b")[0]
 
@@ -102,7 +102,7 @@ def test_ids_beyond_model_or_tokenizer_are_never_allowed(folder: Path, vocab_siz
     assert {0, 1} & allowed == set()
 
 
-def test_a_character_of_many_tokens_is_whole_or_not_there(folder: Path) -> None:
+def test_a_character_of_many_tokens_is_complete_or_absent(folder: Path) -> None:
     matcher = _matcher(folder, "日|é")
     ids = _ids(folder, "日")
     assert len(ids) == 3
@@ -151,7 +151,7 @@ def test_a_matcher_past_its_limits_fails_with_a_reason(folder: Path) -> None:
         run()
 
 
-def test_a_tokenizer_that_is_no_byte_level_one_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_other_than_byte_level_bpe_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(
         '{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}'
@@ -164,7 +164,7 @@ def test_a_tokenizer_that_is_no_byte_level_one_is_refused(tmp_path: Path) -> Non
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_a_row_is_written_whole(folder: Path) -> None:
+def test_a_row_is_completely_overwritten(folder: Path) -> None:
     """Old bits of a reused row go."""
     matcher = _matcher(folder, "a")
     row = np.full((PADDED + 31) // 32, -1, dtype=np.int32)
@@ -174,7 +174,7 @@ def test_a_row_is_written_whole(folder: Path) -> None:
     assert int(np.bitwise_count(row.view(np.uint32)).sum()) == 1
 
 
-def test_the_default_whitespace_comes_to_an_end(folder: Path) -> None:
+def test_the_default_whitespace_is_bounded(folder: Path) -> None:
     matcher = compiled(tokenizer_of(folder), StructuredOutput("json_object", "")).matcher()
     brace, blank = _ids(folder, "{")[0], _ids(folder, " ")[0]
     assert matcher.advance(brace)

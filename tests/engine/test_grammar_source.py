@@ -1,4 +1,4 @@
-"""What a request may ask its output to be: refused before anything is compiled, or brought into one form."""
+"""The constraints that a request may put on its output: refused before any compilation, or brought into one form."""
 
 import json
 import sys
@@ -15,12 +15,12 @@ _LIMITS = GrammarLimits()
 
 
 def _optional(count: int, *required: str) -> str:
-    """Return the schema of an object with so many properties, of which few are required."""
+    """Return the schema of an object with this many properties, of which few are required."""
     return json.dumps({"properties": {f"p{i}": {"type": "integer"} for i in range(count)}, "required": required})
 
 
 def _object(letter: str, count: int = 900) -> dict[str, object]:
-    """Return the schema of an object with so many optional properties."""
+    """Return the schema of an object with this many optional properties."""
     return {"properties": {f"{letter}{i}": {} for i in range(count)}}
 
 
@@ -96,7 +96,7 @@ _OPTIONS_LEAD_TO_OPTIONS = {
         ("nope", "x", "'nope' is not a kind of structured output; the kinds are json"),
     ],
 )
-def test_what_is_wrong_is_reported_with_value_and_limit(kind: str, value: str, words: str) -> None:
+def test_an_error_is_reported_with_value_and_limit(kind: str, value: str, words: str) -> None:
     with pytest.raises(InvalidGrammar, match=words) as caught:
         read_source(StructuredOutput(kind, value), _LIMITS)
 
@@ -122,7 +122,7 @@ def test_required_properties_are_not_optional() -> None:
         json.dumps(_A | {"items": _B | {"$ref": "#c"}, "$defs": {"c": _NULL | {"$anchor": "c"}}}),
     ],
 )
-def test_only_what_is_one_object_counts_together(schema: str) -> None:
+def test_only_properties_of_one_object_are_counted_together(schema: str) -> None:
     assert read_source(StructuredOutput("json", schema), _LIMITS).kind is GrammarKind.JSON
 
 

@@ -1,4 +1,4 @@
-"""The store compiles once, keeps within its bytes, refuses past its queue, and lets no wish harm another."""
+"""The store compiles once, keeps within its bytes, refuses past its queue, and no grammar harms another."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def test_once_warm_no_tokenizer_is_made_again(folder: Path, monkeypatch: pytest.
         assert len(made) == 1
 
 
-def test_a_backend_that_is_not_installed_is_the_servers_lack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_backend_is_the_servers_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "engine.grammar.llguidance_backend", None)
     with GrammarStore(tokenizer_of(folder), _LIMITS) as store:
         for _ in range(2):
@@ -94,7 +94,7 @@ def test_end_ids_unknown_to_the_tokenizer_are_ignored(folder: Path) -> None:
         assert EOS_ID in allowed_ids(_grammar(store.prepare(_regex("a?"))).matcher())
 
 
-def test_a_prepared_grammar_is_there_at_once_the_next_time(store: GrammarStore) -> None:
+def test_a_prepared_grammar_is_available_at_once_the_next_time(store: GrammarStore) -> None:
     first = _grammar(store.prepare(_regex("a")))
     again = store.prepare(_regex("a"))
 
@@ -116,7 +116,9 @@ def test_a_shared_future_cannot_be_cancelled_by_one(store: GrammarStore) -> None
     assert _grammar(future)
 
 
-def test_one_whose_lexer_is_used_up_is_compiled_again(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_whose_lexer_is_exhausted_is_compiled_again(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worn = _grammar(store.prepare(_regex("worn")))
     monkeypatch.setattr(CompiledGrammar, "worn", property(lambda grammar: grammar is worn))
 
@@ -140,7 +142,7 @@ def test_obviously_wrong_grammars_cost_no_compile(store: GrammarStore) -> None:
     assert isinstance(store.prepare(StructuredOutput("json", "")).exception(0), InvalidGrammar)
 
 
-def test_one_that_ends_the_child_costs_only_itself(store: GrammarStore) -> None:
+def test_a_grammar_that_ends_the_child_costs_only_itself(store: GrammarStore) -> None:
     before = _grammar(store.prepare(_regex("before")))
     hostile = store.prepare(StructuredOutput("grammar", _CPU_BOUND))
     after = store.prepare(_regex("after"))
@@ -171,7 +173,7 @@ def test_the_queue_is_bounded(folder: Path) -> None:
         assert _grammar(store.prepare(_regex("a")))
 
 
-def test_one_that_waited_too_long_is_refused_and_not_kept(folder: Path) -> None:
+def test_a_grammar_that_waited_too_long_is_refused_and_not_kept(folder: Path) -> None:
     now = [0.0]
     with GrammarStore(tokenizer_of(folder), _LIMITS, clock=lambda: now[0]) as store:
         slow = store.prepare(StructuredOutput("grammar", _CPU_BOUND))
@@ -237,13 +239,13 @@ from wire.types import StructuredOutput
 process = psutil.Process()
 with GrammarStore(tokenizer_of(Path(sys.argv[1]))) as store:
     for i in range(3000):
-        wish = StructuredOutput("json", json.dumps({"properties": {f"p{i}": {"type": "integer"}}}))
-        assert store.prepare(wish).result(float(sys.argv[2]))
+        output = StructuredOutput("json", json.dumps({"properties": {f"p{i}": {"type": "integer"}}}))
+        assert store.prepare(output).result(float(sys.argv[2]))
         if i == 1200:
             filled = process.memory_info().rss
     print(process.memory_info().rss - filled)
 """
-"""In a process of its own: what other tests take or give back is no matter of the cache."""
+"""In its own process: memory of other tests must not count for the cache."""
 
 
 @pytest.mark.long

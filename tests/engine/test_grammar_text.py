@@ -1,4 +1,4 @@
-"""EBNF and Python's regexes in llguidance's form: the same texts as Python's own regex library takes."""
+"""EBNF and Python's regexes in llguidance's form: the same texts as Python's own regex library accepts."""
 
 import contextlib
 import re
@@ -56,7 +56,7 @@ def test_ebnf_accepts_its_language(folder: Path, grammar: str, regex: str, texts
 
 
 def test_spaces_written_as_a_recursion_become_a_terminal() -> None:
-    """Else each space is a level of the parser, and SmolLM2's long runs of them pass its limit of items."""
+    """Otherwise each space is a level of the parser, and SmolLM2's long runs of them exceed its limit of items."""
     lark = ebnf_to_lark('root ::= "[" ws root? "]"\nws ::= ([ \\t\\n] ws)?', _LIMITS)
 
     assert lark.splitlines()[2].startswith("R1: ")

@@ -1,4 +1,4 @@
-"""A pool on a device leaves what steps take: as much as the largest one does, and no less than a step takes later."""
+"""A pool on a device leaves memory for steps: as much as the largest one takes, and no later step takes more."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,7 +51,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 class Measuring(FakeDevice):
-    """Remembers what it measured, and the pools that it made."""
+    """Records what it measured, and the pools that it made."""
 
     def __init__(self) -> None:
         super().__init__(total_bytes=TOTAL)
@@ -198,7 +198,7 @@ def test_dummy_steps_write_each_slot_once_in_the_smallest_pool(
     assert most * block_size <= step.prompt_tokens + step.sequences + 4 * block_size or longest < block_size
 
 
-def test_graphs_have_their_part(llama: Path) -> None:
+def test_graphs_have_their_share(llama: Path) -> None:
     device = CapturingDevice(total_bytes=TOTAL)
 
     eager, graphs = load(llama, device), load(llama, device, max_graph_rows=8)
@@ -231,7 +231,7 @@ def test_attention_workspaces_of_graphs_are_left_to_graphs(llama: Path, monkeypa
     without.model.close()
 
 
-def test_a_pool_of_the_users_own_size_is_not_measured_for(llama: Path) -> None:
+def test_for_a_user_given_pool_size_nothing_is_measured(llama: Path) -> None:
     device = Measuring()
 
     loaded = load(llama, device, kv_cache_memory=4 << 20)

@@ -1,4 +1,4 @@
-"""A load without built kernels: it does not wait for them, says so, and chooses the dtype of the loads that follow."""
+"""A load without built kernels: it does not wait for them, reports so, and chooses the dtype of later loads."""
 
 import ctypes
 import os
@@ -66,7 +66,7 @@ def test_structs_of_other_sizes_leave_work_to_torch(
     assert f"struct {name} is " in kernels.note
 
 
-def test_ranks_do_as_rank_0_found_it(llama: Path) -> None:
+def test_ranks_follow_what_rank_0_found(llama: Path) -> None:
     setup = RankSetup(str(llama), "bfloat16", 0, 2, 16, "auto", None, (), 1, 10.0, is_native=False)
 
     part = load_part(setup, Reduce())

@@ -1,4 +1,4 @@
-"""Weights laid out for the CPU: the same results, the same modules, and only what is sure to agree."""
+"""Weights laid out for the CPU: the same results, the same modules, and only where both are sure to agree."""
 
 from pathlib import Path
 from typing import Any

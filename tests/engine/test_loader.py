@@ -1,4 +1,4 @@
-"""Loading: what is refused and in which words, what is found out, what is said."""
+"""Loading: what is refused with which message, what is detected, what is reported."""
 
 import json
 from pathlib import Path
@@ -135,7 +135,7 @@ def test_a_length_the_model_does_not_have_is_refused(llama: Path, length: int) -
         _load(llama, max_model_len=length)
 
 
-def test_a_shorter_length_is_taken(llama: Path) -> None:
+def test_a_shorter_length_is_accepted(llama: Path) -> None:
     assert _load(llama, max_model_len=100).model.info.max_model_len == 100
 
 
@@ -156,7 +156,7 @@ def test_unknown_choices_are_refused(llama: Path) -> None:
         ("float32", {"avx512_bf16"}, "float32"),
     ],
 )
-def test_auto_takes_bfloat16_where_the_cpu_is_fast_at_it(checkpoint: str, flags: set[str], expected: str) -> None:
+def test_auto_chooses_bfloat16_where_the_cpu_is_fast_at_it(checkpoint: str, flags: set[str], expected: str) -> None:
     choice = choose_dtype("auto", checkpoint, cpu_flags=frozenset(flags))
 
     assert choice.name == expected
@@ -164,7 +164,7 @@ def test_auto_takes_bfloat16_where_the_cpu_is_fast_at_it(checkpoint: str, flags:
 
 
 @pytest.mark.parametrize(("checkpoint", "expected"), [("bfloat16", "bfloat16"), ("float16", "float32")])
-def test_auto_takes_bfloat16_where_native_kernels_run_the_model(checkpoint: str, expected: str) -> None:
+def test_auto_chooses_bfloat16_where_native_kernels_run_the_model(checkpoint: str, expected: str) -> None:
     choice = choose_dtype("auto", checkpoint, cpu_flags=frozenset({"avx512f"}), is_native=True)
 
     assert choice.name == expected

@@ -85,7 +85,7 @@ def test_repetition_penalty_is_that_of_transformers(
     frequency=st.floats(-2, 2),
     presence=st.floats(-2, 2),
 )
-def test_counts_are_of_outputs_alone(prompt: list[int], outputs: list[int], frequency: float, presence: float) -> None:
+def test_only_outputs_are_counted(prompt: list[int], outputs: list[int], frequency: float, presence: float) -> None:
     logits, counts = _logits(1), Counter(outputs)
     expected = [x - counts[i] * frequency - (presence if counts[i] else 0.0) for i, x in enumerate(logits[0].tolist())]
 
@@ -170,7 +170,7 @@ def test_order_is_bias_then_repetition_then_counts() -> None:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), chosen=st.lists(st.sampled_from(sorted(_MIXED)), max_size=8, unique=True))
-def test_a_row_is_shaped_the_same_alone_and_among_others(seed: int, chosen: list[str]) -> None:
+def test_a_row_is_processed_the_same_alone_and_among_others(seed: int, chosen: list[str]) -> None:
     numbers = random.Random(seed)
     params = {name: _MIXED[name] for name in chosen}
     rows = [
@@ -187,7 +187,7 @@ def test_a_row_is_shaped_the_same_alone_and_among_others(seed: int, chosen: list
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_plain_rows_are_sampled_beside_shaped_ones(dtype: torch.dtype) -> None:
+def test_plain_rows_are_sampled_beside_processed_ones(dtype: torch.dtype) -> None:
     logits = _logits(4).to(dtype)
     best = logits.argmax(dim=-1).tolist()
     rows = [_row([1]), _row([1], logit_bias=((6, 100.0),)), _row([1]), _row([1], allowed_token_ids=(9,))]
@@ -195,7 +195,7 @@ def test_plain_rows_are_sampled_beside_shaped_ones(dtype: torch.dtype) -> None:
     assert sample(logits, rows).token_ids == [best[0], 6, best[2], 9]
 
 
-def test_a_plain_row_is_not_shaped() -> None:
+def test_a_plain_row_is_not_processed() -> None:
     assert not is_shaped(_row([1, 2], [3], temperature=0.7, top_k=3, logprobs=4, bad_words=((1, 2, 30),)))
     assert all(
         is_shaped(_row([1], **{name: value, "min_tokens": 1, "stop_token_ids": (2,)})) for name, value in _MIXED.items()
@@ -218,7 +218,7 @@ def test_a_row_whose_tokens_are_all_banned_fails_alone(temperature: float) -> No
     assert sampled.token_ids[2] == int(logits[2].argmax())
 
 
-def test_logits_that_are_not_numbers_are_the_models_failure() -> None:
+def test_nan_logits_are_the_models_failure() -> None:
     logits = _logits(2)
     logits[1] = float("nan")
 

@@ -1,4 +1,4 @@
-"""Log probabilities and ranks against transformers' log_softmax arithmetic done plainly, row by row."""
+"""Log probabilities and ranks against transformers' log_softmax in plain arithmetic, row by row."""
 
 import math
 

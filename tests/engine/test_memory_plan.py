@@ -42,7 +42,7 @@ def test_too_small_a_pool_is_refused_with_the_flag_and_the_minimum() -> None:
         plan_pool(_tensors(), budget_bytes=least - 1, block_size=16, max_model_len=4096)
 
 
-def test_the_longest_sequence_is_the_lesser_limit() -> None:
+def test_the_longest_sequence_is_the_smaller_limit() -> None:
     plan = plan_pool(_tensors(), budget_bytes=_GIB, block_size=16, max_model_len=100)
 
     assert plan.longest_sequence == 100
@@ -66,7 +66,7 @@ def test_requested_bytes_are_used_unchanged() -> None:
 
 
 @pytest.mark.parametrize("asked", [0, -1, _GIB + 1])
-def test_bytes_that_are_not_there_are_refused(asked: int) -> None:
+def test_more_bytes_than_available_are_refused(asked: int) -> None:
     with pytest.raises(ConfigError, match=f"--kv-cache-memory {asked} .*{_GIB} free"):
         cpu_budget(asked, _GIB)
     with pytest.raises(ConfigError, match=f"--kv-cache-memory {asked} .*{_GIB} free"):

@@ -1,4 +1,4 @@
-"""The identity follows what is computed with, and nothing else of a folder."""
+"""The identity depends on what is computed with, and on nothing else in a folder."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def test_a_copy_elsewhere_has_the_same_identity(model: Path, tmp_path: Path) -> 
     assert len(identify(model, "m").weights_digest) == 16
 
 
-def test_volatile_config_keys_and_key_order_do_not_show(model: Path) -> None:
+def test_volatile_config_keys_and_key_order_do_not_matter(model: Path) -> None:
     before = identify(model, "m")
 
     (model / "config.json").write_text(
@@ -52,7 +52,7 @@ def test_volatile_config_keys_and_key_order_do_not_show(model: Path) -> None:
     assert identify(model, "m") == before
 
 
-def test_how_weights_are_cut_into_files_does_not_show(model: Path) -> None:
+def test_how_weights_are_split_into_files_does_not_matter(model: Path) -> None:
     before = identify(model, "m")
 
     (model / "model.safetensors").unlink()
@@ -65,7 +65,7 @@ def test_how_weights_are_cut_into_files_does_not_show(model: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 65535])
-def test_a_changed_weight_shows(model: Path, place: int) -> None:
+def test_a_changed_weight_changes_it(model: Path, place: int) -> None:
     before = identify(model, "m")
 
     changed = bytearray(_TENSORS["a.weight"])
@@ -77,7 +77,7 @@ def test_a_changed_weight_shows(model: Path, place: int) -> None:
     assert after.tokenizer_digest == before.tokenizer_digest
 
 
-def test_a_changed_name_or_config_shows(model: Path) -> None:
+def test_a_changed_name_or_config_changes_it(model: Path) -> None:
     digests = {identify(model, "m").weights_digest}
 
     _write_safetensors(model / "model.safetensors", {"c": _TENSORS["a.weight"], "b.weight": _TENSORS["b.weight"]})
@@ -89,7 +89,7 @@ def test_a_changed_name_or_config_shows(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_a_changed_tokenizer_file_shows(model: Path, name: str) -> None:
+def test_a_changed_tokenizer_file_changes_it(model: Path, name: str) -> None:
     before = identify(model, "m")
 
     (model / name).write_text("{}")
@@ -125,7 +125,7 @@ def test_a_broken_file_is_refused_by_name(model: Path, content: bytes) -> None:
         identify(model, "m")
 
 
-def test_a_file_cut_short_is_refused(model: Path) -> None:
+def test_a_truncated_file_is_refused(model: Path) -> None:
     whole = (model / "model.safetensors").read_bytes()
     (model / "model.safetensors").write_bytes(whole[:-1])
 
@@ -157,7 +157,7 @@ def test_other_formats_are_refused_with_advice(model: Path) -> None:
         ("snapshots/607a30d", "607a30d"),
     ],
 )
-def test_a_model_of_a_hubs_cache_has_the_name_it_has_there(folder: str, name: str, tmp_path: Path) -> None:
+def test_a_model_in_a_hubs_cache_has_its_hub_name(folder: str, name: str, tmp_path: Path) -> None:
     (tmp_path / folder).mkdir(parents=True)
 
     assert name_of(tmp_path / folder) == name

@@ -37,7 +37,7 @@ class _Family(NamedTuple):
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]:
-    """Return a function that makes a family's model once and asks transformers for its greedy tokens."""
+    """Return a function that makes a family's model once and computes transformers' greedy tokens."""
 
     @cache
     def make(name: str) -> _Family:
@@ -70,7 +70,7 @@ def test_batched_and_chunked_it_equals_transformers(family: Callable[[str], _Fam
     "name",
     [pytest.param(name, marks=[] if name in _POOLS else [pytest.mark.long]) for name in (*NAMED, *VARIANTS, *OTHERS)],
 )
-def test_handed_over_it_equals_transformers(family: Callable[[str], _Family], name: str) -> None:
+def test_handed_off_it_equals_transformers(family: Callable[[str], _Family], name: str) -> None:
     path, expected, _ = family(name)
     p_model, d_model = _model(path, "reference"), _model(path, "cpu", block_size=32)
     p, d = (EngineCore(m, max_num_seqs=8, max_num_batched_tokens=48, prefill_chunk_size=13) for m in (p_model, d_model))

@@ -1,4 +1,4 @@
-"""Models that cannot be served are refused by name and in words, before any weight is read."""
+"""Models that cannot be served are refused by name and with a message, before any weight is read."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_positions_counted_along_a_steps_rows_are_refused(tmp_path: Path) -> Non
         _load(path)
 
 
-def test_a_model_that_can_be_served_is_missed_only_its_weights(tmp_path: Path) -> None:
+def test_a_supported_model_is_refused_only_for_missing_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="missing keys"):
         _load(_config_alone("llama", tmp_path))
 

@@ -40,7 +40,7 @@ def held(blocks: BlockPool, *words: str, salt: str = "") -> int:
     return len(found)
 
 
-def test_a_released_block_is_found_again_by_the_same_tokens_alone() -> None:
+def test_a_released_block_is_found_again_only_by_the_same_tokens() -> None:
     blocks = pool(4)
     block_ids = compute(blocks, names("a", "b"))
     blocks.release(block_ids)

@@ -168,7 +168,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_sees_a_bar() -> None:
+def test_a_terminal_shows_a_progress_bar() -> None:
     terminal = _Terminal()
 
     with LoadProgress(2_000_000, stream=terminal) as progress:
@@ -179,7 +179,7 @@ def test_a_terminal_sees_a_bar() -> None:
     assert "2.00M" in terminal.getvalue()
 
 
-def test_a_log_gets_lines_with_bytes_now_and_then(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_lines_with_bytes_at_intervals(capfd: pytest.CaptureFixture[str]) -> None:
     now, lines = [0.0], []
     with LoadProgress(100, stream=io.StringIO(), clock=lambda: now[0]) as progress:
         progress._log = lambda: lines.append(progress._done)  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers_of_transformers(folder: Path) -> list[list[int]]:
-    """Return what plain transformers answers greedily, reading the .bin by itself."""
+    """Return what plain transformers generates greedily, reading the .bin by itself."""
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     answers = []
     for prompt in PROMPTS:
@@ -94,7 +94,7 @@ def test_a_scheduler_gets_the_tokenizer_without_the_weights(opt: Path, tmp_path:
     }  # fmt: skip
 
 
-def test_safetensors_that_are_there_are_linked_to(tmp_path: Path) -> None:
+def test_existing_safetensors_are_linked_to(tmp_path: Path) -> None:
     folder = make_tiny_model("opt", tmp_path / "opt")
     split_tokenizer(folder)
 
@@ -155,7 +155,7 @@ def test_another_tokenizer_or_config_is_another_folder(opt: Path, tmp_path: Path
     assert Tokenizer.from_file(str(after / "tokenizer.json")).encode("a").ids[0] != 2
 
 
-def test_several_at_once_make_it_once(opt: Path, tmp_path: Path) -> None:
+def test_several_processes_at_once_make_it_once(opt: Path, tmp_path: Path) -> None:
     said: list[str] = []
     made: list[Path] = []
 
@@ -189,7 +189,7 @@ plain_folder.ensure_plain(Path(sys.argv[1]), Path(sys.argv[2]), lambda words: No
 """
 
 
-def test_one_killed_half_way_leaves_nothing_in_the_way(opt: Path, tmp_path: Path) -> None:
+def test_a_killed_conversion_leaves_nothing_in_the_way(opt: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HALF_WAY, str(opt), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as maker:
         assert maker.stdout is not None

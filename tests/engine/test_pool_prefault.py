@@ -1,4 +1,4 @@
-"""A touched pool has its pages, keeps its bytes, and takes no memory that is not there."""
+"""A touched pool has its pages, keeps its bytes, and takes no memory that is not available."""
 
 import os
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def test_it_stops_where_memory_is_short(pool: HostPool) -> None:
     assert 8 << 20 <= resident_bytes(pool) < LAYOUT.total_bytes
 
 
-def test_a_stopped_one_lets_the_pool_go(pool: HostPool) -> None:
+def test_a_stopped_one_releases_the_pool(pool: HostPool) -> None:
     touch = PoolTouch(pool, available=lambda: PLENTY)
     touch.start()
     touch.stop()

@@ -117,7 +117,7 @@ def test_batches_stay_within_both_limits(bert: Path) -> None:
     assert sizes == [[3, 10], [17], [24], [31], [38]]
 
 
-def test_dimensions_are_cut_before_the_length_becomes_one() -> None:
+def test_dimensions_are_truncated_before_normalisation() -> None:
     settings = PoolingSettings("mean", normalize=True)
 
     cut = finish_vector((3.0, 4.0, 12.0), Pooling(dimensions=2), settings)
@@ -139,7 +139,7 @@ def test_dimensions_are_cut_before_the_length_becomes_one() -> None:
         (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
     ],
 )
-def test_what_the_model_cannot_answer_is_refused_with_a_reason(
+def test_an_unsupported_request_is_refused_with_a_reason(
     embedder: EncoderCore, state: PromptState, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -162,7 +162,7 @@ def test_a_failed_batch_ends_its_texts_and_no_others(bert: Path, monkeypatch: py
     core.close()
 
 
-def test_an_answer_of_no_numbers_ends_its_own_text(embedder: EncoderCore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_with_nan_ends_only_its_own_text(embedder: EncoderCore, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder.add(asked("bad", TEXTS[0]))
     embedder.add(asked("good", TEXTS[1]))
     run = embedder._encoder.run

@@ -1,4 +1,4 @@
-"""A real encoder, all-MiniLM-L6-v2 from its PyPI package: our vectors are those of transformers, and mean something."""
+"""A real encoder, all-MiniLM-L6-v2 from its PyPI package: our vectors equal transformers', and carry meaning."""
 
 import hashlib
 import subprocess

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("runs_ahead")
 
 PLENTY = 1 << 20
 Interrupted = list[tuple[str, int, int, int]]
-"""Who was interrupted: prompt id, by copies, by token ids, and how many tokens were out then."""
+"""The preemptions: prompt id, by copies or by token ids, and how many tokens were out then."""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def test_without_the_failpoint_no_prompt_is_preempted(monkeypatch: pytest.Monkey
         assert (interrupted, core.load().preemptions) == ([], 0)
 
 
-def test_an_answer_that_is_over_by_then_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_answer_is_not_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = prompt("short", 5, max_tokens=3), prompt("long", 5, max_tokens=4)
     with preempting(monkeypatch, "engine.preempt=after:3", PLENTY) as core:
         answers, interrupted = served(core, [short, long])
@@ -75,7 +75,7 @@ def test_an_answer_that_is_over_by_then_is_left_alone(monkeypatch: pytest.Monkey
         assert interrupted == [("long", 1, 0, 3)]
 
 
-def test_a_prompt_that_is_to_be_handed_over_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_is_to_be_handed_off_is_not_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     with preempting(monkeypatch, "engine.preempt=after:1", PLENTY) as core:
         core.add(prompt("held", 20), hold=True)
         while core.has_work():

@@ -1,4 +1,4 @@
-"""Names of blocks: plain sha256 over what they hold, equal across block sizes, unlike for unlike tokens and salts."""
+"""Names of blocks: plain sha256 of their contents, equal across block sizes, different for other tokens and salts."""
 
 import hashlib
 from itertools import pairwise
@@ -46,7 +46,7 @@ def test_only_full_blocks_of_the_requested_tokens_have_names() -> None:
     assert chain.num_full(95) == 2
 
 
-def test_no_name_is_shared_by_unlike_salts_or_after_an_unlike_token() -> None:
+def test_no_name_is_shared_by_other_salts_or_after_another_token() -> None:
     other = (*IDS[:20], 7, *IDS[21:])
     mine = [name.link for name in PrefixChain("a", 16).names(IDS, 96)]
 
@@ -67,7 +67,7 @@ def test_a_fork_continues_by_itself() -> None:
     assert chain.names(IDS, 48)[2].link == links_by_hand(IDS, "")[2]
 
 
-def test_a_chain_that_is_off_names_nothing() -> None:
+def test_a_disabled_chain_names_nothing() -> None:
     chain = PrefixChain("", None)
 
     assert (chain.names(IDS, 96), chain.num_full(96)) == ([], 0)

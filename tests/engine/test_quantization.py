@@ -148,7 +148,7 @@ def test_a_part_that_is_not_there_is_refused(part: TensorSlice, llama: Path) -> 
         (EvenGroups(4, 3), 1, [(0, 1, 0, 1)]),
     ],
 )
-def test_even_groups_are_walked_in_at_most_three_runs(
+def test_even_groups_are_read_in_at_most_three_runs(
     groups: EvenGroups, num_columns: int, runs: list[tuple[int, ...]]
 ) -> None:
     walked = [(c.start, c.stop, g.start, g.stop) for c, g in groups.runs(num_columns)]
@@ -177,7 +177,7 @@ def test_the_extra_memory_is_counted(llama: Path) -> None:
     assert weights.held_bytes == sum(values.nbytes for values in expected.values())
 
 
-def test_tensors_of_the_quantisation_are_not_seen(llama: Path) -> None:
+def test_tensors_of_the_quantisation_are_hidden(llama: Path) -> None:
     quantise_checkpoint(w8a8("channel"), llama)
     _change(llama, "model.layers.0.self_attn.k_scale", torch.ones(1))
     _change(llama, "model.layers.0.self_attn.q_proj.input_scale", torch.ones(1))
@@ -233,8 +233,8 @@ def test_tensors_that_do_not_fit_are_refused_with_their_shapes(
 
 
 @pytest.mark.parametrize("scheme", [packed(4, 40), packed(8, 64), w8a8("group")], ids=lambda s: s.name)
-def test_groups_of_a_size_unlike_the_config_are_refused(scheme: Scheme, llama: Path) -> None:
-    """Three groups of 40 in 96 inputs are no three groups of 32: the scale's shape alone does not tell."""
+def test_groups_of_another_size_than_the_configs_are_refused(scheme: Scheme, llama: Path) -> None:
+    """Three groups of 40 in 96 inputs are not three groups of 32: the scale's shape alone does not show it."""
     quantise_checkpoint(scheme, llama)
     if scheme.name.startswith("w8a8"):
         _change(llama, "model.layers.0.mlp.down_proj.weight_scale", torch.ones(64, 12))

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its quantisation, against the flag: what is read, and each refusal in its words."""
+"""A checkpoint's declared quantisation, against the flag: what is read, and each refusal with its message."""
 
 import json
 from pathlib import Path

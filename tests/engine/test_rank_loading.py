@@ -1,4 +1,4 @@
-"""What loading costs a rank: it reads its slices alone, and holds little more than its shard of a large model."""
+"""What loading costs a rank: it reads only its slices, and holds little more than its shard of a large model."""
 
 import functools
 import json

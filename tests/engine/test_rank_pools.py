@@ -1,4 +1,4 @@
-"""Pools on devices of their own: what is refused names the rank, its device's bytes and the sum over all ranks."""
+"""Pools on their own devices: a refusal names the rank, its device's bytes and the sum over all ranks."""
 
 import re
 
@@ -29,7 +29,7 @@ def test_a_rank_without_room_on_its_device_is_named_with_bytes() -> None:
     assert "raise --gpu-memory-utilization or lower --max-num-seqs" in said
 
 
-def test_the_sum_over_all_ranks_that_is_named_is_a_size_that_does() -> None:
+def test_the_total_named_in_a_refusal_is_a_size_that_works() -> None:
     said = refused([1000, 2000], ["card 0", "card 1"])
     least = int(re.findall(r"--kv-cache-memory (\d+) or more would be for all 2 ranks together", said)[0])
 

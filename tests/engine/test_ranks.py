@@ -36,7 +36,7 @@ _WAIT_S = 300.0  # a rank imports torch, on a busy machine too
 
 
 class Lost:
-    """Hears of a lost rank."""
+    """Records a lost rank."""
 
     def __init__(self) -> None:
         self.errors: list[PdserveError] = []
@@ -202,7 +202,7 @@ def test_the_pool_of_another_rank_is_sealed_too(two: ShardedModel) -> None:
             os.pwrite(memory.fd, b"x", 0)
 
 
-def test_a_step_that_is_wrong_here_costs_no_rank(two: ShardedModel, llama: Path) -> None:
+def test_a_step_rejected_by_rank_0_costs_no_rank(two: ShardedModel, llama: Path) -> None:
     with pytest.raises(ValueError, match="3 token ids for 2 rows"):
         two.launch(StepBatch((5, 6, 7), (BatchSequence(0, 2, (1,)),), ()))
 
@@ -275,7 +275,7 @@ def test_a_killed_rank_ends_the_model_and_every_later_step(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("native", ["on", pytest.param("off", marks=pytest.mark.long)])
-def test_a_rank_killed_within_a_step_fails_that_step(llama: Path, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_killed_during_a_step_fails_that_step(llama: Path, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDSERVE_NATIVE", native)
     lost = Lost()
     model = _load(llama, lost).model

@@ -1,4 +1,4 @@
-"""A rank in its own process: how old its step looks while layers come on, and what rank 0 hears when it fails."""
+"""A rank in its own process: how old its step appears as layers finish, and what rank 0 receives when it fails."""
 
 import json
 import os
@@ -26,7 +26,7 @@ _STEP = pack_step(StepBatch((5, 6), (BatchSequence(0, 2, (1,)),), ()))
 
 
 def test_a_step_is_as_old_as_its_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leases of a rank's hand-offs go on while this is young: a long step of many layers must not end them."""
+    """The leases of a rank's hand-offs are renewed while this is young: a long step must not end them."""
     now, ages = [100.0], []
     part = SimpleNamespace(
         check_held=lambda tensors: None, setup=_SETUP,
@@ -82,7 +82,7 @@ sys.exit(process.main([sys.argv[1], str(os.getppid())], lambda *_: Half()))
 
 @pytest.mark.long
 def test_a_ranks_failure_is_reported_before_its_links_close() -> None:
-    """Rank 0 hears of a closed hand-off at once, and gives a rank a second to say why."""
+    """Rank 0 sees a closed hand-off at once, and gives a rank a second to send the reason."""
     ours, theirs = socket.socketpair()
     with Channel(ours, RankMessageKind) as channel, theirs:
         fd = os.open("/dev/null", os.O_RDONLY)

@@ -46,7 +46,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 class Lost:
-    """Hears of a lost rank."""
+    """Records a lost rank."""
 
     def __init__(self) -> None:
         self.errors: list[PdserveError] = []
@@ -90,7 +90,7 @@ def _step(count: int, start: int = 0) -> StepBatch:
 
 @pytest.mark.long
 @_SIGNALS
-def test_a_rank_lost_while_it_loads_ends_the_load(llama: Path, number: signal.Signals) -> None:
+def test_a_rank_lost_during_loading_ends_the_load(llama: Path, number: signal.Signals) -> None:
     lost = Lost()
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_load, llama, lost)
@@ -100,7 +100,7 @@ def test_a_rank_lost_while_it_loads_ends_the_load(llama: Path, number: signal.Si
         with pytest.raises(InstanceLost, match=rf"rank 1 of 2 \(pid {rank.pid}\) {_SAID[number]}"):
             loading.result(_WAIT_S)
 
-    assert not lost.errors  # who loads is told by the raise
+    assert not lost.errors  # the caller of the load gets the exception
 
 
 @pytest.mark.long

@@ -82,7 +82,7 @@ def test_a_large_message_arrives_whole(ends: tuple[Channel[RankMessageKind], Cha
     sender.join(300.0)
 
 
-def test_waits_end(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
+def test_waits_have_a_deadline(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
     with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
         ends[0].receive(0.01)
     with pytest.raises(TimeoutError, match=r"not accepted within 0\.01 s"):
@@ -108,7 +108,7 @@ def test_anything_but_a_message_is_refused(header: bytes) -> None:
             channel.receive(1.0)
 
 
-def test_setups_and_answers_cross_as_they_are() -> None:
+def test_setups_and_answers_cross_unchanged() -> None:
     loaded, pools = RankLoaded(_TENSORS, True, False, 100, 120, 1.5), PoolSetup(_TENSORS, 77)
 
     assert from_json(RankSetup, to_json(_SETUP)) == _SETUP

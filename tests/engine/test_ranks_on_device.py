@@ -1,4 +1,4 @@
-"""Ranks on devices as one model: what its engine tells is what the CPU tells, over pools in processes of their own."""
+"""Ranks on devices as one model: its engine's outputs equal the CPU's, over pools in their own processes."""
 
 import dataclasses
 import signal
@@ -77,7 +77,7 @@ def core_over(loaded: LoadedRanks, swap_bytes: int = 0) -> Iterator[EngineCore]:
     assert core.blocks.num_used == 0
 
 
-def test_requests_of_every_sort_are_answered_as_on_the_cpu(two: LoadedRanks, path: Path) -> None:
+def test_requests_of_every_kind_are_answered_as_on_the_cpu(two: LoadedRanks, path: Path) -> None:
     with core_over(two) as core:
         for state in every_sort():
             core.add(state)
@@ -126,7 +126,7 @@ def test_a_prompt_takes_its_prefix_from_the_ranks_caches(two: LoadedRanks) -> No
     assert num_tokens < 200
 
 
-def test_each_rank_has_its_pool_on_a_device_of_its_own(two: LoadedRanks) -> None:
+def test_each_rank_has_its_pool_on_its_own_device(two: LoadedRanks) -> None:
     own, other = two.model.memories
 
     assert isinstance(own, DevicePool)

@@ -30,7 +30,7 @@ _SIZES = (1, 7, 4096, 300_000)  # the last is more than one slot of shared memor
 class DeviceGroup:
     """A group as nccl and hccl are: a sum goes on by itself, and a wait for one whose peer is gone has no end.
 
-    A wait without a time returns at once, as NCCL's does, and says of no failure.
+    A wait without a time returns at once, as NCCL's does, and reports no failure.
     """
 
     def __init__(self, group: Any) -> None:
@@ -68,7 +68,7 @@ class DeviceWork:
 
 @dataclasses.dataclass
 class Ways:
-    """Makes the ends of all ranks, which meet on threads, and keeps them: an end that is gone is another story."""
+    """Makes the ends of all ranks, which connect on threads, and keeps them: closing an end is tested elsewhere."""
 
     way: str
     num_ranks: int
@@ -163,7 +163,7 @@ def test_tensors_of_16_bits_are_added_up_in_their_own_dtype(way: str, make_ways:
 
 
 @pytest.mark.parametrize("way", ["shared", "gloo", "device"])
-def test_a_sum_that_another_rank_does_not_come_to_fails_with_a_reason(
+def test_a_sum_that_another_rank_does_not_join_fails_with_a_reason(
     way: str, make_ways: Callable[[str, int], Ways]
 ) -> None:
     def work(number: int, add_up: Sum) -> str:
@@ -200,7 +200,7 @@ def test_a_lost_rank_ends_a_wait_without_a_deadline(make_ways: Callable[[str, in
     _on_all(ways, work)
 
 
-def test_a_sum_that_broke_counts_as_none(make_ways: Callable[[str, int], Ways]) -> None:
+def test_a_sum_that_failed_counts_as_none(make_ways: Callable[[str, int], Ways]) -> None:
     class BrokenGroup:
         """Its sums are over at once, as NCCL's are where a peer is gone."""
 
@@ -239,7 +239,7 @@ def test_a_lazy_group_connects_when_the_ranks_meet(
     assert all(min(seen) == 1 for seen in counts)
 
 
-def test_a_rank_that_meets_no_other_raises(make_ways: Callable[[str, int], Ways]) -> None:
+def test_a_rank_that_finds_no_other_raises(make_ways: Callable[[str, int], Ways]) -> None:
     ways = make_ways("gloo", 2)
     hasty = dataclasses.replace(COLLECTIVES["gloo"], meet_s=lambda _: 0.2)
 

@@ -26,7 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _by_generate(path: Path, prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
-    """Ask transformers by the settings of its own."""
+    """Call transformers with its own settings."""
     settings: dict[str, Any] = {
         "sequence_bias": [[[token], bias] for token, bias in params.logit_bias] or None,
         "repetition_penalty": params.repetition_penalty,

@@ -1,4 +1,4 @@
-"""What a layer may ask of paged attention, and what the KV probe refuses."""
+"""The arguments of paged attention that a layer may use, and what the KV probe refuses."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_a_layers_arguments_reach_the_handler() -> None:
     assert recorder.calls == [(5, AttentionOptions(0.5, 9, 2.0, None))]
 
 
-def test_scaling_is_that_of_the_head_size_where_the_layer_gives_none() -> None:
+def test_scaling_follows_the_head_size_if_the_layer_gives_none() -> None:
     layer, recorder = _Layer(0), _Recorder()
     attach(layer, recorder)
 
@@ -74,7 +74,7 @@ def test_a_layer_without_a_number_is_refused() -> None:
         _call(layer)
 
 
-def test_the_probe_notes_heads_and_dims_of_every_layer() -> None:
+def test_the_probe_records_heads_and_dims_of_every_layer() -> None:
     probe = KvProbe("float32")
     query, key, value = torch.ones(4, 1, 8), torch.ones(2, 1, 8), torch.full((2, 1, 6), 3.0)
 

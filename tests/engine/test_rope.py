@@ -1,4 +1,4 @@
-"""Rope types that depend on a sequence's length: each sequence by its own, at the border and in any batch."""
+"""Rope types that depend on a sequence's length: each sequence by its own, at the limit and in any batch."""
 
 import random
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("reference", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", _MODELS)
-def test_sequences_about_the_border_equal_transformers_in_one_batch(name: str, backend: str, tmp_path: Path) -> None:
+def test_sequences_around_the_limit_equal_transformers_in_one_batch(name: str, backend: str, tmp_path: Path) -> None:
     path = _make(name, tmp_path)
     core = _core(_load(path, backend=backend))
 
@@ -171,7 +171,7 @@ def test_frequencies_are_those_of_a_lone_sequence_in_transformers(settings: dict
     assert torch.equal(rows[1], lone.inv_freq)
 
 
-def test_dynamic_ends_factor_times_as_far_as_it_begins(tmp_path: Path) -> None:
+def test_dynamic_ends_at_factor_times_its_start(tmp_path: Path) -> None:
     path = _make("llama-dynamic", tmp_path)
 
     assert _load(path).info.max_model_len == 4 * _BORDER

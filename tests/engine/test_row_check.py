@@ -1,4 +1,4 @@
-"""A model whose rows meet outside attention is found on its weights; those that the tests know are not asked."""
+"""A model whose rows interact outside attention is found on its weights; models known to the tests are not checked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_convolution_outside_attention_is_found(dtype: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "qwen3_moe", "afmoe"])
-def test_rows_meeting_only_in_attention_pass(model_type: str, dtype: str, tmp_path: Path) -> None:
+def test_rows_interacting_only_in_attention_pass(model_type: str, dtype: str, tmp_path: Path) -> None:
     check_rows(_network(tmp_path, model_type, dtype), dtype)
 
 

@@ -142,13 +142,13 @@ def test_the_largest_draw_stays_inside_the_kept_tokens(monkeypatch: pytest.Monke
     assert sampler.sample(logits, [_row(temperature=1.0)], TorchChooser()).token_ids == [4]
 
 
-def test_the_coldest_temperature_is_greedy() -> None:
+def test_the_lowest_temperature_is_greedy() -> None:
     logits = _logits(1, 100)
 
     assert sample(logits, [_row(temperature=1e-45)]) == [int(logits.argmax())]
 
 
-def test_a_row_of_nan_stays_in_the_vocabulary_and_spoils_no_neighbour() -> None:
+def test_a_row_of_nan_stays_in_the_vocabulary_and_harms_no_neighbour() -> None:
     logits = _logits(2, 100)
     alone = sample(logits[1:], [_row(1, seed=4, top_p=0.9)])
     logits[0] = float("nan")

@@ -1,4 +1,4 @@
-"""Cutting networks for ranks: heads and inner sizes dealt whole, and together the ranks are the model."""
+"""Sharding networks for ranks: heads and inner sizes are assigned whole, and together the ranks are the model."""
 
 import functools
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_every_head_and_inner_element_has_one_owner(kv_heads: int, group: int, n
         assert all(start < end for start, end in ranges)
 
 
-def test_the_default_models_heads_are_cut_unevenly() -> None:
+def test_the_default_models_heads_are_split_unevenly() -> None:
     shares = [share_heads(9, 3, Rank(number, 2)) for number in range(2)]
 
     assert [tuple(share.query) for share in shares] == [(0, 6), (6, 9)]
@@ -112,7 +112,7 @@ def test_two_ranks_are_the_model_whatever_its_family(tmp_path: Path, kind: str) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(OTHERS))
-def test_a_rarer_family_is_cut_exactly_or_refused(tmp_path: Path, kind: str) -> None:
+def test_a_rarer_family_is_sharded_exactly_or_refused(tmp_path: Path, kind: str) -> None:
     path = make_family(kind, tmp_path)
 
     refusal = _refusal(path)

@@ -1,4 +1,4 @@
-"""Packed weights in a memfd: the first process fills it, later ones map it; whoever dies meanwhile leaves it empty."""
+"""Packed weights in a memfd: the first process fills it, later ones map it; one that dies before leaves it empty."""
 
 import ctypes
 import os

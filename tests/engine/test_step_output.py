@@ -1,4 +1,4 @@
-"""What a step's logits become: tokens, likelihoods by the raw logits, candidates by the processed ones."""
+"""What a step's logits become: tokens, logprobs by the raw logits, candidates by the processed ones."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_banned_candidates_are_left_out_and_none_left_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_search_over_no_numbers_is_the_models_fault_and_no_others(value: float) -> None:
+def test_nan_logits_of_a_search_fail_only_that_search(value: float) -> None:
     logits, rows = _logits(3), (_row(candidates=4), _row(candidates=4, allowed_token_ids=(3, 5)), _row(candidates=4))
     logits[1, 3] = logits[2, 7] = value
 

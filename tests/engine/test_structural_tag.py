@@ -1,4 +1,4 @@
-"""The texts that structural tags allow: what xgrammar 0.2.8 allows, but for many blanks and text past an end."""
+"""The texts that structural tags allow: those of xgrammar 0.2.8, except for many blanks and text after an end."""
 
 import json
 from pathlib import Path

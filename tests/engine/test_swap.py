@@ -1,4 +1,4 @@
-"""The swap area's accounting and the copies behind it: each block once, all or nothing, slots used again."""
+"""The swap area's accounting and the copies behind it: each block once, all or nothing, slots reused."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ def test_two_blocks_of_one_name_have_one_slot() -> None:
     model.close()
 
 
-def test_blocks_of_one_link_and_unlike_tokens_are_not_one() -> None:
+def test_blocks_of_one_link_with_other_tokens_are_not_one() -> None:
     model = Recording()
     area, (name,) = SwapArea(model, 3 * BLOCK_BYTES), names("t", 1)
     other = name._replace(token_ids=tuple(range(1, 17)))

@@ -1,4 +1,4 @@
-"""Counts kept as a sequence grows are those of a count of all of it."""
+"""Counts that are updated as a sequence grows equal a count of the whole."""
 
 from collections import Counter
 

@@ -130,7 +130,7 @@ def answers_of(path: Path, device: FakeDevice, asked: list[dict[str, Any]]) -> t
 
 
 @pytest.mark.parametrize("asked", [_ASKED, _BOUND, _ASKED + _BOUND], ids=["free", "bound", "mixed"])
-def test_requests_of_every_sort_are_answered_as_in_turn(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_requests_of_every_kind_are_answered_as_one_at_a_time(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path)
 
     (ahead, carried), (in_turn, known) = (answers_of(path, device, asked) for device in (LateDevice(), FakeDevice()))

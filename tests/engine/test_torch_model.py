@@ -60,7 +60,7 @@ def test_greedy_output_is_that_of_transformers(checkpoint: MakeModel, kind: str,
 
 @pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize("chunk", [1, 16, 512])
-def test_block_and_chunk_size_do_not_show(checkpoint: MakeModel, block_size: int, chunk: int) -> None:
+def test_block_and_chunk_size_do_not_matter(checkpoint: MakeModel, block_size: int, chunk: int) -> None:
     path = checkpoint("mistral-sliding")
     expected = Oracle(path, "float32").generate_greedy(_prompts(), 8, ignore_eos=True)
 
@@ -122,7 +122,7 @@ def test_half_precision_output_is_near_the_best_of_transformers(
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
-def test_a_closed_model_gives_its_pool_back(checkpoint: MakeModel, kind: str) -> None:
+def test_a_closed_model_releases_its_pool(checkpoint: MakeModel, kind: str) -> None:
     model = _load(checkpoint(kind))
     step = StepBatch((3, 4), (BatchSequence(0, 2, (0,)),), (SampleRow(1, GREEDY, 0, 0),))
     model.launch(step).collect()
@@ -134,7 +134,7 @@ def test_a_closed_model_gives_its_pool_back(checkpoint: MakeModel, kind: str) ->
     model.close()
     model.close()
 
-    assert pool not in open_files(), "it goes with the call, whoever holds the model"
+    assert pool not in open_files(), "it is freed by the call, even if the model is still held"
     with pytest.raises(IndexError):
         model.launch(step)
 

@@ -1,4 +1,4 @@
-"""Before torch: which backends it loads, how its threads wait, and what the collector does while loading."""
+"""Before torch starts: which backends it loads, how its threads wait, and what the garbage collector does meanwhile."""
 
 import gc
 import sys
@@ -20,7 +20,7 @@ def test_several_threads_spin_for_a_bounded_time() -> None:
 
 
 @pytest.mark.parametrize("environ", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}])
-def test_the_users_settings_stay(environ: dict[str, str]) -> None:
+def test_the_users_settings_are_kept(environ: dict[str, str]) -> None:
     chosen = dict(environ)
 
     prepare_torch(2, environ)
@@ -45,7 +45,7 @@ def test_the_user_may_let_torch_load_every_installed_backend() -> None:
 
 
 @pytest.mark.parametrize("before", [{}, {"GOMP_SPINCOUNT": "7"}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}])
-def test_a_process_that_is_not_ours_has_its_environment_back(before: dict[str, str]) -> None:
+def test_a_foreign_process_gets_its_environment_back(before: dict[str, str]) -> None:
     environ = dict(before)
 
     def load() -> None:

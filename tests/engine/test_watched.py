@@ -1,4 +1,4 @@
-"""After a step that failed the device is tried: a step's own fault ends its prompts, a lost device the instance."""
+"""After a failed step the device is tested: a step's own fault ends its prompts, a lost device the instance."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +60,7 @@ class FailingModel(FakeModel):
 def serving(
     fails: Callable[[str], None], device: DyingDevice, *, runs_ahead: bool = False, touch_s: float = WAIT_S
 ) -> Iterator[tuple[EngineCore, FailingModel, list[PdserveError]]]:
-    """An engine on a watched model, and what its owner is told; no time passes for what has not failed."""
+    """An engine on a watched model, and what is reported to its owner; no time passes for what has not failed."""
     model, told = FailingModel(fails, runs_ahead=runs_ahead), list[PdserveError]()
     watch = DeviceWatch(device, told.append, touch_s, clock=lambda: 0.0)
     core = EngineCore(
@@ -139,7 +139,7 @@ def test_a_hung_device_is_waited_for_up_to_the_limit() -> None:
 
 
 @pytest.mark.parametrize("what", ["launch", "collect"])
-def test_a_device_that_hangs_is_lost_though_nothing_fails(what: str) -> None:
+def test_a_device_that_hangs_is_lost_even_if_nothing_fails(what: str) -> None:
     device, told = DyingDevice(), SimpleQueue[PdserveError]()
 
     def hang(asked: str) -> None:

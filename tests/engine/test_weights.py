@@ -1,4 +1,4 @@
-"""Reading checkpoints part by part: equal to safetensors' own reader, and no byte more than the part has."""
+"""Reading checkpoints part by part: equal to safetensors' own reader, and not a byte more than the part has."""
 
 import math
 import os
@@ -78,7 +78,7 @@ def test_a_part_that_is_not_there_is_a_defect(folder: Path, part: TensorSlice) -
         weights.read("matrix", part)
 
 
-def test_a_file_cut_short_after_its_header_was_read_is_reported(tmp_path: Path) -> None:
+def test_a_file_truncated_after_its_header_was_read_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"wide": torch.randn(64, 64)}, file)
     with StoredWeights(tmp_path) as weights:
