@@ -12,7 +12,7 @@ from wire.types import PromptState
 if TYPE_CHECKING:
     from engine.grammar.store import GrammarStore
 
-Go = Callable[[Grammar | None], None]
+Start = Callable[[Grammar | None], None]
 
 
 class GrammarGate:
@@ -25,14 +25,14 @@ class GrammarGate:
         self._grammars, self._loop = grammars, loop
         self._waiting: dict[str, Future[Grammar]] = {}
 
-    def pass_on(self, state: PromptState, go: Go, refuse: Callable[[PdserveError], None]) -> None:
-        """Call `go` with the prompt's grammar (None if it has none), or `refuse`, at once or when compilation ends.
+    def submit(self, state: PromptState, start: Start, refuse: Callable[[PdserveError], None]) -> None:
+        """Call `start` with the prompt's grammar (None if it has none), or `refuse`, at once or when compilation ends.
 
         Raises InvalidRequest for a prompt that is already waiting here.
         """
         structured = state.params.structured
         if structured is None:
-            go(None)
+            start(None)
             return
         if state.prompt_id in self._waiting:
             raise InvalidRequest(f"prompt {state.prompt_id} is already waiting for its grammar")
@@ -45,10 +45,10 @@ class GrammarGate:
             return
         future = self._grammars.prepare(structured)
         if future.done():
-            _tell(future, go, refuse)
+            _resolve(future, start, refuse)
             return
         self._waiting[state.prompt_id] = future
-        future.add_done_callback(lambda _: self._wake(state.prompt_id, future, go, refuse))
+        future.add_done_callback(lambda _: self._wake(state.prompt_id, future, start, refuse))
 
     def drop(self, prompt_id: str) -> bool:
         """Forget a prompt: neither of its callbacks is called any more. Returns whether it was waiting."""
@@ -58,23 +58,25 @@ class GrammarGate:
         """Forget every prompt."""
         self._waiting.clear()
 
-    def _wake(self, prompt_id: str, future: "Future[Grammar]", go: Go, refuse: Callable[[PdserveError], None]) -> None:
+    def _wake(
+        self, prompt_id: str, future: "Future[Grammar]", start: Start, refuse: Callable[[PdserveError], None]
+    ) -> None:
         """Any thread."""
 
-        def pass_on() -> None:
+        def submit() -> None:
             if self._waiting.get(prompt_id) is future:
                 del self._waiting[prompt_id]
-                _tell(future, go, refuse)
+                _resolve(future, start, refuse)
 
         try:
-            self._loop.call_soon_threadsafe(pass_on)
+            self._loop.call_soon_threadsafe(submit)
         except RuntimeError:  # the event loop has closed: nobody waits
             return
 
 
-def _tell(future: "Future[Grammar]", go: Go, refuse: Callable[[PdserveError], None]) -> None:
+def _resolve(future: "Future[Grammar]", start: Start, refuse: Callable[[PdserveError], None]) -> None:
     error = future.exception()
     if error is None:
-        go(future.result())
+        start(future.result())
     else:
         refuse(error if isinstance(error, PdserveError) else InternalError("the grammar compiler failed; see its log"))

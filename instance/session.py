@@ -117,13 +117,13 @@ class InstanceSession:
             self._emit_refused(state.prompt_id, Draining(why))
             return
 
-        def go(grammar: Grammar | None) -> None:
+        def start(grammar: Grammar | None) -> None:
             self._guard(state.prompt_id, lambda: take(grammar), state.request_id)
 
         def refuse(error: PdserveError) -> None:
             self._emit_refused(state.prompt_id, error)
 
-        self._guard(state.prompt_id, lambda: self._gate.pass_on(state, go, refuse), state.request_id)
+        self._guard(state.prompt_id, lambda: self._gate.submit(state, start, refuse), state.request_id)
 
     def _cancel(self, command: Cancel) -> None:
         if self._gate.drop(command.prompt_id):

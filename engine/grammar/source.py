@@ -41,20 +41,20 @@ class GrammarSource:
         return sha256(json.dumps([self.kind, self.text, self.whitespace]).encode()).digest()
 
 
-def read_source(wish: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
+def read_source(option: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
     """Return the checked option. Raises InvalidGrammar with the value and the limit."""
-    text = wish.value
-    _check_size(wish.kind, text, limits)
-    _check_size("whitespace_pattern", wish.whitespace_pattern or "", limits)
-    kind = _kind(wish.kind)
-    if wish.kind == "json_object":
+    text = option.value
+    _check_size(option.kind, text, limits)
+    _check_size("whitespace_pattern", option.whitespace_pattern or "", limits)
+    kind = _kind(option.kind)
+    if option.kind == "json_object":
         text = '{"type":"object"}'
     elif not text.strip():
-        raise InvalidGrammar(f"{wish.kind} is empty")
+        raise InvalidGrammar(f"{option.kind} is empty")
     elif kind in _JSON_KINDS:
         text = _read_json(kind, text, limits)
-    check_backend(wish.backend)
-    return GrammarSource(kind, text, wish.whitespace_pattern)
+    check_backend(option.backend)
+    return GrammarSource(kind, text, option.whitespace_pattern)
 
 
 def is_old_name(backend: str) -> bool:

@@ -65,16 +65,16 @@ class GrammarStore:
         self._thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
         self._thread.start()
 
-    def prepare(self, wish: StructuredOutput) -> "Future[Grammar]":
+    def prepare(self, option: StructuredOutput) -> "Future[Grammar]":
         """Return the future of the compiled grammar. Its error is InvalidGrammar, or a temporary one:
 
         Overloaded where too many wait, DeadlineExceeded, Unavailable, Draining after `close`.
         """
         try:
-            source = read_source(wish, self._limits)
+            source = read_source(option, self._limits)
         except InvalidGrammar as error:
             return _done(error)
-        self._log_old_name(wish.backend)
+        self._log_old_name(option.backend)
         with self._lock:
             known = self._cache.find(source.key)
             if known is not None and not (isinstance(known, CompiledGrammar) and known.worn):

@@ -28,10 +28,10 @@ def tokenizer_of(folder: Path, *, eos: tuple[int, ...] = (EOS_ID,), vocab_size: 
     return TokenizerFile(str(folder / "tokenizer.json"), eos, vocab_size)
 
 
-def compiled(tokenizer: TokenizerFile, wish: StructuredOutput) -> CompiledGrammar:
+def compiled(tokenizer: TokenizerFile, option: StructuredOutput) -> CompiledGrammar:
     """Compile and build in this process, without child and cache."""
     backend = LlguidanceBackend(tokenizer, LIMITS, StepLimits())
-    source = read_source(wish, LIMITS)
+    source = read_source(option, LIMITS)
     return CompiledGrammar(backend.build(backend.compile(source)), tokenizer, source.kind, 0)
 
 

@@ -69,9 +69,9 @@ class _Picture(_Strict):
 
 
 def test_json_of_a_pydantic_class_is_read_by_it(folder: Path) -> None:
-    wish = json_output(_Picture, whitespace_pattern="")
+    option = json_output(_Picture, whitespace_pattern="")
 
-    for text in random_texts(folder, compiled(tokenizer_of(folder), wish)):
+    for text in random_texts(folder, compiled(tokenizer_of(folder), option)):
         _Picture.model_validate_json(text)
 
 

@@ -115,8 +115,8 @@ def test_a_character_of_many_tokens_is_complete_or_absent(folder: Path) -> None:
 
 
 def test_a_resumed_sequence_allows_what_the_first_did(folder: Path) -> None:
-    wish = StructuredOutput("json", '{"enum": [{"a": [1, 2]}, {"a": "é"}]}', whitespace_pattern="")
-    grammar = compiled(tokenizer_of(folder), wish)
+    option = StructuredOutput("json", '{"enum": [{"a": [1, 2]}, {"a": "é"}]}', whitespace_pattern="")
+    grammar = compiled(tokenizer_of(folder), option)
     ids = _ids(folder, '{"a":[1,2]}')
 
     for length in range(len(ids) + 1):

@@ -177,8 +177,8 @@ def test_a_special_token_can_begin_and_end_a_tag(folder: Path, token: int | str)
 
 
 def test_a_whitespace_pattern_holds_within_tags(folder: Path) -> None:
-    wish = StructuredOutput("structural_tag", json.dumps({"format": _tag("<a>", _OBJECT, "</a>")}), "")
-    matcher = compiled(tokenizer_of(folder), wish).matcher()
+    option = StructuredOutput("structural_tag", json.dumps({"format": _tag("<a>", _OBJECT, "</a>")}), "")
+    matcher = compiled(tokenizer_of(folder), option).matcher()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     for byte in b"<a>{":

@@ -36,8 +36,8 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarStore]
         yield store
 
 
-def _prompt(prompt_id: str, wish: StructuredOutput | None) -> PromptState:
-    return PromptState(prompt_id, "r", (1, 2, 3), SamplingParams(max_tokens=4, structured=wish))
+def _prompt(prompt_id: str, option: StructuredOutput | None) -> PromptState:
+    return PromptState(prompt_id, "r", (1, 2, 3), SamplingParams(max_tokens=4, structured=option))
 
 
 def _regex(pattern: str) -> StructuredOutput:
@@ -80,25 +80,25 @@ async def _next(session: InstanceSession) -> Event:
     raise AssertionError("the session is over")
 
 
-async def _settled(grammars: GrammarStore, wish: StructuredOutput, gate: GrammarGate) -> None:
+async def _settled(grammars: GrammarStore, option: StructuredOutput, gate: GrammarGate) -> None:
     """Wait until the specification has its grammar and all callbacks have run, which is a little later."""
-    await asyncio.wait([asyncio.wrap_future(grammars.prepare(wish))])
+    await asyncio.wait([asyncio.wrap_future(grammars.prepare(option))])
     while gate._waiting:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(0)
 
 
 def test_each_command_continues_with_its_grammar(grammars: GrammarStore) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
-        wish = _regex("a{1,3}")
+        option = _regex("a{1,3}")
         for command in (
-            Reserve(_prompt("r", wish)),
-            Prefill(_prompt("p", wish), _TICKET),
-            Generate(_prompt("g", wish)),
+            Reserve(_prompt("r", option)),
+            Prefill(_prompt("p", option), _TICKET),
+            Generate(_prompt("g", option)),
         ):
             session.handle(command)
-        await _settled(grammars, wish, session._gate)
+        await _settled(grammars, option, session._gate)
 
-        made = grammars.prepare(wish).result(0)
+        made = grammars.prepare(option).result(0)
         assert halves.taken == [("reserve", "r", made), ("prefill", "p", made), ("generate", "g", made)]
 
     _run(test, grammars)
@@ -131,16 +131,16 @@ def test_a_hostile_grammar_costs_only_its_own_request(grammars: GrammarStore) ->
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "option",
     [
         StructuredOutput("json", ""),
         StructuredOutput("json", json.dumps({"$ref": "http://x"})),
         StructuredOutput("regex", "a", backend="jsonformer"),
     ],
 )
-def test_an_invalid_specification_is_refused_at_once(grammars: GrammarStore, wish: StructuredOutput) -> None:
+def test_an_invalid_specification_is_refused_at_once(grammars: GrammarStore, option: StructuredOutput) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
-        session.handle(Prefill(_prompt("bad", wish), _TICKET))
+        session.handle(Prefill(_prompt("bad", option), _TICKET))
 
         refused = await _next(session)
         assert isinstance(refused, Refused)
@@ -164,13 +164,13 @@ def test_without_a_store_structured_output_is_refused() -> None:
 
 def test_a_prompt_cancelled_while_its_grammar_is_compiled_ends_once(grammars: GrammarStore) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
-        wish = _regex("d{1,3}")
-        session.handle(Generate(_prompt("g", wish)))
+        option = _regex("d{1,3}")
+        session.handle(Generate(_prompt("g", option)))
         session.handle(Cancel("g", None, "enough"))
         session.handle(Cancel("g", None, "enough"))
 
         failed = await _next(session)
-        await _settled(grammars, wish, session._gate)
+        await _settled(grammars, option, session._gate)
         assert failed == Failed("g", "Cancelled", "enough")
         assert halves.taken == []
         assert halves.cancelled == ["g"], "the second cancel goes to the halves, which ignore an unknown prompt"
@@ -180,10 +180,10 @@ def test_a_prompt_cancelled_while_its_grammar_is_compiled_ends_once(grammars: Gr
 
 def test_a_lost_session_passes_on_no_prompt(grammars: GrammarStore) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
-        wish = _regex("e{1,3}")
-        session.handle(Generate(_prompt("g", wish)))
+        option = _regex("e{1,3}")
+        session.handle(Generate(_prompt("g", option)))
         session.lost()
-        await _settled(grammars, wish, session._gate)
+        await _settled(grammars, option, session._gate)
 
         assert halves.taken == []
 
@@ -195,10 +195,10 @@ def test_a_prompt_waiting_for_its_grammar_is_not_accepted_twice(grammars: Gramma
         gate = GrammarGate(grammars, asyncio.get_running_loop())
         state = _prompt("g", _regex("f{1,3}"))
         refusals: list[PdserveError] = []
-        gate.pass_on(state, lambda _: None, refusals.append)
+        gate.submit(state, lambda _: None, refusals.append)
 
         with pytest.raises(InvalidRequest, match="prompt g is already waiting for its grammar"):
-            gate.pass_on(state, lambda _: None, refusals.append)
+            gate.submit(state, lambda _: None, refusals.append)
 
         assert gate.drop("g")
         assert not gate.drop("g")

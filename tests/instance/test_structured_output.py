@@ -26,8 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("model"))
 
 
-def _prompt(prompt_id: str, wish: StructuredOutput, seed: int, *, n: int = 1) -> PromptState:
-    params = SamplingParams(max_tokens=60, seed=seed, n=n, stop_token_ids=(_EOS,), structured=wish)
+def _prompt(prompt_id: str, option: StructuredOutput, seed: int, *, n: int = 1) -> PromptState:
+    params = SamplingParams(max_tokens=60, seed=seed, n=n, stop_token_ids=(_EOS,), structured=option)
     return PromptState(prompt_id, "r", _PROMPT, params)
 
 
@@ -78,13 +78,13 @@ async def _crossing(p: Client, d: Client, state: PromptState) -> list[int]:
 
 def test_text_follows_its_grammar_combined_over_pd_and_resumed(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    wish = StructuredOutput("regex", _PATTERN)
+    option = StructuredOutput("regex", _PATTERN)
 
     async def test(p: Client, d: Client) -> None:
         for seed in range(3):
-            whole = await _whole(d, _prompt(f"whole-{seed}", wish, seed))
-            crossed = await _crossing(p, d, _prompt(f"crossed-{seed}", wish, seed))
-            begun = _prompt(f"resumed-{seed}", wish, seed)
+            whole = await _whole(d, _prompt(f"whole-{seed}", option, seed))
+            crossed = await _crossing(p, d, _prompt(f"crossed-{seed}", option, seed))
+            begun = _prompt(f"resumed-{seed}", option, seed)
             resumed = await _whole(
                 p, PromptState(begun.prompt_id, "r", _PROMPT, begun.params, outputs=(tuple(whole[:3]),))
             )

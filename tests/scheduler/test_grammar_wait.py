@@ -41,9 +41,9 @@ def _cluster() -> FakeCluster:
 
 @virtual
 async def test_a_prompt_whose_grammar_waits_for_the_compiler_is_served() -> None:
-    wish = StructuredOutput("regex", "a+")
+    option = StructuredOutput("regex", "a+")
     async with _cluster().serving() as cluster:
-        asked = request(PROMPT, limits_s=(120.0, 10.0), structured=wish)
+        asked = request(PROMPT, limits_s=(120.0, 10.0), structured=option)
 
         answer = await collect(cluster.control.dispatch, asked)
 
@@ -55,10 +55,10 @@ async def test_others_are_served_meanwhile() -> None:
     """A step of the fakes computes 32 prompt tokens, so one of these prompts takes the whole next step."""
     async with _cluster().serving() as cluster:
         loop, dispatch = asyncio.get_running_loop(), cluster.control.dispatch
-        wishes = [StructuredOutput("regex", f"a{number}") for number in range(6)]
+        options = [StructuredOutput("regex", f"a{number}") for number in range(6)]
         compiling = [
-            asyncio.create_task(collect(dispatch, request(PROMPT, limits_s=(120.0, 10.0), structured=wish)))
-            for wish in wishes
+            asyncio.create_task(collect(dispatch, request(PROMPT, limits_s=(120.0, 10.0), structured=option)))
+            for option in options
         ]
         await asyncio.sleep(0)
         began = loop.time()

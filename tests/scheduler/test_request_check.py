@@ -20,8 +20,8 @@ def _with(**params: Any) -> GenerationRequest:
     return dataclasses.replace(asked, params=dataclasses.replace(asked.params, **params))
 
 
-def _kept(*wish: Any) -> GenerationRequest:
-    return _with(structured=StructuredOutput(*wish))
+def _kept(*option: Any) -> GenerationRequest:
+    return _with(structured=StructuredOutput(*option))
 
 
 @pytest.mark.parametrize(
