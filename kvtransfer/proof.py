@@ -63,19 +63,19 @@ def make_challenge(trust: Trust, hello: Hello, hello_body: bytes) -> Challenge:
     """Return the receiver's answer to a HELLO."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     prover = _prover(trust, hello, nonce, hello_body)
-    proof = _NO_PROOF if prover is None else prover.proof(Side.ANSWERER)
+    proof = _NO_PROOF if prover is None else prover.proof(Side.SERVER)
     return Challenge(nonce, proof, _fingerprint(trust), trust.host)
 
 
 def check_challenge(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge) -> None:
     """Raise Incompatible unless the receiver has proven our secret, or neither has one."""
-    _check(trust, Side.ANSWERER, challenge, _prover(trust, hello, challenge.nonce, hello_body), hello.receiver_id)
+    _check(trust, Side.SERVER, challenge, _prover(trust, hello, challenge.nonce, hello_body), hello.receiver_id)
 
 
 def make_proof(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge) -> Proof:
     """Return the sender's proof for a challenge that was checked."""
     prover = _prover(trust, hello, challenge.nonce, hello_body)
-    return Proof(_NO_PROOF if prover is None else prover.proof(Side.OPENER), _fingerprint(trust), trust.host)
+    return Proof(_NO_PROOF if prover is None else prover.proof(Side.CLIENT), _fingerprint(trust), trust.host)
 
 
 def no_proof(trust: Trust) -> Proof:
@@ -85,7 +85,7 @@ def no_proof(trust: Trust) -> Proof:
 
 def check_proof(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge, proof: Proof) -> None:
     """Raise Incompatible unless the sender has proven our secret, or neither has one."""
-    _check(trust, Side.OPENER, proof, _prover(trust, hello, challenge.nonce, hello_body), hello.sender_id)
+    _check(trust, Side.CLIENT, proof, _prover(trust, hello, challenge.nonce, hello_body), hello.sender_id)
 
 
 def encode_challenge(challenge: Challenge) -> bytes:

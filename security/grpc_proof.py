@@ -47,11 +47,11 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
     theirs, their_host = readable(reply.fingerprint), f"{printable(reply.host)} at {address}"
     if secret is None or theirs != secret.fingerprint:
         raise Incompatible(differ(secret, trust.host, theirs, their_host))
-    if not Prover(secret, _PURPOSE, nonce, reply.nonce).holds(Side.ANSWERER, reply.proof):
+    if not Prover(secret, _PURPOSE, nonce, reply.nonce).holds(Side.SERVER, reply.proof):
         raise Incompatible(
             f"{their_host} names the cluster secret {theirs} of this host ({trust.host}) but cannot prove it"
         )
-    proof = Prover(secret, _method(method), nonce, reply.nonce).proof(Side.OPENER)
+    proof = Prover(secret, _method(method), nonce, reply.nonce).proof(Side.CLIENT)
     return tuple(zip(_KEYS, (nonce, reply.nonce, proof), strict=True))
 
 
@@ -76,7 +76,7 @@ class ProofCheck:
         if secret is None:
             return pb.ChallengeReply(host=self._trust.host)
         nonce = self._mint.issue(request.nonce)
-        proof = Prover(secret, _PURPOSE, request.nonce, nonce).proof(Side.ANSWERER)
+        proof = Prover(secret, _PURPOSE, request.nonce, nonce).proof(Side.SERVER)
         return pb.ChallengeReply(nonce=nonce, proof=proof, fingerprint=secret.fingerprint, host=self._trust.host)
 
     async def admit(self, context: Any, method: str) -> None:
@@ -89,9 +89,9 @@ class ProofCheck:
         if len(shown) < len(_KEYS):
             words = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} came without proof"
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "no_proof", words)
-        opener_nonce, nonce, proof = (shown[key] for key in _KEYS)
-        problem = self._mint.problem(nonce, opener_nonce)
-        if problem is None and not Prover(secret, _method(method), opener_nonce, nonce).holds(Side.OPENER, proof):
+        client_nonce, nonce, proof = (shown[key] for key in _KEYS)
+        problem = self._mint.problem(nonce, client_nonce)
+        if problem is None and not Prover(secret, _method(method), client_nonce, nonce).holds(Side.CLIENT, proof):
             problem = "its proof is wrong"
         if problem is not None:
             words = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} is refused: "
@@ -101,7 +101,7 @@ class ProofCheck:
     async def _check_address(self, context: Any) -> None:
         address = peer_address(context)
         if self._trust.secret is None and not self._trust.has_address(address):
-            words = self._trust.stranger(address)
+            words = self._trust.unlisted(address)
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, "stranger", words)
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str, words: str) -> NoReturn:

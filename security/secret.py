@@ -47,10 +47,10 @@ class Secret:
 
 
 class Side(StrEnum):
-    """The side that proves: the client that dials or the server that listens."""
+    """The side that proves: the client that dials or the server that listens. The values are part of every proof."""
 
-    OPENER = "opener"
-    ANSWERER = "answerer"
+    CLIENT = "opener"
+    SERVER = "answerer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,20 @@ class Prover:
 
     secret: Secret
     purpose: str
-    opener_nonce: bytes
-    answerer_nonce: bytes
+    client_nonce: bytes
+    server_nonce: bytes
     context: bytes = b""
 
     def proof(self, side: Side) -> bytes:
         """Return the 32 bytes with which `side` proves that it has the secret."""
-        parts = (side.encode(), self.purpose.encode(), self.opener_nonce, self.answerer_nonce, self.context)
+        parts = (side.encode(), self.purpose.encode(), self.client_nonce, self.server_nonce, self.context)
         # Each part is preceded by its length, so no two handshakes sign the same message.
         message = b"".join(len(part).to_bytes(4, "big") + part for part in (b"pdserve proof 1", *parts))
         return hmac.digest(self.secret.value, message, "sha256")
 
     def holds(self, side: Side, proof: bytes) -> bool:
         """Return whether `proof` is that of `side`; a constant-time comparison."""
-        nonces = (self.opener_nonce, self.answerer_nonce)
+        nonces = (self.client_nonce, self.server_nonce)
         fit = all(MIN_NONCE_BYTES <= len(nonce) <= MAX_NONCE_BYTES for nonce in nonces)
         return hmac.compare_digest(self.proof(side), proof) and fit
 
@@ -99,7 +99,7 @@ def read_secret(path: Path, what: str = "the cluster secret") -> Secret:
             _check_file(os.fstat(file.fileno()), path, what)
             text = file.read(MAX_SECRET_BYTES + 2).strip()
     except OSError as error:
-        raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}{_whose(path, error)}") from error
+        raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}{_owner_hint(path, error)}") from error
     try:
         return Secret(text)
     except ConfigError as error:
@@ -129,7 +129,7 @@ def readable(fingerprint: str) -> str:
     return fingerprint if fit else "unreadable"
 
 
-def _whose(path: Path, error: OSError) -> str:
+def _owner_hint(path: Path, error: OSError) -> str:
     """Name owner and user of a file this process may not read; `ranktable merge --owner UID` sets another owner."""
     if not isinstance(error, PermissionError):
         return ""

@@ -78,9 +78,9 @@ class Trust:
     def check_address(self, address: str) -> None:
         """Raise Incompatible unless there is a secret, which is proven instead, or the table has this address."""
         if self.secret is None and not self.has_address(address):
-            raise Incompatible(self.stranger(address))
+            raise Incompatible(self.unlisted(address))
 
-    def stranger(self, address: str) -> str:
+    def unlisted(self, address: str) -> str:
         """Return the message for a peer whose address the table lacks."""
         listed = ", ".join(sorted(self.addresses)[:8] + (["loopback"] if self.loopback else [])) or "none"
         return (

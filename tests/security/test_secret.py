@@ -128,15 +128,15 @@ def test_a_proof_is_hmac_sha256_over_role_purpose_nonces_and_context() -> None:
     parts = (b"pdserve proof 1", b"opener", b"kv", ONE, TWO, b"hello")
     expected = hmac.new(SECRET.value, b"".join(map(part, parts)), hashlib.sha256).digest()
 
-    assert Prover(SECRET, "kv", ONE, TWO, b"hello").proof(Side.OPENER) == expected
+    assert Prover(SECRET, "kv", ONE, TWO, b"hello").proof(Side.CLIENT) == expected
 
 
 def test_a_proof_holds_for_its_own_handshake_only() -> None:
     meeting = Prover(SECRET, "kv", ONE, TWO, b"hello")
-    proof = meeting.proof(Side.OPENER)
+    proof = meeting.proof(Side.CLIENT)
 
-    assert meeting.holds(Side.OPENER, proof)
-    assert not meeting.holds(Side.ANSWERER, proof)  # it cannot be sent back
+    assert meeting.holds(Side.CLIENT, proof)
+    assert not meeting.holds(Side.SERVER, proof)  # it cannot be sent back
     for other in (
         Prover(OTHER, "kv", ONE, TWO, b"hello"),
         Prover(SECRET, "grpc", ONE, TWO, b"hello"),
@@ -144,19 +144,19 @@ def test_a_proof_holds_for_its_own_handshake_only() -> None:
         Prover(SECRET, "kv", ONE, TWO, b"hell"),
         Prover(SECRET, "kv", ONE, TWO + b"h", b"ello"),
     ):
-        assert not other.holds(Side.OPENER, proof)
+        assert not other.holds(Side.CLIENT, proof)
 
 
 @pytest.mark.parametrize("nonces", [(b"", TWO), (ONE, b"short"), (ONE, bytes(65))])
 def test_a_proof_over_a_nonce_of_a_wrong_length_never_holds(nonces: tuple[bytes, bytes]) -> None:
     prover = Prover(SECRET, "kv", *nonces)
 
-    assert not prover.holds(Side.OPENER, prover.proof(Side.OPENER))
+    assert not prover.holds(Side.CLIENT, prover.proof(Side.CLIENT))
 
 
 @pytest.mark.parametrize("proof", [b"", b"\0", bytes(32), bytes(33)])
 def test_no_forged_proof_holds(proof: bytes) -> None:
-    assert not Prover(SECRET, "kv", ONE, TWO).holds(Side.OPENER, proof)
+    assert not Prover(SECRET, "kv", ONE, TWO).holds(Side.CLIENT, proof)
 
 
 def test_the_message_names_both_fingerprints_and_hosts() -> None:
