@@ -4,7 +4,7 @@ import threading
 from contextlib import ExitStack
 
 from batch.binding_note import remove_note, write_note
-from batch.prepared import PreparedJob
+from batch.prepared_job import PreparedJob
 from batch.whole_file import WholeFile
 from processes.failpoints import failpoint
 

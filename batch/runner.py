@@ -15,7 +15,7 @@ from batch.job import BatchStopped
 from batch.journal import Journal
 from batch.journal_record import JournalRecord
 from batch.line_attempts import LineAttempts
-from batch.prepared import PreparedJob
+from batch.prepared_job import PreparedJob
 from batch.results import write_results
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger

@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from batch.app_backend import AppBackend  # noqa: E402
 from batch.backend import BatchBackend  # noqa: E402 - of this clone
 from batch.job import BatchJob  # noqa: E402
-from batch.prepared import prepare  # noqa: E402
+from batch.prepared_job import prepare  # noqa: E402
 from batch.runner import run_batch  # noqa: E402
 from batch.url_backend import UrlBackend  # noqa: E402
 from benchmarks.hop import command_output  # noqa: E402

@@ -18,7 +18,7 @@ from instance.encoders import load_encoder_engine, may_be_encoder
 from instance.far_ranks import meet_ranks
 from instance.host import Identity, InstanceHost
 from instance.kv_address import kv_host, kv_source
-from instance.offers import check_named, warn_of_copies
+from instance.offered_transports import check_named, warn_of_copies
 from instance.ranks import ranks_model
 from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.interface import PoolMemory, SenderEvents

@@ -19,7 +19,7 @@ from engine.kv.pool_prefault import PoolTouch
 from instance.config import InstanceConfig
 from instance.engine_loop import EngineLoop
 from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, add_links
-from instance.offers import describe_transports
+from instance.offered_transports import describe_transports
 from instance.session import InstanceSession
 from instance.workers import Workers
 from native.ticker import run_time, starved_s

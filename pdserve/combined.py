@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pdserve.guarded import guarded
 from pdserve.instance_flags import typed_over_file
-from pdserve.tether import hold_on
+from pdserve.parent_death import die_with_parent
 from telemetry import logs
 from wire.types import Role
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    hold_on(os.environ)
+    die_with_parent(os.environ)
     from instance import process
     from instance.config import InstanceConfig
 

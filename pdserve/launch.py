@@ -25,9 +25,9 @@ from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CONFIG_HELP, prepare
 from pdserve.guarded import guarded
 from pdserve.hub.download_job import is_hub_name
+from pdserve.parent_death import die_with_parent
 from pdserve.start_lines import say
 from pdserve.table_wait import when_completed
-from pdserve.tether import hold_on
 from processes.failpoints import process_failpoints
 from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
@@ -132,7 +132,7 @@ def table_variables(namespace: argparse.Namespace, environ: Mapping[str, str]) -
 def _launch(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         return _help()
-    hold_on(os.environ)
+    die_with_parent(os.environ)
     marks = StartMarks.take(os.environ)
     marks.set(PROCESS)
     process_failpoints()  # a wrong setting ends the process before it serves

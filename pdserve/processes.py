@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from pdserve import tether
+from pdserve import parent_death
 from pdserve.process_plan import ProcessPlan, environment
 from pdserve.run_folder import ProcessRecord, last_line, open_log, start_time
 from telemetry.start_marks import VARIABLE as START_PIPE
@@ -47,7 +47,7 @@ class Watched(Protocol):
 
 
 class Child:
-    """One process started by us, with its `record`. A child that uses tether.py dies with us.
+    """One process started by us, with its `record`. A child that uses parent_death.py dies with us.
 
     `again`: it replaces one that died, and appends to its log. It starts in `folder`, by
     default ours, with `stdin`, by default none, and the descriptors `pass_fds`. The starting thread must live on: to
@@ -63,7 +63,7 @@ class Child:
         read_end, marked = os.pipe()
         self._reader = MarkReader(read_end)
         weakref.finalize(self, self._reader.close)
-        env = environment(plan, environ) | {tether.VARIABLE: str(held), START_PIPE: str(marked)}
+        env = environment(plan, environ) | {parent_death.VARIABLE: str(held), START_PIPE: str(marked)}
         try:
             with open_log(log, anew=not again) as output:
                 # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.

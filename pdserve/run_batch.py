@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from batch.input_file import UnusableLines
 from batch.job import BatchJob, BatchStopped, InputLimits, RetryPolicy
-from batch.prepared import PreparedJob, prepare
+from batch.prepared_job import PreparedJob, prepare
 from batch.runner import BatchProgress, run_batch
 from pdserve.batch_run.backend_choice import BatchServer, ModelHere, Nobody, check_models, model_here, server
 from pdserve.batch_run.files import BatchFiles, local_files, send

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from flags.options import EngineOptions, from_namespace
 from pdserve import launch
+from pdserve.parent_death import die_with_parent
 from pdserve.run_folder import open_log
-from pdserve.tether import hold_on
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
 
 MOST_BYTES = 1 << 20  # of a command line with its environment: the largest pipe without privileges
@@ -29,7 +29,7 @@ _DEVICES = ("/dev/nvidia", "/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc", "/
 
 def main(flags: Sequence[str]) -> int:
     """Warm up, wait, and run the instance; return its exit status, 0 if it was not used."""
-    hold_on(os.environ)
+    die_with_parent(os.environ)
     marks = StartMarks.take(os.environ)
     score = _be_first_victim()
     _at_low_priority(flags)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from pdserve import tether
+from pdserve import parent_death
 
 
 def apart(work: Callable[[], object]) -> bool:
@@ -17,7 +17,7 @@ def apart(work: Callable[[], object]) -> bool:
     if pid == 0:
         with suppress(BaseException):
             os.close(ours)
-            tether.hold_on({tether.VARIABLE: str(held)}, lambda: None)
+            parent_death.die_with_parent({parent_death.VARIABLE: str(held)}, lambda: None)
             work()
             os._exit(0)
         os._exit(1)

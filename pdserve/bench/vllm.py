@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pdserve import tether
+from pdserve import parent_death
 from pdserve.bench.cases import BenchRun
 from pdserve.bench.pd.contestants import kept
 
@@ -46,7 +46,7 @@ class Vllm:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 keeper, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=[theirs, held],
-                env={**_environment(environ), tether.VARIABLE: str(held)}, start_new_session=True,
+                env={**_environment(environ), parent_death.VARIABLE: str(held)}, start_new_session=True,
             )  # fmt: skip
         for descriptor in (theirs, held):
             os.close(descriptor)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from pdserve.hub import hugging_face, model_scope
 from pdserve.hub.download_job import MODEL_SCOPE, DownloadJob, Snapshot
-from pdserve.tether import hold_on
+from pdserve.parent_death import die_with_parent
 from wire.errors import PdserveError
 
 Fetch = Callable[[DownloadJob, Mapping[str, str], Callable[[str], None]], Snapshot]
@@ -18,7 +18,7 @@ Fetch = Callable[[DownloadJob, Mapping[str, str], Callable[[str], None]], Snapsh
 
 def main() -> int:
     """Download the model and print the result on stdout."""
-    hold_on(os.environ)
+    die_with_parent(os.environ)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own lines show the progress

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from pdserve import tether
+from pdserve import parent_death
 from pdserve.hub.download_job import DownloadJob, Snapshot
 from wire.errors import ConfigError, Unavailable
 
@@ -21,7 +21,7 @@ def find_snapshot(job: DownloadJob, environ: Mapping[str, str]) -> Snapshot:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "pdserve.hub.fetching"], input=job.to_json() + "\n", text=True,
-            stdout=subprocess.PIPE, env={**environ, tether.VARIABLE: str(held)}, pass_fds=(held,),
+            stdout=subprocess.PIPE, env={**environ, parent_death.VARIABLE: str(held)}, pass_fds=(held,),
             timeout=_FETCH_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:

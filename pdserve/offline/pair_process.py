@@ -9,13 +9,13 @@ import sys
 from functools import partial
 
 from pdserve.guarded import guarded
-from pdserve.tether import hold_on
+from pdserve.parent_death import die_with_parent
 
 
 def main() -> int:
     """Serve until SIGTERM, or until the parent is gone."""
     folder = sys.argv[1]
-    hold_on(os.environ, partial(shutil.rmtree, folder, ignore_errors=True))
+    die_with_parent(os.environ, partial(shutil.rmtree, folder, ignore_errors=True))
 
     def up() -> int:
         from pdserve.up import main as run_up

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from batch.backend import NO_HEADERS, Answer
 from batch.job import BatchJob, BatchStopped
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import BatchProgress, run_batch
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from batch.backend import NO_HEADERS, Answer
 from batch.job import BatchJob, RetryPolicy
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import BatchProgress, run_batch
 
 NUM_LINES = 30

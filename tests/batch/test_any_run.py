@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batch.backend import Answer
 from batch.job import BatchJob
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import BatchProgress, run_batch
 from tests.batch.scripted import AT_ONCE, Scripted, echo, ignore, line, read_lines, says, write_lines
 from wire.errors import Unavailable

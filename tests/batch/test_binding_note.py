@@ -7,7 +7,7 @@ import pytest
 from batch.backend import Answer
 from batch.binding_note import note_of, remove_note, write_note
 from batch.job import BatchJob, BatchStopped
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from tests.batch.scripted import NUM_LINES, Scripted, echo, read_lines, run_job, says
 from wire.errors import ConfigError
 

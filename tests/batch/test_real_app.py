@@ -12,7 +12,7 @@ import pytest
 from batch.app_backend import AppBackend
 from batch.backend import BatchBackend
 from batch.job import BatchJob
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import run_batch
 from batch.url_backend import UrlBackend
 from testing.scheduler.scripted_dispatcher import ScriptedDispatcher

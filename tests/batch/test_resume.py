@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from batch.job import BatchJob, BatchStopped
-from batch.prepared import PreparedJob, prepare
+from batch.prepared_job import PreparedJob, prepare
 from batch.results import write_results
 from batch.runner import BatchProgress, run_batch
 from tests.batch.app_server import DEADLINE_S

@@ -7,7 +7,7 @@ import pytest
 
 from batch.backend import Answer
 from batch.job import BatchJob, BatchStopped
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import BatchProgress, run_batch
 from tests.batch.scripted import NUM_LINES, Scripted, echo, line, plain, read_lines, run_job, says, write_lines
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from batch.job import BatchJob
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from tests.batch.scripted import Script, Scripted, line, read_lines, run_job, says, write_lines
 from wire.errors import ConfigError
 

@@ -12,7 +12,7 @@ import pytest
 
 from batch.app_backend import AppBackend
 from batch.job import BatchJob
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import run_batch
 from flags.options import EngineOptions
 from pdserve.inner_app import inner_app

@@ -10,7 +10,7 @@ import pytest
 from devices import cuda, npu, table
 from devices.collectives import COLLECTIVES
 from engine.oracle import generate_greedy
-from instance.offers import describe_transports
+from instance.offered_transports import describe_transports
 from tests.devices.fake_device import TRAITS
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.device_pair import NUM_TOKENS, PROMPTS, SeveralKind, config, cross, serve_alone, serve_pair

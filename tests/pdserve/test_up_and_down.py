@@ -87,7 +87,7 @@ def test_a_refused_up_creates_no_run_folder(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
-# One process, without a tether, exists; the code that starts it does not know it yet.
+# One process that does not watch its parent exists; the code that starts it does not know it yet.
 _STARTS = """
 import os, signal, subprocess, sys
 from pdserve import up

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from native.ticker import start_ticker
 from pdserve import combined
 from pdserve.guarded import guarded
-from pdserve.tether import hold_on
+from pdserve.parent_death import die_with_parent
 from rpc.grpc_connection import GrpcConnection
 from scheduler.config import parse
 from scheduler.loop import run
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve(addresses: Sequence[str], flags: Sequence[str]) -> int:
-    hold_on(os.environ)
+    die_with_parent(os.environ)
     config = parse(flags, os.environ)
     logs.configure(config.engine.log_level, log_format=config.engine.log_format)
     expected = tuple(

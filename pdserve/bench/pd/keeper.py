@@ -1,7 +1,7 @@
 """`python -P -m pdserve.bench.pd.keeper CORES COMMAND...`: become COMMAND on those cores, in our process group.
 
-COMMAND and its children die with the bench: a guard reads the tether's pipe (pdserve/tether.py), which only the bench
-process holds open, and kills the group when it is gone. This also covers peers without a tether, and stopped
+COMMAND and its children die with the bench: a guard reads the pipe of pdserve/parent_death.py, which only the bench
+process holds open, and kills the group when it is gone. This also covers peers that do not read the pipe, and stopped
 ones: the guard is in its own group, and in our session, so that the group's number is not reused.
 
 bench --Popen--> keeper ==exec==> COMMAND --> its children
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from pdserve import tether
+from pdserve import parent_death
 from wire.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) < 2:
         raise ConfigError("usage: keeper CORES COMMAND...")
     os.sched_setaffinity(0, parse_cores(argv[0]))
-    pipe_number = os.environ.get(tether.VARIABLE)
+    pipe_number = os.environ.get(parent_death.VARIABLE)
     if pipe_number is not None and os.fork() == 0:
         _guard(int(pipe_number))
     os.execvp(argv[1], list(argv[1:]))  # noqa: S606 - the bench's command

@@ -7,13 +7,13 @@ import sys
 import psutil
 import pytest
 
-from pdserve import tether
+from pdserve import parent_death
 from pdserve.bench.pd.contestants import halves, kept
 from pdserve.bench.pd.keeper import parse_cores
 from wire.errors import ConfigError
 
 DEADLINE_S = 300.0
-# A peer without a tether: it prints its cores and its child's pid, and neither would ever end.
+# A peer that does not read the pipe: it prints its cores and its child's pid, and neither would ever end.
 STRANGER = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -26,7 +26,7 @@ def test_a_group_ends_with_its_starters_pipe() -> None:
     core = min(os.sched_getaffinity(0))
     held, ours = os.pipe()
     process = subprocess.Popen(
-        kept([core], [sys.executable, "-c", STRANGER]), env={**os.environ, tether.VARIABLE: str(held)},
+        kept([core], [sys.executable, "-c", STRANGER]), env={**os.environ, parent_death.VARIABLE: str(held)},
         pass_fds=(held,), stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     os.close(held)

@@ -1,4 +1,4 @@
-"""A child with a tether dies with its parent, however that ends."""
+"""A child that calls die_with_parent dies with it, however that ends."""
 
 import os
 import select
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.tether import VARIABLE, hold_on
+from pdserve.parent_death import VARIABLE, die_with_parent
 from wire.errors import ConfigError
 
-# The parent starts a child as `up` does, prints its pid once its tether holds, and waits.
+# The parent starts a child as `up` does, prints its pid once it has called die_with_parent, and waits.
 _PARENT = """
 import os, signal, sys
 from pathlib import Path
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import Child
-code = "import os, signal; from pdserve.tether import hold_on; {child}"
+code = "import os, signal; from pdserve.parent_death import die_with_parent; {child}"
 log = Path(sys.argv[1])
 child = Child(ProcessPlan("decode-0", "decode", "x:1", (sys.executable, "-c", code), {{}}), log, os.environ)
 while "up" not in log.read_text():
@@ -26,7 +26,7 @@ while "up" not in log.read_text():
 print(child.record.pid, flush=True)
 signal.pause()
 """
-_HOLDS_ON = "hold_on(os.environ); print('up', flush=True); signal.pause()"
+_HOLDS_ON = "die_with_parent(os.environ); print('up', flush=True); signal.pause()"
 _LATE = "print('up', flush=True); os.read(0, 0); signal.sigtimedwait([signal.SIGUSR1], 60); " + _HOLDS_ON
 _STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + _HOLDS_ON
 
@@ -72,7 +72,7 @@ def test_a_killed_parent_takes_its_child_with_it(child: str, tmp_path: Path) -> 
 def test_a_child_cleans_up_before_it_ends(hears: str, tmp_path: Path) -> None:
     left = tmp_path / "left"
     left.touch()
-    child = f"hold_on(os.environ, lambda: os.unlink({str(left)!r})); print('up', flush=True); {hears}"
+    child = f"die_with_parent(os.environ, lambda: os.unlink({str(left)!r})); print('up', flush=True); {hears}"
     parent, life = _parent(child.replace('"', "'"), tmp_path / "log")
     with parent:
         parent.kill()
@@ -83,12 +83,12 @@ def test_a_child_cleans_up_before_it_ends(hears: str, tmp_path: Path) -> None:
     os.close(life)
 
 
-# It has a child in its own session, and that another child; neither has a tether.
+# It has a child in its own session, and that another child; neither calls die_with_parent.
 _FAMILY = """
 import os, signal, subprocess, sys
 from pathlib import Path
 from pdserve.run_folder import start_time
-from pdserve.tether import hold_on
+from pdserve.parent_death import die_with_parent
 grandchild = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
 child = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(p.pid, flush=True); "
 command = [sys.executable, "-c", child + "p.wait()", grandchild]
@@ -96,7 +96,7 @@ process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new
 pids = [process.pid, int(process.stdout.readline())]
 def at_end():
     Path({left!r}).write_text(str([start_time(pid) for pid in pids]))
-hold_on(os.environ, at_end)
+die_with_parent(os.environ, at_end)
 print("up", flush=True)
 signal.pause()
 """
@@ -110,15 +110,15 @@ def test_folders_are_removed_after_their_processes_ended(tmp_path: Path) -> None
 _TOLD_TWICE = """
 import os, signal, threading
 from pathlib import Path
-from pdserve import tether
+from pdserve import parent_death
 entered, both = [], threading.Event()
 def end_once(timeout_s):
     entered.append(threading.get_ident())
     if len(entered) > 1:
         both.set()
     both.wait(1.0)
-tether.end_descendants = end_once
-tether.hold_on(os.environ, lambda: Path({left!r}).write_text(str(len(entered))))
+parent_death.end_descendants = end_once
+parent_death.die_with_parent(os.environ, lambda: Path({left!r}).write_text(str(len(entered))))
 print("up", flush=True)
 signal.pause()
 """
@@ -132,13 +132,13 @@ def test_two_signals_end_the_children_once(tmp_path: Path) -> None:
 _GOES_ON = """
 import os, select, signal
 from pathlib import Path
-from pdserve import tether
+from pdserve import parent_death
 folder, removed, again = Path({folder!r}), os.pipe(), os.pipe()
 def at_end():
     folder.rmdir()
     os.write(removed[1], b"1")
     select.select([again[0]], [], [], 1.0)
-tether.hold_on(os.environ, at_end)
+parent_death.die_with_parent(os.environ, at_end)
 print("up", flush=True)
 os.read(removed[0], 1)
 folder.mkdir()
@@ -164,7 +164,7 @@ def test_a_folder_being_removed_is_not_recreated(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_parent_that_died_before_the_tether_takes_it_too(tmp_path: Path) -> None:
+def test_a_parent_that_died_before_the_call_ends_it_too(tmp_path: Path) -> None:
     parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
     with parent:
         parent.kill()
@@ -177,10 +177,10 @@ def test_a_parent_that_died_before_the_tether_takes_it_too(tmp_path: Path) -> No
     os.close(life)
 
 
-def test_without_a_tether_no_parent_is_watched() -> None:
+def test_without_the_variable_no_parent_is_watched() -> None:
     environ = {"KEPT": "1"}
 
-    hold_on(environ)
+    die_with_parent(environ)
 
     assert environ == {"KEPT": "1"}
 
@@ -188,4 +188,4 @@ def test_without_a_tether_no_parent_is_watched() -> None:
 @pytest.mark.parametrize("told", ["", "x", "1000000", "-1"])
 def test_anything_but_a_pipe_is_refused(told: str) -> None:
     with pytest.raises(ConfigError, match=f"{VARIABLE} is '{told}', which is not a pipe"):
-        hold_on({VARIABLE: told})
+        die_with_parent({VARIABLE: told})

@@ -15,7 +15,7 @@ from wire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierAnswers:
     """Successful answers in the file `place`. `wanted`: request positions by custom_id, not yet in the journal.
 
     `models` are the models in answers to lines without a `model`, for which the server chose it.
@@ -42,7 +42,7 @@ class Earlier:
             raise ConfigError(f"{self.place} has changed since it was read; {lost}")
 
 
-def of_output(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> Earlier:
+def answers_in_output(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> EarlierAnswers:
     """Read all of `output`, whose answers may be in any order, and return the answers to keep.
 
     `check` is called if the output has successful answers; raises ConfigError for those that must not be mixed.
@@ -66,10 +66,10 @@ def of_output(output: Path, source: InputFile, journal: Journal, check: Callable
     if good:
         check()
     wanted = {custom_id: position for custom_id, position in good.items() if not journal.has(position)}
-    return Earlier(output, wanted, frozenset(models))
+    return EarlierAnswers(output, wanted, frozenset(models))
 
 
-def of_journal(source: InputFile, journal: Journal) -> Earlier:
+def answers_in_journal(source: InputFile, journal: Journal) -> EarlierAnswers:
     """Return the models of the good answers in `journal`, which stay there. Raises ConfigError."""
     models = set[str]()
     _, nameless = _requests(source)
@@ -79,7 +79,7 @@ def of_journal(source: InputFile, journal: Journal) -> Earlier:
                 models |= _models(parse_line(journal.line(position)[0]))
     except OSError as error:
         raise ConfigError(f"{journal.path}: {error.strerror}") from error
-    return Earlier(journal.path, models=frozenset(models))
+    return EarlierAnswers(journal.path, models=frozenset(models))
 
 
 def _requests(source: InputFile) -> tuple[dict[str, int], set[int]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batch.job import BatchJob, InputLimits
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import run_batch
 from batch.whole_file import beside
 from tests.batch.scripted import Scripted, ignore, line, write_lines

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from instance.build import build_engine
-from instance.offers import check_named, describe_transports
+from instance.offered_transports import check_named, describe_transports
 from tests.instance.pair import instance_config
 from wire.errors import ConfigError
 from wire.types import Role

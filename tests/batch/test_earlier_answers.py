@@ -8,7 +8,7 @@ import pytest
 
 from batch.backend import Answer
 from batch.job import BatchJob
-from batch.prepared import prepare
+from batch.prepared_job import prepare
 from batch.runner import run_batch
 from tests.batch.scripted import NUM_LINES, Scripted, echo, ignore, line, read_lines, run_job, says, write_lines
 from wire.errors import ConfigError

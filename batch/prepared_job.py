@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from batch.binding_note import check_note, check_place_of_note
-from batch.earlier_output import Earlier, of_journal, of_output
+from batch.earlier_answers import EarlierAnswers, answers_in_journal, answers_in_output
 from batch.input_file import InputFile
 from batch.job import BatchJob
 from batch.journal import Journal
@@ -23,7 +23,7 @@ class PreparedJob:
         self.job = job
         self.source = source
         self.journal = journal
-        self.earlier = Earlier(job.output_path)  # answers of an earlier run, with `retry_failed`
+        self.earlier = EarlierAnswers(job.output_path)  # answers of an earlier run, with `retry_failed`
 
     @property
     def total(self) -> int:
@@ -89,17 +89,17 @@ def prepare(job: BatchJob) -> PreparedJob:
     return prepared
 
 
-def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> Earlier:
+def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> EarlierAnswers:
     """Return the answers to keep. If the output has no note but the journal has answers, only the journal is used.
 
     The journal may be from a later run with other settings. If it is from a stopped retry, the good answers of the
     output were copied into it before that retry sent any line.
     """
     if not journal.is_empty and not job.note_path.exists():
-        return of_journal(source, journal)
+        return answers_in_journal(source, journal)
     stopped = None if journal.is_empty else job.journal_path
     check = partial(check_note, job.note_path, job.binding, job.output_path, stopped)
-    return of_output(job.output_path, source, journal, check)
+    return answers_in_output(job.output_path, source, journal, check)
 
 
 def _check_places(job: BatchJob) -> None:

@@ -25,11 +25,11 @@ def _nothing() -> None:
     pass
 
 
-def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
+def die_with_parent(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
     """Die when the parent does, if it put a pipe's descriptor into VARIABLE, which is removed.
 
     `at_end` is called once before, to clean up for the parent, after all processes that this one started have
-    ended or _CHILDREN_S have passed. Call hold_on from the main thread. Raises ConfigError if the variable is not a
+    ended or _CHILDREN_S have passed. Call die_with_parent from the main thread. Raises ConfigError if the variable is not a
     pipe.
     """
     number_text = environ.pop(VARIABLE, None)
@@ -42,7 +42,7 @@ def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _not
         number = signal.SIGUSR1
         signal.signal(number, lambda number, frame: _end_by_signal(number, at_end))
     signal_at_parent_end(number)
-    threading.Thread(target=_end_with, args=(descriptor, at_end), name="tether", daemon=True).start()
+    threading.Thread(target=_end_with, args=(descriptor, at_end), name="parent-death", daemon=True).start()
 
 
 def _pipe(number_text: str) -> int:
