@@ -28,9 +28,8 @@ def _nothing() -> None:
 def die_with_parent(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
     """Die when the parent does, if it put a pipe's descriptor into VARIABLE, which is removed.
 
-    `at_end` is called once before, to clean up for the parent, after all processes that this one started have
-    ended or _CHILDREN_S have passed. Call die_with_parent from the main thread. Raises ConfigError if the variable is not a
-    pipe.
+    `at_end` is called once before, to clean up for the parent, after all processes that this one started have ended or
+    _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError if the variable is not a pipe.
     """
     number_text = environ.pop(VARIABLE, None)
     if number_text is None:
