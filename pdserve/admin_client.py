@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from scheduler.links.admin_socket import MAX_LINE_BYTES, door_name, is_same_user
+from scheduler.links.admin_socket import MAX_LINE_BYTES, is_same_user, socket_name
 from scheduler.links.probe import MEASURE_TIMEOUT_S
 from wire.errors import Incompatible, Unavailable
 
@@ -28,7 +28,7 @@ def connect_admin(base_url: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_CONNECT_TIMEOUT_S)
         try:
-            connection.connect("\0" + door_name(address, port))
+            connection.connect("\0" + socket_name(address, port))
         except OSError:
             connection.close()
             continue

@@ -12,7 +12,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.http.certificate import Https, read_https
 from scheduler.http.open_files import raise_open_files
 from scheduler.http.server import listen, serve
-from scheduler.links.admin_socket import door_name, keep_door
+from scheduler.links.admin_socket import serve_admin_socket, socket_name
 from scheduler.links.probe import LinkProbe
 from scheduler.loop import run as run_loop
 from scheduler.membership.entries import Entries
@@ -62,7 +62,9 @@ async def _serve_on(
         await _until_first_ends(
             asyncio.create_task(served),
             asyncio.create_task(serving.run()),
-            asyncio.create_task(keep_door(door_name(*bound.getsockname()[:2]), LinkProbe(serving.control.registry))),
+            asyncio.create_task(
+                serve_admin_socket(socket_name(*bound.getsockname()[:2]), LinkProbe(serving.control.registry))
+            ),
         )
 
 

@@ -102,7 +102,7 @@ class ProofCheck:
         address = peer_address(context)
         if self._trust.secret is None and not self._trust.has_address(address):
             words = self._trust.unlisted(address)
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, "stranger", words)
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, "unknown_peer", words)
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str, words: str) -> NoReturn:
         self.refused += 1

@@ -31,7 +31,7 @@ _MAX_CLIENTS = 8
 _ROOT = 0
 
 
-def door_name(host: str, port: int) -> str:
+def socket_name(host: str, port: int) -> str:
     """Return the abstract name, without the leading NUL, of the admin socket of the scheduler on host:port."""
     return f"pdserve-scheduler-{host}-{port}"
 
@@ -42,7 +42,7 @@ def is_same_user(sock: socket.socket) -> bool:
     return struct.unpack("3i", credentials)[1] in (_ROOT, os.geteuid())
 
 
-async def keep_door(name: str, links: LinkProbe) -> None:
+async def serve_admin_socket(name: str, links: LinkProbe) -> None:
     """Serve clients until cancelled; if the name is taken, the scheduler runs without an admin socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
         try:

@@ -16,7 +16,7 @@ from kvtransfer.frame import MAGIC, PREFIX, MessageType
 from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.secret import ensure_secret
-from scheduler.links.admin_socket import door_name
+from scheduler.links.admin_socket import socket_name
 from security.trust import spell
 from tests.cluster.guide import GuideCluster, Tables
 from tests.cluster.listening import Listening, documented, sockets_of
@@ -64,7 +64,7 @@ class Pinned:
 
     def kind(self, one: Listening) -> str:
         """Return the name docs/ports.md should have for a socket."""
-        if one.host == f"@{door_name('127.0.0.1', self.cluster.port)}":
+        if one.host == f"@{socket_name('127.0.0.1', self.cluster.port)}":
             return "scheduler admin socket"
         if one.process == "scheduler":
             return "scheduler http" if one.port == self.cluster.port else f"undocumented port {one.port}"

@@ -15,7 +15,7 @@ import pytest
 
 from pdserve import admin_client, cli
 from pdserve.ports import free_ports
-from scheduler.links.admin_socket import door_name, keep_door
+from scheduler.links.admin_socket import serve_admin_socket, socket_name
 from scheduler.links.probe import LinkProbe
 from testing.wire.fake_instance import FakeInstance
 from tests.pdserve.scheduler_page import PAGE, served_page
@@ -78,8 +78,8 @@ class AdminSocket:
         self.cluster = FakeCluster(self._roles)
         self.cluster.kind = self._kind
         async with self.cluster.serving():
-            name = door_name("127.0.0.1", self.port)
-            keeping = asyncio.create_task(keep_door(name, LinkProbe(self.cluster.control.registry)))
+            name = socket_name("127.0.0.1", self.port)
+            keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(self.cluster.control.registry)))
             await until(lambda: f"@{name}\n" in Path("/proc/net/unix").read_text())
             self._open.set()
             try:
@@ -225,11 +225,11 @@ def test_a_wildcard_admin_socket_is_found_by_local_addresses(
 ) -> None:
     tried: list[str] = []
 
-    def door_name(host: str, port: int) -> str:
+    def socket_name(host: str, port: int) -> str:
         tried.append(host)
         return f"none-{os.getpid()}-{port}"
 
-    monkeypatch.setattr(admin_client, "door_name", door_name)
+    monkeypatch.setattr(admin_client, "socket_name", socket_name)
     for host in ("127.0.0.1", "192.0.2.1"):
         tried.append(host)
         with pytest.raises(admin_client.NoAdminSocket):

@@ -18,7 +18,7 @@ from flags.options import EngineOptions
 from pdserve.ports import free_ports
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.links import admin_socket
-from scheduler.links.admin_socket import door_name, keep_door
+from scheduler.links.admin_socket import serve_admin_socket, socket_name
 from scheduler.links.probe import MAX_MEASURE_BYTES, LinkProbe
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
@@ -34,9 +34,9 @@ ASK = b'{"ask": "links", "num_bytes": 1048576}\n'
 @asynccontextmanager
 async def admin_socket_open(roles: str = "PD") -> AsyncIterator[tuple[FakeCluster, str]]:
     """A cluster and its admin socket under a unique name; closing the socket leaves no connection."""
-    name = door_name("127.0.0.1", 0) + secrets.token_hex(8)
+    name = socket_name("127.0.0.1", 0) + secrets.token_hex(8)
     async with asyncio.timeout(WAIT_S), FakeCluster(roles).serving() as cluster:
-        keeping = asyncio.create_task(keep_door(name, LinkProbe(cluster.control.registry)))
+        keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(cluster.control.registry)))
         await until(lambda: _listens(name))
         yield cluster, name
         keeping.cancel()
@@ -209,9 +209,9 @@ def _is_cut(asker: socket.socket) -> bool:
 
 
 async def test_a_taken_socket_name_costs_only_the_admin_socket(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("WARNING", "pdserve.door")
+    caplog.set_level("WARNING", "pdserve.admin")
     async with admin_socket_open() as (cluster, name):
-        await asyncio.wait_for(keep_door(name, LinkProbe(cluster.control.registry)), WAIT_S)
+        await asyncio.wait_for(serve_admin_socket(name, LinkProbe(cluster.control.registry)), WAIT_S)
 
         assert "admin_socket_unavailable" in caplog.text
         assert (await ask(name, ASK))[-1] == {"end": True}
@@ -219,8 +219,8 @@ async def test_a_taken_socket_name_costs_only_the_admin_socket(caplog: pytest.Lo
 
 @pytest.mark.parametrize("num_turns", range(12))
 async def test_a_closed_admin_socket_leaves_no_connection_open(num_turns: int) -> None:
-    name = door_name("127.0.0.1", 0) + secrets.token_hex(8)
-    keeping = asyncio.create_task(keep_door(name, LinkProbe(FakeCluster("PD").control.registry)))
+    name = socket_name("127.0.0.1", 0) + secrets.token_hex(8)
+    keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(FakeCluster("PD").control.registry)))
     await until(lambda: _accepts(name))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.connect("\0" + name)
@@ -253,7 +253,7 @@ async def test_the_admin_socket_is_named_by_the_schedulers_port(model_folder: Pa
     fakes.boot(0)
     config = SchedulerConfig(EngineOptions(model=str(model_folder), port=free_port), SchedulerOptions())
     serving = asyncio.create_task(serve_cluster(config, cluster, stop))
-    name = door_name("127.0.0.1", free_port)
+    name = socket_name("127.0.0.1", free_port)
     async with asyncio.timeout(WAIT_S):
         await until(lambda: serving.done() or _listens(name))
         told = await ask(name, ASK)
