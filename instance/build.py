@@ -31,6 +31,7 @@ from native.ticker import run_time
 from processes.failpoints import process_failpoints
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, PdserveError
+from wire.types import Role
 
 log = EventLogger("instance")
 FAKE_ENGINE = "testing.instance.fake_engine"
@@ -70,7 +71,8 @@ def build_engine(
 def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, host: InstanceHost) -> None:
     """Open the KV listeners and start the instance's threads."""
     check_named(config.options.kv_transport, engine.memories[0])
-    warn_of_copies(config.options.kv_transport, engine.memories[0])
+    if config.role is not Role.COMBINED:  # which hands nothing off
+        warn_of_copies(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)
     far = meet_ranks(config, engine.memories, identity)
 

@@ -176,18 +176,21 @@ def test_shm_is_refused_with_a_reason_for_a_pool_on_a_device(model: Path) -> Non
         asyncio.run(start())
 
 
-def test_an_instance_on_a_device_reports_its_transports(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("role", "num_warnings"), [(Role.PREFILL, 1), (Role.COMBINED, 0)])
+def test_an_instance_on_a_device_reports_its_transports(
+    role: Role, num_warnings: int, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> tuple[str, ...]:
-        async with running(config(model, Role.COMBINED, "fake", None)) as (instance, _):
+        async with running(config(model, role, "fake", None)) as (instance, _):
             return describe_transports((), instance._host.engine.memories[0])
 
     words = asyncio.run(run())
 
     assert "tcp" in words
     assert any(one.startswith("shm: the KV pool is on fake:0") for one in words)
-    (warning,) = [line for line in caplog.messages if line.startswith("kv_through_host ")]
-    assert "device=fake:0" in warning
-    assert "shm: the KV pool is on fake:0" in warning
+    warnings = [line for line in caplog.messages if line.startswith("kv_through_host ")]
+    assert len(warnings) == num_warnings
+    assert all("device=fake:0" in line and "shm: the KV pool is on fake:0" in line for line in warnings)
 
 
 def test_a_prompt_is_handed_from_cpu_ranks_to_a_device_and_back(model: Path, reference: list[list[int]]) -> None:
