@@ -12,7 +12,6 @@ Ascend, depending on a trait of the pool's device. Never run on Ascend by us.
 
 import struct
 import threading
-import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -28,6 +27,7 @@ from kvtransfer.ring import Ring
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
 from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
+from native.ticker import run_time
 from wire.errors import HandoffFailed, Unavailable
 from wire.types import KvEndpoint
 
@@ -142,10 +142,10 @@ class MooncakeOutlet:
         self._memory.close(after_s=_GRACE_S if in_use else 0.0)
 
     def _room(self, frame: Frame) -> int:
-        deadline = time.monotonic() + self._timeouts.progress_s
+        deadline = run_time() + self._timeouts.progress_s
         with self._changed:
             while (start := None if self._closed else self._ring.take(frame.num_bytes)) is None:
-                left = deadline - time.monotonic()
+                left = deadline - run_time()
                 if self._closed or left <= 0:
                     raise LinkLost(f"the receiver took no frame for {self._timeouts.progress_s:g} s")
                 self._changed.wait(left)
@@ -196,14 +196,14 @@ class MooncakeInlet:
         """Fill the staging memory; return False if `stop` was set first. Raises LinkLost."""
         engine, staging = self._memory.engine, self._memory.staging
         self._reading = self._reader.submit(engine.read, self._session, staging, address, num_bytes)
-        deadline = time.monotonic() + self._timeouts.progress_s
+        deadline = run_time() + self._timeouts.progress_s
         while True:
             try:
                 self._reading.result(_POLL_S)
             except NotYet:
                 if stop.is_set():  # the engine may still write the staging memory: no more frames
                     raise LinkLost("a ticket ended while mooncake was reading for it") from None
-                if time.monotonic() > deadline:
+                if run_time() > deadline:
                     raise LinkLost(f"mooncake read nothing for {self._timeouts.progress_s:g} s") from None
                 continue
             except OSError as error:

@@ -26,7 +26,7 @@
 
 struct counters { /* as native/ticker.py declares it */
     int64_t num_bytes;
-    int64_t run_ns; /* the last tick's time minus `starved_ns`: one word, so that readers never see half a tick */
+    int64_t run_ns; /* the last tick's time minus `starved_ns`, which is written before it */
     int64_t starved_ns;
     int64_t num_ticks;
 };

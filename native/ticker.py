@@ -79,7 +79,9 @@ class NativeTicker:
 
     def starved_s(self) -> float:
         """See Ticker."""
-        starved, now, run = self._counters.starved_ns, time.monotonic_ns(), self._counters.run_ns
+        starved = now = run = -1
+        while starved != self._counters.starved_ns:  # a tick came between the reads: its share would be cut twice
+            starved, now, run = self._counters.starved_ns, time.monotonic_ns(), self._counters.run_ns
         passed = now - run - starved  # since the last tick
         late = min(passed - self._late_after_ns, passed - passed // _LEAST_RUN_SHARE)
         return float(starved + max(0, late)) / _NS

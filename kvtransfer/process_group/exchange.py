@@ -7,12 +7,12 @@ store; DONE is the last message of either side. Lengths and numbers are bounded.
 """
 
 import struct
-import time
 from collections.abc import Sequence
 from enum import IntEnum
 
 from kvtransfer.frame import MessageType, Refuse, WireError, decode, pack
 from kvtransfer.stream import LinkLost, Stream
+from native.ticker import run_time
 from wire.errors import from_name
 
 _HEAD = struct.Struct("!BH")
@@ -44,7 +44,7 @@ class SetupExchange:
         self._stream, self._prefix = stream, f"{name}/"
         self._keys: dict[str, bytes] = {}
         self._num_received, self._over = 0, False
-        self.deadline = time.monotonic()
+        self.deadline = run_time()
 
     def send(self, word: Word, value: bytes = b"", key: str = "") -> None:
         """Send a message. Raises LinkLost."""
@@ -56,7 +56,7 @@ class SetupExchange:
 
         Raises LinkLost, WireError, and the peer's refusal.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = run_time() + timeout_s
         while True:
             word, value = self._next(deadline)
             if word in wanted:
@@ -90,12 +90,12 @@ class SetupExchange:
 
     def get(self, key: str) -> bytes:
         """Return a key's value, waiting for it. Raises LinkLost, WireError."""
-        self.wait([key], max(0.0, self.deadline - time.monotonic()))
+        self.wait([key], max(0.0, self.deadline - run_time()))
         return self._keys[key]
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None:
         """Wait until all keys are set, never past the deadline. Raises LinkLost, WireError."""
-        deadline = min(self.deadline, time.monotonic() + timeout_s)
+        deadline = min(self.deadline, run_time() + timeout_s)
         while missing := [key for key in keys if key not in self._keys]:
             if self._over:
                 raise LinkLost(f"the store of this group is closed and has no {missing[0]!r}")
@@ -117,7 +117,7 @@ class SetupExchange:
         return len(self._keys)
 
     def _next(self, deadline: float, waiting_for: str = "") -> tuple[Word, bytes]:
-        left = deadline - time.monotonic()
+        left = deadline - run_time()
         if left <= 0:
             raise LinkLost(f"the peer did not finish in time{f' (missing key {waiting_for!r})' if waiting_for else ''}")
         kind, body = self._stream.receive_message(first_byte_s=left, whole_s=left)

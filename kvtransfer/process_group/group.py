@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from devices.collectives import Collective
 from kvtransfer.process_group.devices import Lease
 from kvtransfer.stream import LinkLost
+from native.ticker import run_time
 from telemetry.logs import EventLogger
 
 if TYPE_CHECKING:
@@ -137,17 +138,18 @@ class Group:
     def _await(self, work: Any) -> None:
         if self._fault is not None:
             raise LinkLost(self._fault)
-        deadline, pause = time.monotonic() + self._progress_s, _FIRST_POLL_S
         if not self._collective.polls:
+            until = time.monotonic() + self._progress_s  # gloo's own limit counts all time
             try:
                 work.wait(timedelta(seconds=self._progress_s))
             except RuntimeError:
-                if time.monotonic() < deadline:
+                if time.monotonic() < until:
                     raise
                 raise LinkLost(f"no data was transferred for {self._progress_s:g} s") from None
             return
+        deadline, pause = run_time() + self._progress_s, _FIRST_POLL_S
         while not work.is_completed():
-            if time.monotonic() > deadline:
+            if run_time() > deadline:
                 raise LinkLost(f"no data was transferred for {self._progress_s:g} s")
             if self._closing.wait(pause):
                 raise LinkLost("the link was closed here")

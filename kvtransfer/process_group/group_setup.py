@@ -32,6 +32,7 @@ from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.group import Group, in_one_line
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
+from native.ticker import run_time
 from wire.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def make_group(
             give_up = group.close
             del made  # the Group must have the only reference
             if collective.lazy:
-                _prove(group, staging, hello, rank, max(0.0, end - time.monotonic()))
+                _prove(group, staging, hello, rank, max(0.0, end - run_time()))
         if not collective.lazy:
             _prove(group, staging, hello, rank, timeouts.progress_s)
         exchange.finish(timeouts.progress_s)
@@ -119,7 +120,7 @@ def _leads(hello: Hello, rank: int) -> bool:
 def _turn(exchange: SetupExchange, device: GroupDevice, leads: bool, timeouts: Timeouts) -> Iterator[float]:
     """Hold the device's turn; yield the time at which it must end."""
     take = _lead if leads else _follow
-    end = take(exchange, device, timeouts, time.monotonic() + timeouts.progress_s)
+    end = take(exchange, device, timeouts, run_time() + timeouts.progress_s)
     try:
         yield end
     finally:
@@ -127,8 +128,8 @@ def _turn(exchange: SetupExchange, device: GroupDevice, leads: bool, timeouts: T
 
 
 def _lead(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
-    while device.making.acquire(timeout=max(0.0, deadline - time.monotonic())):
-        end = time.monotonic() + _TURN * timeouts.connect_s
+    while device.making.acquire(timeout=max(0.0, deadline - run_time())):
+        end = run_time() + _TURN * timeouts.connect_s
         try:
             exchange.send(Word.ASK)
             word, _ = exchange.receive([Word.GRANTED, Word.BUSY], timeouts.connect_s + _SLICE_S)
@@ -144,11 +145,11 @@ def _lead(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, dead
 
 def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
     while True:
-        exchange.receive([Word.ASK], max(0.0, deadline - time.monotonic()))
+        exchange.receive([Word.ASK], max(0.0, deadline - run_time()))
         if device.making.acquire(timeout=_SLICE_S):
             break
         exchange.send(Word.BUSY)
-    end = time.monotonic() + _TURN * timeouts.connect_s
+    end = run_time() + _TURN * timeouts.connect_s
     try:
         exchange.send(Word.GRANTED)
     except BaseException:
@@ -177,12 +178,12 @@ def _make(
     host = stream.socket.getsockname()[0]
 
     def make() -> Any:
-        exchange.deadline = min(end, time.monotonic() + timeouts.connect_s)
+        exchange.deadline = min(end, run_time() + timeouts.connect_s)
         return collective.make(LinkStore(exchange), rank, _RANKS, host, timeouts.connect_s, device.name)
 
     made = device.issue(make)
     try:
-        return made.result(max(0.0, end - time.monotonic()))
+        return made.result(max(0.0, end - run_time()))
     except TimeoutError:
         if made.cancel():
             raise LinkLost(f"{device.name} did not issue the operation within its turn") from None

@@ -16,6 +16,7 @@ from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.process_group.group import Group
 from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
+from native.ticker import run_time
 from wire.errors import HandoffFailed
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class _Waiter:
 
     def wait(self, done: "Future[None]", stop: StopFlag) -> bool:
         """Wait for `done`; return False soon after `stop` is set. Raises LinkLost."""
-        deadline = time.monotonic() + 2 * self._progress_s  # the group's own deadline is earlier
+        deadline = run_time() + 2 * self._progress_s  # the group's own deadline is earlier
         while True:
             try:
                 done.result(_POLL_S)
@@ -138,5 +139,5 @@ class _Waiter:
                     return False
                 if self._hung_up.poll(0):
                     raise LinkLost("the connection was closed in the middle of a frame") from None
-                if time.monotonic() > deadline:
+                if run_time() > deadline:
                     raise LinkLost(f"no data was transferred for {2 * self._progress_s:g} s") from None

@@ -3,7 +3,6 @@
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from kvtransfer.process_group.store import LinkStore
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts
+from native.ticker import run_time
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, fill, make_rig, read
 from wire.kv_layout import PoolLayout
 from wire.types import PROTOCOL_VERSION
@@ -180,7 +180,7 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
     """
     streams, hello = stream_pair(DEADLINE_S), hello_of(sender, silent, 7)
     exchange = SetupExchange(streams[1], group_name(hello))
-    exchange.deadline = time.monotonic() + DEADLINE_S
+    exchange.deadline = run_time() + DEADLINE_S
     with ThreadPoolExecutor(1) as makers:
         made = makers.submit(sender.transport.outlet, streams[0], hello, timeouts)
         try:

@@ -1,7 +1,6 @@
 """The messages of a set-up and the store over them: bounded, with deadlines, and of one group only."""
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,6 +12,7 @@ from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.store import LinkStore
 from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
+from native.ticker import run_time
 from tests.kvtransfer.groups import stream_pair
 from tests.kvtransfer.rig import DEADLINE_S
 from wire.errors import Unavailable
@@ -31,7 +31,7 @@ def streams() -> Iterator[Both]:
 def _exchanges(streams: Both) -> tuple[SetupExchange, SetupExchange]:
     made = SetupExchange(streams[0], "group"), SetupExchange(streams[1], "group")
     for exchange in made:
-        exchange.deadline = time.monotonic() + DEADLINE_S
+        exchange.deadline = run_time() + DEADLINE_S
     return made
 
 
@@ -68,7 +68,7 @@ def test_torchs_own_threads_neither_read_nor_write_the_link(streams: Both) -> No
 
 def test_a_missing_key_costs_the_deadline_not_torchs_wait(streams: Both) -> None:
     _, exchange = _exchanges(streams)
-    exchange.deadline = time.monotonic() + 0.05
+    exchange.deadline = run_time() + 0.05
 
     with pytest.raises(LinkLost):
         LinkStore(exchange).wait(["0/0"], timedelta(hours=1))
@@ -76,7 +76,7 @@ def test_a_missing_key_costs_the_deadline_not_torchs_wait(streams: Both) -> None
 
 def test_a_key_that_comes_byte_by_byte_is_cut_at_the_deadline(streams: Both) -> None:
     _, exchange = _exchanges(streams)
-    exchange.deadline = time.monotonic() + 0.1
+    exchange.deadline = run_time() + 0.1
     message, cut, sent = pack(MessageType.SETUP, b"\x05\x00\x07group/k" + bytes(500)), threading.Event(), 0
 
     def drip() -> None:
