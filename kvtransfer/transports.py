@@ -55,11 +55,11 @@ def make_transports(
     """
     device = device_of(memory)
     names = transports_of(values, device) or default_names(device)
+    made = {name: _MAKERS[name](memory) for name in NAMES if name in names}
     for value, name in zip(values, names, strict=False):
-        if why := _MAKERS[name](memory).unusable():
+        if why := made[name].unusable():
             raise ConfigError(f"--kv-transport {value}: {why}")
-    transports = [_MAKERS[name](memory) for name in NAMES if name in names]
-    usable = tuple(transport for transport in transports if transport.unusable() is None)
+    usable = tuple(transport for transport in made.values() if transport.unusable() is None)
     if not usable:
         raise ConfigError(f"none of the KV transports {', '.join(names)} works here")
     for transport in usable:

@@ -1,14 +1,12 @@
 """The devices of this process that have links: for each, one issuing thread and the turn to make the next group."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TypeVar
 
 from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.issue import IssueQueue
-from wire.errors import Unavailable
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0
@@ -25,25 +23,8 @@ class GroupDevice:
     def __init__(self, name: str) -> None:
         self.name = name
         self.making = threading.Lock()  # held while a group of this device is made: one at a time
-        self._joining: set[str] = set()  # groups that a link of this device is making
-        self._guard = threading.Lock()
+        self.sends_to: set[str] = set()  # groups that the sender's half is making
         self._issue = IssueQueue(f"kv-issue-{name}")
-
-    @contextmanager
-    def join(self, group: str) -> Iterator[None]:
-        """Count as the end of `group` here. Raises Unavailable if its other end is too: each would wait for the other.
-
-        The one thread that issues the device's operations runs one of them at a time.
-        """
-        with self._guard:
-            if group in self._joining:
-                raise Unavailable(f"both ends of the link are in this process, on {self.name}")
-            self._joining.add(group)
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._joining.discard(group)
 
     def issue(self, task: Callable[[], _T]) -> "Future[_T]":
         """Run `task` on the device's issuing thread."""

@@ -62,11 +62,9 @@ def make_group(
     exchange, give_up = SetupExchange(stream, group_name(hello)), lease.release
     timeouts = replace(timeouts, connect_s=max(timeouts.connect_s, collective.make_s))
     try:
-        _agree(exchange, collective, rank, timeouts)
-        with (
-            lease.device.join(group_name(hello)),
-            _turn(exchange, lease.device, _leads(hello, rank), timeouts) as end,
-        ):
+        leads = _leads(hello, rank)
+        _agree(exchange, collective, rank, timeouts, lease.device, group_name(hello))
+        with _turn(exchange, lease.device, leads, timeouts) as end:
             _refuse_if_full(collective, lease.device.name)
             made = _make(exchange, stream, rank, collective, lease.device, timeouts, end)
             group = Group(
@@ -86,6 +84,8 @@ def make_group(
     except BaseException:
         give_up()
         raise
+    finally:
+        lease.device.sends_to.discard(group_name(hello))
     return group
 
 
@@ -98,14 +98,19 @@ def group_name(hello: Hello) -> str:
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
-def _agree(exchange: SetupExchange, collective: Collective, rank: int, timeouts: Timeouts) -> None:
+def _agree(
+    exchange: SetupExchange, collective: Collective, rank: int, timeouts: Timeouts, device: GroupDevice, group: str
+) -> None:
     mine = f"{collective.name} of torch {torch_version()}"
     if rank == SENDER:
+        device.sends_to.add(group)
         exchange.send(Word.TERMS, mine.encode())
         return
     theirs = exchange.receive([Word.TERMS], timeouts.progress_s)[1].decode("utf-8", "replace")
     if theirs != mine:
         raise Unavailable(f"groups are made with {mine} here, with {theirs[:200]} there")
+    if group in device.sends_to:  # its one issuing thread would wait for itself
+        raise Unavailable(f"both ends of the link are in this process, on {device.name}")
 
 
 def _leads(hello: Hello, rank: int) -> bool:

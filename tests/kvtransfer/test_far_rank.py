@@ -240,7 +240,7 @@ def test_a_rank_without_links_fails_the_start_with_its_reason() -> None:
     with pytest.raises(ConfigError):
         RankHalf(pool, settings, theirs, lambda: 0.0)
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
-    with pytest.raises(ConfigError, match="KV transport 'pigeon' is not one of "):
+    with pytest.raises(ConfigError, match="--kv-transport 'pigeon' is not one of "):
         far.meet(DEADLINE_S)
 
     far.close()
