@@ -64,7 +64,7 @@ class TableWatch:
         followed = self._entries.follow(table)
         self._registry.change(followed.expected, table_digest(table), " ".join(sentences))
         for why in followed.left_out:
-            log.warning("instance_left_out", why=why)
+            log.warning("instance_left_out", reason=why)
 
     def _pass_over(self, error: RanktableError) -> None:
         self._troubled = True

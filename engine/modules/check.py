@@ -1,4 +1,4 @@
-"""Compare a part that uses a device's ops with the original on the same random rows; a sum replaces attention."""
+"""Compare a replacement module (device ops) with the original on the same random rows; attention is a plain sum."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Form = tuple[bool, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class ModuleDifference:
-    """How a part differs from the original; "" where the original is of another kind, with other inputs.
+    """How a replacement differs from the original; "" where they cannot be compared: it takes inputs unknown to us.
 
     `is_failure`: the part raised, and would do so again.
     """
@@ -36,7 +36,7 @@ class PartCheck:
     """Runs modules of `network` on random rows, with its own attention handler.
 
     `shared` has the ids of parameters with several names. The network runs once to record the inputs of its layers,
-    such as the angles of its attentions, and whether norms receive rows by heads.
+    such as the angles of its attentions, and whether norms are applied per head.
     """
 
     def __init__(self, network: Any) -> None:
@@ -168,8 +168,8 @@ class PartCheck:
         copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
         rows = inputs["hidden_states"]
         del copies["hidden_states"]
-        as_they_lie = torch.empty_strided(rows.shape, rows.stride(), dtype=rows.dtype, device=rows.device).copy_(rows)
-        made = run(as_they_lie, **copies)
+        same_strides = torch.empty_strided(rows.shape, rows.stride(), dtype=rows.dtype, device=rows.device).copy_(rows)
+        made = run(same_strides, **copies)
         form = tuple(one is not None for one in made) if isinstance(made, tuple) else None
         output: torch.Tensor = made[0] if isinstance(made, tuple) else made
         return output.float(), form, self._attention.asked
@@ -187,7 +187,7 @@ class PartCheck:
 class SumAttention:
     """Implements LayerHandler: mixes query, key and value of each token; records the options.
 
-    Elements of query and key are summed with different weights: their product would hide a rotation of both.
+    Elements of query and key are summed with different weights: a dot product would hide a rotation of both.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class Members:
             return None
         self._drains.pop(member).cancel()
         member.stay()
-        log.info("instance_stays", instance=member.expected, why="back in the global table")
+        log.info("instance_stays", instance=member.expected, reason="back in the global table")
         return member
 
     def _new(self, entry: ExpectedInstance) -> Member:
@@ -95,7 +95,7 @@ class Members:
     async def _drain(self, member: Member) -> None:
         task = self._tasks[member]
         began = asyncio.get_running_loop().time()
-        log.info("instance_draining", instance=member.expected, why="removed from the global table")
+        log.info("instance_draining", instance=member.expected, reason="removed from the global table")
         instance = member.instance
         left = 0 if instance is None else await instance.wait_idle(self._limits.drain_s)
         spent_s = asyncio.get_running_loop().time() - began

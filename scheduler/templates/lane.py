@@ -158,7 +158,7 @@ class TemplateLane:
                 job.answer.set_exception(error)
 
     def _replace_child(self, why: str) -> None:
-        _log.info("template_child_replaced", pid=self.pid, why=why, jobs=len(self._sent))
+        _log.info("template_child_replaced", pid=self.pid, reason=why, jobs=len(self._sent))
         self._drop_child()
         self._begin_start()
 
