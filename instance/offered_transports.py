@@ -15,9 +15,9 @@ log = EventLogger("instance")
 def describe_transports(named: Sequence[str], memory: PoolMemory) -> tuple[str, ...]:
     """Return the transports, best first, in the form of InstanceDescription; `named` are those of --kv-transport."""
     defaults, chosen = default_names(device_of(memory)), transports_of(named)
-    unnamed = "not named in --kv-transport"
-    whys = {name: unnamed if chosen and name not in chosen else _why_missing(name, memory) for name in NAMES}
-    return tuple(f"{name}: {why}" if (why := whys[name]) else name for name in NAMES if name in (*defaults, *chosen))
+    names, unnamed = [name for name in NAMES if name in (*defaults, *chosen)], "not named in --kv-transport"
+    whys = {name: unnamed if chosen and name not in chosen else _why_missing(name, memory) for name in names}
+    return tuple(f"{name}: {why}" if (why := whys[name]) else name for name in names)
 
 
 def _why_missing(name: str, memory: PoolMemory) -> str:
