@@ -104,7 +104,7 @@ def test_down_with_nothing_running_is_fine(pdserve: Pdserve) -> None:
     down = pdserve("down")
 
     assert down.returncode == 0
-    assert down.stdout.startswith("no cluster ")
+    assert "no cluster " in down.stdout  # it begins otherwise where one of the user's own serves on port 9000
 
 
 @pytest.mark.covers("B.shutdown.3")
