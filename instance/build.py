@@ -15,7 +15,7 @@ from engine.torch_start import loading, prepare_torch
 from engine.watched import watched
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine, may_be_encoder
-from instance.far_ranks import meet_ranks
+from instance.far_ranks import connect_ranks
 from instance.host import Identity, InstanceHost
 from instance.kv_address import kv_host, kv_source
 from instance.offered_transports import check_named, warn_of_copies
@@ -74,7 +74,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
     if config.role is not Role.COMBINED:  # which hands nothing off
         warn_of_copies(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)
-    far = meet_ranks(config, engine.memories, identity)
+    far = connect_ranks(config, engine.memories, identity)
 
     def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
         rank = far.get(memory.layout.rank)

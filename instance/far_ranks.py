@@ -14,28 +14,28 @@ from kvtransfer.rank_messages import HalfSettings
 from processes.rank_payloads import to_json
 from wire.kv_layout import Rank
 
-_MEET_S = 60.0
+_CONNECT_S = 60.0
 
 
-def meet_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: Identity) -> Mapping[Rank, FarRank]:
+def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: Identity) -> Mapping[Rank, FarRank]:
     """Start the KV links of each rank with a pool of its own; return rank 0's ends of them, before the first step.
 
     Raises ConfigError, and InstanceLost if a rank has exited or does not answer.
     """
     pools = [memory for memory in memories if isinstance(memory, RankPool)]
     with contextlib.ExitStack() as undo:
-        met: dict[Rank, FarRank] = {}
+        far_by_rank: dict[Rank, FarRank] = {}
         for pool in pools:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             far = FarRank(ours, pool.layout.rank, pool.explain, config.trust)
             undo.callback(far.close)
             with theirs:
                 pool.hand_over(to_json(_settings(config, identity)), theirs.fileno())
-            met[pool.layout.rank] = far
-        for far in met.values():
-            far.meet(_MEET_S)
+            far_by_rank[pool.layout.rank] = far
+        for far in far_by_rank.values():
+            far.start(_CONNECT_S)
         undo.pop_all()
-    return met
+    return far_by_rank
 
 
 def _settings(config: InstanceConfig, identity: Identity) -> HalfSettings:

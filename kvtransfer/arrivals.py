@@ -11,7 +11,7 @@ class Arrivals:
         self._received: dict[int, Callable[[], int]] = {}
         self._seen: dict[int, list[int]] = {}  # bytes at the last check, of links in the middle of a frame
 
-    def meet(self, link: int, received: Callable[[], int]) -> None:
+    def add_link(self, link: int, received: Callable[[], int]) -> None:
         """Register a link; `received` returns the number of bytes received over its stream."""
         self._received[link] = received
 

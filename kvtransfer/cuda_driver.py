@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from devices.polling import wait_until
-from kvtransfer.cuda_handles import HANDLE_BYTES, Lent, LentEvent
+from kvtransfer.cuda_handles import HANDLE_BYTES, PoolHandles, SharedEvent
 
 _cuda: Any = torch.cuda  # the parts of it without types
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag
@@ -48,23 +48,23 @@ class CudaDriver:
             )
         return None
 
-    def lend_event(self, device: str) -> "CudaEvent":
+    def make_event(self, device: str) -> "CudaEvent":
         """Make an interprocess event on `device`."""
         return CudaEvent(torch.device(device))
 
-    def lend(self, pool: torch.Tensor, event: LentEvent) -> Lent:
+    def export(self, pool: torch.Tensor, event: SharedEvent) -> PoolHandles:
         """Return the handles; `offset` is the pool's position in its allocation."""
         with _context(pool.device) as number:
             handle, offset = _handle_of(pool)
-            return Lent(_uuid_of(number), pool.numel(), offset, handle, event.handle)
+            return PoolHandles(_uuid_of(number), pool.numel(), offset, handle, event.handle)
 
     def knows(self, device_uuid: bytes) -> bool:
         """Return whether the device is visible: CUDA_VISIBLE_DEVICES may hide it."""
         return device_uuid in _devices()
 
-    def open(self, lent: Lent) -> "CudaPool":
+    def open(self, handles: PoolHandles) -> "CudaPool":
         """Map the pool in the context of the device that holds it."""
-        return CudaPool(lent, torch.device("cuda", _devices().index(lent.device_uuid)))
+        return CudaPool(handles, torch.device("cuda", _devices().index(handles.device_uuid)))
 
 
 class CudaEvent:
@@ -80,7 +80,7 @@ class CudaEvent:
             self.handle = bytes(self._event.ipc_handle())
 
     def record(self, ready: Callable[[], None], timeout_s: float) -> None:
-        """See LentEvent. Raises OSError."""
+        """See SharedEvent. Raises OSError."""
         with _context(self._device), torch.cuda.stream(self._stream):
             ready()
             self._event.record(self._stream)
@@ -91,20 +91,22 @@ class CudaEvent:
 class CudaPool:
     """Owner of one mapping of a peer's pool."""
 
-    def __init__(self, lent: Lent, device: torch.device) -> None:
+    def __init__(self, handles: PoolHandles, device: torch.device) -> None:
         """Raises OSError."""
         self._device, self._base, self._lock = device, 0, threading.Lock()
         self.tensor = torch.empty(0, dtype=torch.uint8)
         base = ctypes.c_uint64()
         with _context(device):
-            _call("cuIpcOpenMemHandle_v2", ctypes.byref(base), _Handle.from_buffer_copy(lent.memory), _LAZY_PEER_ACCESS)
+            _call(
+                "cuIpcOpenMemHandle_v2", ctypes.byref(base), _Handle.from_buffer_copy(handles.memory), _LAZY_PEER_ACCESS
+            )
             self._base = base.value
             try:
                 start, size = _allocation_of(self._base)
-                if self._base + lent.offset + lent.num_bytes > start + size:
-                    raise OSError(f"{lent.num_bytes} bytes at {lent.offset} are not in an allocation of {size}")
-                self.tensor = _bytes_at(self._base + lent.offset, lent.num_bytes, device)
-                self._event = _cuda.Event.from_ipc_handle(device, lent.event)
+                if self._base + handles.offset + handles.num_bytes > start + size:
+                    raise OSError(f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {size}")
+                self.tensor = _bytes_at(self._base + handles.offset, handles.num_bytes, device)
+                self._event = _cuda.Event.from_ipc_handle(device, handles.event)
             except BaseException:
                 self.close()
                 raise

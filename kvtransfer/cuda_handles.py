@@ -14,7 +14,7 @@ UUID_BYTES = 16
 _SETUP = struct.Struct(f"!{UUID_BYTES}sQQ{HANDLE_BYTES}s{HANDLE_BYTES}s")
 
 
-class Lent(NamedTuple):
+class PoolHandles(NamedTuple):
     """Handles to open a sender's pool in another process of the host, `offset` bytes into its allocation `memory`."""
 
     device_uuid: bytes
@@ -24,7 +24,7 @@ class Lent(NamedTuple):
     event: bytes
 
 
-class LentEvent(Protocol):
+class SharedEvent(Protocol):
     """An event of this process that other processes can wait for."""
 
     @property
@@ -64,11 +64,11 @@ class IpcDriver(Protocol):
         """Return why this pool cannot be shared with other processes, or None."""
         ...
 
-    def lend_event(self, device: str) -> LentEvent:
+    def make_event(self, device: str) -> SharedEvent:
         """Make an event. Raises OSError."""
         ...
 
-    def lend(self, pool: "torch.Tensor", event: LentEvent) -> Lent:
+    def export(self, pool: "torch.Tensor", event: SharedEvent) -> PoolHandles:
         """Return the handles of a pool. Raises OSError."""
         ...
 
@@ -76,19 +76,19 @@ class IpcDriver(Protocol):
         """Return whether the device is visible to this process."""
         ...
 
-    def open(self, lent: Lent) -> MappedPool:
+    def open(self, handles: PoolHandles) -> MappedPool:
         """Map a peer's pool. Raises OSError, also if the pool exceeds its allocation."""
         ...
 
 
-def encode_lent(lent: Lent) -> bytes:
+def encode_handles(handles: PoolHandles) -> bytes:
     """Return prefix and body of SETUP."""
-    return pack(MessageType.SETUP, _SETUP.pack(*lent))
+    return pack(MessageType.SETUP, _SETUP.pack(*handles))
 
 
-def decode_lent(body: bytes | bytearray) -> Lent:
+def decode_handles(body: bytes | bytearray) -> PoolHandles:
     """Decode SETUP. Raises WireError."""
     try:
-        return Lent(*_SETUP.unpack(body))
+        return PoolHandles(*_SETUP.unpack(body))
     except struct.error as error:
         raise WireError(f"malformed SETUP of {len(body)} bytes, expected {_SETUP.size}: {error}") from error

@@ -16,7 +16,7 @@ IpcDriver abstracts the driver's calls (cuda_handles.py; cuda_driver.py has the 
 import contextlib
 
 from kvtransfer import shm
-from kvtransfer.cuda_handles import IpcDriver, LentEvent, MappedPool, decode_lent, encode_lent
+from kvtransfer.cuda_handles import IpcDriver, MappedPool, SharedEvent, decode_handles, encode_handles
 from kvtransfer.device_memory import DeviceMemory, DeviceRegion, device_memory
 from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, MessageType, Taken
@@ -68,25 +68,25 @@ class CudaIpcTransport:
         """Export the pool. Raises OSError if the driver cannot."""
         memory, driver = self._memory, self._of_process()
         assert memory is not None, "an unusable transport is not offered"
-        event = driver.lend_event(memory.device)
-        stream.send([encode_lent(driver.lend(memory.tensor, event))])
+        event = driver.make_event(memory.device)
+        stream.send([encode_handles(driver.export(memory.tensor, event))])
         return CudaIpcOutlet(memory, event, timeouts.progress_s)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcInlet":
         """Open the sender's pool. Raises Unavailable with the values that differ."""
-        lent = decode_lent(expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s))
+        handles = decode_handles(expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s))
         driver, layout = self._of_process(), hello.layout
-        if lent.num_bytes != layout.total_bytes:
+        if handles.num_bytes != layout.total_bytes:
             raise Unavailable(
-                f"the pool of {hello.sender_id} has {lent.num_bytes} bytes, its layout {layout.total_bytes}"
+                f"the pool of {hello.sender_id} has {handles.num_bytes} bytes, its layout {layout.total_bytes}"
             )
-        if not driver.knows(lent.device_uuid):
+        if not driver.knows(handles.device_uuid):
             raise Unavailable(
-                f"the pool of {hello.sender_id} is on device {lent.device_uuid.hex()}, which is not visible here"
+                f"the pool of {hello.sender_id} is on device {handles.device_uuid.hex()}, which is not visible here"
             )
         stream.read_ahead(READ_AHEAD_BYTES)
         try:
-            opened = driver.open(lent)
+            opened = driver.open(handles)
         except OSError as error:
             raise Unavailable(f"the pool of {hello.sender_id} cannot be opened: {error}") from error
         return CudaIpcInlet(opened, hello)
@@ -104,7 +104,7 @@ class CudaIpcOutlet:
 
     most_frame_bytes = FRAME_BYTES
 
-    def __init__(self, memory: DeviceMemory, event: LentEvent, progress_s: float) -> None:
+    def __init__(self, memory: DeviceMemory, event: SharedEvent, progress_s: float) -> None:
         """Wait at most `progress_s` for the event to be reached."""
         self._memory, self._event, self._progress_s, self._namer = memory, event, progress_s, WindowNamer()
 

@@ -100,7 +100,7 @@ def dial(
             watch.check_open()
             skipped.append(f"{name} at {endpoint.address}: {error}")
             watch.failed(name, f"at {endpoint.address}: {error}")
-            _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=name, reason=error)
+            _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=name, error=error)
     raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(skipped)}")
 
 

@@ -58,11 +58,11 @@ class FarRank:
         self._share = FarShare(self)
         self._following, self._answered = threading.Lock(), threading.Condition()
         self._num_closing, self._closing, self._gone = 0, False, False
-        self._outbox = RankOutbox(self._channel, f"kv-tell-{rank.number}", send_s=_SEND_S, failed=self._send_failed)
+        self._outbox = RankOutbox(self._channel, f"kv-post-{rank.number}", send_s=_SEND_S, failed=self._send_failed)
         self._thread = threading.Thread(target=self._receive, name=f"kv-rank-{rank.number}", daemon=True)
 
-    def meet(self, timeout_s: float) -> None:
-        """Receive the endpoints it listens at. Raises its error with a message, or the error of its loss."""
+    def start(self, timeout_s: float) -> None:
+        """Receive the endpoints it listens at, then start the threads. Raises its error, or that of its loss."""
         try:
             message = self._channel.receive(timeout_s)
             if message.kind == RankMessage.LACKING:
@@ -141,7 +141,7 @@ class FarRank:
             if not self._closing:  # without its half no ticket ends
                 self._lost(f"{self.rank} has stopped transferring its KV: {error}")
         except Exception as error:  # noqa: BLE001  the thread's outermost frame: without it no hand-off ends
-            _log.error("kv_rank_message_invalid", exc=error, rank=self.rank.number)
+            _log.error("kv_rank_message_invalid", error, rank=self.rank.number)
             self._lost(f"a message of {self.rank} about its hand-offs is invalid: {error}")
         self._end_waits()
 
@@ -157,7 +157,7 @@ class FarRank:
                 self.send(RankMessage.CAUGHT_UP, message.payload)  # after all earlier messages
             case RankMessage.ACKED | RankMessage.FAILED:
                 assert self._sender is not None, "a rank only sends tickets that were begun on it"
-                self._sender.take_ending(message)
+                self._sender.report_end(message)
             case _:
                 self._share.take(message, self._quorum)
 
@@ -202,7 +202,7 @@ class FarSender:
         self._tables.end(ticket_id)
         self._far.send(RankMessage.ABORT, pack_bytes(ticket_id, reason.encode()))
 
-    def take_ending(self, message: Message[RankMessage]) -> None:
+    def report_end(self, message: Message[RankMessage]) -> None:
         """Report the end of a ticket received from the rank. Raises ValueError for a malformed message."""
         ticket_id, rest = unpack_bytes(message.payload)
         self._tables.end(ticket_id)

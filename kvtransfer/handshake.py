@@ -116,4 +116,4 @@ def _refuse(stream: Stream, error: PdserveError, refusals: CappedLog) -> None:
 
 def log_refusal(refusals: CappedLog, error: PdserveError) -> None:
     """Log why a link was refused, at a capped rate: unproven peers can cause any number of refusals."""
-    refusals.warning("kv_link_refused", f"kv_link_refused/{to_name(error)}", error=to_name(error), reason=error)
+    refusals.warning("kv_link_refused", f"kv_link_refused/{to_name(error)}", error=to_name(error), message=error)

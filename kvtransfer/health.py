@@ -22,8 +22,8 @@ class Change(Enum):
 
 
 @dataclass(slots=True)
-class _TransportHealth:
-    strikes: int = 0
+class _TransportState:
+    num_failures: int = 0
     rests_until: float | None = None
     ready_at: float | None = None
     broke: bool = False  # a link was lost after it was ready: less serious than a failed dial
@@ -35,7 +35,7 @@ class Health:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = self._in_reach = tuple(names)
-        self._fares = {name: _TransportHealth() for name in names}
+        self._states = {name: _TransportState() for name in names}
         self.used: str | None = None
         self.fallbacks = 0
 
@@ -48,37 +48,37 @@ class Health:
 
         Then those that worked until a link was lost, then those whose dial failed; the first to be due leads in each.
         """
-        return tuple(sorted(self._in_reach, key=self._doubt))
+        return tuple(sorted(self._in_reach, key=self._try_order))
 
     def rests(self, name: str) -> bool:
         """Return whether `name` has failed since it was last ready."""
-        return self._fares[name].rests_until is not None
+        return self._states[name].rests_until is not None
 
     def reason(self, name: str) -> str:
         """Return the message of the last failure of `name`; empty if it is good."""
-        return self._fares[name].reason
+        return self._states[name].reason
 
     def failed(self, name: str, reason: str, now: float) -> None:
         """Record a failed dial or a lost link of `name`: it rests, twice as long as the last time.
 
         Several links lost at once count once; a link that lasted for the longest rest clears older failures.
         """
-        fare = self._fares[name]
-        fare.reason = reason
-        if fare.rests_until is not None and now < fare.rests_until:
+        state = self._states[name]
+        state.reason = reason
+        if state.rests_until is not None and now < state.rests_until:
             return
-        if fare.ready_at is not None and now - fare.ready_at >= LONGEST_REST_S:
-            fare.strikes = 0
-        fare.broke, fare.ready_at = fare.ready_at is not None, None
-        fare.rests_until = now + min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(fare.strikes, 16))
-        fare.strikes += 1
+        if state.ready_at is not None and now - state.ready_at >= LONGEST_REST_S:
+            state.num_failures = 0
+        state.broke, state.ready_at = state.ready_at is not None, None
+        state.rests_until = now + min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(state.num_failures, 16))
+        state.num_failures += 1
 
     def ready(self, name: str, now: float) -> None:
         """Record that a link over `name` is ready."""
-        fare = self._fares[name]
-        fare.rests_until, fare.reason = None, ""
-        if fare.ready_at is None:
-            fare.ready_at = now
+        state = self._states[name]
+        state.rests_until, state.reason = None, ""
+        if state.ready_at is None:
+            state.ready_at = now
 
     def use(self, name: str) -> Change:
         """Send new tickets over `name` from now on; return whether it is worse or better than the one before."""
@@ -92,19 +92,19 @@ class Health:
     def due(self, now: float) -> str | None:
         """Return the best transport that is better than the one in use and whose rest is over, or None."""
         for name in self._names[: 0 if self.used is None else self._rank(self.used)]:
-            rests_until = self._fares[name].rests_until
+            rests_until = self._states[name].rests_until
             if rests_until is not None and now >= rests_until:
                 return name
         return None
 
     def forgive(self) -> None:
         """Clear all failures: if nothing works, the peer or the network has failed rather than a transport."""
-        for fare in self._fares.values():
-            fare.strikes, fare.rests_until, fare.ready_at = 0, None, None
+        for state in self._states.values():
+            state.num_failures, state.rests_until, state.ready_at = 0, None, None
 
-    def _doubt(self, name: str) -> tuple[int, float]:
-        fare = self._fares[name]
-        return (0, 0.0) if fare.rests_until is None else (1 if fare.broke else 2, fare.rests_until)
+    def _try_order(self, name: str) -> tuple[int, float]:
+        state = self._states[name]
+        return (0, 0.0) if state.rests_until is None else (1 if state.broke else 2, state.rests_until)
 
     def _rank(self, name: str) -> int:
         return self._names.index(name)

@@ -55,7 +55,7 @@ class Incoming:
             )
             sender, greeted = hello.sender_id, True
             reads_pool = TRAITS[hello.transport].reads_pool
-            self._table.meet(
+            self._table.add_link(
                 self._number, hello.source, receipts=reads_pool and not hello.digests,
                 received=None if reads_pool else lambda: self._stream.bytes_received,
             )  # fmt: skip
@@ -67,7 +67,7 @@ class Incoming:
         except (LinkLost, PdserveError) as error:
             reason = f"the link from {sender} ended: {error}"
         except Exception as error:  # noqa: BLE001  the outermost frame of this connection's thread
-            _log.error("kv_link_failed", exc=error, sender=sender)
+            _log.error("kv_link_failed", error, sender=sender)
         finally:
             self._table.count(refused_connections=0 if greeted else 1)
             self._log_end(sender, reason)
@@ -90,7 +90,7 @@ class Incoming:
                 steps.callback(self._table.lost, self._number, reason)
                 steps.callback(self._stream.shutdown)
         except Exception as error:  # noqa: BLE001  the outermost frame of this connection's thread
-            _log.error("kv_link_failed", exc=error, sender=sender)
+            _log.error("kv_link_failed", error, sender=sender)
 
     def _serve(self, inlet: Inlet) -> None:
         while True:

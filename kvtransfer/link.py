@@ -19,6 +19,7 @@ from kvtransfer.frame import TicketMessage
 from kvtransfer.hello import Hello
 from kvtransfer.link_ops import (
     Begin,
+    CheckLeases,
     LinkOver,
     LinkSettings,
     Measure,
@@ -27,7 +28,6 @@ from kvtransfer.link_ops import (
     PeerKey,
     ProbeAnswered,
     Put,
-    Tend,
     merge_puts,
 )
 from kvtransfer.link_reader import LinkReader
@@ -87,7 +87,7 @@ class Link:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._reader: LinkReader | None = None
-        self._sendings: OutgoingTickets | None = None
+        self._tickets: OutgoingTickets | None = None
         self._probe: SpeedProbe | None = None
         self.thread = threading.Thread(target=self._run, name=f"kv-out-{key.instance_id}", daemon=True)
 
@@ -109,12 +109,12 @@ class Link:
     @property
     def bytes_sent(self) -> int:
         """KV bytes announced."""
-        return 0 if self._sendings is None else self._sendings.bytes_sent
+        return 0 if self._tickets is None else self._tickets.bytes_sent
 
     @property
     def frames_resent(self) -> int:
         """Frames that were sent again."""
-        return 0 if self._sendings is None else self._sendings.frames_resent
+        return 0 if self._tickets is None else self._tickets.frames_resent
 
     def begin(self, op: Begin, num_bytes: int) -> bool:
         """Queue a ticket of `num_bytes`; return False if this link is over or draining and the caller needs another."""
@@ -141,7 +141,7 @@ class Link:
 
     def announced(self, ticket_id: str) -> int:
         """Return the KV bytes of a ticket that have been announced so far."""
-        return 0 if self._sendings is None else self._sendings.announced(ticket_id)
+        return 0 if self._tickets is None else self._tickets.announced(ticket_id)
 
     def post(self, op: Op) -> None:
         """Queue an op without blocking. After the link's end it is dropped; the link's tickets have ended too."""
@@ -151,7 +151,7 @@ class Link:
         """Accept no new ticket, and close regularly when the last one has ended."""
         with self._lock:
             self._draining = True
-        self.post(Tend())
+        self.post(CheckLeases())
 
     def end(self) -> None:
         """Close it regularly: the receiver is notified of each ticket, which may first wait for a dial to finish."""
@@ -188,7 +188,7 @@ class Link:
         except LinkLost as reason:
             error = InstanceLost(f"the KV link to {self._key.instance_id} is lost: {reason}")
         except Exception as reason:  # noqa: BLE001  the outermost frame of this link's thread
-            _log.error("kv_link_failed", exc=reason, peer=self._key.instance_id)
+            _log.error("kv_link_failed", reason, peer=self._key.instance_id)
             error = InternalError(f"the KV link to {self._key.instance_id} failed: {reason}")
         self._shut_down(None if self._closing else error)
 
@@ -204,21 +204,21 @@ class Link:
         return self._serve(*self._open(dialled))
 
     def _note(self, message: TicketMessage) -> None:
-        if self._sendings is not None:
-            self._sendings.note(message)
+        if self._tickets is not None:
+            self._tickets.note(message)
 
     def _open(self, dialled: Dialled) -> tuple[OutgoingTickets, SpeedProbe, Outbox]:
         settings, outbox, digests = self._settings, Outbox(dialled.stream), dialled.digests
-        sendings = OutgoingTickets(settings, outbox, dialled.outlet, dialled.transport, digests, self._key.rank)
+        tickets = OutgoingTickets(settings, outbox, dialled.outlet, dialled.transport, digests, self._key.rank)
         probe = SpeedProbe(settings, outbox, dialled.outlet, self._key.epoch, digests=digests)
-        self._sendings, self._probe, self.transport = sendings, probe, dialled.transport
+        self._tickets, self._probe, self.transport = tickets, probe, dialled.transport
         with self._lock:
             self._phase = "up"
         _log.info("kv_link_up", peer=self._key.instance_id, transport=self.transport, link_epoch=self.link_epoch)
         self._owner.up(self)
-        return sendings, probe, outbox
+        return tickets, probe, outbox
 
-    def _serve(self, sendings: OutgoingTickets, probe: SpeedProbe, outbox: Outbox) -> PdserveError | None:
+    def _serve(self, tickets: OutgoingTickets, probe: SpeedProbe, outbox: Outbox) -> PdserveError | None:
         while True:
             self._gather()
             while self._gathered:
@@ -226,30 +226,30 @@ class Link:
                 match op:
                     case LinkOver(error):
                         if error is None:
-                            sendings.abort_all("the sender is shutting down")
+                            tickets.abort_all("the sender is shutting down")
                             outbox.flush()
                         return error
                     case Measure():
                         probe.start(op)
                     case ProbeAnswered():
                         probe.handle_answer(op)
-                    case Tend():
+                    case CheckLeases():
                         pass
                     case Put():
-                        sendings.handle(op, behind=any(isinstance(one, Put) for one in self._gathered))
+                        tickets.handle(op, behind=any(isinstance(one, Put) for one in self._gathered))
                     case _:
-                        sendings.handle(op)
-            sendings.tend()
-            probe.tend()
+                        tickets.handle(op)
+            tickets.check_leases()
+            probe.check_deadline()
             outbox.flush()
-            if self._draining and self._queue.empty() and sendings.idle and probe.idle:
+            if self._draining and self._queue.empty() and tickets.idle and probe.idle:
                 return None
             self._owner.tick()
 
     def _gather(self) -> None:
         """Take the queued ops; few at first, so that the receiver has work while many are joined."""
         try:
-            self._gathered.append(self._queue.get(timeout=self._settings.tend_interval_s))
+            self._gathered.append(self._queue.get(timeout=self._settings.check_interval_s))
             while len(self._gathered) < self._gather_ops:
                 self._gathered.append(self._queue.get_nowait())
             self._gather_ops = min(4 * self._gather_ops, _MOST_GATHERED)
@@ -261,13 +261,13 @@ class Link:
         with self._lock:
             self._phase = "down"
         if error is not None:
-            _log.warning("kv_link_down", peer=self._key.instance_id, transport=self.transport, reason=error)
+            _log.warning("kv_link_down", peer=self._key.instance_id, transport=self.transport, error=error)
         self._owner.down(self, error)  # first: a failed ticket's owner may begin the next one at once
         self._hang_up()
         error = error or InstanceLost(f"the KV link to {self._key.instance_id} was closed")
         ops = [*self._gathered, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
-        if self._sendings is not None:
-            self._sendings.fail_all(error, [op for op in ops if isinstance(op, MessageReceived)])
+        if self._tickets is not None:
+            self._tickets.fail_all(error, [op for op in ops if isinstance(op, MessageReceived)])
         if self._probe is not None:
             self._probe.fail(error)
         for op in ops:
@@ -282,7 +282,7 @@ class Link:
             if self._reader is not None:
                 self._reader.stop()
         except Exception as error:  # noqa: BLE001  a failed close must not keep the tickets open
-            _log.error("kv_link_failed", exc=error, peer=self._key.instance_id)
+            _log.error("kv_link_failed", error, peer=self._key.instance_id)
 
     def _hello(self) -> Hello:
         settings, layout = self._settings, self._settings.memory.layout

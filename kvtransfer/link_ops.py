@@ -102,7 +102,7 @@ class LinkOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Tend:
+class CheckLeases:
     """Check the leases now."""
 
 
@@ -159,7 +159,7 @@ def _with_layers(earlier: Put, later: Put) -> Put | None:
 
 TicketOp = Begin | Put | FinishTicket | Drop | MessageReceived
 ProbeOp = Measure | ProbeAnswered
-Op = TicketOp | ProbeOp | LinkOver | Tend
+Op = TicketOp | ProbeOp | LinkOver | CheckLeases
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class LinkSettings:
     progress_age: Callable[[], float]
     failpoints: Failpoints
     timeouts: Timeouts
-    tend_interval_s: float
+    check_interval_s: float
     digests: bool
     links_per_peer: int = 1
     trust: Trust = field(default_factory=Trust)

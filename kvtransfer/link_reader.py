@@ -59,7 +59,7 @@ class LinkReader:
         except (LinkLost, WireError) as error:
             self._post(LinkOver(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
         except Exception as error:  # noqa: BLE001  the outermost frame of this thread: without it the link must end
-            _log.error("kv_link_failed", exc=error, peer=self._peer_id)
+            _log.error("kv_link_failed", error, peer=self._peer_id)
             self._post(LinkOver(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
         finally:
             self._leave()

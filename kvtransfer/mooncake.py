@@ -21,7 +21,7 @@ from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.mooncake_engine import Registered, engine_at, lacking, warn_of_ports, way_of
+from kvtransfer.mooncake_engine import Registered, engine_at, lacking, read_method_of, warn_about_ports
 from kvtransfer.process_group.devices import device_of
 from kvtransfer.ring import Ring
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
@@ -50,13 +50,13 @@ class MooncakeTransport:
 
     def unusable(self) -> str | None:
         """It needs the package, which needs Debian's libibverbs1."""
-        return lacking(way_of(self._device).package)
+        return lacking(read_method_of(self._device).package)
 
     def bind(self, host: str | None, source: str | None) -> None:
         """Connect from `source`; warn, once per process, of the ports that the first proven link will open."""
         self._source = source
         if host is not None:
-            warn_of_ports(host)
+            warn_about_ports(host)
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
@@ -91,9 +91,9 @@ class MooncakeTransport:
             protocol, session = bytes(body[_ROOM.size :]).decode("ascii").split(" ")
         except ValueError as error:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
-        way = way_of(self._device)
-        if protocol != way.protocol:
-            raise Unavailable(f"mooncake uses {way.protocol} on {self._device}, the sender uses {protocol}")
+        method = read_method_of(self._device)
+        if protocol != method.protocol:
+            raise Unavailable(f"mooncake uses {method.protocol} on {self._device}, the sender uses {protocol}")
         if session.rpartition(":")[0] != stream.socket.getpeername()[0]:
             raise WireError(f"the ring's session is {session!r}, which is not the address of the link's sender")
         try:

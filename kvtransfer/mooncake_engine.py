@@ -36,18 +36,18 @@ class ReadMethod:
     on_host: bool
 
 
-WAYS = {
+READ_METHODS = {
     "tcp": ReadMethod("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),
     "ascend": ReadMethod("ascend", "mooncake-transfer-engine-npu", on_host=False),  # HCCS or RoCE; never run by us
 }
 
 
-def way_of(device: str) -> ReadMethod:
+def read_method_of(device: str) -> ReadMethod:
     """Return how the engine reads memory of `device`, as "npu:0". Raises ConfigError."""
-    return WAYS[traits_of(device).one_sided]
+    return READ_METHODS[traits_of(device).one_sided]
 
 
-class LentMemory(Protocol):
+class StagingMemory(Protocol):
     """Staging memory as the engine and its links use it: of the host (staging.py) or a device (device_staging.py)."""
 
     @property
@@ -74,12 +74,12 @@ class MooncakeEngine:
 
     def __init__(self, host: str, device: str = "cpu") -> None:
         """Start it: it listens from now on. Raises OSError."""
-        self._way, self._name = way_of(device), device
-        self._device = None if self._way.on_host else open_device(device)
+        self._method, self._name = read_method_of(device), device
+        self._device = None if self._method.on_host else open_device(device)
         self._activate()
         os.environ.setdefault(_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S)
         self._host, self._engine = host, _package().TransferEngine()
-        status = self._engine.initialize(host, "P2PHANDSHAKE", self._way.protocol, "")
+        status = self._engine.initialize(host, "P2PHANDSHAKE", self._method.protocol, "")
         if status != 0:
             raise OSError(f"mooncake's engine failed to start at {host}: {status}")
         _log.warning("mooncake_listens", ports=open_ports(), note="TCP, on all interfaces: see docs/ports.md")
@@ -87,14 +87,14 @@ class MooncakeEngine:
     @property
     def protocol(self) -> str:
         """Its protocol; a peer must use the same one."""
-        return self._way.protocol
+        return self._method.protocol
 
     @property
     def session(self) -> str:
         """Its name for a peer's engine: the address and port it listens on."""
         return f"{self._host}:{self._engine.get_rpc_port()}"
 
-    def make_memory(self, num_bytes: int) -> LentMemory:
+    def make_memory(self, num_bytes: int) -> StagingMemory:
         """Return contiguous memory that it can read, aligned as its device's pools are. Raises OSError."""
         if self._device is None:
             return Staging(memoryview(mmap.mmap(-1, num_bytes)))
@@ -105,21 +105,21 @@ class MooncakeEngine:
         except RuntimeError as error:  # torch's OutOfMemoryError is a RuntimeError
             raise OSError(f"no {num_bytes} bytes of staging memory on {self._name}: {error}") from error
 
-    def register(self, memory: LentMemory) -> None:
+    def register(self, memory: StagingMemory) -> None:
         """Make `memory` readable by peers. Raises OSError if the engine fails to register it."""
         self._activate()
         status = self._engine.register_memory(memory.address, memory.num_bytes)
         if status != 0:
             raise OSError(f"the engine did not register {memory.num_bytes} bytes of staging memory: {status}")
 
-    def unregister(self, memory: LentMemory) -> None:
+    def unregister(self, memory: StagingMemory) -> None:
         """End the access of peers to `memory`. Raises OSError: then the engine may still access it."""
         self._activate()
         status = self._engine.unregister_memory(memory.address)
         if status != 0:
             raise OSError(f"the engine did not unregister {memory.num_bytes} bytes of staging memory: {status}")
 
-    def read(self, session: str, memory: LentMemory, address: int, num_bytes: int) -> None:
+    def read(self, session: str, memory: StagingMemory, address: int, num_bytes: int) -> None:
         """Read from `address` at the engine of `session` into the start of `memory`. Blocks. Raises OSError."""
         self._activate()
         status = self._engine.transfer_sync_read(session, memory.address, address, num_bytes)
@@ -163,11 +163,11 @@ class Registered:
         try:
             self.engine.unregister(self.staging)
         except OSError as error:
-            _log.warning("mooncake_memory_kept", bytes=self.staging.num_bytes, reason=error)
+            _log.warning("mooncake_memory_kept", bytes=self.staging.num_bytes, error=error)
             _KEPT.append(self.staging)
 
 
-_KEPT: list[LentMemory] = []  # never unmapped: the engine may still access it
+_KEPT: list[StagingMemory] = []  # never unmapped: the engine may still access it
 _PARKED: dict[Registered, threading.Timer] = {}  # oldest first
 _PARKING = threading.Lock()
 _MAKING = threading.Lock()
@@ -179,11 +179,11 @@ def engine_at(host: str, device: str = "cpu") -> MooncakeEngine:
     Devices whose memory is read through the host share one engine; every other device has its own.
     """
     with _MAKING:
-        return _make_engine(host, "cpu" if way_of(device).on_host else device)
+        return _make_engine(host, "cpu" if read_method_of(device).on_host else device)
 
 
 @functools.cache
-def lacking(package: str = WAYS["tcp"].package) -> str | None:
+def lacking(package: str = READ_METHODS["tcp"].package) -> str | None:
     """Return why the package cannot be used here, or None. Opens nothing."""
     try:
         _package()
@@ -201,7 +201,7 @@ def _package() -> Any:
 
 
 @functools.cache
-def warn_of_ports(host: str) -> None:
+def warn_about_ports(host: str) -> None:
     """Log, once per process, which ports an engine at `host` will open."""
     first, last = _port_range()
     _log.warning(

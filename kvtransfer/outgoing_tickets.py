@@ -28,12 +28,12 @@ from wire.types import Ticket
 
 
 @dataclass(slots=True)
-class _Sending:
+class _OpenTicket:
     ticket: SenderTicket
     started: float | None = None
     early_bytes: int = 0
-    left_at: float = -math.inf  # when bytes of it were last sent
-    awaited_at: float = -math.inf  # when the receiver last renewed; set by the link's reader
+    sent_at: float = -math.inf  # when bytes of it were last sent
+    renewed_at: float = -math.inf  # when the receiver last renewed; set by the link's reader
     end_received: bool = False  # an ACK or ABORT is in the queue; set by the link's reader
     windows: Windows = field(default_factory=Windows)
 
@@ -53,10 +53,10 @@ class OutgoingTickets:
         self._layout = layout = settings.memory.layout
         self._part = part_between(layout.model_tensors, layout.rank, receiver)
         self._tensors_of = {layer: layout.tensors_of(layer) for layer in layout.layers}
-        self._sendings: dict[str, _Sending] = {}
-        self._tended = settings.clock()
-        self._left_at = -math.inf
-        self._going, self._going_batch = set[str](), 0  # the tickets with data in this batch of the outbox
+        self._tickets: dict[str, _OpenTicket] = {}
+        self._checked_at = settings.clock()
+        self._sent_at = -math.inf
+        self._batch_tickets, self._batch = set[str](), 0  # the tickets with data in this batch of the outbox
         outbox.watch(self._progressed)
         self.bytes_sent = 0
         self.frames_resent = 0
@@ -64,86 +64,86 @@ class OutgoingTickets:
     @property
     def idle(self) -> bool:
         """Whether the link has no open ticket."""
-        return not self._sendings
+        return not self._tickets
 
     def announced(self, ticket_id: str) -> int:
         """Return the KV bytes of a ticket that have been announced so far. Any thread."""
-        sending = self._sendings.get(ticket_id)
-        return 0 if sending is None else sending.ticket.kv_bytes
+        entry = self._tickets.get(ticket_id)
+        return 0 if entry is None else entry.ticket.kv_bytes
 
     def handle(self, op: TicketOp, *, behind: bool = False) -> None:
         """Apply one op; an error ends only the op's own ticket. Raises LinkLost.
 
         With `behind` more puts are queued: tensors share frames as large as possible, as each has a fixed cost. Else
-        frames are smaller, so that D moves one while P digests the next.
+        frames are smaller, so that D progressed one while P digests the next.
         """
         if isinstance(op, Begin):
             self._begin(op.ticket)
             return
         ticket_id = op.message.ticket_id if isinstance(op, MessageReceived) else op.ticket_id
-        sending = self._sendings.get(ticket_id)
-        if sending is None:
+        entry = self._tickets.get(ticket_id)
+        if entry is None:
             if isinstance(op, MessageReceived) and isinstance(op.message, Read):
                 self._send_abort(op.message, HandoffFailed(f"ticket {ticket_id} is over on the sender"))
             return
         try:
-            self._apply(sending, op, behind)
+            self._apply(entry, op, behind)
         except PdserveError as error:
-            self._fail(sending, error)
+            self._fail(entry, error)
 
     def note(self, message: TicketMessage) -> None:
         """Apply a message on the link's reader thread: it counts from now on, however late its op is handled."""
-        sending = self._sendings.get(message.ticket_id)
-        if sending is not None and isinstance(message, Renew):
-            sending.awaited_at = self._settings.clock()
-        elif sending is not None and isinstance(message, Ack | Abort):
-            sending.end_received = True
+        entry = self._tickets.get(message.ticket_id)
+        if entry is not None and isinstance(message, Renew):
+            entry.renewed_at = self._settings.clock()
+        elif entry is not None and isinstance(message, Ack | Abort):
+            entry.end_received = True
 
-    def tend(self) -> None:
+    def check_leases(self) -> None:
         """Renew the leases while the engine makes progress, and end the tickets whose lease has expired."""
-        self._tended = now = self._settings.clock()
+        self._checked_at = now = self._settings.clock()
         age = self._settings.progress_age
-        for sending in list(self._sendings.values()):
-            ticket = sending.ticket
+        for entry in list(self._tickets.values()):
+            ticket = entry.ticket
             fresh = age() < ticket.lease_s / 2
-            self._record_moves(sending, fresh=fresh)
-            if not sending.end_received and ticket.expire(now):
+            self._record_progress(entry, fresh=fresh)
+            if not entry.end_received and ticket.expire(now):
                 self._fail(
-                    sending, HandoffFailed(f"ticket {ticket.ticket_id}: the lease of {ticket.lease_s:g} s expired")
+                    entry, HandoffFailed(f"ticket {ticket.ticket_id}: the lease of {ticket.lease_s:g} s expired")
                 )
             elif ticket.renewal_due(now) and fresh and ticket.renew(now):
                 self._outbox.add([encode(Renew(ticket.ticket_id, ticket.epoch))])
 
-    def _record_moves(self, sending: _Sending, *, fresh: bool) -> None:
+    def _record_progress(self, entry: _OpenTicket, *, fresh: bool) -> None:
         """Record what was sent since the last check: a thread blocked in a send cannot renew leases."""
-        sending.ticket.moves(sending.left_at)
-        if fresh and sending.ticket.state is not SenderState.SENT:
-            sending.ticket.moves(self._left_at)
-        if sending.awaited_at > -math.inf:
-            sending.ticket.awaited(sending.awaited_at)
+        entry.ticket.progressed(entry.sent_at)
+        if fresh and entry.ticket.state is not SenderState.SENT:
+            entry.ticket.progressed(self._sent_at)
+        if entry.renewed_at > -math.inf:
+            entry.ticket.receiver_renewed(entry.renewed_at)
 
     def _progressed(self) -> None:
         """Record that bytes of the current batch were sent after a wait."""
-        self._left_at = self._settings.clock()
-        for ticket_id in self._going if self._going_batch == self._outbox.batch else ():
-            self._left(ticket_id)
+        self._sent_at = self._settings.clock()
+        for ticket_id in self._batch_tickets if self._batch == self._outbox.batch else ():
+            self._mark_sent(ticket_id)
 
-    def _left(self, ticket_id: str) -> None:
-        sending = self._sendings.get(ticket_id)
-        if sending is not None:
-            sending.left_at = self._left_at
+    def _mark_sent(self, ticket_id: str) -> None:
+        entry = self._tickets.get(ticket_id)
+        if entry is not None:
+            entry.sent_at = self._sent_at
 
-    def _goes(self, ticket_id: str) -> None:
+    def _add_to_batch(self, ticket_id: str) -> None:
         """Record that data of the ticket is added to the outbox."""
-        if self._going_batch != self._outbox.batch:
-            self._going.clear()
-            self._going_batch = self._outbox.batch
-        self._going.add(ticket_id)
+        if self._batch != self._outbox.batch:
+            self._batch_tickets.clear()
+            self._batch = self._outbox.batch
+        self._batch_tickets.add(ticket_id)
 
     def abort_all(self, reason: str) -> None:
         """Notify the receiver that every ticket is over. Raises LinkLost."""
-        for sending in list(self._sendings.values()):
-            self._abort(sending.ticket, HandoffFailed(reason))
+        for entry in list(self._tickets.values()):
+            self._abort(entry.ticket, HandoffFailed(reason))
 
     def fail_all(self, error: PdserveError, received: Sequence[MessageReceived]) -> None:
         """The link is gone: end every ticket, after handling the ACKs and ABORTs already received."""
@@ -151,37 +151,37 @@ class OutgoingTickets:
             if isinstance(op.message, Ack | Abort):
                 with contextlib.suppress(LinkLost):
                     self.handle(op)
-        for sending in list(self._sendings.values()):
-            self._end(sending, error)
+        for entry in list(self._tickets.values()):
+            self._end(entry, error)
 
     def _begin(self, ticket: Ticket) -> None:
-        if ticket.ticket_id in self._sendings:
+        if ticket.ticket_id in self._tickets:
             return
         terms = Terms(self._part, ticket.first_token, ticket.num_tokens)
         now = self._settings.clock()
-        sending = SenderTicket(ticket.ticket_id, ticket.epoch, terms, lease_s=ticket.lease_s, now=now)
-        self._sendings[ticket.ticket_id] = _Sending(sending)
+        sender = SenderTicket(ticket.ticket_id, ticket.epoch, terms, lease_s=ticket.lease_s, now=now)
+        self._tickets[ticket.ticket_id] = _OpenTicket(sender)
         self._outbox.add([encode(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, ticket.first_token))])
         self._outbox.flush()  # from now on the receiver ends the ticket if this process dies
 
-    def _apply(self, sending: _Sending, op: Put | FinishTicket | Drop | MessageReceived, behind: bool) -> None:
+    def _apply(self, entry: _OpenTicket, op: Put | FinishTicket | Drop | MessageReceived, behind: bool) -> None:
         match op:
             case Put():
-                self._put(sending, op, behind)
+                self._put(entry, op, behind)
             case FinishTicket():
-                self._finish(sending, op)
+                self._finish(entry, op)
             case Drop():
-                self._abort(sending.ticket, HandoffFailed(op.reason))
+                self._abort(entry.ticket, HandoffFailed(op.reason))
             case MessageReceived(Nack() as nack):
-                self._resend(sending.ticket, nack)
+                self._resend(entry.ticket, nack)
             case MessageReceived(Read() as read):
-                self._confirm(sending.ticket, read)
+                self._confirm(entry.ticket, read)
             case MessageReceived(Ack()):
-                self._acked(sending)
+                self._acked(entry)
             case MessageReceived(Abort() as abort):
-                self._end(sending, from_name(abort.error, abort.reason))
+                self._end(entry, from_name(abort.error, abort.reason))
 
-    def _finish(self, sending: _Sending, op: FinishTicket) -> None:
+    def _finish(self, entry: _OpenTicket, op: FinishTicket) -> None:
         """Commit what was digested, or without digests what was sent, while the blocks were held.
 
         An abort frees them before its Drop is handled here: data digested since then may be another prompt's.
@@ -191,30 +191,30 @@ class OutgoingTickets:
             self._outbox.flush()
         if catch_up is not None and not catch_up():
             raise HandoffFailed(f"ticket {op.ticket_id}: rank 0 did not report whether it is still open")
-        if sending.end_received or not self._settings.is_open(op.ticket_id):
+        if entry.end_received or not self._settings.is_open(op.ticket_id):
             return  # its end is in the queue
-        commit = sending.ticket.commit(op.description, digest_of([op.description]))
+        commit = entry.ticket.commit(op.description, digest_of([op.description]))
         if commit is not None:
-            sending.early_bytes = op.early_bytes
+            entry.early_bytes = op.early_bytes
             self._commit(commit)
 
     def _commit(self, commit: Commit) -> None:
         failpoints = self._settings.failpoints
         if failpoints.hit("kv.before_send_commit"):
             commit = replace(commit, description_digest=commit.description_digest ^ 1)
-        self._goes(commit.ticket_id)
+        self._add_to_batch(commit.ticket_id)
         self._outbox.add([encode(commit)])
         if failpoints:
             self._outbox.flush()  # so that "after" is after
             failpoints.hit("kv.after_send_commit")
 
-    def _put(self, sending: _Sending, put: Put, behind: bool) -> None:
-        if sending.started is None:
-            sending.started = time.monotonic()
+    def _put(self, entry: _OpenTicket, put: Put, behind: bool) -> None:
+        if entry.started is None:
+            entry.started = time.monotonic()
         if put.mark is not None and not put.mark.is_done:
             self._outbox.flush()  # send what is complete before waiting for the mark
             self._await(put.mark)
-        ticket = sending.ticket
+        ticket = entry.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
         most_bytes = self._outlet.most_frame_bytes
@@ -222,19 +222,19 @@ class OutgoingTickets:
         if self._settings.failpoints:
             shared_bytes = 0  # so that a failpoint can hit between tensors
         for cut in cut_frames(self._part, wanted, most_bytes, shared_bytes):
-            if ticket.over or sending.end_received:
+            if ticket.over or entry.end_received:
                 return
-            where = sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)
+            where = entry.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)
             self._send(ticket, cut, where, put.mark)
 
     def _await(self, mark: Event) -> None:
         """Wait until the work before the mark is computed, renewing leases meanwhile. Raises LinkLost."""
-        limit_s, interval_s = self._settings.timeouts.progress_s, self._settings.tend_interval_s
+        limit_s, interval_s = self._settings.timeouts.progress_s, self._settings.check_interval_s
         deadline = time.monotonic() + limit_s
         while not wait_until(lambda: mark.is_done, max(0.0, min(interval_s, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise LinkLost(f"the KV to be sent was not computed within {limit_s:g} s")
-            self.tend()
+            self.check_leases()
 
     def _send(self, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: Event | None) -> None:
         source = self._place(cut.tensor, cut.num_tensors, where)
@@ -271,39 +271,39 @@ class OutgoingTickets:
         if self._settings.failpoints.hit("kv.send.mid"):
             frame = replace(frame, digest=frame.digest ^ 1)
         pieces = self._outlet.announce(frame, source)
-        self._goes(frame.ticket_id)
+        self._add_to_batch(frame.ticket_id)
         self._outbox.add(pieces, frame.num_bytes)
         self.bytes_sent += frame.num_bytes
         now = self._settings.clock()
-        if now - self._tended > self._settings.tend_interval_s:
-            self._left_at = now  # the stream accepted it after the wait
-            self._left(frame.ticket_id)
-            self.tend()  # a long put over a slow link must not expire the leases of others
+        if now - self._checked_at > self._settings.check_interval_s:
+            self._sent_at = now  # the stream accepted it after the wait
+            self._mark_sent(frame.ticket_id)
+            self.check_leases()  # a long put over a slow link must not expire the leases of others
 
-    def _acked(self, sending: _Sending) -> None:
-        ticket, now = sending.ticket, time.monotonic()
+    def _acked(self, entry: _OpenTicket) -> None:
+        ticket, now = entry.ticket, time.monotonic()
         if not ticket.ack():
             raise HandoffFailed("the receiver acked a ticket that was not committed")
-        del self._sendings[ticket.ticket_id]
-        started = now if sending.started is None else sending.started
-        stats = SendStats(self._transport, ticket.kv_bytes, now - started, ticket.resent_frames, sending.early_bytes)
+        del self._tickets[ticket.ticket_id]
+        started = now if entry.started is None else entry.started
+        stats = SendStats(self._transport, ticket.kv_bytes, now - started, ticket.resent_frames, entry.early_bytes)
         self._settings.acked(ticket.ticket_id, stats)
 
-    def _fail(self, sending: _Sending, error: PdserveError) -> None:
-        self._abort(sending.ticket, error)
-        if self._settings.claim(sending.ticket.ticket_id):
-            self._settings.events.failed(sending.ticket.ticket_id, error)
+    def _fail(self, entry: _OpenTicket, error: PdserveError) -> None:
+        self._abort(entry.ticket, error)
+        if self._settings.claim(entry.ticket.ticket_id):
+            self._settings.events.failed(entry.ticket.ticket_id, error)
 
     def _abort(self, ticket: SenderTicket, error: PdserveError) -> None:
         ticket.abort()
         self._send_abort(ticket, error)
-        self._sendings.pop(ticket.ticket_id, None)  # last: if sending loses the link, `fail_all` ends it
+        self._tickets.pop(ticket.ticket_id, None)  # last: if sending loses the link, `fail_all` ends it
 
     def _send_abort(self, ticket: SenderTicket | Read, error: PdserveError) -> None:
         self._outbox.add([encode(Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))])
 
-    def _end(self, sending: _Sending, error: PdserveError) -> None:
-        sending.ticket.abort()
-        self._sendings.pop(sending.ticket.ticket_id, None)
-        if self._settings.claim(sending.ticket.ticket_id):
-            self._settings.events.failed(sending.ticket.ticket_id, error)
+    def _end(self, entry: _OpenTicket, error: PdserveError) -> None:
+        entry.ticket.abort()
+        self._tickets.pop(entry.ticket.ticket_id, None)
+        if self._settings.claim(entry.ticket.ticket_id):
+            self._settings.events.failed(entry.ticket.ticket_id, error)

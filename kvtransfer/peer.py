@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvtransfer.dial import out_of_reach
 from kvtransfer.health import Change, Health
 from kvtransfer.link import Link
-from kvtransfer.link_ops import Begin, LinkSettings, Measure, Measured, PeerKey, Tend
+from kvtransfer.link_ops import Begin, CheckLeases, LinkSettings, Measure, Measured, PeerKey
 from kvtransfer.transport import Transport
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, PdserveError, Unavailable
@@ -113,10 +113,10 @@ class Peer:
                 return False
             return self._retired or self._settings.clock() - self._idle_since >= FORGET_AFTER_S
 
-    def tend(self) -> None:
+    def check_leases(self) -> None:
         """Make every link check its leases now."""
         for link in self.links():
-            link.post(Tend())
+            link.post(CheckLeases())
 
     def retire(self) -> None:
         """A newer process of this instance exists: serve the present and late tickets, then close."""
@@ -246,7 +246,7 @@ class Peer:
         try:
             self._start(link)
         except Unavailable as error:
-            _log.warning("kv_dial_failed", peer=self.key.instance_id, transport=transport.traits.name, reason=error)
+            _log.warning("kv_dial_failed", peer=self.key.instance_id, transport=transport.traits.name, error=error)
             return None
         return link
 

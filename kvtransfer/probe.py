@@ -88,7 +88,7 @@ class SpeedProbe:
             if not running.under_way:
                 self._finish(running, answer.at)
 
-    def tend(self) -> None:
+    def check_deadline(self) -> None:
         """End a measurement whose deadline has passed."""
         running = self._running
         if running is not None and self._settings.clock() > running.op.deadline:

@@ -140,8 +140,8 @@ class Quorum:
         if error is not None:  # it ended in the meantime: settle ranks that had no share then
             try:
                 self._settle(ticket_id, entry, error)
-            except Exception as reason:  # noqa: BLE001  the ticket is open, and owns the blocks
-                _log.error("kv_settle_failed", exc=reason, ticket=ticket_id)
+            except Exception as failure:  # noqa: BLE001  the ticket is open, and owns the blocks
+                _log.error("kv_ticket_abort_failed", failure, ticket=ticket_id)
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End a ticket from this side. Does nothing for one that is settled."""
@@ -206,7 +206,7 @@ class Quorum:
         except PdserveError as error:
             return error
         except Exception as error:  # noqa: BLE001  a defect of the owner ends this ticket only
-            _log.error("kv_commit_failed", exc=error, ticket=ticket_id)
+            _log.error("kv_commit_failed", error, ticket=ticket_id)
             return InternalError(f"the commit of ticket {ticket_id} failed: {error}")
         return None
 
@@ -233,4 +233,4 @@ class Quorum:
         try:
             self.events.ended(ticket_id, entry.block_ids, entry.reason)
         except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets open
-            _log.error("kv_ended_failed", exc=error, ticket=ticket_id)
+            _log.error("kv_ticket_callback_failed", error, ticket=ticket_id)

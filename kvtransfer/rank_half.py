@@ -143,9 +143,9 @@ class RankHalf:
         if self._closing.is_set():
             return
         if isinstance(error, ChannelClosed):
-            _log.info("kv_rank_0_gone", reason=error)
+            _log.info("kv_rank_0_gone", error=error)
         else:
-            _log.error("kv_rank_0_not_understood", exc=error)
+            _log.error("kv_rank_0_message_invalid", error)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -153,7 +153,7 @@ class RankHalf:
         try:
             self._do(message)
         except Exception as error:  # noqa: BLE001  a defect in one ticket must not block the others' messages
-            _log.error("kv_rank_failed", exc=error, said=message.kind.name)
+            _log.error("kv_rank_message_failed", error, kind=message.kind.name)
 
     def _do(self, message: Message[RankMessage]) -> None:
         payload = message.payload
@@ -271,7 +271,7 @@ class Reports:
             try:
                 self._share.reserve(ticket_id, num_tokens, first_token, blocks)
             except Exception as error:  # noqa: BLE001  any error: blocks that are not released are lost
-                _log.error("kv_share_failed", exc=error, ticket=ticket_id)
+                _log.error("kv_ticket_open_failed", error, ticket=ticket_id)
                 self.share_ended(ticket_id, InternalError(f"a rank could not open its share of the ticket: {error}"))
                 self.share_released(ticket_id)
         elif message.kind == RankMessage.SETTLE:

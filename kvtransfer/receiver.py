@@ -159,7 +159,7 @@ class KvReceiver:
         try:
             self._take(sock, None if over_unix else str(address[0]))
         except Exception as error:  # noqa: BLE001  the accepting thread's outermost frame: keep accepting
-            _log.error("kv_accept_failed", exc=error, unix=over_unix)
+            _log.error("kv_accept_failed", error, unix=over_unix)
             self._table.count(refused_connections=1)
             sock.close()
 
@@ -228,7 +228,7 @@ class KvReceiver:
             try:
                 self.sweep()
             except Exception as error:  # noqa: BLE001  the outermost frame of the sweeper's thread
-                _log.error("kv_sweep_failed", exc=error)
+                _log.error("kv_sweep_failed", error)
 
 
 def close_receivers(receivers: Sequence[RankReceiver]) -> None:

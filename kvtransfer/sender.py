@@ -40,7 +40,7 @@ class KvSender:
     def __init__(
         self, memory: PoolMemory, *, instance_id: str, epoch: int, transports: Sequence[str] = (),
         events: SenderEvents, clock: Callable[[], float] = time.monotonic, progress_age: Callable[[], float],
-        connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, tend_interval_s: float = 0.5,
+        connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, check_interval_s: float = 0.5,
         digests: bool = True, links_per_peer: int = 2, trust: Trust | None = None,
         failpoints: Failpoints | None = None, source: str | None = None, catch_up: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
@@ -51,8 +51,8 @@ class KvSender:
             transports=make_transports(transports, memory, source=source), events=GuardedEvents(events),
             acked=self._acked, claim=self._claim, is_open=self._routes.is_open, catch_up=catch_up, clock=clock,
             progress_age=progress_age, failpoints=failpoints or process_failpoints(),
-            timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
-            links_per_peer=links_per_peer, trust=trust or Trust(),
+            timeouts=Timeouts(connect_timeout_s, progress_timeout_s), check_interval_s=check_interval_s,
+            digests=digests, links_per_peer=links_per_peer, trust=trust or Trust(),
         )  # fmt: skip
         self._device_pool = device_memory(memory)
         self._peers: dict[PeerKey, Peer] = {}
@@ -150,10 +150,10 @@ class KvSender:
             return self._resent_of_gone + sum(peer.frames_resent for peer in self._peers.values())
 
     def sweep(self) -> None:
-        """Make every link check its leases now; they do so by themselves every tend interval."""
+        """Make every link check its leases now; they do so by themselves at an interval."""
         with self._lock:
             for peer in self._peers.values():
-                peer.tend()
+                peer.check_leases()
 
     def close(self) -> None:
         """Abort everything and join the threads."""

@@ -44,7 +44,7 @@ class SenderTicket:
         self._frames: list[Frame] = []
         self._resent: set[int] = set()
         self._digest_sum = 0
-        self._renewed = self._moved = now
+        self._renewed = self._progressed = now
         self._waits_since: float | None = None
 
     @property
@@ -129,11 +129,11 @@ class SenderTicket:
         self._renewed = max(self._renewed, now)
         return True
 
-    def moves(self, now: float) -> None:
+    def progressed(self, now: float) -> None:
         """Record that at `now` bytes of it were still being sent, or that what it waits for made progress."""
-        self._moved = max(self._moved, now)
+        self._progressed = max(self._progressed, now)
 
-    def awaited(self, now: float) -> None:
+    def receiver_renewed(self, now: float) -> None:
         """Record that at `now` the receiver reported progress without being done, so that the ack may still come.
 
         This counts once everything was sent, for MOST_WAIT_LEASES: blocks must not be held for ever.
@@ -143,7 +143,7 @@ class SenderTicket:
         if self._waits_since is None:
             self._waits_since = now
         if now < self._waits_since + MOST_WAIT_LEASES * self.lease_s:
-            self.moves(now)
+            self.progressed(now)
 
     def renewal_due(self, now: float) -> bool:
         """Return whether a third of the lease is over."""
@@ -155,7 +155,7 @@ class SenderTicket:
 
     @property
     def _lease_end(self) -> float:
-        return max(self._renewed, self._moved) + self.lease_s
+        return max(self._renewed, self._progressed) + self.lease_s
 
     def _end(self, state: SenderState) -> bool:
         if self.over:

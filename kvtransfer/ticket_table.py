@@ -115,7 +115,7 @@ class TicketTable:
         elif settled:
             self._send_commit(ticket)
 
-    def meet(
+    def add_link(
         self, link: int, source: SendingRank, *, receipts: bool = False, received: Callable[[], int] | None = None
     ) -> None:  # fmt: skip
         """Register a link that is ready, with its sender; `received` returns the bytes received over its stream.
@@ -125,7 +125,7 @@ class TicketTable:
         """
         self._sources[link] = source
         if received is not None:
-            self._arrivals.meet(link, received)
+            self._arrivals.add_link(link, received)
         if receipts:
             self._receipts.add(link)
 
@@ -149,7 +149,7 @@ class TicketTable:
                 self._with_ticket(link, message, lambda ticket: self._renew(ticket, link))
             case Abort():
                 self.count(dropped_frames=self._suspects.aborted(message.ticket_id, link))
-                self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, but=link))
+                self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, except_link=link))
 
     def lost(self, link: int, reason: str) -> None:
         """End all tickets of a lost link."""
@@ -159,7 +159,7 @@ class TicketTable:
         self._arrivals.lost(link)
         for ticket in self._all():
             if link in ticket.links:
-                self._end(ticket, reason, but=link)
+                self._end(ticket, reason, except_link=link)
 
     def sweep(self, now: float) -> None:
         """End the tickets whose lease has expired; renew the leases of the others' senders if there is progress."""
@@ -197,7 +197,7 @@ class TicketTable:
                 )  # fmt: skip
         except HandoffFailed as error:
             if ticket.accepts_from(link):
-                self._end(ticket, str(error), but=link)
+                self._end(ticket, str(error), except_link=link)
             self._answer(link, _abort(message, error))
 
     def _renew(self, ticket: ReceiverTicket, link: int) -> None:
@@ -317,20 +317,20 @@ class TicketTable:
             self._answer(link, Ack(named, ticket.epoch))
         self._failpoints.hit("kv.after_ack")
 
-    def _end(self, ticket: ReceiverTicket, reason: str, *, but: int | None = None) -> None:
-        """End a share and so the ticket; notify every sender `but` the one on that link."""
+    def _end(self, ticket: ReceiverTicket, reason: str, *, except_link: int | None = None) -> None:
+        """End a share and so the ticket; notify every sender but the one on `except_link`."""
         error = HandoffFailed(reason)
         with self._lock:
             ended, waits = ticket.abort(reason), ticket.committing
         if ended:
-            self._ended(ticket, error, but)
+            self._ended(ticket, error, except_link)
             return
         if waits:
             self._quorum.share_ended(ticket.ticket_id, error)
         self._release(ticket)
 
-    def _ended(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
-        self._send_end(ticket, error, but)
+    def _ended(self, ticket: ReceiverTicket, error: PdserveError, except_link: int | None = None) -> None:
+        self._send_end(ticket, error, except_link)
         self._quorum.share_ended(ticket.ticket_id, error)
         self._release(ticket)
 
@@ -342,9 +342,9 @@ class TicketTable:
             del self._tickets[ticket.ticket_id]
         self._quorum.share_released(ticket.ticket_id)
 
-    def _send_end(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
+    def _send_end(self, ticket: ReceiverTicket, error: PdserveError, except_link: int | None = None) -> None:
         for link in ticket.links:
-            if link != but:
+            if link != except_link:
                 self._answer(link, Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))
 
     def _answer_unknown(self, link: int, message: TicketMessage) -> None:

@@ -198,7 +198,7 @@ class Registry:
         if references:
             check_pair(self._accepted[references[0]], description)
         self._accepted[expected.index] = description
-        self.kv_pairs.meet(expected, description)
+        self.kv_pairs.add(expected, description)
 
     def refuse(self, error: Incompatible) -> None:
         """Raise `error` if the scheduler was never ready, else log it."""

@@ -32,19 +32,19 @@ class KvPairs:
     """Owner of the known pairs; logs each gap when it appears and when it closes."""
 
     def __init__(self) -> None:
-        self._met: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
+        self._accepted: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
         self._gaps: dict[tuple[int, int], KvGap] = {}
 
-    def meet(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
+    def add(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check a newly accepted instance against all accepted earlier."""
-        self._met[expected.index] = expected, description
-        for other in list(self._met):
+        self._accepted[expected.index] = expected, description
+        for other in list(self._accepted):
             for sender, receiver in ((expected.index, other), (other, expected.index)):
-                self._look(sender, receiver)
+                self._check(sender, receiver)
 
     def forget(self, index: int) -> None:
         """Drop the pairs of an instance that left."""
-        self._met.pop(index, None)
+        self._accepted.pop(index, None)
         self._gaps = {pair: gap for pair, gap in self._gaps.items() if index not in pair}
 
     def gap(self, sender: int, receiver: int) -> KvGap | None:
@@ -55,19 +55,19 @@ class KvPairs:
         """Return the gaps between these instances, in table order."""
         return [self._gaps[pair] for pair in sorted(self._gaps) if pair[0] in living and pair[1] in living]
 
-    def _look(self, sender: int, receiver: int) -> None:
-        (start, sending), (end, taking) = self._met[sender], self._met[receiver]
+    def _check(self, sender: int, receiver: int) -> None:
+        (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]
         if start.role is not Role.PREFILL or end.role is not Role.DECODE:
             return
-        before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, taking)
+        before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, receiving)
         if lacking is None:
             if before is not None:
                 log.info("kv_transport_found", prefill=start, decode=end)
             return
-        have = f"{start.name} has {_names(sending)} and {end.name} has {_names(taking)}"
+        have = f"{start.name} has {_names(sending)} and {end.name} has {_names(receiving)}"
         gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"they cannot transfer KV: {have}; {lacking}")
         if gap != before:
-            hosts = ", ".join(sorted({one.host_id for met in (sending, taking) for one in met.endpoints} - {""}))
+            hosts = ", ".join(sorted({one.host_id for side in (sending, receiving) for one in side.endpoints} - {""}))
             log.warning("no_kv_transport", prefill=start, decode=end, reason=gap, hosts=hosts)
 
 

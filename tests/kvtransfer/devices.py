@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvtransfer import transports
-from kvtransfer.cuda_handles import IpcDriver, Lent
+from kvtransfer.cuda_handles import IpcDriver, PoolHandles
 from kvtransfer.cuda_ipc import CudaIpcTransport
 from kvtransfer.interface import PoolMemory
 from kvtransfer.transport import Transport
@@ -100,28 +100,30 @@ class FakeDriver:
     def lacking(self, pool: torch.Tensor) -> str | None:
         return None
 
-    def lend_event(self, device: str) -> FakeEvent:
+    def make_event(self, device: str) -> FakeEvent:
         event = FakeEvent()
         self._host.events[event.handle] = event
         return event
 
-    def lend(self, pool: torch.Tensor, event: object) -> Lent:
+    def export(self, pool: torch.Tensor, event: object) -> PoolHandles:
         assert isinstance(event, FakeEvent)
         handle, storage = secrets.token_bytes(64), pool.untyped_storage()
         self._host.allocations[handle] = torch.empty(0, dtype=torch.uint8).set_(storage)
-        return Lent(self._mine, pool.numel(), int(pool.storage_offset()), handle, event.handle)
+        return PoolHandles(self._mine, pool.numel(), int(pool.storage_offset()), handle, event.handle)
 
     def knows(self, device_uuid: bytes) -> bool:
         return device_uuid in self._seen
 
-    def open(self, lent: Lent) -> FakeOpened:
-        allocation = self._host.allocations.get(lent.memory)
+    def open(self, handles: PoolHandles) -> FakeOpened:
+        allocation = self._host.allocations.get(handles.memory)
         if allocation is None:
             raise OSError("invalid resource handle")
-        if lent.offset + lent.num_bytes > allocation.numel():
-            raise OSError(f"{lent.num_bytes} bytes at {lent.offset} are not in an allocation of {allocation.numel()}")
-        tensor = allocation[lent.offset : lent.offset + lent.num_bytes]
-        return FakeOpened(self._host, tensor, self._host.events[lent.event])
+        if handles.offset + handles.num_bytes > allocation.numel():
+            raise OSError(
+                f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {allocation.numel()}"
+            )
+        tensor = allocation[handles.offset : handles.offset + handles.num_bytes]
+        return FakeOpened(self._host, tensor, self._host.events[handles.event])
 
 
 def offer_cuda_ipc(driver: IpcDriver | None) -> tuple[dict[str, Callable[[PoolMemory], Transport]], tuple[str, ...]]:

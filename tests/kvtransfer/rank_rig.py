@@ -130,7 +130,7 @@ class RankRig:
                 return self._reach(memory, "prefill-0", 55).sender(events)
             made = KvSender(
                 memory, instance_id="prefill-0", epoch=55, transports=(transport,), events=events, clock=self.clock,
-                progress_age=lambda: self.progress_age, failpoints=points, tend_interval_s=0.05, digests=digests,
+                progress_age=lambda: self.progress_age, failpoints=points, check_interval_s=0.05, digests=digests,
             )  # fmt: skip
             self.senders.append(made)
             return made
@@ -157,7 +157,7 @@ class RankRig:
         else:
             self.halves.append(RankHalf(memory, settings, theirs, lambda: self.progress_age))
         self.far.append(FarRank(ours, memory.layout.rank, lost, Trust()))
-        self.far[-1].meet(3 * DEADLINE_S)  # a process has to be started
+        self.far[-1].start(3 * DEADLINE_S)  # a process has to be started
         return self.far[-1]
 
     def fill(self, kv: Kv, block_ids: Sequence[int]) -> None:

@@ -161,7 +161,7 @@ class Rig:
         self.sender = KvSender(
             self.p_pool, instance_id="prefill-0", epoch=55, transports=sender_transports or (transport,),
             events=self.events, clock=self.sender_clock, progress_age=lambda: self.progress_age, failpoints=points,
-            connect_timeout_s=20.0, progress_timeout_s=progress_timeout_s, tend_interval_s=0.05, digests=digests,
+            connect_timeout_s=20.0, progress_timeout_s=progress_timeout_s, check_interval_s=0.05, digests=digests,
         )  # fmt: skip
 
     def open(self, num_tokens: int, block_ids: Sequence[int], first_token: int = 0) -> Ticket:

@@ -15,7 +15,7 @@ import torch
 
 from kvtransfer import cuda_driver, shm, transports
 from kvtransfer.cuda_driver import CudaDriver, CudaEvent
-from kvtransfer.cuda_handles import Lent, decode_lent, encode_lent
+from kvtransfer.cuda_handles import PoolHandles, decode_handles, encode_handles
 from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport
 from kvtransfer.digest import Region, RegionRuns, StopFlag, digest_of
 from kvtransfer.frame import PREFIX, Frame, WireError
@@ -44,8 +44,8 @@ class Lying(FakeDriver):
         super().__init__(host)
         self._changes = changes
 
-    def lend(self, pool: torch.Tensor, event: object) -> Lent:
-        return super().lend(pool, event)._replace(**self._changes)  # type: ignore[arg-type]
+    def export(self, pool: torch.Tensor, event: object) -> PoolHandles:
+        return super().export(pool, event)._replace(**self._changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -172,22 +172,22 @@ def test_the_receivers_endpoint_is_a_unix_socket_of_this_host(monkeypatch: pytes
 
 
 def test_set_up_is_160_bytes_of_fixed_fields() -> None:
-    lent = Lent(GPU_UUID, 1 << 33, 4096, b"m" * 64, b"e" * 64)
+    handles = PoolHandles(GPU_UUID, 1 << 33, 4096, b"m" * 64, b"e" * 64)
 
-    body = encode_lent(lent)[PREFIX.size :]
+    body = encode_handles(handles)[PREFIX.size :]
 
     assert body == GPU_UUID + struct.pack("!QQ", 1 << 33, 4096) + b"m" * 64 + b"e" * 64
-    assert decode_lent(body) == lent
+    assert decode_handles(body) == handles
     for wrong in (b"", body[:-1], body + b"\0"):
         with pytest.raises(WireError, match=f"malformed SETUP of {len(wrong)} bytes, expected 160"):
-            decode_lent(wrong)
+            decode_handles(wrong)
 
 
 def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
     pool, driver = DevicePool(LAYOUT), FakeDriver(host)
-    event = driver.lend_event("cpu")
+    event = driver.make_event("cpu")
     event.record(pool.ready, DEADLINE_S)
-    inlet = CudaIpcInlet(driver.open(driver.lend(pool.tensor, event)), HELLO)
+    inlet = CudaIpcInlet(driver.open(driver.export(pool.tensor, event)), HELLO)
     slots = inlet._slots
     assert slots is not None
     theirs = slots.place(0, window((1, 2), 4, 0, 8))
@@ -200,9 +200,9 @@ def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
 @pytest.mark.parametrize("blocks", [(1,), (1, 8), (1, 4_000_000_000)])
 def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: tuple[int, ...]) -> None:
     pool, driver = DevicePool(LAYOUT), FakeDriver(host)
-    event = driver.lend_event("cpu")
+    event = driver.make_event("cpu")
     event.record(pool.ready, DEADLINE_S)
-    inlet, size = CudaIpcInlet(driver.open(driver.lend(pool.tensor, event)), HELLO), 8 * TENSORS[0].token_bytes
+    inlet, size = CudaIpcInlet(driver.open(driver.export(pool.tensor, event)), HELLO), 8 * TENSORS[0].token_bytes
     frame = Frame("ab" * 16, 1, 0, 0, 0, 0, 8, 0, 2, size, digest_of([bytes(size)]), blocks)
 
     with pytest.raises(HandoffFailed, match=rf"frame 0 names {len(blocks)} blocks for tokens \[0, 8\)"):

@@ -179,14 +179,14 @@ def test_a_mark_that_is_never_reached_ends_the_link_with_a_reason(transport: str
 
 @pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 def test_leases_are_checked_while_a_mark_is_awaited(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, tend = itertools.count(1), OutgoingTickets.tend
+    looks, check_leases = itertools.count(1), OutgoingTickets.check_leases
     last = [0]
 
     def counted(self: OutgoingTickets) -> None:
         last[0] = next(looks)
-        tend(self)
+        check_leases(self)
 
-    monkeypatch.setattr(OutgoingTickets, "tend", counted)
+    monkeypatch.setattr(OutgoingTickets, "check_leases", counted)
     with make_rig(transport) as rig:
         fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
         pool: MarkedPool = rig.p_pool  # type: ignore[assignment]

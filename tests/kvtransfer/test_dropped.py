@@ -85,14 +85,14 @@ def test_frames_digested_after_an_abort_are_never_committed(
 def test_without_digests_committed_kv_left_while_blocks_were_held(
     transport: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tend = OutgoingTickets.tend
+    check_leases = OutgoingTickets.check_leases
 
     def held_up(self: OutgoingTickets) -> None:
-        if any(sending.ticket.state is SenderState.SENT for sending in self._sendings.values()):
+        if any(sending.ticket.state is SenderState.SENT for sending in self._tickets.values()):
             gate.pass_by()  # the commit is made; what waits for the end of this turn goes out after it
-        tend(self)
+        check_leases(self)
 
-    monkeypatch.setattr(OutgoingTickets, "tend", held_up)
+    monkeypatch.setattr(OutgoingTickets, "check_leases", held_up)
     with make_rig(transport, digests=False, tensors=ONE_TENSOR) as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)
         ticket = rig.open(20, D_BLOCKS)
@@ -189,5 +189,5 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
 
 
 def _state(link: Link, ticket_id: str) -> SenderState | None:
-    sending = link._sendings._sendings.get(ticket_id) if link._sendings is not None else None
+    sending = link._tickets._tickets.get(ticket_id) if link._tickets is not None else None
     return None if sending is None else sending.ticket.state

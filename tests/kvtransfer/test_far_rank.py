@@ -241,7 +241,7 @@ def test_a_rank_without_links_fails_the_start_with_its_reason() -> None:
         RankHalf(pool, settings, theirs, lambda: 0.0)
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
     with pytest.raises(ConfigError, match="--kv-transport 'pigeon' is not one of "):
-        far.meet(DEADLINE_S)
+        far.start(DEADLINE_S)
 
     far.close()
     theirs.close()
@@ -260,7 +260,7 @@ class Met:
             Channel(self.socket, RankMessage),
         )
         self.there.send(RankMessage.HERE, to_json([ENDPOINT]), timeout_s=DEADLINE_S)
-        self.far.meet(DEADLINE_S)
+        self.far.start(DEADLINE_S)
 
     def _lose(self, what: str) -> InstanceLost:
         self.said.append(what)
@@ -398,10 +398,10 @@ def test_a_rank_that_does_not_answer_is_lost_with_a_reason() -> None:
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
 
     with pytest.raises(InstanceLost, match=r"rank 1 of 2 did not open its KV links: no message within 0\.01 s"):
-        far.meet(0.01)
+        far.start(0.01)
     theirs.close()
     with pytest.raises(InstanceLost, match="rank 1 of 2 did not open its KV links: the other end is gone"):
-        far.meet(DEADLINE_S)
+        far.start(DEADLINE_S)
     far.close()
 
 

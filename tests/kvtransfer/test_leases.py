@@ -82,9 +82,9 @@ def _hand_over(rig: RankRig) -> Ticket:
     return ticket
 
 
-def _awaited_at(rig: RankRig, ticket: Ticket) -> list[float]:
-    sendings = [link._sendings for link in rig.senders[0]._routes.links(ticket.ticket_id)]
-    return [0.0 if one is None else one._sendings[ticket.ticket_id].awaited_at for one in sendings]
+def _renewed_at(rig: RankRig, ticket: Ticket) -> list[float]:
+    sendings = [link._tickets for link in rig.senders[0]._routes.links(ticket.ticket_id)]
+    return [0.0 if one is None else one._tickets[ticket.ticket_id].renewed_at for one in sendings]
 
 
 def test_a_finished_link_waits_for_a_slower_one_beyond_a_lease(ranks: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_finished_link_waits_for_a_slower_one_beyond_a_lease(ranks: RankRig, m
         slow.turn()
         ranks.clock.now += 4.0
         ranks.receiver.sweep()
-        until(lambda: _awaited_at(ranks, ticket) == [ranks.clock.now] * 2)
+        until(lambda: _renewed_at(ranks, ticket) == [ranks.clock.now] * 2)
         ranks.sender.sweep()
     slow.free.set()
     ranks.events.wait("acked", ticket.ticket_id)
@@ -109,12 +109,12 @@ def test_a_finished_link_waits_only_a_lease_for_a_silent_one(ranks: RankRig, mon
     slow.turn()
     ranks.clock.now += 4.0
     ranks.receiver.sweep()
-    until(lambda: _awaited_at(ranks, ticket) == [ranks.clock.now] * 2)
+    until(lambda: _renewed_at(ranks, ticket) == [ranks.clock.now] * 2)
     told_at = ranks.clock.now
 
     ranks.clock.now += 4.0  # the slow share's lease has a second left
     ranks.receiver.sweep()
-    assert _awaited_at(ranks, ticket) == [told_at] * 2
+    assert _renewed_at(ranks, ticket) == [told_at] * 2
     assert ranks.events.reports == []
     ranks.clock.now = told_at + LEASE_S
     ranks.sender.sweep()
@@ -132,7 +132,7 @@ def test_endless_progress_reports_do_not_hold_blocks_forever() -> None:
     now = 0.0
 
     while not ticket.expire(now):
-        ticket.awaited(now)
+        ticket.receiver_renewed(now)
         now += LEASE_S / 2
 
     assert MOST_WAIT_LEASES * LEASE_S <= now <= (MOST_WAIT_LEASES + 1) * LEASE_S
@@ -142,7 +142,7 @@ def test_before_the_commit_the_receivers_messages_renew_nothing() -> None:
     part = RankHeads((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
     ticket = SenderTicket("ab" * 16, 7, Terms(part, 0, 4), lease_s=LEASE_S, now=0.0)
 
-    ticket.awaited(LEASE_S - 1)
+    ticket.receiver_renewed(LEASE_S - 1)
 
     assert ticket.expire(LEASE_S)
 
@@ -284,19 +284,19 @@ def _moving(rig: Rig) -> list[Callable[[], int]]:
 
 def _state_on_p(rig: Rig, ticket: Ticket) -> SenderState:
     (link,) = rig.sender._routes.links(ticket.ticket_id)
-    assert link._sendings is not None
-    return link._sendings._sendings[ticket.ticket_id].ticket.state
+    assert link._tickets is not None
+    return link._tickets._tickets[ticket.ticket_id].ticket.state
 
 
 def _tended_at(rig: Rig) -> set[float]:
     """When P's links last checked their leases: each does so on its own thread."""
     links = [link for peer in rig.sender._peers.values() for link in peer.links()]
-    return {link._sendings._tended for link in links if link._sendings is not None}
+    return {link._tickets._checked_at for link in links if link._tickets is not None}
 
 
 def _noted(rig: Rig, ticket: Ticket) -> bool:
     (link,) = rig.sender._routes.links(ticket.ticket_id)
-    return link._sendings is not None and link._sendings._sendings[ticket.ticket_id].awaited_at == rig.clock.now
+    return link._tickets is not None and link._tickets._tickets[ticket.ticket_id].renewed_at == rig.clock.now
 
 
 class Narrow:
@@ -325,7 +325,7 @@ class OneLink:
             instance_id="prefill-0", epoch=55, memory=self.pool, transports=(), events=self.events,
             acked=self.events.acked, claim=lambda ticket_id: True, is_open=lambda ticket_id: True, catch_up=None,
             clock=self.clock, progress_age=lambda: self.age, failpoints=Failpoints.parse(""), timeouts=Timeouts(),
-            tend_interval_s=0.5, digests=True,
+            check_interval_s=0.5, digests=True,
         )  # fmt: skip
         self.sendings = OutgoingTickets(settings, self.outbox, TcpOutlet(), "tcp", True)
 
@@ -343,7 +343,7 @@ class OneLink:
         self.stream.num_steps = num_steps
         self.outbox.flush()
         self.stream.num_steps = 0
-        self.sendings.tend()
+        self.sendings.check_leases()
 
 
 @pytest.fixture
@@ -365,7 +365,7 @@ def test_a_send_longer_than_a_lease_keeps_its_ticket(one_link: OneLink, committe
     assert one_link.events.reports == []
     one_link.age = LEASE_S  # the engine stands still, and nothing leaves any more
     one_link.clock.now += LEASE_S
-    one_link.sendings.tend()
+    one_link.sendings.check_leases()
     assert sorted(one_link.events.failures) == [ticket_id, behind]
 
 
@@ -424,7 +424,7 @@ def test_an_ack_delayed_by_a_long_put_ends_no_lease(one_link: OneLink) -> None:
 
     one_link.sendings.note(Ack(ticket_id, 77))
     one_link.clock.now += 2 * LEASE_S
-    one_link.sendings.tend()
+    one_link.sendings.check_leases()
 
     assert one_link.events.reports == []
 

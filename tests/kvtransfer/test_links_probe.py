@@ -31,7 +31,7 @@ def _live_rig(transport: str, **settings: object) -> Iterator[Rig]:
     with make_rig(transport, **settings) as rig:
         sender = KvSender(
             rig.p_pool, instance_id="prefill-1", epoch=56, transports=(transport,), events=rig.events,
-            clock=time.monotonic, progress_age=lambda: 0.0, tend_interval_s=0.05,
+            clock=time.monotonic, progress_age=lambda: 0.0, check_interval_s=0.05,
         )  # fmt: skip
         rig.sender.close()
         rig.sender = sender

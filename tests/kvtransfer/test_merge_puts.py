@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.link_ops import Drop, FinishTicket, Op, Put, Tend, merge_puts
+from kvtransfer.link_ops import CheckLeases, Drop, FinishTicket, Op, Put, merge_puts
 
 A, B = "aa" * 16, "bb" * 16
 
@@ -31,9 +31,16 @@ def test_equal_tokens_in_other_blocks_are_sent_separately() -> None:
 
 
 def test_non_adjacent_puts_are_not_merged() -> None:
-    waiting: list[Op] = [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 8), Tend(), put(A, 0, 8, 9), Drop(A, "over")]
+    waiting: list[Op] = [
+        put(A, 0, 0, 4),
+        put(B, 0, 4, 8),
+        put(A, 0, 5, 8),
+        CheckLeases(),
+        put(A, 0, 8, 9),
+        Drop(A, "over"),
+    ]
 
-    assert merge_puts(waiting) == [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 9), Tend(), Drop(A, "over")]
+    assert merge_puts(waiting) == [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 9), CheckLeases(), Drop(A, "over")]
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 2), st.integers(1, 5)), max_size=40))

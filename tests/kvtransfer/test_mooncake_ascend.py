@@ -16,7 +16,7 @@ from devices import npu, table
 from devices.device_pool import DevicePool
 from kvtransfer import mooncake_engine
 from kvtransfer.mooncake import MooncakeTransport
-from kvtransfer.mooncake_engine import way_of
+from kvtransfer.mooncake_engine import read_method_of
 from tests.devices.fake_device import FakeDevice, FakeKind
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.rig import Pool, fill, make_rig, read, until
@@ -151,7 +151,7 @@ def test_ends_that_read_in_other_ways_refuse_the_link_with_both(
 
 
 def test_each_device_kind_has_its_own_way_of_reading_and_package() -> None:
-    ways = [way_of(device) for device in ("cpu", "cuda:1", "npu:0")]
+    ways = [read_method_of(device) for device in ("cpu", "cuda:1", "npu:0")]
 
     assert [way.protocol for way in ways] == ["tcp", "tcp", "ascend"]
     assert [way.package for way in ways] == [

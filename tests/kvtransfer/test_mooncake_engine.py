@@ -85,9 +85,9 @@ def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moonca
 
 @pytest.fixture
 def no_warning_yet() -> Iterator[None]:
-    mooncake_engine.warn_of_ports.cache_clear()
+    mooncake_engine.warn_about_ports.cache_clear()
     yield
-    mooncake_engine.warn_of_ports.cache_clear()
+    mooncake_engine.warn_about_ports.cache_clear()
 
 
 def test_a_refusal_of_the_engine_is_an_error_with_a_reason(engine: MooncakeEngine, package: Package) -> None:

@@ -106,7 +106,7 @@ class Ranks(RuleBasedStateMachine):
         self.p_epoch, self.d_epoch = 50, 70
 
     @initialize(p_ranks=st.integers(1, 4), d_ranks=st.integers(1, 4), digests=st.booleans())
-    def meet(self, p_ranks: int, d_ranks: int, digests: bool = True) -> None:
+    def set_up(self, p_ranks: int, d_ranks: int, digests: bool = True) -> None:
         self.p_ranks, self.d_ranks, self.wire.digests = p_ranks, d_ranks, digests
         self.pools = [Memory(Rank(d, d_ranks)) for d in range(d_ranks)]
         self.paths = [(p, d) for p in range(p_ranks) for d in receivers_of(MODEL, Rank(p, p_ranks), d_ranks)]
@@ -134,7 +134,7 @@ class Ranks(RuleBasedStateMachine):
         self.num_links += 1
         self.links[path], self.to_d[path], self.to_p[path] = self.num_links, deque(), deque()
         source = SendingRank("p", self.p_epoch, Rank(path[0], self.p_ranks))
-        self.tables[path[1]].meet(self.num_links, source, receipts=not self.wire.digests)
+        self.tables[path[1]].add_link(self.num_links, source, receipts=not self.wire.digests)
 
     def answer(self, d: int, link: int, message: TicketMessage) -> None:
         path = next((path for path, number in self.links.items() if number == link), None)
@@ -311,7 +311,7 @@ class Ranks(RuleBasedStateMachine):
                 half.abort()
                 self.fail()
             case Renew():
-                half.awaited(self.now)
+                half.receiver_renewed(self.now)
 
     def confirm(self, path: Path, read: Read, half: SenderTicket | None) -> None:
         """Answer a READ as OutgoingTickets does: with HELD, or with ABORT and the end of the ticket."""
@@ -408,7 +408,7 @@ TestRanks.settings = settings(max_examples=150, stateful_step_count=25, deadline
 @pytest.mark.parametrize("mishap", ["a link is lost", "the sender aborts", "D aborts"])
 def test_a_ready_share_ends_with_the_others_reason(mishap: str) -> None:
     machine = Ranks()
-    machine.meet(1, 2)
+    machine.set_up(1, 2)
     machine.begin(refused=False)
     assert machine.ticket is not None
     machine.send_all((0, 0), lambda: False)
@@ -438,7 +438,7 @@ class _Leaving(dict[str, ReceiverTicket]):
 @pytest.mark.parametrize("ending", ["committed", "ended"])
 def test_a_message_for_a_closing_ticket_gets_its_outcome(ending: str) -> None:
     machine = Ranks()
-    machine.meet(1, 1)
+    machine.set_up(1, 1)
     machine.begin(refused=False)
     assert machine.ticket is not None
     if ending == "committed":

@@ -85,7 +85,7 @@ def answer_through(
 def sender_state(rig: Rig, ticket: Ticket) -> SenderState | None:
     """The state of the sender's half, on its only link."""
     (link,) = rig.sender._routes.links(ticket.ticket_id)
-    sending = None if link._sendings is None else link._sendings._sendings.get(ticket.ticket_id)
+    sending = None if link._tickets is None else link._tickets._tickets.get(ticket.ticket_id)
     return None if sending is None else sending.ticket.state
 
 
