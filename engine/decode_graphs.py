@@ -6,8 +6,9 @@
       -> captured on first use, replayed from then on
       -> logits of the first n rows
 
-Padding rows write to a spare block of the pool. Steps with prompt chunks never use graphs. After a failed graph, none
-are used; if it only ran out of memory, captured graphs stay in use and none of its size or larger is captured.
+Padding rows write to spare blocks of the pool, each to its own slot. Steps with prompt chunks never use graphs. After a
+failed graph, none are used; if it only ran out of memory, captured graphs stay in use and none of its size or larger is
+captured.
 """
 
 from collections.abc import Callable
@@ -47,6 +48,11 @@ def graph_rows(most: int, device: Device, backend: AttentionBackend, rope: StepR
     return most if can else 0
 
 
+def num_spare_blocks(rows: int, block_size: int) -> int:
+    """Return the blocks in which every row of a graph of up to `rows` rows has a slot of its own."""
+    return -(-rows // block_size)
+
+
 @dataclass(slots=True)
 class _Captured:
     """One graph and its inputs, all of them views of `packed`."""
@@ -64,7 +70,7 @@ class DecodeGraphs:
         self, device: Device, backend: AttentionBackend, forward: Forward, *, block_size: int, spare_block: int,
         max_rows: int, max_blocks: int,
     ) -> None:  # fmt: skip
-        """No sequence uses `spare_block`. Steps have `max_rows` sequences of `max_blocks` blocks at most."""
+        """Steps have `max_rows` sequences of `max_blocks` blocks at most; none uses the spare ones."""
         assert isinstance(backend, GraphBackend), "graph_rows is 0 otherwise"
         self._device, self._backend, self._forward = device, backend, forward
         self._block_size, self._spare_block, self._max_blocks = block_size, spare_block, max_blocks
@@ -106,9 +112,10 @@ class DecodeGraphs:
         return self._logits.index_select(0, metadata.sample_rows)
 
     def _padded(self, metadata: StepMetadata) -> HostTables:
-        """Return the step's tables padded to a graph's size; padding rows have one token in the spare block."""
+        """Return the step's tables padded to a graph's size, with padding rows in the spare blocks."""
         host = read_tables(metadata.packed, self._block_size)
-        return host.padded(next(size for size in self._sizes if size >= len(host.used)), self._spare_block)
+        size = next(size for size in self._sizes if size >= len(host.used))
+        return host.padded(size, self._spare_block, self._block_size)
 
     def _make(self, size: int, width: int) -> _Captured:
         packed = torch.zeros(size * (4 + width), dtype=torch.int64, device=self._device.torch_device)
@@ -123,8 +130,8 @@ class DecodeGraphs:
         num_rows = len(packed.slots)
         heads = np.zeros((4, size), np.int64)
         heads[1, :num_rows] = packed.positions
-        heads[2] = self._spare_block * self._block_size
         heads[2, :num_rows] = packed.slots
+        heads[2, num_rows:] = self._spare_block * self._block_size + np.arange(size - num_rows)
         heads[3] = host.kv_lengths
         staged = [heads.ravel()]
         if captured.graph is None or captured.attention.reads_tables:

@@ -16,7 +16,7 @@ from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
 from engine.checkpoints.checkpoint import model_length
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
-from engine.decode_graphs import graph_rows
+from engine.decode_graphs import graph_rows, num_spare_blocks
 from engine.device_modules import replace_modules
 from engine.fused.area import SharedWeights, shared_weights
 from engine.fused.decoder import FusedWeights
@@ -130,12 +130,12 @@ class _PoollessModel:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of the extra block that only padding rows of graphs write to."""
+        """Bytes of the extra blocks that only padding rows of graphs write to."""
         return self._spare_blocks * self.info.layout.block_size * self.info.layout.token_bytes
 
     @property
     def _spare_blocks(self) -> int:
-        return 1 if self.graph_rows else 0
+        return num_spare_blocks(self.graph_rows, self.info.layout.block_size)
 
     def headroom(self, largest: LargestStep) -> Headroom:
         """Measure the memory steps need beside weights and pool. Raises ConfigError if a step does not fit."""

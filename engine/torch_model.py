@@ -70,8 +70,8 @@ class TorchModel:
         `rope` gets the lengths of each step's rows, if the network's RoPE depends on them. `fused` has the network's
         weights if native kernels run it; `reduce` then sums over the ranks, each with a part of them.
         The network and the pool are on `device`, by default the CPU. Decode steps of up to `graph_rows` sequences are
-        replayed from graphs; the pool then has one block more than `info.layout`, for padding rows. `step_s` is the
-        time limit of a step.
+        replayed from graphs; the pool then has `num_spare_blocks` more than `info.layout`, for padding rows.
+        `step_s` is the time limit of a step.
         """
         device = device or CpuDevice()
         self._network = network

@@ -7,7 +7,7 @@ from benchmarks.card.shapes import Shape
 from devices.interface import Device
 from engine.attention.registered import NAME, register
 from engine.attention.table import make_backend
-from engine.decode_graphs import graph_rows
+from engine.decode_graphs import graph_rows, num_spare_blocks
 from engine.device_modules import replace_modules
 from engine.interface import EngineInfo
 from engine.torch_model import TorchModel
@@ -42,7 +42,8 @@ def make_model(shape: Shape, device: Device, *, most_rows: int) -> tuple[TorchMo
         ModelIdentity(shape.name, "0" * 16, "0" * 16), longest, shape.vocab_size, shape.dtype, device.name,
         PoolLayout(tensors, num_blocks=num_blocks, block_size=block_size), (),
     )  # fmt: skip
-    memory = device.make_pool(PoolLayout(tensors, num_blocks=num_blocks + bool(rows), block_size=block_size))
+    spare = num_spare_blocks(rows, block_size)
+    memory = device.make_pool(PoolLayout(tensors, num_blocks=num_blocks + spare, block_size=block_size))
     network = make_network(shape, device, NAME)
     lines = replace_modules(network, device)
     model = TorchModel(

@@ -35,13 +35,13 @@ class HostTables:
         places = starts[:, None] + np.minimum(np.arange(width), self.used[:, None] - 1)
         return np.asarray(self.blocks[places], np.int64)
 
-    def padded(self, num_rows: int, block: int) -> "HostTables":
-        """Return `num_rows` rows; each added row has one token in `block`."""
-        more = num_rows - len(self.used)
+    def padded(self, num_rows: int, block: int, block_size: int) -> "HostTables":
+        """Return `num_rows` rows; the added ones own the slots from `block` on, one each, and read those before it."""
+        blocks, places = np.divmod(np.arange(num_rows - len(self.used)), block_size)
         return HostTables(
-            np.concatenate([self.blocks, np.full(more, block, np.int64)]),
-            np.concatenate([self.used, np.ones(more, np.int64)]),
-            np.concatenate([self.kv_lengths, np.ones(more, np.int64)]),
+            np.concatenate([self.blocks, block + blocks]),
+            np.concatenate([self.used, np.ones_like(blocks)]),
+            np.concatenate([self.kv_lengths, 1 + places]),
         )
 
 

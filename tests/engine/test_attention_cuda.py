@@ -50,10 +50,10 @@ def fixed_inputs(case: Case, *, padded: int, width: int) -> tuple[DecodeInputs, 
     packed, size = case.metadata.packed, case.metadata.block_size
     spare = max(block for one in case.metadata.sequences for block in one.block_ids) + 1
     short = read_tables(packed, size)
-    host = short.padded(len(short.used) + padded, spare)
+    host = short.padded(len(short.used) + padded, spare, size)
     tables = np.full((len(host.used), width), spare, np.int64)
     tables[:, : host.tables.shape[1]] = host.tables
-    slots = torch.tensor([*packed.slots, *[spare * size] * padded])
+    slots = torch.tensor([*packed.slots, *range(spare * size, spare * size + padded)])
     zeros = torch.zeros(len(tables), dtype=torch.int64)
     inputs = DecodeInputs(size, zeros, zeros, slots, torch.from_numpy(host.kv_lengths), torch.from_numpy(tables))
     return inputs, host
@@ -248,9 +248,9 @@ def test_block_tables_are_rectangular_or_concatenated() -> None:
 
     assert tables.tables.tolist() == [[5, 6, 7], [9, 9, 9]]
     assert tables.rectangle(4).tolist() == [[5, 6, 7, 7], [9, 9, 9, 9]]
-    padded = tables.padded(4, 20)
-    assert (padded.blocks.tolist(), padded.used.tolist()) == ([5, 6, 7, 9, 20, 20], [3, 1, 1, 1])
-    assert padded.kv_lengths.tolist() == [33, 2, 1, 1]
+    padded = tables.padded(5, 20, block_size=2)
+    assert (padded.blocks.tolist(), padded.used.tolist()) == ([5, 6, 7, 9, 20, 20, 21], [3, 1, 1, 1, 1])
+    assert padded.kv_lengths.tolist() == [33, 2, 1, 2, 1]
 
 
 @pytest.mark.parametrize(

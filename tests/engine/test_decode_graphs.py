@@ -30,9 +30,11 @@ from wire.types import PromptState, SamplingParams
 _LENGTHS = (3, 16, 40, 61, 90, 7)
 
 
-def load(path: Path, device: FakeDevice, *, kv_bytes: int = 4 << 20, rows: int = 8) -> TorchModel:
+def load(
+    path: Path, device: FakeDevice, *, kv_bytes: int = 4 << 20, rows: int = 8, block_size: int = 16
+) -> TorchModel:  # fmt: skip
     return load_model(
-        path, dtype="float32", block_size=16, kv_cache_memory=kv_bytes, num_threads=1, device=device,
+        path, dtype="float32", block_size=block_size, kv_cache_memory=kv_bytes, num_threads=1, device=device,
         max_graph_rows=rows,
     ).model  # fmt: skip
 
@@ -84,22 +86,25 @@ def test_tokens_are_those_of_transformers_under_preemption(tmp_path: Path) -> No
     core.close()
 
 
-def test_padding_writes_to_an_unused_block(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("block_size", "spare"), [(16, 1), (4, 2)])
+def test_each_row_of_padding_writes_an_unused_slot_of_its_own(block_size: int, spare: int, tmp_path: Path) -> None:
     device = CapturingDevice()
-    model = load(make_tiny_model("llama", tmp_path), device)
+    model = load(make_tiny_model("llama", tmp_path), device, block_size=block_size)
     layout, pool = model.info.layout, model.memory.layout
-    assert pool.num_blocks == layout.num_blocks + 1
+    assert pool.num_blocks == layout.num_blocks + spare
     tensor: torch.Tensor = model.memory.tensor  # type: ignore[attr-defined]
     tensor.fill_(0)
-    tables = [(3,), (0,), (layout.num_blocks - 1,)]  # three sequences: a row of padding
+    blocks = [0, 3, 5, 8, layout.num_blocks - 1]  # five sequences: three rows of padding
 
-    launch(model, [(5, 0, table) for table in tables])
+    launch(model, [(5, 0, (block,)) for block in blocks])
 
     assert (device.captured, device.replays) == (1, 1)
+    ends = layout.num_blocks * block_size
     for index in range(len(pool.tensors)):
-        start, size = pool.offsets[index], pool.block_size * pool.tensors[index].token_bytes
-        blocks = tensor[start : start + pool.num_blocks * size].view(pool.num_blocks, size)
-        assert blocks.any(dim=1).nonzero().flatten().tolist() == [0, 3, layout.num_blocks - 1, layout.num_blocks]
+        start, size = pool.offsets[index], pool.tensors[index].token_bytes
+        slots = tensor[start : start + pool.num_blocks * block_size * size].view(-1, size)
+        written = slots.any(dim=1).nonzero().flatten().tolist()
+        assert written == [*(block * block_size for block in blocks), ends, ends + 1, ends + 2]
     model.close()
 
 
