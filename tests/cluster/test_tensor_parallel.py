@@ -80,9 +80,15 @@ def test_the_ranks_listen_only_on_loopback(two_and_two: GuideCluster) -> None:
         assert set(ends) <= {"127.0.0.1"}
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [("4,5", "6"), ("4", "6,7")], ids=["2-to-1", "1-to-2"])
-def test_prefill_and_decode_may_differ_in_ranks(tmp_path: Path, tiny_model: Path, prefill: str, decode: str) -> None:
-    with GuideCluster(tmp_path, tiny_model, prefill=(prefill,), decode=(decode,), flags=FLAGS) as cluster:
+@pytest.mark.parametrize(
+    ("prefill", "decode", "transport"),
+    [("4,5", "6", "shm"), ("4", "6,7", "shm"), ("4,5", "6,7", "process_group"), ("4,5", "6", "process_group")],
+)
+def test_prefill_and_decode_may_differ_in_ranks(
+    tmp_path: Path, tiny_model: Path, prefill: str, decode: str, transport: str
+) -> None:
+    flags = (*FLAGS, f"--kv-transport={transport}")
+    with GuideCluster(tmp_path, tiny_model, prefill=(prefill,), decode=(decode,), flags=flags) as cluster:
         cluster.up()
 
         assert [_complete(cluster, line, 12) for line in LINES[:2]] == _expected(tiny_model, LINES[:2], 12)

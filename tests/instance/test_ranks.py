@@ -47,6 +47,7 @@ def expected(prefill: InstanceConfig, decode: InstanceConfig, params: SamplingPa
     [
         ((0, 1), (4, 5, 6, 7), (16, 128), "shm"), ((0, 1, 2, 3), (4, 5), (128, 16), "tcp"),
         ((0,), (4, 5), (16, 16), "tcp"), ((0, 1, 2, 3), (4,), (16, 128), "shm"),
+        ((0, 1), (4, 5), (16, 16), "process_group"), ((0, 1), (4, 5, 6, 7), (16, 128), "process_group"),
     ],
 )  # fmt: skip
 def test_the_tokens_prove_every_head_of_a_hand_off(
