@@ -18,7 +18,7 @@ class AppBackend:
         self._app = app
         self._grace_s = grace_s
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Return the app's answer. Raises Unavailable if the app fails or ends without one."""
@@ -78,10 +78,10 @@ class _Exchange:
             if not message.get("more_body", False):
                 self.over.set()
 
-    def answer(self, asked: str) -> Answer:
+    def answer(self, request: str) -> Answer:
         """Return the answer. Raises Unavailable unless it is complete."""
         if self._status is None or not self.over.is_set():
-            raise Unavailable(f"{asked}: the app ended before its answer was complete")
+            raise Unavailable(f"{request}: the app ended before its answer was complete")
         return Answer(self._status, self._headers, b"".join(self._parts))
 
 

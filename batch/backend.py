@@ -25,7 +25,7 @@ class Answer:
 class BatchBackend(Protocol):
     """Answers HTTP requests, many at once."""
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Return the answer, whatever its status; a body is JSON unless `headers` say otherwise.

@@ -54,15 +54,15 @@ def answers_in_output(output: Path, source: InputFile, journal: Journal, check: 
         for number, answered, line in _answered(output):
             custom_id = answered["custom_id"]
             if custom_id not in positions:
-                words = f"answers {shown_id(custom_id)}, which is not in the input"
-                raise ConfigError(f"{output}: line {number} {words}: this output belongs to another input")
+                problem = f"answers {shown_id(custom_id)}, which is not in the input"
+                raise ConfigError(f"{output}: line {number} {problem}: this output belongs to another input")
             if good_outcome(answered, line) is not None:
                 good[custom_id] = positions[custom_id]
                 models |= _models(answered) if positions[custom_id] in nameless else frozenset()
     except FileNotFoundError:
         if journal.is_empty:
-            words = "there are no failed lines to retry: run the batch without --retry-failed first"
-            raise ConfigError(f"{output} does not exist, so {words}") from None
+            remedy = "there are no failed lines to retry: run the batch without --retry-failed first"
+            raise ConfigError(f"{output} does not exist, so {remedy}") from None
     if good:
         check()
     wanted = {custom_id: position for custom_id, position in good.items() if not journal.has(position)}

@@ -30,12 +30,12 @@ class Inflight:
         """How many are allowed at once now, from 1 to `most`."""
         return int(self._limit)
 
-    async def ask(self, question: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Send `question` within the limit, and adapt the limit to the answer. Errors of `question` pass through."""
+    async def run(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Await `send()` within the limit, and adapt the limit to the answer. Errors of `send` pass through."""
         await self._enter()
         num_cuts = self._num_cuts
         try:
-            answer = await question()
+            answer = await send()
             self._learn(answer.status, num_cuts)
             return answer
         finally:

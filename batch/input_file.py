@@ -196,6 +196,6 @@ def _open(path: Path) -> int:
 
 
 def _check_mark(path: Path, begin: bytes) -> None:
-    for mark, words in _MARKS.items():
+    for mark, problem in _MARKS.items():
         if begin.startswith(mark):
-            raise ConfigError(f"{path} {words}")
+            raise ConfigError(f"{path} {problem}")

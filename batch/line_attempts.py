@@ -10,8 +10,8 @@ from batch.backend import Answer, BatchBackend
 from batch.inflight import Inflight
 from batch.job import BatchStopped, RetryPolicy
 from batch.lines import parse_line
-from batch.output_line import LineOutcome, answered, failed, new_request_id, warnings_of, words_of
-from batch.request_line import LineRefused, Question, question_of
+from batch.output_line import LineOutcome, answered, failed, message_of, new_request_id, warnings_of
+from batch.request_line import LineRefused, LineRequest, request_of
 from batch.retry_after import retry_after_s
 from telemetry.capped_logs import CappedLog
 from wire.errors import DeadlineExceeded, PdserveError, Unavailable
@@ -37,33 +37,33 @@ class LineAttempts:
         self._rng = rng
         self._log = log
 
-    async def ask(self, content: bytes) -> LineOutcome:
+    async def send(self, content: bytes) -> LineOutcome:
         """Return the outcome of one line of the input.
 
         Raises BatchStopped if the server is at fault, not the line: it is down, or refuses the key.
         """
-        request = parse_line(content)
-        custom_id, request_id = request["custom_id"], new_request_id()
+        line = parse_line(content)
+        custom_id, request_id = line["custom_id"], new_request_id()
         try:
-            question = question_of(request)
+            request = request_of(line)
         except LineRefused as refusal:
             return failed(custom_id, request_id, 400, str(refusal), refusal.param)
         try:
-            answer = await self._retry(question, {"x-request-id": request_id})
-            return replace(answered(custom_id, request_id, question.path, answer), warnings=warnings_of(answer))
+            answer = await self._retry(request, {"x-request-id": request_id})
+            return replace(answered(custom_id, request_id, request.path, answer), warnings=warnings_of(answer))
         except Unavailable as error:
             return failed(custom_id, request_id, 503, str(error))
         except DeadlineExceeded as hung:
             return failed(custom_id, request_id, 504, str(hung))
 
-    async def _retry(self, question: Question, headers: Mapping[str, str]) -> Answer:
+    async def _retry(self, request: LineRequest, headers: Mapping[str, str]) -> Answer:
         """Send until the answer depends on the line, or the tries are used up.
 
         Raises Unavailable, and DeadlineExceeded for a line that hangs.
         """
         failures = busy = 0
         while True:
-            answer, lost = await self._try(question, headers)
+            answer, lost = await self._try(request, headers)
             if answer is not None and answer.status not in _PASSING:
                 return self._checked(answer)
             if answer is not None and answer.status == _BUSY:
@@ -77,24 +77,24 @@ class LineAttempts:
             wait_s = 0.0 if answer is None else retry_after_s(answer.headers.get("retry-after", ""))
             await asyncio.sleep(self._retries.delay_s(failures + busy, wait_s, self._rng.random()))
 
-    async def _try(self, question: Question, headers: Mapping[str, str]) -> tuple[Answer | None, PdserveError | None]:
+    async def _try(self, request: LineRequest, headers: Mapping[str, str]) -> tuple[Answer | None, PdserveError | None]:
         try:
-            return await self._inflight.ask(partial(self._ask_in_time, question, headers)), None
+            return await self._inflight.run(partial(self._send_in_time, request, headers)), None
         except (Unavailable, DeadlineExceeded) as error:
             return None, error
 
-    async def _ask_in_time(self, question: Question, headers: Mapping[str, str]) -> Answer:
+    async def _send_in_time(self, request: LineRequest, headers: Mapping[str, str]) -> Answer:
         """Return the answer. Raises DeadlineExceeded, with the request cancelled at the server."""
         limit_s = self._retries.timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._backend.ask("POST", question.path, question.body, headers)
+                return await self._backend.send("POST", request.path, request.body, headers)
         except TimeoutError:
             raise DeadlineExceeded(f"no complete answer within {limit_s:g} s (--request-timeout)") from None
 
     async def _give_up(self, answer: Answer | None, lost: PdserveError | None) -> Answer:
         """Return the last answer, or raise the last error, as the line's; raise BatchStopped if the server is down."""
-        last = str(lost) if answer is None else f"the server answers {answer.status}: {words_of(answer)}"
+        last = str(lost) if answer is None else f"the server answers {answer.status}: {message_of(answer)}"
         if (problem := await self._health_problem()) is not None:
             raise BatchStopped(f"{last}, and {problem}")
         if answer is None:
@@ -107,7 +107,7 @@ class LineAttempts:
         for path in _PROBES:
             try:
                 async with asyncio.timeout(_PROBE_S):
-                    status = (await self._backend.ask("GET", path)).status
+                    status = (await self._backend.send("GET", path)).status
             except (Unavailable, TimeoutError):
                 return f"{path} does not respond"
             if status >= 500:

@@ -4,7 +4,7 @@ import os
 import socket
 
 
-def system_words(error: BaseException) -> str:
+def system_message(error: BaseException) -> str:
     """Return the message for an unknown name or an error number, else the type of the error."""
     if isinstance(error, socket.gaierror):
         return error.strerror or "the name is not known"

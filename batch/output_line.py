@@ -26,14 +26,14 @@ _TYPES = {
 class LineOutcome:
     """A line of the output, without its end, and its token counts.
 
-    `words` describe a failure, `warnings` misspelt fields of the request, both safe to print.
+    `message` describes a failure, `warnings` misspelt fields of the request, both safe to print.
     """
 
     line: bytes
     failed: bool
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    words: str = field(default="", compare=False)
+    message: str = field(default="", compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -82,7 +82,7 @@ def failed(custom_id: str, request_id: str, status: int, message: str, param: st
     return _failed(custom_id, request_id, status, _error(status, message, param))
 
 
-def words_of(answer: Answer) -> str:
+def message_of(answer: Answer) -> str:
     """Return the message of an error answer, safe for a terminal."""
     try:
         body = orjson.loads(answer.body)
@@ -115,7 +115,7 @@ def _error(status: int, message: str, param: str | None) -> dict[str, Any]:
 
 def _failed(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> LineOutcome:
     line = _line(custom_id, request_id, status, {"error": error}, error)
-    return LineOutcome(line, True, words=f"{_printable(custom_id)!r}: {_printable(error['message'])}")
+    return LineOutcome(line, True, message=f"{_printable(custom_id)!r}: {_printable(error['message'])}")
 
 
 def _printable(text: object) -> str:

@@ -11,9 +11,9 @@ _URL = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _PLAIN_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d*)?")
-_URL_IN_WORDS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\"']+")
+_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\"']+")
 _MIN_CHARS = 6
-_MAX_WORDS = 300
+_MAX_CHARS = 300
 
 
 def redacted(url: str) -> str:
@@ -31,17 +31,17 @@ def redacted(url: str) -> str:
     return f"{parts['scheme']}{HIDDEN if at else ''}{at}{host}{parts['path']}{rest}"
 
 
-def redacted_words(text: str, url: str) -> str:
+def redacted_text(text: str, url: str) -> str:
     """Return a server's `text` for printing: one line of at most 300 characters without the secrets of `url`.
 
     A server may repeat the query of its request, whole, in parts, decoded or as XML.
     """
     for secret in sorted(set(_secrets(url)), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    text = _URL_IN_WORDS.sub(lambda found: redacted(found[0]), text)
+    text = _URL_IN_TEXT.sub(lambda found: redacted(found[0]), text)
     printable = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(printable.split())
-    return line if len(line) <= _MAX_WORDS else f"{line[: _MAX_WORDS - 1]}…"
+    return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 1]}…"
 
 
 def _secrets(url: str) -> Iterator[str]:

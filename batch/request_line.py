@@ -23,28 +23,28 @@ class LineRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LineRequest:
     """An HTTP request: POST `body` to `path`."""
 
     path: str
     body: bytes
 
 
-def question_of(request: Mapping[str, Any]) -> Question:
+def request_of(line: Mapping[str, Any]) -> LineRequest:
     """Return the request of a line's object. Raises LineRefused; the server checks the content of the body."""
-    url, method, body = request.get("url"), request.get("method"), request.get("body")
+    url, method, body = line.get("url"), line.get("method"), line.get("body")
     if url not in ENDPOINTS:
         supported = ", ".join(ENDPOINTS)
         raise LineRefused(f"URL {_shown(url)} is not a supported endpoint. Supported endpoints: {supported}", "url")
     if method != "POST":
         raise LineRefused(f"method {_shown(method)} is not supported: the method must be POST", "method")
     if not isinstance(body, dict):
-        what = f"is a JSON {json_name(body)}, not an object" if "body" in request else "is missing"
+        what = f"is a JSON {json_name(body)}, not an object" if "body" in line else "is missing"
         raise LineRefused(f"the line's body {what}", "body")
     if body.get("stream") not in (None, False):
         raise LineRefused("Request must not be sent in stream mode", "stream")
     try:
-        return Question(url, orjson.dumps(body))
+        return LineRequest(url, orjson.dumps(body))
     except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON
         raise LineRefused("the line's body is nested deeper than 250 levels", "body") from None
 

@@ -9,8 +9,8 @@ from batch.whole_file import WholeFile
 from processes.failpoints import failpoint
 
 
-def write_results(prepared: PreparedJob, gives_up: threading.Event) -> bool:
-    """Write both files whole, in the order of the input, and remove the journal; return False if `gives_up` was set.
+def write_results(prepared: PreparedJob, cancelled: threading.Event) -> bool:
+    """Write both files whole, in the order of the input, and remove the journal; return False if `cancelled` was set.
 
     If lines failed, the run's settings are written to a note beside the output. The journal is removed last, so that
     the results can be written again after a kill. Raises OSError.
@@ -20,7 +20,7 @@ def write_results(prepared: PreparedJob, gives_up: threading.Event) -> bool:
         output = stack.enter_context(WholeFile(job.output_path))
         errors = None if job.error_path is None else stack.enter_context(WholeFile(job.error_path))
         for position in range(prepared.total):
-            if gives_up.is_set():
+            if cancelled.is_set():
                 return False
             line, failed = prepared.journal.line(position)
             output.write(line + b"\n")

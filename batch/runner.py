@@ -102,20 +102,20 @@ class _Run:
         try:
             async with asyncio.TaskGroup() as keeping:
                 syncing = keeping.create_task(self._keep_synced())
-                async with asyncio.TaskGroup() as asking:
+                async with asyncio.TaskGroup() as sending:
                     for _ in range(min(self._prepared.job.max_inflight, self._prepared.left)):
-                        asking.create_task(self._ask(positions))
+                        sending.create_task(self._send_lines(positions))
                 syncing.cancel()
         except ExceptionGroup as group:
             raise _first(group) from None
 
-    async def _ask(self, positions: Iterator[int]) -> None:
+    async def _send_lines(self, positions: Iterator[int]) -> None:
         """Send one line after another; all tasks share `positions`."""
         for position in positions:
-            outcome = await self._attempts.ask(self._prepared.source.line(position))
+            outcome = await self._attempts.send(self._prepared.source.line(position))
             with _kept(self._prepared.journal):
                 self._prepared.journal.append(JournalRecord(position, outcome))
-            self._first_error = self._first_error or outcome.words
+            self._first_error = self._first_error or outcome.message
             for warning in outcome.warnings:
                 if warning in self._warnings or len(self._warnings) < _MOST_WARNINGS:
                     self._warnings[warning] += 1
@@ -130,12 +130,12 @@ class _Run:
 
 async def _write(prepared: PreparedJob) -> None:
     """Write the output in a thread, so that the loop is not blocked; once it is written, a cancellation is ignored."""
-    gives_up = threading.Event()
-    writing = asyncio.ensure_future(asyncio.to_thread(write_results, prepared, gives_up))
+    cancelled = threading.Event()
+    writing = asyncio.ensure_future(asyncio.to_thread(write_results, prepared, cancelled))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        gives_up.set()
+        cancelled.set()
         await asyncio.wait((writing,))
         task = asyncio.current_task()
         if not writing.result() or task is None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from batch.backend import NO_HEADERS, Answer
-from batch.os_errors import system_words
+from batch.os_errors import system_message
 from wire.errors import ConfigError, Unavailable
 
 _PIECE_BYTES = 2**18
@@ -55,7 +55,7 @@ class UrlBackend:
         session, self._session = self._session, None
         await session.close()
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Return the server's answer. Raises Unavailable without a complete one in time and within the limit."""
@@ -94,7 +94,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         return "no TLS connection: does the server use https://?"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no connection: {system_words(error.os_error)}"
+        return f"no connection: {system_message(error.os_error)}"
     if isinstance(error, aiohttp.ServerDisconnectedError | asyncio.IncompleteReadError | aiohttp.ClientPayloadError):
         return "the connection was lost"
     if isinstance(error, OSError) and error.strerror:

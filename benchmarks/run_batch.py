@@ -113,14 +113,14 @@ async def run_plain(backend: BatchBackend, bodies: Sequence[bytes]) -> float:
     """Return the seconds of plain calls, IN_FLIGHT_HERE at once."""
     room, began = asyncio.Semaphore(IN_FLIGHT_HERE), time.perf_counter()
 
-    async def ask(body: bytes) -> None:
+    async def send(body: bytes) -> None:
         async with room:
-            answer = await backend.ask("POST", PATH, body)
+            answer = await backend.send("POST", PATH, body)
         assert answer.status == 200, answer.body
 
     async with asyncio.TaskGroup() as group:
         for body in bodies:
-            group.create_task(ask(body))
+            group.create_task(send(body))
     return time.perf_counter() - began
 
 
@@ -141,7 +141,7 @@ async def by_runner(backend: BatchBackend, bodies: Sequence[bytes], max_inflight
 async def counted(backend: BatchBackend) -> Counted:
     """Return the instances' counters, after waiting for their next load report."""
     await asyncio.sleep(1.0)
-    return count(parse_metrics((await backend.ask("GET", "/metrics")).body.decode()))
+    return count(parse_metrics((await backend.send("GET", "/metrics")).body.decode()))
 
 
 @asynccontextmanager

@@ -91,14 +91,14 @@ async def _answer(
     `ended` is called once the output is written.
     """
     async with contextlib.AsyncExitStack() as stack:
-        answerer = Nobody() if source is None else await stack.enter_async_context(source.opened())
+        backend = Nobody() if source is None else await stack.enter_async_context(source.opened())
         if prepared.left:
-            await check_models(answerer, prepared.earlier.models, prepared.earlier.place)
+            await check_models(backend, prepared.earlier.models, prepared.earlier.place)
         if request.metrics is not None:
-            engine = answerer if isinstance(source, ModelHere) else None
+            engine = backend if isinstance(source, ModelHere) else None
             await stack.enter_async_context(serve_metrics(*request.metrics, lambda: view.last, engine))
         await stack.enter_async_context(view.kept())
-        ended(await run_batch(prepared, answerer, on_progress=view.take))
+        ended(await run_batch(prepared, backend, on_progress=view.take))
 
 
 @contextlib.contextmanager

@@ -49,15 +49,15 @@ class AddressRules:
     def refusal(self, address: str) -> str | None:
         """Return why `address` (numeric) may not be connected to, or None if it may."""
         try:
-            meant = _meant(ip_address(address))
+            reached = _reached(ip_address(address))
         except ValueError:
             return f"{address!r} is not an IP address in its full form"
         for network, kind in _NEVER:
-            if meant in network:
+            if reached in network:
                 return f"pdserve never connects to {address} ({kind})"
-        if _is_public(meant) or any(meant in network for network in self.allow_private):
+        if _is_public(reached) or any(reached in network for network in self.allow_private):
             return None
-        return f"{address} is not a public address: --allow-private-urls {meant} allows it"
+        return f"{address} is not a public address: --allow-private-urls {reached} allows it"
 
 
 def _network(text: str) -> Network:
@@ -71,7 +71,7 @@ def _network(text: str) -> Network:
     return network
 
 
-def _meant(address: Address) -> Address:
+def _reached(address: Address) -> Address:
     """Return the address that a connection reaches: the embedded IPv4 address, if any, else `address`."""
     if isinstance(address, IPv4Address):
         return address

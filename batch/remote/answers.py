@@ -4,7 +4,7 @@ import re
 
 import aiohttp
 
-from batch.redaction import redacted_words
+from batch.redaction import redacted_text
 from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.retries import Transient
 from batch.remote.url import RemoteUrl
@@ -19,10 +19,10 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 
-async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> Exception:
+async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> Exception:
     """Return the error for an unsuccessful answer: Transient, or ConfigError if a retry would fail too."""
-    detail = await _detail(response, url, patience)
-    status = f"{response.status} {redacted_words(response.reason or '', str(url.url))}".strip()
+    detail = await _detail(response, url, deadline)
+    status = f"{response.status} {redacted_text(response.reason or '', str(url.url))}".strip()
     message = f"the server answered {status}{': ' if detail else ''}{detail}"
     if response.status in _TRANSIENT or (response.status >= 500 and response.status not in _PERMANENT):
         return Transient(message, retry_after_s(response.headers.get("Retry-After", "")))
@@ -31,7 +31,7 @@ async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Ex
     return ConfigError(f"{url}: {message}{until}")
 
 
-async def _detail(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> str:
+async def _detail(response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> str:
     """Return the start of the body as one line without secrets; for an S3 error, its code and message."""
     body = bytearray()
     try:
@@ -43,4 +43,4 @@ async def _detail(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Ex
     if "Content-Encoding" in response.headers:
         return ""
     parts = [found[1] for pattern in (_CODE, _MESSAGE) if (found := pattern.search(text))]
-    return redacted_words(": ".join(parts) or text, str(url.url))
+    return redacted_text(": ".join(parts) or text, str(url.url))

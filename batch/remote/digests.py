@@ -24,14 +24,14 @@ class Digests:
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        told = [
+        header_digests = [
             ("md5", headers.get("Content-MD5")),
             ("md5", _first(_GOOGLE, _all(headers, "x-goog-hash"))),
             ("sha256", headers.get("x-amz-checksum-sha256")),
             ("sha256", _first(_DIGEST, headers.get("Repr-Digest"))),
             ("sha256", _first(_DIGEST, headers.get("Content-Digest"))),
         ]
-        decoded = [(name, _decoded(value)) for name, value in told if value]
+        decoded = [(name, _decoded(value)) for name, value in header_digests if value]
         self._expected = [(hashlib.new(name, usedforsecurity=False), value) for name, value in decoded if value]
         self._expected = [(hasher, value) for hasher, value in self._expected if len(value) == hasher.digest_size]
 
@@ -76,13 +76,13 @@ def in_header(md5: bytes) -> str:
 
 def _is_encrypted(headers: Mapping[str, str]) -> bool:
     """Return whether the store's encryption changes its ETag; S3's own AES256 does not."""
-    told = {name.lower(): value for name, value in headers.items() if "server-side-encryption" in name.lower()}
-    return bool(told) and told != {"x-amz-server-side-encryption": "AES256"}
+    encryption = {name.lower(): value for name, value in headers.items() if "server-side-encryption" in name.lower()}
+    return bool(encryption) and encryption != {"x-amz-server-side-encryption": "AES256"}
 
 
 def _all(headers: Mapping[str, str], name: str) -> str:
     """Return the joined values of a header that may be repeated."""
-    return ",".join(value for told, value in headers.items() if told.lower() == name)
+    return ",".join(value for header, value in headers.items() if header.lower() == name)
 
 
 def _first(pattern: re.Pattern[str], value: str | None) -> str | None:

@@ -62,18 +62,18 @@ class _Fetch:
         url = source
         headers = {} if self._part is None else self._part.headers
         for _ in range(self._limits.max_redirects + 1):
-            patience = ExchangeDeadline(f"connection to {url.host}:{url.port}", self._limits.waits.connect_s)
-            connected = partial(patience.expect, "answer", self._limits.waits.idle_s)
-            async with self._peers.exchange("GET", url, patience, connected, headers=headers) as response:
+            deadline = ExchangeDeadline(f"connection to {url.host}:{url.port}", self._limits.waits.connect_s)
+            connected = partial(deadline.expect, "answer", self._limits.waits.idle_s)
+            async with self._peers.exchange("GET", url, deadline, connected, headers=headers) as response:
                 if response.status not in REDIRECTS:
-                    return await self._receive(response, url, patience)
+                    return await self._receive(response, url, deadline)
                 url = _redirected(response, url)
         raise ConfigError(f"{source}: more than {self._limits.max_redirects} redirects")
 
-    async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> int:
+    async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> int:
         waits, most = self._limits.waits, self._limits.max_bytes
-        patience.expect("next bytes of the answer", waits.idle_s)
-        part = await self._answered(response, url, patience)
+        deadline.expect("next bytes of the answer", waits.idle_s)
+        part = await self._answered(response, url, deadline)
         window_end = part.num_bytes + waits.window_bytes
         while piece := await response.content.readany():
             if part.num_bytes + len(piece) > most:
@@ -83,7 +83,7 @@ class _Fetch:
             part.num_bytes += len(piece)
             if part.num_bytes >= window_end:
                 window_end = part.num_bytes + waits.window_bytes
-                patience.expect(f"further {waits.window_bytes} bytes", waits.idle_s)
+                deadline.expect(f"further {waits.window_bytes} bytes", waits.idle_s)
             if self._on_bytes is not None:
                 self._on_bytes(part.num_bytes, part.length)
         if part.length is not None and part.num_bytes != part.length:
@@ -93,7 +93,7 @@ class _Fetch:
         self._file.keep()
         return part.num_bytes
 
-    async def _answered(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> FilePart:
+    async def _answered(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> FilePart:
         """Return the part that this answer's bytes continue. Raises the answer's error if it has no file."""
         begun, self._part = self._part, None
         if response.status == 206 and begun is not None and begun.headers:
@@ -110,7 +110,7 @@ class _Fetch:
             raise Transient("the file has changed since the last try")
         else:
             self._part = begun
-            raise await failure(response, url, patience)
+            raise await failure(response, url, deadline)
         return self._part
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from batch.os_errors import system_words
+from batch.os_errors import system_message
 from batch.remote.addresses import AddressRules
 from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.retries import Transient
@@ -52,7 +52,7 @@ class Peers:
         self,
         method: str,
         url: RemoteUrl,
-        patience: ExchangeDeadline,
+        deadline: ExchangeDeadline,
         on_connected: Callable[[], None],
         *,
         headers: Mapping[str, str] | None = None,
@@ -62,18 +62,18 @@ class Peers:
         """Yield the answer to one request, without following redirects; the connection is closed at the end.
 
         Raises ConfigError if the address is not allowed or the certificate not trusted, Transient if the
-        network fails or `patience` expires.
+        network fails or `deadline` expires.
         """
         sockets = CheckedSockets(self.rules)
 
         async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
             # The library itself would retry after its own errors, but not after this one.
-            with _translated(url, sockets, patience):
+            with _translated(url, sockets, deadline):
                 return await handler(request)
 
-        with _translated(url, sockets, patience):
+        with _translated(url, sockets, deadline):
             async with (
-                patience,
+                deadline,
                 self._session(sockets, on_connected, once) as session,
                 session.request(
                     method, url.url, headers=headers, data=body, expect100=expect100, allow_redirects=False
@@ -110,7 +110,7 @@ def _trace_of(on_connected: Callable[[], None]) -> aiohttp.TraceConfig:
 
 
 @contextlib.contextmanager
-def _translated(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadline) -> Iterator[None]:
+def _translated(url: RemoteUrl, sockets: CheckedSockets, deadline: ExchangeDeadline) -> Iterator[None]:
     """Translate the library's errors. Their texts may contain the whole URL, so neither text nor chain is kept."""
     try:
         yield
@@ -120,7 +120,7 @@ def _translated(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadl
     except aiohttp.ClientConnectorError as error:
         if sockets.refusals:
             raise ConfigError(f"{url}: {'; '.join(dict.fromkeys(sockets.refusals))}") from None
-        raise Transient(f"no connection to {url.host}:{url.port}: {system_words(error.os_error)}") from None
+        raise Transient(f"no connection to {url.host}:{url.port}: {system_message(error.os_error)}") from None
     except aiohttp.ServerDisconnectedError:
         raise Transient("the server closed the connection without an answer") from None
     except aiohttp.ClientPayloadError:
@@ -128,6 +128,6 @@ def _translated(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadl
     except aiohttp.ClientResponseError:
         raise Transient("the answer is not HTTP") from None
     except TimeoutError:
-        raise Transient(str(patience)) from None
+        raise Transient(str(deadline)) from None
     except (aiohttp.ClientError, OSError) as error:
-        raise Transient(f"the connection was lost: {system_words(error)}") from None
+        raise Transient(f"the connection was lost: {system_message(error)}") from None

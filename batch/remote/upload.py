@@ -65,36 +65,36 @@ class _Sending:
         self._peers = peers
         self._limits = limits
         self._on_bytes = on_bytes
-        self._asks_first = self._size >= limits.expect_from_bytes
+        self._expects_continue = self._size >= limits.expect_from_bytes
         self._sent = 0
 
     async def attempt(self, target: RemoteUrl) -> int:
         """Send the whole file once; if the server does not answer the Expect header, the body is sent anyway."""
-        patience = ExchangeDeadline(f"connection to {target.host}:{target.port}", self._limits.waits.connect_s)
+        deadline = ExchangeDeadline(f"connection to {target.host}:{target.port}", self._limits.waits.connect_s)
         try:
-            return await self._put(target, patience)
+            return await self._put(target, deadline)
         except Transient:
-            if patience.expected != _GO_AHEAD:
+            if deadline.expected != _GO_AHEAD:
                 raise
-        self._asks_first = False
+        self._expects_continue = False
         return await self.attempt(target)
 
-    async def _put(self, target: RemoteUrl, patience: ExchangeDeadline) -> int:
+    async def _put(self, target: RemoteUrl, deadline: ExchangeDeadline) -> int:
         if self._state() != (self._size, self._changed_at):
             raise ConfigError(f"{self._file.name}: the file changed while it was sent: it had {self._size} bytes")
         self._sent = 0
         async with self._peers.exchange(
-            "PUT", target, patience, partial(self._connected, patience),
-            headers=self._headers(target), body=self._pieces(patience), expect100=self._asks_first,
+            "PUT", target, deadline, partial(self._connected, deadline),
+            headers=self._headers(target), body=self._pieces(deadline), expect100=self._expects_continue,
         ) as response:  # fmt: skip
-            if self._asks_first and response.status == 417:
+            if self._expects_continue and response.status == 417:
                 raise Transient("the server does not support Expect: 100-continue")
-            patience.expect("rest of the answer", self._limits.waits.idle_s)
+            deadline.expect("rest of the answer", self._limits.waits.idle_s)
             if response.status in REDIRECTS:
                 why = "redirects of a PUT are not followed"
                 raise ConfigError(f"{target}: the server answered {response.status}, and {why}")
             if not 200 <= response.status < 300:
-                raise await failure(response, target, patience)
+                raise await failure(response, target, deadline)
             if self._sent < self._size:
                 raise Transient(f"the server answered {response.status} after {self._sent} of {self._size} bytes")
             self._check_stored(response.headers, target)
@@ -110,22 +110,22 @@ class _Sending:
         if stored not in (None, self._md5):
             raise Transient(f"the stored file has MD5 {stored.hex()}, but the local file has {self._md5.hex()}")
 
-    def _connected(self, patience: ExchangeDeadline) -> None:
-        if self._asks_first:
-            patience.expect(_GO_AHEAD, self._limits.expect_s)
+    def _connected(self, deadline: ExchangeDeadline) -> None:
+        if self._expects_continue:
+            deadline.expect(_GO_AHEAD, self._limits.expect_s)
         else:
-            patience.expect("answer", self._limits.waits.idle_s)
+            deadline.expect("answer", self._limits.waits.idle_s)
 
     def _state(self) -> tuple[int, int]:
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns
 
-    async def _pieces(self, patience: ExchangeDeadline) -> AsyncIterator[bytes]:
+    async def _pieces(self, deadline: ExchangeDeadline) -> AsyncIterator[bytes]:
         """Yield the file; the connection takes the next piece after it has sent the last."""
         while piece := os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - self._sent), self._sent):
-            patience.expect(f"acceptance of the next {len(piece)} bytes", self._limits.waits.idle_s)
+            deadline.expect(f"acceptance of the next {len(piece)} bytes", self._limits.waits.idle_s)
             self._sent += len(piece)  # before the yield: an answer may arrive before the next piece is taken
             yield piece
             if self._on_bytes is not None:
                 self._on_bytes(self._sent, self._size)
-        patience.expect("answer", self._limits.waits.idle_s)
+        deadline.expect("answer", self._limits.waits.idle_s)

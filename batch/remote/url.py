@@ -8,7 +8,7 @@ from urllib.parse import urljoin
 
 from yarl import URL
 
-from batch.redaction import redacted, redacted_words
+from batch.redaction import redacted, redacted_text
 from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned, missing_headers
 from wire.errors import ConfigError
 
@@ -47,7 +47,7 @@ class RemoteUrl:
         except ValueError:
             raise ConfigError(f"{shown!r}: the host or the port cannot be read") from None
         if missing := missing_headers(found.url.raw_query_string):
-            names = redacted_words(", ".join(missing), text)
+            names = redacted_text(", ".join(missing), text)
             raise ConfigError(f"{shown!r}: signed for headers that are not sent ({names}): sign the URL for host alone")
         return found
 

@@ -24,7 +24,7 @@ _PASSING = (408, 425, 429)  # transient statuses below 500
 class Nobody:
     """A BatchBackend for a batch whose lines are all answered."""
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Raises Unavailable."""
@@ -50,18 +50,18 @@ class ModelHere:
 class BatchServer:
     """The server at --base-url; `names` are models that it must serve."""
 
-    answerer: UrlBackend
+    backend: UrlBackend
     names: tuple[str, ...]
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[BatchBackend]:
         """Open the connections. Raises ConfigError for a server without these models, Unavailable for no answer."""
-        async with self.answerer as answerer:
-            self._check(await answerer.ask("GET", "/v1/models"))  # report a wrong URL at once
-            yield answerer
+        async with self.backend as backend:
+            self._check(await backend.send("GET", "/v1/models"))  # report a wrong URL at once
+            yield backend
 
     def _check(self, answer: Answer) -> None:
-        shown = self.answerer.shown
+        shown = self.backend.shown
         if answer.status == 401:
             raise ConfigError(f"{shown} refuses the API key: --api-key, or PDSERVE_API_KEY")
         served = _served(answer)
@@ -75,10 +75,10 @@ class BatchServer:
                 raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")
 
 
-async def check_models(answerer: BatchBackend, models: Collection[str], place: Path) -> None:
+async def check_models(backend: BatchBackend, models: Collection[str], place: Path) -> None:
     """Raise ConfigError if `place` has answers of a model not served now: the rest would come from another one."""
     if models:
-        served = _served(await answerer.ask("GET", "/v1/models")) or []
+        served = _served(await backend.send("GET", "/v1/models")) or []
         for name in sorted(set(models) - set(served)):
             rest = f"its failed lines would be answered by {', '.join(served) or '(none)'}"
             raise ConfigError(f"{place} has good answers of the model {name}, and {rest}: serve the same model")
@@ -94,12 +94,12 @@ def model_here(request: BatchRequest) -> ModelHere:
 def server(request: BatchRequest) -> BatchServer:
     """Return the server at --base-url. Raises ConfigError for an invalid URL or key."""
     assert request.options.base_url is not None
-    answerer = UrlBackend(
+    backend = UrlBackend(
         request.options.base_url, request.api_key, connections=request.max_inflight, timeout_s=request.request_timeout_s
     )
     engine = request.engine
     names = (engine.model, *engine.served_model_name) if "model" in request.typed else engine.served_model_name
-    return BatchServer(answerer, tuple(name for name in names if name))
+    return BatchServer(backend, tuple(name for name in names if name))
 
 
 def _served(answer: Answer) -> list[str] | None:

@@ -31,7 +31,7 @@ async def serve_metrics(
         own = generate_latest(registry)
         if engine is None:
             return own
-        scrape = asyncio.run_coroutine_threadsafe(engine.ask("GET", "/metrics"), loop)
+        scrape = asyncio.run_coroutine_threadsafe(engine.send("GET", "/metrics"), loop)
         try:
             return own + scrape.result(_ENGINE_S).body
         except (PdserveError, FutureTimeout, CancelledError):  # CancelledError: the batch has ended meanwhile

@@ -33,10 +33,10 @@ class HttpSurface:
     """A client of one model of a server. `retry_for_s` may be changed for later requests."""
 
     def __init__(
-        self, answerer: BatchBackend, *, retry_for_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, backend: BatchBackend, *, retry_for_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """`retry_for_s`: how long to retry while the server is busy or cannot be reached."""
-        self._answerer = answerer
+        self._backend = backend
         self.retry_for_s = retry_for_s
         self._sleep = sleep
         self.model = ""
@@ -92,7 +92,7 @@ class HttpSurface:
         while True:
             asked_s = 0.0
             try:
-                answer = await self._answerer.ask(method, path, body)
+                answer = await self._backend.send(method, path, body)
                 if answer.status == 200:
                     return answer
                 asked_s, error = retry_after_s(answer.headers.get("retry-after", "")), error_of(answer)

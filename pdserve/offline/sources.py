@@ -77,8 +77,8 @@ async def open_cluster(
     """Connect to a running server. Raises ConfigError if it lacks the model, Unavailable if it does not respond."""
     from batch.url_backend import UrlBackend
 
-    async with UrlBackend(url, api_key, connections=connections, timeout_s=timeout_s) as answerer:
-        yield await _surface(Considerate(answerer, connections), model, retry_for_s)
+    async with UrlBackend(url, api_key, connections=connections, timeout_s=timeout_s) as backend:
+        yield await _surface(Considerate(backend, connections), model, retry_for_s)
 
 
 @contextlib.asynccontextmanager
@@ -131,19 +131,19 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
 class Considerate:
     """A BatchBackend that reduces the requests in flight, `most` at most, while the server is busy."""
 
-    def __init__(self, answerer: BatchBackend, most: int) -> None:
-        self._answerer = answerer
+    def __init__(self, backend: BatchBackend, most: int) -> None:
+        self._backend = backend
         self._inflight = Inflight(most)
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Return the answer. Raises as the wrapped backend."""
-        return await self._inflight.ask(functools.partial(self._answerer.ask, method, path, body, headers))
+        return await self._inflight.run(functools.partial(self._backend.send, method, path, body, headers))
 
 
-async def _surface(answerer: BatchBackend, model: str, retry_for_s: float) -> HttpSurface:
-    surface = HttpSurface(answerer, retry_for_s=_FIRST_RETRY_S)
+async def _surface(backend: BatchBackend, model: str, retry_for_s: float) -> HttpSurface:
+    surface = HttpSurface(backend, retry_for_s=_FIRST_RETRY_S)
     await surface.choose(model)
     surface.retry_for_s = retry_for_s
     return surface

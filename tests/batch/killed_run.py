@@ -16,7 +16,7 @@ from batch.runner import BatchProgress, run_batch
 class Echo:
     """Answers each body with itself, each after its own number of loop turns; `n` divisible by 10 is refused."""
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Answer."""
@@ -56,8 +56,8 @@ def main() -> None:
 
 def _peak_kib() -> int:
     """Return this program's peak memory; getrusage would count that of its parent."""
-    (told,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(told.split()[1])
+    (reported,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(reported.split()[1])
 
 
 if __name__ == "__main__":

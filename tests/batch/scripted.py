@@ -73,7 +73,7 @@ class Scripted:
         self._script = script
         self._probe = probe
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Answer by the script; with `hold`, once that is set."""
@@ -106,7 +106,7 @@ class Scripted:
             await self.hold.wait()
 
 
-async def run_job(job: BatchJob, answerer: Scripted) -> BatchProgress:
+async def run_job(job: BatchJob, backend: Scripted) -> BatchProgress:
     """Run a job to its end."""
     with prepare(job) as prepared:
-        return await run_batch(prepared, answerer, on_progress=ignore)
+        return await run_batch(prepared, backend, on_progress=ignore)

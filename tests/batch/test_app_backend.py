@@ -17,7 +17,7 @@ async def test_an_error_of_the_app_is_unavailable_and_names_only_its_kind() -> N
         raise ZeroDivisionError("a secret")
 
     with pytest.raises(Unavailable, match=r"POST /x: the app failed with ZeroDivisionError$"):
-        await AppBackend(app).ask("POST", "/x", b"{}")
+        await AppBackend(app).send("POST", "/x", b"{}")
 
 
 async def test_a_silent_app_is_unavailable() -> None:
@@ -25,7 +25,7 @@ async def test_a_silent_app_is_unavailable() -> None:
         pass
 
     with pytest.raises(Unavailable, match="before its answer was complete"):
-        await AppBackend(app).ask("GET", "/x")
+        await AppBackend(app).send("GET", "/x")
 
 
 async def test_an_app_that_ignores_a_disconnect_is_cancelled() -> None:
@@ -38,25 +38,25 @@ async def test_an_app_that_ignores_a_disconnect_is_cancelled() -> None:
         finally:
             cancelled.set()
 
-    asking = asyncio.ensure_future(AppBackend(app, grace_s=0.01).ask("POST", "/x", b"{}"))
+    sending = asyncio.ensure_future(AppBackend(app, grace_s=0.01).send("POST", "/x", b"{}"))
     async with asyncio.timeout(DEADLINE_S):
         await asked.wait()
-        asking.cancel()
+        sending.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await sending
 
     assert cancelled.is_set()
 
 
 async def test_after_the_answer_the_app_gets_a_disconnect() -> None:
-    told = []
+    reported = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "http.response.start", "status": 204})
         await send({"type": "http.response.body"})
-        told.append((await receive())["type"])
+        reported.append((await receive())["type"])
 
-    answer = await AppBackend(app).ask("POST", "/x", b"{}")
+    answer = await AppBackend(app).send("POST", "/x", b"{}")
 
-    assert (answer.status, answer.body, told) == (204, b"", ["http.disconnect"])
+    assert (answer.status, answer.body, reported) == (204, b"", ["http.disconnect"])

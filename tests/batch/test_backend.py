@@ -26,8 +26,8 @@ async def _by_app(app: ASGIApp) -> AsyncIterator[BatchBackend]:
 
 @asynccontextmanager
 async def _by_url(app: ASGIApp) -> AsyncIterator[BatchBackend]:
-    async with serving(app) as url, UrlBackend(url, "key-0123456789") as answerer:
-        yield answerer
+    async with serving(app) as url, UrlBackend(url, "key-0123456789") as backend:
+        yield backend
 
 
 @pytest.fixture(params=[_by_app, _by_url], ids=["app", "url"])
@@ -57,8 +57,8 @@ class App:
         if scope["path"] == "/error":
             raise ZeroDivisionError("not for the caller")
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        told = {"method": scope["method"], "path": scope["path"], "query": scope["query_string"].decode()}
-        content = json.dumps(told | {"body": body.decode(), "headers": headers}).encode()
+        reported = {"method": scope["method"], "path": scope["path"], "query": scope["query_string"].decode()}
+        content = json.dumps(reported | {"body": body.decode(), "headers": headers}).encode()
         start: dict[str, Any] = {"type": "http.response.start", "status": 418, "headers": [(b"X-Told", b"yes")]}
         if scope["path"] == "/half":
             start["headers"] = [(b"content-length", b"100000")]
@@ -71,63 +71,63 @@ class App:
 
 
 async def test_the_answer_is_the_apps_own_whatever_its_status(over: Over) -> None:
-    async with over(App()) as answerer:
-        answer = await answerer.ask("POST", "/v1/x?a=b", '{"text": "café"}'.encode(), {"X-Request-Id": "r1"})
+    async with over(App()) as backend:
+        answer = await backend.send("POST", "/v1/x?a=b", '{"text": "café"}'.encode(), {"X-Request-Id": "r1"})
 
-    told = json.loads(answer.body)
+    reported = json.loads(answer.body)
     assert (answer.status, answer.headers["x-told"]) == (418, "yes")
-    assert (told["method"], told["path"], told["query"]) == ("POST", "/v1/x", "a=b")
-    assert json.loads(told["body"]) == {"text": "café"}
-    assert told["headers"]["content-type"] == "application/json"
-    assert told["headers"]["content-length"] == "17"
-    assert told["headers"]["x-request-id"] == "r1"
+    assert (reported["method"], reported["path"], reported["query"]) == ("POST", "/v1/x", "a=b")
+    assert json.loads(reported["body"]) == {"text": "café"}
+    assert reported["headers"]["content-type"] == "application/json"
+    assert reported["headers"]["content-length"] == "17"
+    assert reported["headers"]["x-request-id"] == "r1"
 
 
 async def test_a_get_has_no_body_and_no_content_type(over: Over) -> None:
-    async with over(App()) as answerer:
-        told = json.loads((await answerer.ask("GET", "/health")).body)
+    async with over(App()) as backend:
+        reported = json.loads((await backend.send("GET", "/health")).body)
 
-    assert (told["method"], told["body"]) == ("GET", "")
-    assert "content-type" not in told["headers"]
+    assert (reported["method"], reported["body"]) == ("GET", "")
+    assert "content-type" not in reported["headers"]
 
 
 async def test_a_large_body_arrives_whole(over: Over) -> None:
     body = json.dumps({"text": "x" * 2**20}).encode()
 
-    async with over(App()) as answerer:
-        told = json.loads((await answerer.ask("POST", "/", body)).body)
+    async with over(App()) as backend:
+        reported = json.loads((await backend.send("POST", "/", body)).body)
 
-    assert told["body"].encode() == body
+    assert reported["body"].encode() == body
 
 
 async def test_many_requests_are_answered_at_once(over: Over) -> None:
-    async with over(App()) as answerer:
-        answers = await asyncio.gather(*(answerer.ask("POST", f"/{i}", b"{}") for i in range(50)))
+    async with over(App()) as backend:
+        answers = await asyncio.gather(*(backend.send("POST", f"/{i}", b"{}") for i in range(50)))
 
     assert [json.loads(answer.body)["path"] for answer in answers] == [f"/{i}" for i in range(50)]
 
 
 async def test_a_cancelled_request_is_cancelled_at_the_server(over: Over) -> None:
     app = App()
-    async with over(app) as answerer, asyncio.timeout(DEADLINE_S):
-        asking = asyncio.ensure_future(answerer.ask("POST", "/hold", b"{}"))
+    async with over(app) as backend, asyncio.timeout(DEADLINE_S):
+        sending = asyncio.ensure_future(backend.send("POST", "/hold", b"{}"))
         await app.asked.wait()
-        asking.cancel()
+        sending.cancel()
 
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await sending
         await app.gone.wait()
 
 
 async def test_an_answer_cut_in_the_middle_is_unavailable(over: Over) -> None:
-    async with over(App()) as answerer:
+    async with over(App()) as backend:
         with pytest.raises(Unavailable):
-            await answerer.ask("POST", "/half", b"{}")
+            await backend.send("POST", "/half", b"{}")
 
 
 async def test_the_request_after_a_cut_one_is_answered(over: Over) -> None:
-    async with over(App()) as answerer:
+    async with over(App()) as backend:
         with pytest.raises(Unavailable):
-            await answerer.ask("POST", "/half", b"{}")
+            await backend.send("POST", "/half", b"{}")
 
-        assert (await answerer.ask("POST", "/whole", b"{}")).status == 418
+        assert (await backend.send("POST", "/whole", b"{}")).status == 418

@@ -37,12 +37,12 @@ def _refusal(job: BatchJob) -> str:
 
 async def test_only_failed_lines_are_retried_and_the_rest_stays_as_it_is(ended: BatchJob) -> None:
     before = ended.output_path.read_bytes().splitlines()
-    answerer = Scripted()
+    backend = Scripted()
 
-    progress = await run_job(ended, answerer)
+    progress = await run_job(ended, backend)
 
     after = ended.output_path.read_bytes().splitlines()
-    assert set(answerer.asked) == {3, 13, 23}
+    assert set(backend.asked) == {3, 13, 23}
     assert [n for n in range(NUM_LINES) if before[n] != after[n]] == [3, 13, 23]
     assert [one["response"]["body"]["echo"] for one in read_lines(ended.output_path)] == list(range(NUM_LINES))
     assert (progress.done, progress.errors, progress.resumed) == (NUM_LINES, 0, NUM_LINES - 3)
@@ -74,11 +74,11 @@ async def test_without_failed_lines_no_request_is_sent(job: BatchJob) -> None:
 async def test_an_unordered_output_without_its_last_newline_is_read(ended: BatchJob) -> None:
     lines = ended.output_path.read_bytes().splitlines(keepends=True)
     ended.output_path.write_bytes(b"".join(reversed(lines[:20])))
-    answerer = Scripted()
+    backend = Scripted()
 
-    await run_job(replace(ended, error_path=None), answerer)
+    await run_job(replace(ended, error_path=None), backend)
 
-    assert set(answerer.asked) == {3, 13, *range(20, NUM_LINES)}
+    assert set(backend.asked) == {3, 13, *range(20, NUM_LINES)}
     assert [one["custom_id"] for one in read_lines(ended.output_path)] == [f"request-{n}" for n in range(NUM_LINES)]
 
 
@@ -127,11 +127,11 @@ async def test_a_truncated_line_is_named(ended: BatchJob) -> None:
 async def test_other_runners_failures_are_recognised(job: BatchJob, answered: dict[str, Any]) -> None:
     write_lines(job.input_path, [line(0)])
     job.output_path.write_text(json.dumps({"id": "vllm-1", "custom_id": "request-0", **answered}) + "\n")
-    answerer = Scripted()
+    backend = Scripted()
 
-    await run_job(replace(job, retry_failed=True), answerer)
+    await run_job(replace(job, retry_failed=True), backend)
 
-    assert set(answerer.asked) == {0}
+    assert set(backend.asked) == {0}
 
 
 # Of what the other lines are

@@ -17,16 +17,16 @@ GOOD, FULL, WRONG = 200, 429, 400
 
 
 def _answers(status: int) -> Callable[[], Awaitable[Answer]]:
-    async def ask() -> Answer:
+    async def send() -> Answer:
         await asyncio.sleep(0)
         return says({}, status)
 
-    return ask
+    return send
 
 
 async def _round(inflight: Inflight, status: int, count: int) -> int:
     """Send `count` requests at once; return the limit afterwards."""
-    await asyncio.gather(*(inflight.ask(_answers(status)) for _ in range(count)))
+    await asyncio.gather(*(inflight.run(_answers(status)) for _ in range(count)))
     return inflight.limit
 
 
@@ -54,7 +54,7 @@ async def test_late_answers_do_not_undo_a_reduction() -> None:
         await gate.wait()
         return says({})
 
-    waiting = [asyncio.create_task(inflight.ask(late)) for _ in range(6)]
+    waiting = [asyncio.create_task(inflight.run(late)) for _ in range(6)]
     await asyncio.sleep(0)
     assert await _round(inflight, FULL, 1) == 4
     gate.set()
@@ -77,12 +77,12 @@ async def test_the_window_never_exceeds_the_requested_one() -> None:
 async def test_in_flight_requests_stay_in_the_limit_despite_cancels() -> None:
     inflight, gate, out = Inflight(1), asyncio.Event(), list[int]()
 
-    async def ask(number: int) -> Answer:
+    async def send(number: int) -> Answer:
         out.append(number)
         await gate.wait()
         return says({})
 
-    tasks = [asyncio.create_task(inflight.ask(partial(ask, number))) for number in range(4)]
+    tasks = [asyncio.create_task(inflight.run(partial(send, number))) for number in range(4)]
     await asyncio.sleep(0)
     assert out == [0]
     tasks[0].cancel()  # its place goes to the next one, which is cancelled before it can take it

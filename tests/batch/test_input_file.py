@@ -89,9 +89,9 @@ def test_the_digest_is_the_files_sha256(path: Path) -> None:
 def test_all_bad_lines_are_named_at_once(path: Path) -> None:
     content = b"\n".join((_line("a"), b"{", b"", b'{"body": 1}', _line("b"), _line("a"), b'{"custom_id": 1}'))
 
-    told = _refused(path, content).splitlines()
+    reported = _refused(path, content).splitlines()
 
-    assert told == [
+    assert reported == [
         f"{path}: nothing was run, because 4 lines cannot be used:",
         "  line 2 is the start of JSON over several lines: each request must be on one line",
         "  line 4 has no custom_id",
@@ -101,11 +101,11 @@ def test_all_bad_lines_are_named_at_once(path: Path) -> None:
 
 
 def test_the_first_20_bad_lines_are_named_and_the_rest_counted(path: Path) -> None:
-    told = _refused(path, b"x\n" * 50).splitlines()
+    reported = _refused(path, b"x\n" * 50).splitlines()
 
-    assert [line.split()[1] for line in told[1:21]] == [str(n) for n in range(1, 21)]
-    assert told[21:] == ["  and 30 more"]
-    assert "50 lines" in told[0]
+    assert [line.split()[1] for line in reported[1:21]] == [str(n) for n in range(1, 21)]
+    assert reported[21:] == ["  and 30 more"]
+    assert "50 lines" in reported[0]
 
 
 def test_one_bad_line_is_one_line(path: Path) -> None:
@@ -113,10 +113,10 @@ def test_one_bad_line_is_one_line(path: Path) -> None:
 
 
 def test_a_custom_id_repeated_thrice_names_the_first_each_time(path: Path) -> None:
-    told = _refused(path, b"\n".join([_line("a")] * 3))
+    reported = _refused(path, b"\n".join([_line("a")] * 3))
 
-    assert "line 2 repeats the custom_id 'a' of line 1" in told
-    assert "line 3 repeats the custom_id 'a' of line 1" in told
+    assert "line 2 repeats the custom_id 'a' of line 1" in reported
+    assert "line 3 repeats the custom_id 'a' of line 1" in reported
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
     fits = _line("a" * (64 - len(_line(""))))
 
     assert _read(path, _line("x") + b"\n" + fits + end, limits) == [(1, _line("x")), (2, fits)]
-    told = _refused(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
-    assert "line 2 is 65 bytes long; the limit is 64 (--max-line-bytes)" in told
+    reported = _refused(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
+    assert "line 2 is 65 bytes long; the limit is 64 (--max-line-bytes)" in reported
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -153,10 +153,10 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
 def test_the_line_after_a_long_one_is_read_correctly(path: Path, length: int, end: bytes) -> None:
     limits = InputLimits(max_line_bytes=64)
 
-    told = _refused(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)
+    reported = _refused(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)
 
-    assert [one.split()[1] for one in told.splitlines()[1:]] == ["1", "3"]
-    assert f"line 1 is {length} bytes long" in told
+    assert [one.split()[1] for one in reported.splitlines()[1:]] == ["1", "3"]
+    assert f"line 1 is {length} bytes long" in reported
 
 
 def test_a_2_mb_line_is_refused_by_default(path: Path) -> None:

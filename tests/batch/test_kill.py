@@ -118,13 +118,13 @@ def test_a_full_disk_stops_the_run_which_can_be_resumed(folder: Path, unkilled: 
     stopped = _run(folder, max_file_bytes=8000)
 
     assert stopped.returncode == 1, stopped.stderr
-    told = re.search(
+    reported = re.search(
         r"journal: File too large; (\d+) of 60 lines are answered and kept in .*out\.jsonl\.journal", stopped.stdout
     )
-    assert told
-    assert int(told[1]) > 0
+    assert reported
+    assert int(reported[1]) > 0
     assert not (folder / "out.jsonl").exists()
-    assert run(folder).resumed == int(told[1])
+    assert run(folder).resumed == int(reported[1])
     _check(folder, unkilled)
 
 

@@ -47,37 +47,37 @@ def test_a_retry_after_is_waited_for(status: int, header: str, least: float, mos
 
     @virtual
     async def run() -> None:
-        asker = LineAttempts(
+        attempts = LineAttempts(
             Scripted(script), RetryPolicy(), Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
         )
-        assert not (await asker.ask(json.dumps(line(0)).encode())).failed
+        assert not (await attempts.send(json.dumps(line(0)).encode())).failed
 
     run()
     assert least <= times[1] - times[0] <= most
 
 
 def _hanging(probe: int | Exception) -> Scripted:
-    answerer = Scripted(probe=probe)
-    answerer.hold = asyncio.Event()
-    return answerer
+    backend = Scripted(probe=probe)
+    backend.hold = asyncio.Event()
+    return backend
 
 
 @virtual
 async def test_a_line_that_hangs_fails_after_its_only_attempt() -> None:
-    answerer = _hanging(200)
-    asker = LineAttempts(
-        answerer, RetryPolicy(timeout_s=7.0), Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
+    backend = _hanging(200)
+    attempts = LineAttempts(
+        backend, RetryPolicy(timeout_s=7.0), Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
     )
     began = asyncio.get_running_loop().time()
 
-    outcome = await asker.ask(json.dumps(line(0)).encode())
+    outcome = await attempts.send(json.dumps(line(0)).encode())
 
     assert asyncio.get_running_loop().time() - began == 7.0
     assert outcome.failed
     response = json.loads(outcome.line)["response"]
     assert response["status_code"] == 504
     assert response["body"]["error"]["message"] == "no complete answer within 7 s (--request-timeout)"
-    assert (answerer.asked[0], answerer.cancelled) == (1, 1)
+    assert (backend.asked[0], backend.cancelled) == (1, 1)
 
 
 @virtual
@@ -88,13 +88,13 @@ async def test_a_line_that_waits_for_its_turn_does_not_hang() -> None:
         await asyncio.sleep(100.0)
         return echo(1)
 
-    asker = LineAttempts(
+    attempts = LineAttempts(
         Scripted(), RetryPolicy(timeout_s=7.0), inflight, random.Random(0), CappedLog(EventLogger("test"))
     )
     async with asyncio.TaskGroup() as group:
-        group.create_task(inflight.ask(other))
+        group.create_task(inflight.run(other))
         await asyncio.sleep(0)
-        waiting = group.create_task(asker.ask(json.dumps(line(0)).encode()))
+        waiting = group.create_task(attempts.send(json.dumps(line(0)).encode()))
 
     assert not waiting.result().failed
 
@@ -102,9 +102,9 @@ async def test_a_line_that_waits_for_its_turn_does_not_hang() -> None:
 @virtual
 async def test_a_hang_of_a_server_that_is_gone_stops_the_run() -> None:
     policy = RetryPolicy(timeout_s=7.0)
-    asker = LineAttempts(
+    attempts = LineAttempts(
         _hanging(Unavailable("no")), policy, Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
     )
 
     with pytest.raises(BatchStopped, match=r"no complete answer within 7 s .*, and /health does not respond"):
-        await asker.ask(json.dumps(line(0)).encode())
+        await attempts.send(json.dumps(line(0)).encode())

@@ -21,10 +21,10 @@ def _peak_kib(folder: Path, num_lines: int) -> int:
     size = write_lines(folder / "in.jsonl", lines).stat().st_size
     command = [sys.executable, "-m", "tests.batch.killed_run", str(folder)]
     ran = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    told = re.search(r"peak (\d+) KiB", ran.stdout)
-    assert told
+    reported = re.search(r"peak (\d+) KiB", ran.stdout)
+    assert reported
     assert (folder / "out.jsonl").stat().st_size > size
-    return int(told[1])
+    return int(reported[1])
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from batch.backend import Answer
-from batch.output_line import LineOutcome, answered, failed, words_of
+from batch.output_line import LineOutcome, answered, failed, message_of
 from tests.batch.scripted import says
 
 ERROR = {
@@ -105,8 +105,8 @@ def test_errors_of_other_forms_are_converted_to_ours(answer: Answer, message: st
 
 
 def test_an_error_message_cannot_control_a_terminal() -> None:
-    assert words_of(says({"error": {"message": "a\x1b[2J\nb" + "x" * 9999}}, 503)) == "a [2J b" + "x" * 505
-    assert words_of(Answer(503, {}, b"")) == "the server answers 503"
+    assert message_of(says({"error": {"message": "a\x1b[2J\nb" + "x" * 9999}}, 503)) == "a [2J b" + "x" * 505
+    assert message_of(Answer(503, {}, b"")) == "the server answers 503"
 
 
 def test_a_long_text_is_cut() -> None:

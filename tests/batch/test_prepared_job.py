@@ -118,12 +118,12 @@ async def test_a_stopped_run_resumes_only_with_its_input_and_settings(job: Batch
     bound = replace(job, binding={"model": "m"}, max_inflight=1)
 
     def stop(progress: object) -> None:
-        if answerer.asked:
+        if backend.asked:
             raise ZeroDivisionError
 
-    answerer = Scripted()
+    backend = Scripted()
     with prepare(bound) as prepared, pytest.raises(ZeroDivisionError):
-        await run_batch(prepared, answerer, on_progress=stop)
+        await run_batch(prepared, backend, on_progress=stop)
 
     assert "model was m and is n now" in _refused(replace(bound, binding={"model": "n"}))
     content = bound.input_path.read_bytes()

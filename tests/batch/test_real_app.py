@@ -58,8 +58,8 @@ async def _asked(
         if not by_url:
             yield AppBackend(app), dispatcher
             return
-        async with serving(app) as url, UrlBackend(url) as answerer:
-            yield answerer, dispatcher
+        async with serving(app) as url, UrlBackend(url) as backend:
+            yield backend, dispatcher
 
 
 def _job(folder: Path, *lines: tuple[str, dict[str, Any]]) -> BatchJob:
@@ -70,9 +70,9 @@ def _job(folder: Path, *lines: tuple[str, dict[str, Any]]) -> BatchJob:
     return BatchJob(write_lines(folder / "in.jsonl", objects), folder / "out.jsonl", retries=AT_ONCE)
 
 
-async def _run(job: BatchJob, answerer: BatchBackend) -> list[dict[str, Any]]:
+async def _run(job: BatchJob, backend: BatchBackend) -> list[dict[str, Any]]:
     with prepare(job) as prepared:
-        await run_batch(prepared, answerer, on_progress=ignore)
+        await run_batch(prepared, backend, on_progress=ignore)
     return read_lines(job.output_path)
 
 
@@ -89,8 +89,8 @@ def _stripped(line: dict[str, Any]) -> dict[str, Any]:
 async def test_all_endpoints_are_answered_in_one_file_in_order(
     text_model: Path, tmp_path: Path, by_url: bool
 ) -> None:  # fmt: skip
-    async with _asked(text_model, by_url) as (answerer, _):
-        lines = await _run(_job(tmp_path, *GOOD), answerer)
+    async with _asked(text_model, by_url) as (backend, _):
+        lines = await _run(_job(tmp_path, *GOOD), backend)
 
     assert [line["response"]["status_code"] for line in lines] == [200] * len(GOOD)
     kinds = [line["response"]["body"]["object"] for line in lines]
@@ -103,15 +103,15 @@ async def test_all_endpoints_are_answered_in_one_file_in_order(
 async def test_an_app_and_a_server_give_the_same_lines(text_model: Path, tmp_path: Path) -> None:
     files = []
     for by_url in (False, True):
-        async with _asked(text_model, by_url) as (answerer, _):
-            files.append([_stripped(line) for line in await _run(_job(tmp_path, *GOOD), answerer)])
+        async with _asked(text_model, by_url) as (backend, _):
+            files.append([_stripped(line) for line in await _run(_job(tmp_path, *GOOD), backend)])
 
     assert files[0] == files[1]
 
 
 async def test_a_lines_id_is_the_one_in_its_answer(text_model: Path, tmp_path: Path) -> None:
-    async with _asked(text_model) as (answerer, _):
-        (line,) = await _run(_job(tmp_path, GOOD[0]), answerer)
+    async with _asked(text_model) as (backend, _):
+        (line,) = await _run(_job(tmp_path, GOOD[0]), backend)
 
     response = line["response"]
     assert response["body"]["id"] == f"chatcmpl-{response['request_id']}"
@@ -122,8 +122,8 @@ async def test_a_line_without_a_model_is_of_the_served_one(text_model: Path, tmp
     lines = [{"custom_id": f"r{i}", "method": "POST", "url": url, "body": body} for i, (url, body) in enumerate(GOOD)]
     job = BatchJob(write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", retries=AT_ONCE)
 
-    async with _asked(text_model, by_url=by_url) as (answerer, _):
-        answers = await _run(job, answerer)
+    async with _asked(text_model, by_url=by_url) as (backend, _):
+        answers = await _run(job, backend)
 
     assert [line["error"] for line in answers] == [None] * len(GOOD)
     assert {line["response"]["body"]["model"] for line in answers} == {NAME}
@@ -133,8 +133,8 @@ async def test_a_line_without_a_model_is_of_the_served_one(text_model: Path, tmp
 async def test_a_line_of_another_model_fails_alone(text_model: Path, tmp_path: Path) -> None:
     foreign = (CHAT, {"messages": HELLO, "model": "other"})
 
-    async with _asked(text_model) as (answerer, _):
-        first, second, third = await _run(_job(tmp_path, GOOD[0], foreign, GOOD[1]), answerer)
+    async with _asked(text_model) as (backend, _):
+        first, second, third = await _run(_job(tmp_path, GOOD[0], foreign, GOOD[1]), backend)
 
     assert (first["error"], third["error"]) == (None, None)
     assert second["response"]["status_code"] == 404
@@ -154,8 +154,8 @@ async def test_a_line_without_a_model_uses_the_served_one(
         one["body"] |= named
     write_lines(job.input_path, objects)
 
-    async with _asked(text_model, by_url) as (answerer, _):
-        lines = await _run(job, answerer)
+    async with _asked(text_model, by_url) as (backend, _):
+        lines = await _run(job, backend)
 
     assert [line["error"] for line in lines] == [None] * len(GOOD)
     assert {line["response"]["body"]["model"] for line in lines} == {NAME}
@@ -166,8 +166,8 @@ async def test_a_line_without_a_model_uses_the_served_one(
 async def test_an_endpoint_that_the_model_lacks_is_the_lines_error(
     vector_model: Path, tmp_path: Path, url: str, body: dict[str, Any]
 ) -> None:  # fmt: skip
-    async with _asked(vector_model) as (answerer, _):
-        good, bad = await _run(_job(tmp_path, GOOD[2], (url, body)), answerer)
+    async with _asked(vector_model) as (backend, _):
+        good, bad = await _run(_job(tmp_path, GOOD[2], (url, body)), backend)
 
     assert good["error"] is None
     assert bad["response"]["status_code"] == 400
@@ -187,9 +187,9 @@ async def test_an_endpoint_that_the_model_lacks_is_the_lines_error(
 async def test_a_body_is_checked_as_over_http(
     text_model: Path, tmp_path: Path, body: dict[str, Any], param: str
 ) -> None:  # fmt: skip
-    async with _asked(text_model) as (answerer, dispatcher):
-        over_http = await answerer.ask("POST", CHAT, json.dumps({"model": NAME} | body).encode())
-        (line,) = await _run(_job(tmp_path, (CHAT, body)), answerer)
+    async with _asked(text_model) as (backend, dispatcher):
+        over_http = await backend.send("POST", CHAT, json.dumps({"model": NAME} | body).encode())
+        (line,) = await _run(_job(tmp_path, (CHAT, body)), backend)
 
     assert line["response"]["status_code"] == over_http.status == 400
     assert line["error"] == json.loads(over_http.body)["error"]
@@ -202,30 +202,30 @@ async def test_a_nesting_bomb_inside_a_body_is_that_lines_error(text_model: Path
     for _ in range(500):
         deep = [deep]
 
-    async with _asked(text_model) as (answerer, _):
-        (line,) = await _run(_job(tmp_path, (CHAT, {"messages": HELLO, "metadata": deep})), answerer)
+    async with _asked(text_model) as (backend, _):
+        (line,) = await _run(_job(tmp_path, (CHAT, {"messages": HELLO, "metadata": deep})), backend)
 
     assert "nested deeper than" in line["error"]["message"]
 
 
 async def test_a_full_queue_is_waited_out(text_model: Path, tmp_path: Path) -> None:
-    async with _asked(text_model) as (answerer, dispatcher):
+    async with _asked(text_model) as (backend, dispatcher):
         dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=1)
-        told = await answerer.ask("POST", CHAT, json.dumps({"model": NAME, "messages": HELLO}).encode())
-        full = await _run(_job(tmp_path, GOOD[0]), answerer)
+        reported = await backend.send("POST", CHAT, json.dumps({"model": NAME, "messages": HELLO}).encode())
+        full = await _run(_job(tmp_path, GOOD[0]), backend)
         dispatcher.refuse_with = None
-        (line,) = await _run(_job(tmp_path, GOOD[0]), answerer)
+        (line,) = await _run(_job(tmp_path, GOOD[0]), backend)
 
-    assert (told.status, told.headers["retry-after"]) == (429, "1")
+    assert (reported.status, reported.headers["retry-after"]) == (429, "1")
     assert full[0]["response"]["status_code"] == 429
     assert line["error"] is None
 
 
 @pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
 async def test_a_cancelled_run_cancels_the_apps_work(text_model: Path, tmp_path: Path, by_url: bool) -> None:
-    async with _asked(text_model, by_url) as (answerer, dispatcher), asyncio.timeout(DEADLINE_S):
+    async with _asked(text_model, by_url) as (backend, dispatcher), asyncio.timeout(DEADLINE_S):
         dispatcher.hold_after = 1
-        running = asyncio.ensure_future(_run(_job(tmp_path, GOOD[0]), answerer))
+        running = asyncio.ensure_future(_run(_job(tmp_path, GOOD[0]), backend))
         await dispatcher.held.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

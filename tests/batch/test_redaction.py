@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch.redaction import redacted, redacted_words
+from batch.redaction import redacted, redacted_text
 
 V2 = "https://s3.us-west-2.amazonaws.com/bucket/in.jsonl?AWSAccessKeyId=ABCDEFGHIJ&Signature=abc%2Bdef%2Fgh%3D&Expires=17"
 
@@ -55,7 +55,7 @@ def test_nothing_after_a_question_mark_is_shown_of_any_url(text: str, mark: str,
     ],
 )
 def test_a_servers_message_loses_all_forms_of_the_querys_secrets(said: str) -> None:
-    words = redacted_words(said, V2)
+    words = redacted_text(said, V2)
 
     assert "(hidden)" in words
     assert not any(secret in words for secret in ("abc+def", "abc%2Bdef", "ABCDEFGHIJ"))
@@ -64,18 +64,18 @@ def test_a_servers_message_loses_all_forms_of_the_querys_secrets(said: str) -> N
 def test_secrets_are_redacted_also_escaped_or_within_credentials() -> None:
     url = "https://host/a?X-Amz-Credential=AKIDEXAMPLE%2F20261122%2Fs3&X-Amz-Signature=a%26%22secret"
 
-    words = redacted_words('<Sig>a&amp;&quot;secret</Sig> <AWSAccessKeyId>AKIDEXAMPLE</AWSAccessKeyId> a&"secret', url)
+    words = redacted_text('<Sig>a&amp;&quot;secret</Sig> <AWSAccessKeyId>AKIDEXAMPLE</AWSAccessKeyId> a&"secret', url)
 
     assert "secret" not in words
     assert "AKIDEXAMPLE" not in words
 
 
 def test_user_and_password_are_removed_from_a_servers_message() -> None:
-    assert redacted_words("no user me:secret here", "https://me:secret@host/a") == "no user (hidden) here"
+    assert redacted_text("no user me:secret here", "https://me:secret@host/a") == "no user (hidden) here"
 
 
 def test_a_servers_message_is_one_short_line_of_printable_text() -> None:
-    words = redacted_words("\x1b[2Jred\r\nnext\u202eline " + "x" * 1000, "https://host/a")
+    words = redacted_text("\x1b[2Jred\r\nnext\u202eline " + "x" * 1000, "https://host/a")
 
     assert words.startswith("[2Jred next line xxx")
     assert len(words) == 300

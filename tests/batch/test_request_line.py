@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batch.request_line import ENDPOINTS, LineRefused, question_of
+from batch.request_line import ENDPOINTS, LineRefused, request_of
 from tests.batch.scripted import line
 
 MANY = "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/score, /score"
@@ -15,10 +15,10 @@ MANY = "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/embeddin
 def test_each_endpoint_gets_the_lines_body(url: str) -> None:
     body = {"model": "m", "temperature": 0.1, "seed": 2**53 + 1, "stop": ["é", "\U0001f600"], "n": None}
 
-    question = question_of(line(0, url=url, body=body))
+    request = request_of(line(0, url=url, body=body))
 
-    assert question.path == url
-    assert json.loads(question.body) == body
+    assert request.path == url
+    assert json.loads(request.body) == body
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_each_endpoint_gets_the_lines_body(url: str) -> None:
 )
 def test_an_invalid_request_line_is_refused(changes: dict[str, Any], words: str, param: str) -> None:
     with pytest.raises(LineRefused) as refused:
-        question_of(line(0, **changes))
+        request_of(line(0, **changes))
 
     assert (str(refused.value), refused.value.param) == (words, param)
 
@@ -55,7 +55,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
         deep = [deep]
 
     with pytest.raises(LineRefused, match="nested deeper than 250 levels"):
-        question_of(line(0, body={"deep": deep}))
+        request_of(line(0, body={"deep": deep}))
 
 
 @pytest.mark.parametrize("missing", ["url", "method", "body"])
@@ -64,10 +64,10 @@ def test_missing_keys_are_refused(missing: str) -> None:
     del request[missing]
 
     with pytest.raises(LineRefused) as refused:
-        question_of(request)
+        request_of(request)
     assert refused.value.param == missing
 
 
 @pytest.mark.parametrize("stream", [False, None])
 def test_stream_false_is_accepted(stream: bool | None) -> None:
-    assert question_of(line(0, body={"stream": stream})).body
+    assert request_of(line(0, body={"stream": stream})).body

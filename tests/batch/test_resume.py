@@ -20,26 +20,26 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_cancelled_run_cancels_requests_and_keeps_answers(job: BatchJob) -> None:
-    answerer = Scripted()
+    backend = Scripted()
     with prepare(job) as prepared:
 
         def progressed(progress: BatchProgress) -> None:
-            if progress.done == 8 and answerer.hold is None:
-                answerer.hold = asyncio.Event()
-                answerer.holding.clear()
+            if progress.done == 8 and backend.hold is None:
+                backend.hold = asyncio.Event()
+                backend.holding.clear()
 
-        running = asyncio.ensure_future(run_batch(prepared, answerer, on_progress=progressed))
+        running = asyncio.ensure_future(run_batch(prepared, backend, on_progress=progressed))
         async with asyncio.timeout(DEADLINE_S):
-            while answerer.hold is None:  # noqa: ASYNC110 - set by the run itself
+            while backend.hold is None:  # noqa: ASYNC110 - set by the run itself
                 await asyncio.sleep(0)
-            await answerer.holding.wait()
+            await backend.holding.wait()
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
     done = NUM_LINES - prepared.left
 
-    assert (answerer.now, job.output_path.exists()) == (0, False)
-    assert answerer.cancelled > 0
+    assert (backend.now, job.output_path.exists()) == (0, False)
+    assert backend.cancelled > 0
     again = Scripted()
     assert (await run_job(job, again)).resumed == done >= 8
     assert sum(again.asked.values()) == NUM_LINES - done

@@ -20,15 +20,15 @@ def _with_lines(job: BatchJob, *lines: dict[str, Any]) -> BatchJob:
 
 
 async def test_each_line_has_its_answer_in_the_order_of_the_input(job: BatchJob) -> None:
-    answerer = Scripted()
+    backend = Scripted()
 
-    progress = await run_job(job, answerer)
+    progress = await run_job(job, backend)
 
     lines = read_lines(job.output_path)
     assert [one["custom_id"] for one in lines] == [f"request-{n}" for n in range(NUM_LINES)]
     assert [one["response"]["body"]["echo"] for one in lines] == list(range(NUM_LINES))
     assert len({one["id"] for one in lines} | {one["response"]["request_id"] for one in lines}) == 2 * NUM_LINES
-    assert set(answerer.asked.values()) == {1}
+    assert set(backend.asked.values()) == {1}
     assert progress == BatchProgress(NUM_LINES, NUM_LINES, 0, 0, 3 * NUM_LINES, 2 * NUM_LINES)
 
 
@@ -52,11 +52,11 @@ async def test_a_run_leaves_its_output_and_nothing_else(job: BatchJob) -> None:
 
 
 async def test_as_many_lines_as_allowed_are_in_flight(job: BatchJob) -> None:
-    answerer = Scripted()
+    backend = Scripted()
 
-    await run_job(job, answerer)
+    await run_job(job, backend)
 
-    assert answerer.most == 4
+    assert backend.most == 4
 
 
 async def test_progress_counts_each_line_from_the_start(job: BatchJob) -> None:
@@ -85,10 +85,10 @@ async def test_the_same_job_run_again_makes_the_same_file(job: BatchJob) -> None
 
 
 async def test_the_outputs_request_id_is_the_one_sent(job: BatchJob) -> None:
-    answerer = Scripted()
-    await run_job(job, answerer)
+    backend = Scripted()
+    await run_job(job, backend)
 
-    asked = {headers["x-request-id"] for headers in answerer.headers}
+    asked = {headers["x-request-id"] for headers in backend.headers}
     assert asked == {one["response"]["request_id"] for one in read_lines(job.output_path)}
 
 
@@ -137,13 +137,13 @@ async def test_lines_with_misspelt_fields_are_counted_by_warning(job: BatchJob) 
 
 
 async def test_a_line_that_cannot_be_sent_fails_alone(job: BatchJob) -> None:
-    answerer = Scripted()
+    backend = Scripted()
     _with_lines(job, line(0), line(1, url="/bad_url"), line(2, method="GET"), line(3, body=[]), line(4))
 
-    await run_job(job, answerer)
+    await run_job(job, backend)
 
     assert [one["response"]["status_code"] for one in read_lines(job.output_path)] == [200, 400, 400, 400, 200]
-    assert set(answerer.asked) == {0, 4}
+    assert set(backend.asked) == {0, 4}
 
 
 async def test_a_server_that_refuses_the_key_ends_the_run(job: BatchJob) -> None:

@@ -28,16 +28,16 @@ async def _stopped(job: BatchJob, dtype: str, script: Script) -> BatchJob:
 
 async def test_a_stopped_run_takes_nothing_from_the_output_it_replaces(job: BatchJob) -> None:
     retry = await _stopped(job, "bfloat16", _in("float32"))
-    answerer = Scripted(_in("bfloat16"))
+    backend = Scripted(_in("bfloat16"))
 
     with prepare(retry) as prepared:
         assert (prepared.left, prepared.earlier.models) == (2, frozenset({"bfloat16"})), (
             "the journal's, not the output's"
         )
-    progress = await run_job(retry, answerer)
+    progress = await run_job(retry, backend)
 
     assert [one["response"]["body"]["dtype"] for one in read_lines(job.output_path)] == ["bfloat16"] * 4
-    assert set(answerer.asked) == {2, 3}
+    assert set(backend.asked) == {2, 3}
     assert (progress.done, progress.resumed) == (4, 2)
 
 

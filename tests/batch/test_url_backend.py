@@ -56,36 +56,36 @@ async def _silent(says: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator
 
 
 async def test_the_key_is_sent_only_to_the_server() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url, KEY) as answerer:
-        answer = await answerer.ask("GET", "/health")
+    async with serving(Keyed()) as url, UrlBackend(url, KEY) as backend:
+        answer = await backend.send("GET", "/health")
 
         assert answer.body == f"Bearer {KEY} /health".encode()
-        assert KEY not in repr(answerer)
+        assert KEY not in repr(backend)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 async def test_a_base_url_with_v1_at_its_end_is_not_doubled(end: str) -> None:
-    async with serving(Keyed()) as url, UrlBackend(url + "/base" + end) as answerer:
-        answer = await answerer.ask("POST", "/v1/completions", b"{}")
+    async with serving(Keyed()) as url, UrlBackend(url + "/base" + end) as backend:
+        answer = await backend.send("POST", "/v1/completions", b"{}")
 
     assert answer.body == b"none /base/v1/completions"
 
 
 async def test_redirects_are_returned_as_answers() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url) as answerer:
-        assert (await answerer.ask("POST", "/away", b"{}")).status == 307
+    async with serving(Keyed()) as url, UrlBackend(url) as backend:
+        assert (await backend.send("POST", "/away", b"{}")).status == 307
 
 
 async def test_a_compressed_answer_is_bounded_by_its_decompressed_size() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url, max_answer_bytes=2**20) as answerer:
+    async with serving(Keyed()) as url, UrlBackend(url, max_answer_bytes=2**20) as backend:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+ answers with more than 1048576 bytes"):
-            await answerer.ask("GET", "/big")
+            await backend.send("GET", "/big")
 
 
 async def test_connections_are_bounded() -> None:
     app = Keyed()
-    async with serving(app) as url, UrlBackend(url, connections=3) as answerer:
-        await asyncio.gather(*(answerer.ask("GET", "/x") for _ in range(30)))
+    async with serving(app) as url, UrlBackend(url, connections=3) as backend:
+        await asyncio.gather(*(backend.send("GET", "/x") for _ in range(30)))
 
     assert 1 <= app.most <= 3
 
@@ -94,45 +94,45 @@ async def test_a_missing_server_is_unavailable() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        async with UrlBackend(url, KEY) as answerer:
+        async with UrlBackend(url, KEY) as backend:
             with pytest.raises(Unavailable, match=r"no connection: Connection refused$") as lost:
-                await answerer.ask("POST", "/v1/x", b"{}")
+                await backend.send("POST", "/v1/x", b"{}")
 
     assert KEY not in str(lost.value)
 
 
 async def test_a_server_that_hangs_up_is_unavailable() -> None:
-    async with _silent(hangs_up=True) as url, UrlBackend(url) as answerer:
+    async with _silent(hangs_up=True) as url, UrlBackend(url) as backend:
         with pytest.raises(Unavailable, match="the connection was lost"):
-            await answerer.ask("POST", "/v1/x", b"{}")
+            await backend.send("POST", "/v1/x", b"{}")
 
 
 async def test_an_answer_that_is_not_http_is_unavailable_and_not_quoted() -> None:
-    async with _silent(b"SSH-2.0-secret\r\n\r\n", hangs_up=True) as url, UrlBackend(url) as answerer:
+    async with _silent(b"SSH-2.0-secret\r\n\r\n", hangs_up=True) as url, UrlBackend(url) as backend:
         with pytest.raises(Unavailable) as lost:
-            await answerer.ask("POST", "/v1/x", b"{}")
+            await backend.send("POST", "/v1/x", b"{}")
 
     assert "secret" not in str(lost.value)
 
 
 async def test_an_answer_that_is_too_late_is_unavailable() -> None:
-    async with _silent() as url, UrlBackend(url, timeout_s=0.05) as answerer, asyncio.timeout(DEADLINE_S):
+    async with _silent() as url, UrlBackend(url, timeout_s=0.05) as backend, asyncio.timeout(DEADLINE_S):
         with pytest.raises(Unavailable, match=r"no complete answer within 0\.05 s"):
-            await answerer.ask("POST", "/v1/x", b"{}")
+            await backend.send("POST", "/v1/x", b"{}")
 
 
 async def test_an_untrusted_certificate_is_unavailable(tmp_path: Path) -> None:
     files = Authority(tmp_path / "ca").sign("server")
 
-    async with serving(Keyed(), files) as url, UrlBackend(url, KEY) as answerer:
+    async with serving(Keyed(), files) as url, UrlBackend(url, KEY) as backend:
         with pytest.raises(Unavailable, match=r"https://.*: its certificate is not trusted by this machine"):
-            await answerer.ask("POST", "/v1/x", b"{}")
+            await backend.send("POST", "/v1/x", b"{}")
 
 
 async def test_https_to_an_http_server_is_reported() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url.replace("http:", "https:"), KEY) as answerer:
+    async with serving(Keyed()) as url, UrlBackend(url.replace("http:", "https:"), KEY) as backend:
         with pytest.raises(Unavailable, match=r"https://.*: no TLS connection: does the server use https://"):
-            await answerer.ask("GET", "/v1/models")
+            await backend.send("GET", "/v1/models")
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ async def test_a_certificate_of_a_trusted_authority_is_accepted(
     authority = Authority(tmp_path / "ca")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))
 
-    async with serving(Keyed(), authority.sign("server")) as url, UrlBackend(url, KEY) as answerer:
-        assert (await answerer.ask("POST", "/v1/x", b"{}")).status == 200
+    async with serving(Keyed(), authority.sign("server")) as url, UrlBackend(url, KEY) as backend:
+        assert (await backend.send("POST", "/v1/x", b"{}")).status == 200
 
 
 @pytest.mark.parametrize(

@@ -431,7 +431,7 @@ class Dying:
             self._owner.uncancel()
             raise InstanceLost("the engine is lost") from None
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         if self._left == 0:
@@ -446,7 +446,7 @@ class Dying:
 class Elsewhere(Dying):
     """A model with another name than that in the lines."""
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         return Answer(404, {}, b'{"error": {"message": "the model \'tiny\' does not exist here; served: a"}}')
@@ -455,11 +455,11 @@ class Elsewhere(Dying):
 class Misspelt(Dying):
     """A model whose requests all have a misspelt field."""
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         words = '199 pdserve "max_token is no field and has no effect: did you mean max_tokens?"'
-        return replace(await super().ask(method, path, body, headers), headers={"warning": words})
+        return replace(await super().send(method, path, body, headers), headers={"warning": words})
 
 
 class SlowToEnd(Dying):

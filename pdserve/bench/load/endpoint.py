@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from batch.os_errors import system_words
+from batch.os_errors import system_message
 from pdserve.bench.load.dialect import ApiDialect, error_words, read_piece, read_whole
 from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.sse import EventReader
@@ -52,7 +52,7 @@ class Endpoint:
         except _Failed as error:
             failure = error.failure
         except aiohttp.ClientConnectorError as error:
-            failure = RequestFailure(NO_CONNECTION, system_words(error.os_error))
+            failure = RequestFailure(NO_CONNECTION, system_message(error.os_error))
         except TimeoutError:
             failure = RequestFailure("deadline", f"no complete answer within {self.http.timeout.total or 0:g} s")
         except (aiohttp.ClientError, ConnectionError) as error:

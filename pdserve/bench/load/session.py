@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from batch.os_errors import system_words
+from batch.os_errors import system_message
 from pdserve.bench.load.dialect import error_words
 from pdserve.client import own_key, trusting
 from wire.errors import Unavailable
@@ -50,5 +50,5 @@ async def get_json(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no connection: {system_words(error.os_error)}"
+        return f"no connection: {system_message(error.os_error)}"
     return str(error) or type(error).__name__

@@ -41,8 +41,8 @@ def test_link_local_and_metadata_addresses_are_never_allowed(rules: AddressRules
 def test_private_addresses_are_allowed_only_by_flag(address: str) -> None:
     assert EVERYTHING.refusal(address) is None
     refusal = str(PUBLIC.refusal(address))
-    told, _, flag = refusal.partition(": --allow-private-urls ")
-    assert told == f"{address} is not a public address"
+    reported, _, flag = refusal.partition(": --allow-private-urls ")
+    assert reported == f"{address} is not a public address"
     assert AddressRules.of([flag.removesuffix(" allows it")]).refusal(address) is None, "following its advice helps"
 
 

@@ -29,8 +29,8 @@ SIGNED = "/in.jsonl?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders=host&X-
 
 def rest(begin: int, body: bytes = BODY, *headers: str) -> bytes:
     """Return a 206 with what follows from `begin` on."""
-    told = f"Content-Range: bytes {begin}-{len(body) - 1}/{len(body)}"
-    return answer("206 Partial Content", body[begin:], told, *headers)
+    reported = f"Content-Range: bytes {begin}-{len(body) - 1}/{len(body)}"
+    return answer("206 Partial Content", body[begin:], reported, *headers)
 
 
 class Cutting:
@@ -81,12 +81,12 @@ async def test_a_cut_download_requests_only_the_rest(tmp_path: Path) -> None:
 
 
 async def test_the_first_answers_checksum_is_that_of_the_whole_file(tmp_path: Path) -> None:
-    def told(body: bytes) -> str:
+    def reported(body: bytes) -> str:
         return f"Content-MD5: {base64.b64encode(hashlib.md5(body).digest()).decode()}"
 
-    good = Cutting(ok(BODY, TAG, told(BODY)), rest(CUT, BODY, told(BODY[CUT:])))
+    good = Cutting(ok(BODY, TAG, reported(BODY)), rest(CUT, BODY, reported(BODY[CUT:])))
     await _fetch(good, tmp_path / "in")
-    torn = Cutting(ok(BODY, TAG, told(BODY)), rest(CUT, BODY[::-1], TAG), ok(BODY, TAG))
+    torn = Cutting(ok(BODY, TAG, reported(BODY)), rest(CUT, BODY[::-1], TAG), ok(BODY, TAG))
     asked = await _fetch(torn, tmp_path / "in")
 
     assert (tmp_path / "in").read_bytes() == BODY

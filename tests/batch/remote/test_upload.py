@@ -98,15 +98,15 @@ async def test_an_empty_file_is_sent(tmp_path: Path) -> None:
 
 
 async def test_a_big_file_is_sent_after_100_continue(big: Path) -> None:
-    told: list[tuple[int, int | None]] = []
+    reported: list[tuple[int, int | None]] = []
     async with raw_server(in_turn(ok(b""))) as server:
-        await upload(big, server.url(V2), rules=LOOPBACK, limits=LIMITS, on_bytes=lambda *seen: told.append(seen))
+        await upload(big, server.url(V2), rules=LOOPBACK, limits=LIMITS, on_bytes=lambda *seen: reported.append(seen))
 
         (asked,) = server.asked
         assert asked.headers["expect"] == "100-continue"
         assert asked.body == BIG
-    assert told == sorted(told)
-    assert told[-1] == (len(BIG), len(BIG))
+    assert reported == sorted(reported)
+    assert reported[-1] == (len(BIG), len(BIG))
 
 
 @pytest.mark.covers("A1.14")

@@ -24,7 +24,7 @@ class Engine:
     def __init__(self, page: bytes | None) -> None:
         self.page = page
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         assert (method, path) == ("GET", "/metrics")
@@ -47,11 +47,11 @@ def fetch(port: int, path: str = "/metrics") -> tuple[int, str]:
 def fetched(progress: BatchProgress | None, engine: Engine | None, path: str = "/metrics") -> tuple[int, str]:
     """Serve on a free port and fetch one page."""
 
-    async def ask() -> tuple[int, str]:
+    async def send() -> tuple[int, str]:
         async with serve_metrics("127.0.0.1", 0, lambda: progress, engine) as port:
             return await asyncio.to_thread(fetch, port, path)
 
-    return asyncio.run(ask())
+    return asyncio.run(send())
 
 
 def test_lines_and_tokens_are_counted() -> None:
@@ -88,7 +88,7 @@ class Busy(Engine):
         super().__init__(None)
         self.asked = asyncio.Event()
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         self.asked.set()
@@ -97,7 +97,7 @@ class Busy(Engine):
 
 
 def test_a_scrape_at_the_end_gets_the_batchs_metrics(capfd: pytest.CaptureFixture[str]) -> None:
-    async def ask() -> "Future[tuple[int, str]]":
+    async def send() -> "Future[tuple[int, str]]":
         engine = Busy()
         async with serve_metrics("127.0.0.1", 0, lambda: PROGRESS, engine) as port:
             asking = asker.submit(fetch, port)
@@ -105,7 +105,7 @@ def test_a_scrape_at_the_end_gets_the_batchs_metrics(capfd: pytest.CaptureFixtur
         return asking
 
     with ThreadPoolExecutor(1) as asker:
-        status, page = asyncio.run(ask()).result(300)
+        status, page = asyncio.run(send()).result(300)
 
     assert (status, "pdserve_batch_file_lines 10.0\n" in page) == (200, True)
     assert capfd.readouterr().err == ""

@@ -34,7 +34,7 @@ class Script:
         self._answers = list(answers)
         self.asked: list[tuple[str, str, Any]] = []
 
-    async def ask(
+    async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         self.asked.append((method, path, json.loads(body) if body else None))
@@ -82,10 +82,10 @@ async def test_the_retry_limit_counts_from_the_first_failure(
     now = 0.0
 
     class Slow(Script):
-        async def ask(self, *asked: Any, **more: Any) -> Answer:
+        async def send(self, *asked: Any, **more: Any) -> Answer:
             nonlocal now
             now += 1000.0
-            return await super().ask(*asked, **more)
+            return await super().send(*asked, **more)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now, raising=False)
     surface = HttpSurface(Slow(BUSY, GOOD), retry_for_s=60, sleep=Sleeps())
@@ -159,7 +159,7 @@ async def test_a_busy_cluster_gets_fewer_concurrent_requests() -> None:
         def __init__(self) -> None:
             self.now = self.turned_away = 0
 
-        async def ask(
+        async def send(
             self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
         ) -> Answer:  # fmt: skip
             if self.now == 4:

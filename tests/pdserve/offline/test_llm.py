@@ -409,11 +409,11 @@ class Counting:
     def __init__(self, inner: BatchBackend) -> None:
         self._inner, self._now, self.most = inner, 0, 0
 
-    async def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS) -> Answer:
+    async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS) -> Answer:
         self._now += 1
         self.most = max(self.most, self._now)
         try:
-            return await self._inner.ask(method, path, body, headers)
+            return await self._inner.send(method, path, body, headers)
         finally:
             self._now -= 1
 
@@ -421,7 +421,7 @@ class Counting:
 def test_no_more_than_max_in_flight_requests_run(model: Path) -> None:
     with LLM(str(model), engine="fake", max_in_flight=7) as llm:
         surface = llm._thread.value
-        counting = surface._answerer = Counting(surface._answerer)
+        counting = surface._backend = Counting(surface._backend)
         prompts = [[3 + number % 300] * (1 + number % 5) for number in range(500)]
         outputs = llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
 
