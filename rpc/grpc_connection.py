@@ -20,7 +20,7 @@ from wire import cluster_pb2_grpc as pb_grpc
 from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError, to_name
-from wire.messages import Command, Event, Generate, OpenSession, Prefill, Refused, Reserve
+from wire.messages import Command, Event, OpenSession, PromptCommand, Refused
 from wire.types import InstanceDescription
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
@@ -106,9 +106,9 @@ class GrpcSession:
 
     def _message(self, command: Command) -> pb.CommandMessage | None:
         message = command_to_pb(command)
-        if isinstance(command, Reserve | Prefill | Generate) and (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
-            words = f"a message to an instance of {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
-            self._refused.append(Refused(command.prompt.prompt_id, to_name(InvalidRequest(words)), words))
+        if isinstance(command, PromptCommand) and (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
+            error = InvalidRequest(f"a message to an instance of {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+            self._refused.append(Refused(command.prompt.prompt_id, to_name(error), str(error)))
             return None
         return message
 

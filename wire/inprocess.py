@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from wire.check_prompt import check_prompt
 from wire.connection import InstanceService, ServedSession
 from wire.errors import InstanceLost, InvalidRequest
-from wire.messages import Command, Event, Generate, OpenSession, Prefill, Reserve
+from wire.messages import Command, Event, OpenSession, PromptCommand
 from wire.types import InstanceDescription
 
 
@@ -40,10 +40,10 @@ class InProcessSession:
         if self._closed:
             raise InstanceLost("the session to the instance in this process is over")
         for command in commands:
-            self._hand_over(command)
+            self._deliver(command)
 
-    def _hand_over(self, command: Command) -> None:
-        if isinstance(command, Reserve | Prefill | Generate):
+    def _deliver(self, command: Command) -> None:
+        if isinstance(command, PromptCommand):
             try:
                 check_prompt(command.prompt)
             except InvalidRequest as error:

@@ -175,5 +175,7 @@ class TableRead:
     digest: str
 
 
-Command = OpenSession | Reserve | Prefill | Generate | Cancel | MeasureLink | Heartbeat
+PromptCommand = Reserve | Prefill | Generate
+"""Every command with a `prompt`, which is checked before it is sent, and refused on its own."""
+Command = OpenSession | PromptCommand | Cancel | MeasureLink | Heartbeat
 Event = SessionOpen | Reserved | Refused | Step | HandedOff | Pooled | Failed | LinkMeasured | TableRead | Heartbeat

@@ -1,7 +1,7 @@
 """Messages are equal after a round trip over the wire, and invalid ones are refused by name."""
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -36,6 +36,7 @@ from wire.messages import (
     OpenSession,
     Pooled,
     Prefill,
+    PromptCommand,
     Refused,
     Reserve,
     Reserved,
@@ -133,6 +134,12 @@ def test_every_sampling_parameter_has_a_wire_field_and_bounds() -> None:
 
     assert own == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
     assert set(PARAMETERS) == own - objects | {"length_penalty"}
+
+
+def test_every_command_with_a_prompt_is_a_prompt_command() -> None:
+    with_prompt = [kind for kind in get_args(Command) if "prompt" in {field.name for field in fields(kind)}]
+
+    assert with_prompt == list(get_args(PromptCommand))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
