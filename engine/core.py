@@ -30,7 +30,8 @@ from engine.step import Model
 from engine.step_reader import read_output
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest
-from wire.types import LoadSnapshot, PromptState, TokenOutput
+from wire.load import LoadSnapshot
+from wire.types import PromptState, TokenOutput
 
 _log = EventLogger("engine")
 

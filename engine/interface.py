@@ -18,13 +18,8 @@ from engine.pooling_settings import PoolingSettings
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from wire.kv_layout import PoolLayout
-from wire.types import (
-    LoadSnapshot,
-    ModelIdentity,
-    PromptLogprobs,
-    PromptState,
-    TokenOutput,
-)
+from wire.load import LoadSnapshot
+from wire.types import ModelIdentity, PromptLogprobs, PromptState, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)

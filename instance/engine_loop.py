@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from engine.interface import Chunk, Engine, OnLayer, StepResult
 from telemetry.histogram import BucketHistogram
 from telemetry.logs import EventLogger
+from wire.load import STEP_TOKEN_BUCKETS, LoadSnapshot
 from wire.shared_limits import progress_limit
-from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
 
 log = EventLogger("engine")
 
@@ -42,7 +42,7 @@ class EngineLoop:
         self._slowest_turn_s = self._token_turn_s = 0.0
         self.steps = 0
         self.step_seconds = 0.0
-        self.step_tokens = BucketHistogram(STEP_TOKEN_EDGES)
+        self.step_tokens = BucketHistogram(STEP_TOKEN_BUCKETS)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:

@@ -25,8 +25,9 @@ from instance.workers import Workers
 from native.ticker import run_time, starved_s
 from telemetry.logs import EventLogger
 from wire.errors import Draining, Incompatible
+from wire.load import LoadSnapshot
 from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen, TableRead
-from wire.types import PROTOCOL_VERSION, InstanceDescription, LoadSnapshot
+from wire.types import PROTOCOL_VERSION, InstanceDescription
 
 if TYPE_CHECKING:
     from engine.grammar.store import GrammarStore

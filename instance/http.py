@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from telemetry.metric_families import Namespace, families
-from wire.types import LOADS, LoadSnapshot
+from wire.load import LOADS, LoadSnapshot
 
 
 class _Server(uvicorn.Server):

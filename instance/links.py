@@ -8,8 +8,9 @@ from kvtransfer.interface import Receiver, Sender
 from kvtransfer.ticket_table import ReceiverCounts
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
+from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import LinkMeasured, MeasureLink
-from wire.types import KvEndpoint, LinkStatus, LoadSnapshot
+from wire.types import KvEndpoint
 
 log = EventLogger("instance")
 

@@ -6,8 +6,9 @@ from decode_worker.worker import DecodeWorker
 from engine.interface import Engine, StepResult
 from instance.step_parts import parts_of
 from prefill_worker.worker import PrefillWorker
+from wire.load import LoadSnapshot
 from wire.messages import Cancel, Event, Step
-from wire.types import LoadSnapshot, PromptLogprobs, StageTimes, TokenOutput
+from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 Post = Callable[[Callable[[Engine], None]], None]
 

@@ -22,7 +22,8 @@ from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
 from processes.failpoints import Failpoints
 from wire.errors import Incompatible, PdserveError
-from wire.types import KvEndpoint, LinkStatus, Ticket
+from wire.load import LinkStatus
+from wire.types import KvEndpoint, Ticket
 
 MakeSender = Callable[[PoolMemory, SenderEvents], RankSender]
 MakeReceiver = Callable[[PoolMemory, Quorum], RankReceiver]

@@ -36,7 +36,8 @@ from security.trust import LiveAddresses, Trust
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, PdserveError, Unavailable
 from wire.kv_layout import Rank
-from wire.types import KvEndpoint, LinkStatus, Ticket
+from wire.load import LinkStatus
+from wire.types import KvEndpoint, Ticket
 
 _log = EventLogger("kvtransfer")
 _SEND_S = 10.0

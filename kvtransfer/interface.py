@@ -11,7 +11,8 @@ from typing import Protocol
 
 from wire.errors import PdserveError
 from wire.kv_layout import PoolLayout
-from wire.types import KvEndpoint, LinkStatus, Ticket
+from wire.load import LinkStatus
+from wire.types import KvEndpoint, Ticket
 
 
 class PoolMemory(Protocol):

@@ -16,7 +16,8 @@ from kvtransfer.link_ops import Begin, CheckLeases, LinkSettings, Measure, Measu
 from kvtransfer.transport import Transport
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, PdserveError, Unavailable
-from wire.types import KvEndpoint, LinkStatus, Ticket
+from wire.load import LinkStatus
+from wire.types import KvEndpoint, Ticket
 
 _log = EventLogger("kvtransfer")
 FORGET_AFTER_S = 300.0

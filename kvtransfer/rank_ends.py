@@ -8,7 +8,8 @@ from kvtransfer.interface import Sender
 from kvtransfer.link import Link
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life
-from wire.types import KvEndpoint, LinkStatus
+from wire.load import LinkStatus
+from wire.types import KvEndpoint
 
 
 class RankSender(Sender, Protocol):

@@ -16,7 +16,7 @@ from enum import IntEnum
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life
 from processes.rank_payloads import little_endian
-from wire.types import LinkStatus
+from wire.load import LinkStatus
 
 _LENGTH = struct.Struct("<H")
 

@@ -25,7 +25,8 @@ from processes.failpoints import Failpoints, process_failpoints
 from security.trust import Trust
 from wire.errors import DeadlineExceeded, Draining, Incompatible, PdserveError, Unavailable
 from wire.kv_layout import Rank
-from wire.types import KvEndpoint, LinkStatus, Ticket
+from wire.load import LinkStatus
+from wire.types import KvEndpoint, Ticket
 
 _JOIN_S = 5.0
 _REMEMBERED_EPOCHS = 8

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
-from wire.types import LinkStatus
+from wire.load import LinkStatus
 
 Life = tuple[str, int]
 """A peer's id and its process's epoch."""

@@ -20,6 +20,7 @@ from scheduler.prompt_on_instance import PromptOnInstance, PromptOwner, PromptSt
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError
+from wire.load import LoadSnapshot
 from wire.messages import (
     Command,
     Event,
@@ -35,7 +36,7 @@ from wire.messages import (
     TableRead,
 )
 from wire.shared_limits import progress_limit
-from wire.types import InstanceDescription, LoadSnapshot, PromptLogprobs, Role, TokenOutput
+from wire.types import InstanceDescription, PromptLogprobs, Role, TokenOutput
 
 log = EventLogger("instances")
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from wire.types import InstanceDescription, LoadSnapshot, Role
+from wire.load import LoadSnapshot
+from wire.types import InstanceDescription, Role
 
 
 @dataclass(frozen=True, slots=True)

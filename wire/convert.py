@@ -19,13 +19,12 @@ from wire.convert_params import (
 )
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
+from wire.load import LinkStatus, LoadSnapshot
 from wire.plain_message import PlainMessage
 from wire.types import (
     FinishReason,
     InstanceDescription,
     KvEndpoint,
-    LinkStatus,
-    LoadSnapshot,
     ModelIdentity,
     PromptState,
     Role,

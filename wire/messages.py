@@ -20,16 +20,8 @@ Failed. The same events answer Cancel, which is idempotent and gets no answer fo
 
 from dataclasses import dataclass
 
-from wire.types import (
-    KvEndpoint,
-    LinkStatus,
-    LoadSnapshot,
-    PromptLogprobs,
-    PromptState,
-    StageTimes,
-    Ticket,
-    TokenOutput,
-)
+from wire.load import LinkStatus, LoadSnapshot
+from wire.types import KvEndpoint, PromptLogprobs, PromptState, StageTimes, Ticket, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from engine.watched import Guard
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
 from wire.kv_layout import KvTensor, PoolLayout
-from wire.types import FinishReason, LoadSnapshot, ModelIdentity, PromptState, TokenOutput
+from wire.load import LoadSnapshot
+from wire.types import FinishReason, ModelIdentity, PromptState, TokenOutput
 
 _log = EventLogger("engine")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.view import GapView, InstanceView
-from wire.types import LinkStatus
+from wire.load import LinkStatus
 
 _MAX_REASON_CHARS = 160
 _MAX_GAP_CHARS = 300

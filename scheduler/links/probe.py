@@ -10,8 +10,9 @@ from scheduler.instances import Instance
 from scheduler.membership.member import Member
 from scheduler.registry import Registry
 from wire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PdserveError, Unavailable
+from wire.load import LinkStatus
 from wire.messages import LinkMeasured, MeasureLink
-from wire.types import LinkStatus, Role
+from wire.types import Role
 
 MAX_MEASURE_BYTES = 256 * 2**20
 MEASURE_TIMEOUT_S = 45.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from scheduler.load.counts import PromptCounts
 from scheduler.load.loads import HeldPrompts
 from scheduler.load.prefixes import Chain, Prefixes
-from wire.types import LoadSnapshot
+from wire.load import LoadSnapshot
 
 _LOADS_UNTIL_SEEN = 2
 """A snapshot may have been taken while our command was in transit; the next one includes the prompt."""

@@ -13,8 +13,9 @@ from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.connection import Connection, Session
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable
+from wire.load import LoadSnapshot
 from wire.messages import Event, OpenSession, SessionOpen
-from wire.types import InstanceDescription, LoadSnapshot
+from wire.types import InstanceDescription
 
 log = EventLogger("registry")
 

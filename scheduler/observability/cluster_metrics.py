@@ -8,7 +8,7 @@ from scheduler.links.link_metrics import link_metrics
 from scheduler.view import ClusterView
 from telemetry.metric_families import Namespace, families
 from telemetry.metric_table import CLUSTER, GAPS, LINKS
-from wire.types import LOADS
+from wire.load import LOADS
 
 
 class ClusterCollector:

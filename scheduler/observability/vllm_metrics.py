@@ -13,12 +13,12 @@ from scheduler.observability.counters import SchedulerCounters
 from scheduler.view import ClusterView, InstanceView
 from telemetry.metric_families import Namespace, families
 from telemetry.metric_table import OUTCOMES, REQUESTS
-from wire.types import LOADS, STEP_TOKEN_EDGES, LoadSnapshot
+from wire.load import LOADS, STEP_TOKEN_BUCKETS, LoadSnapshot
 
 CLUSTER = "cluster"
 _LABELS = ("model_name", "engine")
 _UNCOUNTED = frozenset(("/health", "/ready", "/ping", "/load", "/version", "/metrics"))
-_BOUND_TEXTS = (*(f"{edge:.1f}" for edge in STEP_TOKEN_EDGES), "+Inf")
+_BOUND_TEXTS = (*(f"{edge:.1f}" for edge in STEP_TOKEN_BUCKETS), "+Inf")
 
 
 class VllmCollector:
@@ -60,7 +60,7 @@ class VllmCollector:
         """Return the instances' histograms; an instance that reports no counts is left out."""
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step", labels=_LABELS)
         for engine, _, load in instances:
-            if len(load.step_tokens) == len(STEP_TOKEN_EDGES) + 1:
+            if len(load.step_tokens) == len(STEP_TOKEN_BUCKETS) + 1:
                 buckets = [*zip(_BOUND_TEXTS, map(float, accumulate(load.step_tokens)), strict=True)]
                 family.add_metric(self._labels(engine), buckets, load.tokens_computed)
         return family

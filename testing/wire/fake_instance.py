@@ -10,6 +10,7 @@ import dataclasses
 from testing.wire.fake_prompt import FakeBehaviour, FakePrompt, fake_finish, fake_token, fake_vector
 from testing.wire.fake_session import FakeServedSession
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
+from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
     Cancel,
     Command,
@@ -29,16 +30,7 @@ from wire.messages import (
     SessionOpen,
     Step,
 )
-from wire.types import (
-    FinishReason,
-    InstanceDescription,
-    LinkStatus,
-    LoadSnapshot,
-    PromptState,
-    StageTimes,
-    Ticket,
-    TokenOutput,
-)
+from wire.types import FinishReason, InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
 
 
 class FakeInstance:

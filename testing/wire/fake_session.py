@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from wire.errors import InvalidRequest, to_name
+from wire.load import LoadSnapshot
 from wire.messages import Command, Event, Heartbeat, OpenSession, Refused, SessionOpen
-from wire.types import LoadSnapshot
 
 _HEARTBEAT_S = 1.0
 

@@ -16,7 +16,8 @@ from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
 from scheduler.view import ClusterView, GapView, InstanceView, LedgerView
 from tests.scheduler.fake_cluster import describe
-from wire.types import LinkStatus, LoadSnapshot, Role, SamplingParams, StageTimes
+from wire.load import LinkStatus, LoadSnapshot
+from wire.types import Role, SamplingParams, StageTimes
 
 PAGE = Path(__file__).parents[2] / "deploy" / "grafana" / "pdserve.json"
 ADDED = {"job", "instance", "exported_instance", "le"}

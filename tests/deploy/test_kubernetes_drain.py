@@ -9,7 +9,7 @@ import pytest
 from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.drain import drain
 from tests.deploy.slept_clock import SleptClock
-from wire.types import LOADS
+from wire.load import LOADS
 
 
 class _Metrics(ThreadingHTTPServer):

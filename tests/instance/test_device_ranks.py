@@ -22,8 +22,9 @@ from tests.instance.device_pair import NUM_TOKENS, PROMPTS, START_S, config, cro
 from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
 from wire.errors import ConfigError, PdserveError
+from wire.load import LinkStatus
 from wire.messages import Failed, LinkMeasured, MeasureLink, Prefill, Reserve, Reserved
-from wire.types import LinkStatus, Role, StageTimes
+from wire.types import Role, StageTimes
 
 ROOT = Path(__file__).parents[2]
 THE_END = "without it this instance cannot go on"

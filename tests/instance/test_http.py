@@ -6,7 +6,7 @@ from dataclasses import fields
 from prometheus_client import CollectorRegistry, generate_latest
 
 from instance.http import LoadCollector
-from wire.types import LoadSnapshot
+from wire.load import LoadSnapshot
 
 
 def test_every_metric_has_a_help_text() -> None:

@@ -13,8 +13,9 @@ from instance.links import LinkMeasurer, add_links
 from kvtransfer.ticket_table import ReceiverCounts
 from tests.instance.pair import DEADLINE_S, instance_config, running
 from wire.errors import InstanceLost
+from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import Heartbeat, LinkMeasured, MeasureLink
-from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, Role
+from wire.types import KvEndpoint, Role
 
 LOAD = LoadSnapshot(blocks_total=8, blocks_used=1, running=1)
 STATUS = LinkStatus("decode-0", "tcp", "up", 3, 40, 0, 1, 0.001, 1e9, ("shm: refused",))

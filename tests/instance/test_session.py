@@ -12,6 +12,7 @@ from instance.session import InstanceSession
 from tests.instance.pair import DEADLINE_S, FAKE, Client, instance_config, running
 from tests.rpc.reach import Reach, in_process, over_grpc
 from wire.errors import InstanceLost
+from wire.load import LoadSnapshot
 from wire.messages import (
     Cancel,
     Command,
@@ -26,7 +27,7 @@ from wire.messages import (
     SessionOpen,
     Step,
 )
-from wire.types import LoadSnapshot, PromptState, Role, SamplingParams, Ticket
+from wire.types import PromptState, Role, SamplingParams, Ticket
 
 STATE = PromptState("r/0", "r", (3, 4, 5), SamplingParams(max_tokens=2, temperature=0.0))
 TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from instance.step_parts import MOST_BYTES, parts_of
 from rpc.channel import MAX_MESSAGE_BYTES
 from wire.convert_messages import event_to_pb
+from wire.load import LoadSnapshot
 from wire.messages import Step
-from wire.types import FinishReason, LoadSnapshot, PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
+from wire.types import FinishReason, PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
 
 LOAD = LoadSnapshot(blocks_total=1)
 WIDEST = TokenLogprobs(-1.25, 2**31 - 1, tuple(range(2**31 - 128, 2**31)), tuple(-i / 7 for i in range(128)))

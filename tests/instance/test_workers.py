@@ -15,8 +15,9 @@ from tests.decode_worker.test_worker import A_MOMENT_S, GIVEN, RESERVE, Scripted
 from tests.engine.fake_engines import CONFIG, engine, prompt
 from tests.prefill_worker.test_worker import ScriptedSender, ticket_for
 from wire.convert import describe_prompt
+from wire.load import LoadSnapshot
 from wire.messages import Cancel, Event, Failed, Reserved, Step
-from wire.types import LoadSnapshot, StageTimes
+from wire.types import StageTimes
 
 
 @dataclass

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from tests.instance.pair import DEADLINE_S
 from wire.connection import Session
 from wire.errors import InstanceLost
+from wire.load import LoadSnapshot
 from wire.messages import Cancel, Event, Failed, HandedOff, Heartbeat, Prefill, Refused, Reserve, Reserved, Step
-from wire.types import LoadSnapshot, PromptState, SamplingParams
+from wire.types import PromptState, SamplingParams
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 120, 30
 

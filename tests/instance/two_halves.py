@@ -10,8 +10,9 @@ from instance.workers import Workers
 from kvtransfer.interface import SendStats
 from testing.engine.fake_model import FakeConfig, FakeModel
 from wire.errors import HandoffFailed, PdserveError
+from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import Event, Failed, HandedOff, Refused, Reserved, Step
-from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, Ticket
+from wire.types import KvEndpoint, Ticket
 
 CONFIG = FakeConfig(salt=3, num_layers=1, block_size=16, num_blocks=14, vocab_size=60, max_model_len=160)
 STATS = SendStats("tcp", 1, 0.0, 0)

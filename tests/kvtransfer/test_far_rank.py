@@ -32,7 +32,8 @@ from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
 from tests.kvtransfer.rig import DEADLINE_S, Pool, Recorder, until
 from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Unavailable
 from wire.kv_layout import PoolLayout, Rank
-from wire.types import KvEndpoint, LinkStatus, Ticket
+from wire.load import LinkStatus
+from wire.types import KvEndpoint, Ticket
 
 NUM_TOKENS, BLOCK_IDS = 150, {16: (9, 3, 4, 5, 30, 1, 7, 12, 13, 20), 128: (2, 0)}
 SETTINGS = HalfSettings(

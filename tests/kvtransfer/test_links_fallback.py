@@ -10,7 +10,7 @@ from tests.kvtransfer import test_contract as contract
 from tests.kvtransfer.faulty import BLOCKS, BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
 from wire.errors import InstanceLost
-from wire.types import LinkStatus
+from wire.load import LinkStatus
 
 
 def _link(rig: Rig) -> LinkStatus:

@@ -20,7 +20,8 @@ from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_o
 from tests.kvtransfer.rank_rig import make_rank_rig
 from tests.kvtransfer.rig import DEADLINE_S, RawSender, Rig, fill, make_rig, until
 from wire.errors import DeadlineExceeded, Draining, InstanceLost, InvalidRequest, PdserveError, Unavailable
-from wire.types import KvEndpoint, LinkStatus
+from wire.load import LinkStatus
+from wire.types import KvEndpoint
 
 BLOCKS = (1, 2, 3, 4, 5)
 

@@ -3,7 +3,7 @@
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
-from wire.types import LinkStatus
+from wire.load import LinkStatus
 
 
 def link(peer_id: str, transport: str, state: str = "up", **figures: float) -> LinkStatus:

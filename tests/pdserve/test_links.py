@@ -21,7 +21,7 @@ from testing.wire.fake_instance import FakeInstance
 from tests.pdserve.scheduler_page import PAGE, served_page
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.virtual_time import until
-from wire.types import LinkStatus
+from wire.load import LinkStatus
 
 WAIT_S = 300.0
 

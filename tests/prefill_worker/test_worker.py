@@ -14,8 +14,9 @@ from prefill_worker.worker import PrefillWorker
 from tests.engine.fake_engines import engine, prompt
 from wire.convert import read_prompt
 from wire.errors import InstanceLost, InvalidRequest, NoCapacity
+from wire.load import LinkStatus
 from wire.messages import Event, Failed, HandedOff
-from wire.types import LinkStatus, Pooling, PromptState, Ticket, TokenOutput
+from wire.types import Pooling, PromptState, Ticket, TokenOutput
 
 STATS = SendStats("tcp", 1, 0.0, 0)
 

@@ -13,7 +13,8 @@ from scheduler.request import GenerationRequest, PromptDone
 from scheduler.view import ClusterView, InstanceView, LedgerView
 from telemetry.bucket_bounds import vllm_tokens
 from tests.scheduler.fake_cluster import describe
-from wire.types import LoadSnapshot, Pooling, Role, SamplingParams, StageTimes
+from wire.load import LoadSnapshot
+from wire.types import Pooling, Role, SamplingParams, StageTimes
 
 
 def _request(*prompts: int, **params: Any) -> GenerationRequest:

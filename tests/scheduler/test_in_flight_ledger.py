@@ -3,7 +3,7 @@
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.load.loads import HeldPrompts
 from scheduler.load.prefixes import chain_of
-from wire.types import LoadSnapshot
+from wire.load import LoadSnapshot
 
 CHAIN = chain_of(range(100), "")  # one link, of 64 tokens
 

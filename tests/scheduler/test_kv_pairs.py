@@ -15,8 +15,9 @@ from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
 from tests.scheduler.test_link_probe import measured
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable
+from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import MeasureLink, Prefill
-from wire.types import InstanceDescription, KvEndpoint, LinkStatus, LoadSnapshot, Role
+from wire.types import InstanceDescription, KvEndpoint, Role
 
 PROMPT = (1, 2, 3, 4, 5)
 APART = "prefill-0 has shm and decode-0 has tcp"

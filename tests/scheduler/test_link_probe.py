@@ -13,8 +13,8 @@ from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.test_over_grpc import serving as serving_over_grpc
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import InstanceLost, InvalidRequest, Overloaded
+from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import LinkMeasured
-from wire.types import LinkStatus, LoadSnapshot
 
 MIB = 2**20
 

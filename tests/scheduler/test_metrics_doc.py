@@ -6,7 +6,8 @@ from pathlib import Path
 from scheduler.observability.metrics import Metrics
 from scheduler.view import ClusterView, InstanceView, LedgerView
 from tests.scheduler.fake_cluster import describe
-from wire.types import LinkStatus, LoadSnapshot, Role
+from wire.load import LinkStatus, LoadSnapshot
+from wire.types import Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -13,7 +13,8 @@ from scheduler.observability.metrics import Metrics
 from scheduler.request import PromptDone
 from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView
 from wire.errors import HandoffFailed
-from wire.types import LinkStatus, LoadSnapshot, Role, StageTimes
+from wire.load import LinkStatus, LoadSnapshot
+from wire.types import Role, StageTimes
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ from tests.scheduler.fake_cluster import Answer, FakeCluster, Running, collect, 
 from tests.scheduler.test_retries import PROMPT, assert_whole, linked
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
+from wire.load import LoadSnapshot
 from wire.messages import Prefill
-from wire.types import LoadSnapshot
 
 
 async def killed_after(cluster: FakeCluster, asked: GenerationRequest, *counts: int) -> Answer:

@@ -7,8 +7,9 @@ import itertools
 from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
+from wire.load import LoadSnapshot
 from wire.messages import Reserve
-from wire.types import LoadSnapshot, PromptState, Ticket
+from wire.types import PromptState, Ticket
 
 LONG = tuple(range(7 * 16))
 ALIKE = (*LONG[:100], *range(500, 512))  # 6 blocks and 1 link alike, 7 blocks in all

@@ -23,6 +23,7 @@ from wire.convert import (
 from wire.convert_messages import command_from_pb, command_to_pb, event_from_pb, event_to_pb
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
+from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
     Cancel,
     Command,
@@ -52,8 +53,6 @@ from wire.types import (
     FinishReason,
     InstanceDescription,
     KvEndpoint,
-    LinkStatus,
-    LoadSnapshot,
     ModelIdentity,
     Pooling,
     PromptLogprobs,
