@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from devices.table import KINDS, find_kind, open_device
@@ -33,8 +34,9 @@ class Collective:
     """How process groups of one backend are made, and their rules.
 
     `lacking` explains why the backend cannot be used here; it imports torch.
-    `make(store, rank, of, host, timeout_s, device)` returns a group. `abort(group, peer)` aborts hanging operations.
-    Both run on the thread that issues the group's operations.
+    `make(store, rank, of, host, timeout_s, device)` returns a group; `make_link`, if not None, that of a KV link, whose
+    first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations.
+    `one_thread`: all these, and the end of a group, must run on the one thread that issues the device's operations.
     `on_host`: tensors are in host memory, otherwise on the device.
     `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
     completion is only seen by a thread inside `wait` (gloo).
@@ -60,9 +62,11 @@ class Collective:
     lazy: bool
     link_bytes: Callable[[Mapping[str, str]], int]
     free_bytes: Callable[[str], int | None]
+    make_link: Callable[[Any, int, int, str, float, str], Any] | None = None
     meet_s: Callable[[Mapping[str, str]], float] = lambda _: _MEET_S
     make_s: float = 0.0
     one_order: bool = False
+    one_thread: bool = False
     links_by_default: bool = False
 
 
@@ -132,11 +136,13 @@ def _nccl_lacking() -> str | None:
     return None if torch.distributed.is_nccl_available() else f"torch {torch.__version__} is built without nccl"
 
 
+_NCCL_LINK_S = 5.0
 NCCL_DEFAULTS: Mapping[str, str] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3: with it torch exits the process when one operation fails
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # not 1: a thread of torch would query the store every second
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # not 1: torch exits the process when a thread of its own hangs
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # not 15,000: a failed operation blocks its group for four times this
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": f"{_NCCL_LINK_S - 1:.0f}",  # seconds, not 1,800; torch waits one second longer
 }
 """Defaults of the environment variables that torch reads for NCCL: docs/devices.md."""
 
@@ -149,13 +155,23 @@ def set_nccl_defaults(environ: MutableMapping[str, str], host: str) -> None:
         environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this host: listen on no other interface
 
 
-def _make_nccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
-    """Keep torch's timeout of ten minutes: callers have deadlines, and a torch timeout makes a hung work look done."""
+def _make_nccl(
+    store: Any, rank: int, of: int, host: str, timeout_s: float, device: str, *, blocking: bool = True
+) -> Any:
+    """Keep torch's timeout of ten minutes: callers have deadlines, and a torch timeout makes a hung work look done.
+
+    The first operation creates the communicator. Unless it is `blocking`, torch gives that up after
+    TORCH_NCCL_NONBLOCKING_TIMEOUT, which it reads once a process (NCCLUtils.cpp: NCCLComm::waitReady; the launch of
+    each operation: C10D_NCCL_CHECK_TIMEOUT_GROUPEND). Ranks block: they meet for longer.
+    """
     from torch.distributed import ProcessGroupNCCL
 
     set_nccl_defaults(os.environ, host)
     open_device(device).activate()
-    return ProcessGroupNCCL(store, rank, of, ProcessGroupNCCL.Options())
+    options = ProcessGroupNCCL.Options()
+    if not blocking:
+        options.config.blocking = 0
+    return ProcessGroupNCCL(store, rank, of, options)
 
 
 def _abort_nccl(group: Any, peer: int) -> None:
@@ -222,11 +238,12 @@ COLLECTIVES: dict[str, Collective] = {
     ),
     "nccl": Collective(
         "nccl", _nccl_lacking, _make_nccl, _abort_nccl, on_host=False, polls=True, exact=True, lazy=True,
-        link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_s=5.0, one_order=True,
-        links_by_default=True,
+        link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_link=partial(_make_nccl, blocking=False),
+        make_s=_NCCL_LINK_S, one_order=True, links_by_default=True,
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,
         link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=10.0, one_order=True,
+        one_thread=True,
     ),
 }  # fmt: skip

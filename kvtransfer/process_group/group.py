@@ -1,14 +1,16 @@
-"""One two-rank group: operations are issued on the device's thread and awaited on the group's own thread.
+"""One two-rank group: operations are issued on the device's thread and awaited on the group's waiter thread.
 
     caller --send|receive--> issuing thread (never waits)  --work-->  waiter thread (every wait has a deadline)
+             the first one -> set-up thread of the group  --work-->
 
     MADE -> closed: no operation in progress, or aborted -> freed
-                    in progress and cannot abort  -> PARKED with its epoch, never used again -> freed when they end
+                    in progress and cannot abort, or stuck in a call -> PARKED with its epoch, never used again -> freed
 
-An operation that hangs blocks only this group's waiter thread, and no other link.
+An operation that hangs blocks only this group's waiter thread, and no other link. Nor does a call that hangs: the
+first operation, which may create the communicator, the abort and the end of the group are calls on its set-up thread.
+Only a collective with `one_thread` has all of them on the device's thread.
 """
 
-import contextlib
 import queue
 import re
 import threading
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from devices.collectives import Collective
 from kvtransfer.process_group.devices import Lease
+from kvtransfer.process_group.issue import IssueQueue
 from kvtransfer.stream import LinkLost
 from native.ticker import run_time
 from telemetry.logs import EventLogger
@@ -30,22 +33,24 @@ if TYPE_CHECKING:
 _log = EventLogger("kvtransfer")
 _TAG = 0
 _LEAVE_S = 1.0
-_FREE_S = 30.0
 _MAX_REASON = 200
 _PARKED_POLL_S = 0.2
 _FIRST_POLL_S, _LAST_POLL_S = 0.0002, 0.005
 
 
 class Group:
-    """Owner of one group and its waiter thread; `keep` is the memory that operations may access while it exists.
+    """Owner of one group and its threads; `keep` is the memory that operations may access while it exists.
 
-    Operations are started by one thread, `close` is called from any. `peer` is the other end's rank.
+    Operations are started by one thread, `close` is called from any. `peer` is the other end's rank. `set_up` is the
+    thread that made the group, if it was not the device's.
     """
 
     def __init__(
-        self, group: Any, collective: Collective, lease: Lease, *, name: str, peer: int, progress_s: float, keep: object
+        self, group: Any, collective: Collective, lease: Lease, *, name: str, peer: int, progress_s: float,
+        keep: object, set_up: IssueQueue | None = None,
     ) -> None:  # fmt: skip
         self._group, self._collective, self._lease, self._keep = group, collective, lease, keep
+        self._set_up, self._has_begun = set_up, False
         self._name, self._peer, self._progress_s = name, peer, progress_s
         self._under_way = 0
         self._stuck: list[Any] = []  # of the waiter: failed works that may still access the memory
@@ -80,10 +85,8 @@ class Group:
         if busy:
             self._abort()
         self._waiter.join(_LEAVE_S)
-        if self.parked and self._stuck:
-            _log.warning(
-                "kv_group_parked", group=self._name, backend=self._collective.name, operations=len(self._stuck)
-            )
+        if self.parked and (operations := self._under_way + len(self._stuck)):
+            _log.warning("kv_group_parked", group=self._name, backend=self._collective.name, operations=operations)
 
     @property
     def parked(self) -> bool:
@@ -96,15 +99,20 @@ class Group:
             if self._closing.is_set():
                 raise LinkLost("the group is closed")
             self._under_way += 1
-            self._works.put((self._lease.device.issue(operation), done))
+            issue, self._has_begun = self._lease.device.issue if self._has_begun else self._call, True
+            self._works.put((issue(operation), done))
         return done
+
+    def _call(self, task: Callable[[], Any]) -> "Future[Any]":
+        """Run what may hang: not on the device's thread, unless everything must run there."""
+        return self._lease.device.issue(task) if self._set_up is None else self._set_up.submit(task)
 
     def _abort(self) -> None:
         if self._collective.abort is not None:
-            self._lease.device.issue(self._abort_now)
+            self._call(self._abort_now)
 
     def _abort_now(self) -> None:
-        """Abort on the issuing thread, so that no other thread drops the last reference to the group."""
+        """Abort on the thread that frees the group, so that no other thread drops the last reference to it."""
         abort, group = self._collective.abort, self._group
         if abort is not None and group is not None:
             abort(group, self._peer)
@@ -165,7 +173,7 @@ class Group:
             self._abort()
 
     def _free(self) -> None:
-        """Wait until no operation can access the memory any more, then release the group on the issuing thread."""
+        """Wait until no operation can access the memory any more, then release the group on its thread."""
         if self._collective.abort is None:
             pause = threading.Event()
             while not all(work.is_completed() for work in self._stuck):
@@ -173,10 +181,11 @@ class Group:
         self._stuck.clear()
         holder = [self._group]
         self._group = None
-        with contextlib.suppress(TimeoutError):
-            self._lease.device.issue(holder.clear).result(_FREE_S)
+        self._call(holder.clear).result()  # parked until an abort, which may hang, has ended
         self._keep = None
         self._lease.release()
+        if self._set_up is not None:
+            self._set_up.close()
 
 
 def in_one_line(error: BaseException) -> str:

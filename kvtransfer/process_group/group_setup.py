@@ -2,14 +2,14 @@
 
     sender    TERMS ->                    checks that both make the same kind of group
     leader    ASK ->     <- GRANTED|BUSY  both hold the turn of their device: no other group is made there meanwhile
-    both      KEY ...                     the group's store, on the issuing thread
+    both      KEY ...                     the group's store, on the group's set-up thread
     both                                  one operation proves the pair; the turn ends after it if it makes the
                                           communicator, otherwise before it
     both      DONE
 
 A turn ends after twice the connect timeout, or twice the creation time of the collective; a creation that is running
-then ends within as much again. A peer that stops during a set-up delays other links of the device for that long, not
-for the progress timeout.
+then ends within as much again. A peer that stops during a set-up delays other set-ups of the device for that long, not
+for the progress timeout. It delays no link that is set up, unless the collective has `one_thread`.
 
 The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends ASK; the other
 end tries for a short time and sends BUSY: the leader then releases its turn. So A -> B, B -> C, C -> A never deadlock.
@@ -19,7 +19,8 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from kvtransfer.hello import Hello
 from kvtransfer.process_group.devices import GroupDevice, Lease
 from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.group import Group, in_one_line
+from kvtransfer.process_group.issue import IssueQueue
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
 from native.ticker import run_time
@@ -59,17 +61,25 @@ def make_group(
 
     The group owns the lease afterwards; if this raises, the lease is released.
     """
-    exchange, give_up = SetupExchange(stream, group_name(hello)), lease.release
+    exchange, name = SetupExchange(stream, group_name(hello)), _readable(hello)
+    set_up = None if collective.one_thread else IssueQueue(f"kv-set-up-{name}")
+
+    def give_up() -> None:
+        lease.release()
+        if set_up is not None:
+            set_up.close()
+
     timeouts = replace(timeouts, connect_s=max(timeouts.connect_s, collective.make_s))
     try:
         leads = _leads(hello, rank)
         _agree(exchange, collective, rank, timeouts, lease.device, group_name(hello))
         with _turn(exchange, lease.device, leads, timeouts) as end:
             _refuse_if_full(collective, lease.device.name)
-            made = _make(exchange, stream, rank, collective, lease.device, timeouts, end)
+            issue = lease.device.issue if set_up is None else set_up.submit
+            made = _make(exchange, stream, rank, collective, lease.device.name, issue, timeouts, end)
             group = Group(
-                made, collective, lease, name=f"{hello.sender_id}-{hello.receiver_id}-{hello.link_epoch:x}",
-                peer=1 - rank, progress_s=timeouts.progress_s, keep=staging,
+                made, collective, lease, name=name, peer=1 - rank, progress_s=timeouts.progress_s, keep=staging,
+                set_up=set_up,
             )  # fmt: skip
             give_up = group.close
             del made  # the Group must have the only reference
@@ -87,6 +97,10 @@ def make_group(
     finally:
         lease.device.sends_to.discard(group_name(hello))
     return group
+
+
+def _readable(hello: Hello) -> str:
+    return f"{hello.sender_id}-{hello.receiver_id}-{hello.link_epoch:x}"
 
 
 def group_name(hello: Hello) -> str:
@@ -174,7 +188,8 @@ def _make(
     stream: Stream,
     rank: int,
     collective: Collective,
-    device: GroupDevice,
+    device: str,
+    issue: Callable[[Callable[[], Any]], "Future[Any]"],
     timeouts: Timeouts,
     end: float,
 ) -> Any:
@@ -184,14 +199,15 @@ def _make(
 
     def make() -> Any:
         exchange.deadline = min(end, run_time() + timeouts.connect_s)
-        return collective.make(LinkStore(exchange), rank, _RANKS, host, timeouts.connect_s, device.name)
+        create = collective.make_link or collective.make
+        return create(LinkStore(exchange), rank, _RANKS, host, timeouts.connect_s, device)
 
-    made = device.issue(make)
+    made = issue(make)
     try:
         return made.result(max(0.0, end - run_time()))
     except TimeoutError:
         if made.cancel():
-            raise LinkLost(f"{device.name} did not issue the operation within its turn") from None
+            raise LinkLost(f"{device} did not issue the operation within its turn") from None
         return made.result(_TURN * timeouts.connect_s)  # running: at most one timeout each for keys and connection
 
 

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -52,8 +52,9 @@ def test_torch_reads_every_nccl_variable_by_our_name() -> None:
     header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     text = header.read_text(encoding="utf-8")
 
-    assert [name for name in NCCL_DEFAULTS if f'"{name}"' not in text] == []
+    assert [name for name in NCCL_DEFAULTS if f'"{name}"' not in text] == ["TORCH_NCCL_NONBLOCKING_TIMEOUT"]
     assert "NoHandling = 0" in text
+    assert "int nccl_nonblocking_timeout();" in (header.parent / "NCCLUtils.hpp").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("host", "interface"), [("127.0.0.1", "lo"), ("10.0.0.7", None)])
@@ -75,6 +76,7 @@ class Options:
     """Options of a stand-in for ProcessGroupHCCL and ProcessGroupNCCL."""
 
     _timeout: timedelta = timedelta(minutes=30)
+    config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(blocking=1))
 
 
 @dataclass
@@ -104,8 +106,9 @@ class ActivatedKind(FakeKind):
         return Device(index, self.traits, self.total_bytes)
 
 
+@pytest.mark.parametrize("is_link", [True, False])
 def test_an_nccl_group_has_its_device_variables_and_torchs_timeout(
-    monkeypatch: pytest.MonkeyPatch,
+    is_link: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A timeout below our deadlines would end first, and a sum that it ends counts as complete."""
     kind = ActivatedKind(cuda.TRAITS)
@@ -115,8 +118,11 @@ def test_an_nccl_group_has_its_device_variables_and_torchs_timeout(
     monkeypatch.setitem(table.KINDS, "cuda", kind)
     monkeypatch.setattr(os, "environ", {})
 
-    group = COLLECTIVES["nccl"].make(object(), 0, 2, "127.0.0.1", 2.5, "cuda:1")
+    nccl = COLLECTIVES["nccl"]
+    group = (nccl.make_link if is_link else nccl.make)(object(), 0, 2, "127.0.0.1", 2.5, "cuda:1")  # type: ignore[misc]
 
+    assert group.options.config.blocking == (0 if is_link else 1)
+    assert int(NCCL_DEFAULTS["TORCH_NCCL_NONBLOCKING_TIMEOUT"]) + 1 == nccl.make_s
     assert group.options._timeout == Options()._timeout
     assert group.environ == {**NCCL_DEFAULTS, "NCCL_SOCKET_IFNAME": "lo"}
     assert kind.activated == [1]

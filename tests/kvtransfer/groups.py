@@ -30,6 +30,7 @@ from wire.types import PROTOCOL_VERSION
 
 LAYOUT = PoolLayout(TENSORS, num_blocks=4, block_size=4)
 NEVER = StopFlag()
+_THREADS = ("kv-group", "kv-issue", "kv-set-up")
 _End = TypeVar("_End", GroupOutlet, GroupInlet)
 
 
@@ -208,4 +209,4 @@ def hurry(ends: Ends, progress_s: float) -> None:
 
 def group_threads() -> list[str]:
     """The threads that links over groups left running."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("kv-group", "kv-issue"))]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(_THREADS)]

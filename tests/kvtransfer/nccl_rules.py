@@ -1,7 +1,9 @@
 """NCCL as far as a CPU can show it: gloo underneath, and every rule of NCCL's and of torch's around it that we know.
 
-one thread at a time issues on a device, for whichever of its communicators
-the two ends of a communicator are on two devices, and both make it at once, by their first operation
+one thread at a time issues on a device, for whichever of its communicators that are made
+the two ends of a communicator are on two devices, and both make it at once, by their first operation: it waits inside
+the call, for one second more than TORCH_NCCL_NONBLOCKING_TIMEOUT, and an abort waits for that (ProcessGroupNCCL.cpp:
+pointToPoint calls initNCCLComm; NCCLUtils.cpp: NCCLComm::getNcclComm and waitReady hold the mutex that abort takes)
 a tensor is one, whole, of the device's memory and of some dtypes; it has bytes
 a receive has the bytes and the dtype of the send that it belongs to
 a wait without a time returns at once, and reports no failure; one with a time raises
@@ -33,7 +35,7 @@ _DTYPES = {
     torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.bool,
 }  # fmt: skip
-_JOIN_S = 20.0
+_SECOND_S = 0.2  # a second of torch's
 _HEARTBEAT_S = 0.001  # torch's second would hit no message of a set-up of some milliseconds
 _LAST_S = timedelta(seconds=60)
 Message = tuple[int, torch.dtype]
@@ -45,6 +47,7 @@ class _Pair:
 
     devices: list[str] = field(default_factory=list)
     joined: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+    hangs: threading.Event = field(default_factory=threading.Event)
     sent: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})
     taken: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})  # by the rank that sent it
 
@@ -53,11 +56,13 @@ class _Pair:
 class NcclRules:
     """Owner of what each device is doing; `broken` lists what went against the rules, `made` counts groups.
 
-    `on_host`: what stands for a device's memory is the host's. `environ` is what the user has set.
+    `on_host`: what stands for a device's memory is the host's. `environ` is what the user has set. `hung` devices never
+    join a communicator.
     """
 
     on_host: bool = False
     environ: dict[str, str] = field(default_factory=dict)
+    hung: set[str] = field(default_factory=set)
     broken: list[str] = field(default_factory=list)
     made: int = 0
     _pairs: dict[str, _Pair] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class NcclRules:
     def collective(self) -> Collective:
         """The table's nccl, with gloo underneath."""
         return replace(
-            COLLECTIVES["nccl"], on_host=self.on_host, lacking=lambda: None, make=self.make,
+            COLLECTIVES["nccl"], on_host=self.on_host, lacking=lambda: None, make=self.make, make_link=self.make,
             free_bytes=lambda _: None, make_s=0.0,
         )  # fmt: skip
 
@@ -82,8 +87,9 @@ class NcclRules:
             name = store.get("pair").decode()
         pair = self.enter(name, device)
         watchdog = Watchdog(store, told, self.broken)
+        join_s = _SECOND_S * (int(told.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800")) + 1)
         gloo = COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device)
-        return RuleBoundGroup(gloo, rank, device, pair, self, watchdog)
+        return RuleBoundGroup(gloo, rank, device, pair, self, watchdog, join_s)
 
     def enter(self, name: str, device: str) -> _Pair:
         """Return what the ranks of a communicator share; each has a device of its own."""
@@ -93,6 +99,8 @@ class NcclRules:
             if device in pair.devices:
                 self._break(f"both ranks of a communicator on {device}")
             pair.devices.append(device)
+            if device in self.hung:
+                pair.hangs.set()
             return pair
 
     @contextmanager
@@ -175,40 +183,53 @@ class Watchdog:
 class RuleBoundGroup:
     """A group of two that can send, receive and be aborted, and nothing else."""
 
-    def __init__(self, group: Any, rank: int, device: str, pair: _Pair, rules: NcclRules, watchdog: Watchdog) -> None:
+    def __init__(
+        self, group: Any, rank: int, device: str, pair: _Pair, rules: NcclRules, watchdog: Watchdog, join_s: float
+    ) -> None:
         self._group, self._rank, self._device, self._pair, self._rules = group, rank, device, pair, rules
-        self.watchdog, self._is_joined = watchdog, False
+        self.watchdog, self._is_joined, self._join_s = watchdog, False, join_s
         self.is_aborted = threading.Event()
+        self._communicator = threading.Lock()
 
     def __del__(self) -> None:
         self.watchdog.end()
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
+        self._join()
         with self.watchdog.lock, self._rules.issuing(self._device, "send"):
             tensor, pair = self._rules.check(self._device, tensors), self._pair
-            self._join()
             self._rules.note(self._rank, pair, pair.sent[self._rank], pair.taken[self._rank], tensor)
             return self._work(self._group.send(tensors, peer, tag))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
+        self._join()
         with self.watchdog.lock, self._rules.issuing(self._device, "recv"):
             tensor, pair = self._rules.check(self._device, tensors), self._pair
-            self._join()
             self._rules.note(peer, pair, pair.taken[peer], pair.sent[peer], tensor)
             return self._work(self._group.recv(tensors, peer, tag))
 
     def abort(self) -> None:
         """End what is under way, here and at the peer."""
-        if not self.is_aborted.is_set():
+        with self._communicator:
+            has_ended = self.is_aborted.is_set()
             self.is_aborted.set()
+        if not has_ended:
             gloo = COLLECTIVES["gloo"].abort
             assert gloo is not None
             with contextlib.suppress(RuntimeError):  # the timeout that it aborts with
                 gloo(self._group, 1 - self._rank)
 
     def _join(self) -> None:
-        if not self._is_joined:
-            self._pair.joined.wait(_JOIN_S)
+        if self._is_joined:
+            return
+        with self._communicator:
+            if self._pair.hangs.is_set():
+                time.sleep(self._join_s)
+                self._pair.joined.abort()
+            try:
+                self._pair.joined.wait(self._join_s)
+            except threading.BrokenBarrierError:
+                raise RuntimeError("NCCL timeout in: NCCLUtils.cpp:198") from None
             self._is_joined = True
 
     def _work(self, work: Any) -> "RuleBoundWork":

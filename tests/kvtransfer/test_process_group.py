@@ -1,5 +1,6 @@
 """Links over process_group: what listens, what is refused, what stalls, and that links never deadlock in a cycle."""
 
+import gc
 import os
 import random
 import subprocess
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,7 +79,7 @@ def test_a_group_listens_on_the_links_address_until_it_is_made() -> None:
 def test_a_closed_link_leaves_no_thread() -> None:
     with linked(make_node("p"), make_node("d")) as ends:
         ends.receive(ends.send(b"payload"))
-        assert len(group_threads()) == 4
+        assert len(group_threads()) == 6
 
     until(lambda: not group_threads())
 
@@ -257,6 +259,23 @@ def test_an_aborted_group_is_released_by_its_devices_thread(monkeypatch: pytest.
     assert freed_by == ["kv-issue-cpu"]
     go_on.set()
     closing.join(DEADLINE_S)
+
+
+def test_a_failed_task_is_not_kept_by_its_own_error() -> None:
+    """Else the garbage collector would free a group, on any thread."""
+    tasks = IssueQueue("kv-issue-test")
+    freed_by: list[str] = []
+    task = FakeGroup(freed_by)
+    failed = tasks.submit(partial(task.send, []))
+    del task
+    gc.disable()
+    try:
+        assert isinstance(failed.exception(DEADLINE_S), TypeError)
+        del failed
+        until(lambda: bool(freed_by))
+    finally:
+        gc.enable()
+        tasks.close()
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])

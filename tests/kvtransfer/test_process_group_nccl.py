@@ -81,6 +81,21 @@ def test_a_failed_link_stops_no_other_of_its_card(rules: NcclRules) -> None:
         assert moving.receive(moving.send(b"still")) == b"still"
 
 
+def test_a_hang_in_set_up_harms_its_own_link_only(rules: NcclRules) -> None:
+    rules.hung.add("cuda:1")
+    p, lost, other = make_node("p", "cuda:0"), make_node("lost", "cuda:1"), make_node("other", "cuda:2")
+    with linked(p, other, 1, Timeouts(5.0, 3.0)) as moving, ThreadPoolExecutor(1) as makers:
+        made, moved = makers.submit(link, p, lost, 2), 0
+        while not made.done():
+            assert moving.receive(moving.send(b"meanwhile", moved)) == b"meanwhile"
+            moved += 1
+
+        with pytest.raises(LinkLost, match="NCCL timeout in"):
+            made.result()
+        assert moved > 10  # one, had they waited for the hanging one
+        assert moving.receive(moving.send(b"after", moved)) == b"after"
+
+
 def test_two_ranks_of_a_communicator_are_on_two_cards() -> None:
     rules = NcclRules()
     rules.enter("pair", "cuda:0")
