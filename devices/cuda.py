@@ -1,5 +1,6 @@
 """NVIDIA GPUs through torch.cuda."""
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +50,13 @@ class CudaKind:
 
 
 class CudaDevice(TorchDevice):
-    """Implements Device. Owns the stream and memory pool of all its graphs: one thread captures and replays."""
+    """Implements Device. Owns the stream and memory pool of all its graphs: one thread at a time uses them."""
 
     def __init__(self, traits: Traits, index: int) -> None:
         super().__init__(traits, index)
         self._graph_stream: torch.cuda.Stream | None = None
         self._graph_pool: Any = None
+        self._graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
 
     def describe(self) -> str:
         """Return the card, its memory, and the versions of torch, CUDA and the driver."""
@@ -71,12 +73,15 @@ class CudaDevice(TorchDevice):
     def capture(self, run: Callable[[], None]) -> "CudaGraph":
         """See Device. Other threads may keep using the device: only this thread's work is captured.
 
-        Memory that a capture frees may be reused by the next one: graphs are replayed one after the other.
+        Memory that a capture frees may be reused by the next one: graphs are replayed one after the other. torch's
+        allocator refuses a memory pool whose graphs are all gone (c10/cuda/CUDACachingAllocator.cpp,
+        create_or_incref_pool), so the next graph then gets a new one.
         """
         import torch
 
         if self._graph_stream is None:
             self._graph_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        if not self._graphs:
             self._graph_pool = torch.cuda.graph_pool_handle()
         stream, current = self._graph_stream, torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
@@ -86,7 +91,9 @@ class CudaDevice(TorchDevice):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):
             run()
-        return CudaGraph(graph)
+        made = CudaGraph(graph)
+        self._graphs.add(made)
+        return made
 
 
 class CudaGraph:

@@ -63,7 +63,7 @@ class NpuKind:
 
 
 class NpuDevice(TorchDevice):
-    """Implements Device. Owns the state for graph capture: one thread captures and replays."""
+    """Implements Device. Owns the state for graph capture: one thread at a time captures or replays."""
 
     def __init__(self, traits: Traits, index: int) -> None:
         super().__init__(traits, index)

@@ -6,21 +6,29 @@
 A replay without an update would wait for ever, and an update during a replay would change the running work.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 
 class NpuGraphs:
-    """Captures graphs of one device. Owns their stream and memory pool: one thread captures and replays."""
+    """Captures graphs of one device. Owns their stream and memory pool: one thread at a time uses them."""
 
     def __init__(self, npu: Any) -> None:
         """`npu` is torch.npu."""
         self._npu = npu
         self._stream = npu.Stream()
-        self._pool = npu.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs: weakref.WeakSet[NpuGraph] = weakref.WeakSet()
 
     def capture(self, run: Callable[[], None]) -> "NpuGraph":
-        """See Device. Other threads may keep using the device: only this thread's work is captured."""
+        """See Device. Other threads may keep using the device: only this thread's work is captured.
+
+        torch_npu's allocator refuses a memory pool whose graphs are all gone (NPUCachingAllocator.cpp,
+        create_or_incref_pool), so the next graph then gets a new one.
+        """
+        if not self._graphs:
+            self._pool = self._npu.graph_pool_handle()
         npu, stream, current = self._npu, self._stream, self._npu.current_stream()
         stream.wait_stream(current)
         with npu.stream(stream):  # ops allocate on their first call, which a capture forbids
@@ -31,7 +39,9 @@ class NpuGraphs:
             graph, pool=self._pool, stream=stream, auto_dispatch_capture=True, capture_error_mode="thread_local"
         ):
             run()
-        return NpuGraph(npu, graph)
+        made = NpuGraph(npu, graph)
+        self._graphs.add(made)
+        return made
 
 
 class NpuGraph:

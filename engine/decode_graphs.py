@@ -1,16 +1,18 @@
 """Decode steps replayed from graphs: one launch instead of one per op.
 
-    step of n sequences, one token each
-      -> padded to one of `graph_sizes` rows, block tables to a width that the attention backend chooses
-      -> inputs copied to the fixed tensors of that (rows, width); tables only if the graph reads them
-      -> captured on first use, replayed from then on
+    at load: every shape (rows, table width), largest first --capture--> its own fixed inputs and a graph
+    a step of n sequences, one token each
+      -> padded to the smallest captured shape that it fits
+      -> inputs copied to that shape's fixed tensors in one upload; tables only if the graph reads them
+      -> graph replayed
       -> logits of the first n rows
 
-Padding rows write to spare blocks of the pool, each to its own slot. Steps with prompt chunks never use graphs. After a
-failed graph, none are used; if it only ran out of memory, captured graphs stay in use and none of its size or larger is
-captured.
+Padding rows write to spare blocks of the pool, each to its own slot. No graph is captured during requests: a step
+that fits no captured shape is launched op by op, as are steps with prompt chunks.
 """
 
+import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,16 +29,29 @@ from engine.transfers import upload
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
-_SMALL = (1, 2, 4)
 _EVERY = 8
+_MOST_GRAPHS = 64
+"""Each graph costs about two runs of the network at load, and memory of the driver."""
+_LINE_S = 2.0
 
 Forward = Callable[[DecodeInputs, StepAttention], torch.Tensor]
 """Runs the network on the inputs and returns the logits of every row, [num_rows, vocab_size]."""
+GraphShape = tuple[int, int]
+"""Rows, and blocks of a row's table."""
 
 
-def graph_sizes(most: int) -> tuple[int, ...]:
-    """Return the batch sizes that steps are padded to, ascending; the last is `most` (1 or more)."""
-    return (*(size for size in _SMALL if size < most), *range(_EVERY, most, _EVERY), most)
+def graph_shapes(backend: GraphBackend, most_rows: int, most_blocks: int, block_size: int) -> tuple[GraphShape, ...]:
+    """Return the shapes to capture, in capture order: most rows first, then the widest tables.
+
+    Sizes are 1, 2, 4 and every 8 rows up to `most_rows`; powers of two only if that would be more than 64 graphs.
+    """
+    for sizes in (_every_8(most_rows), _powers_of_two(most_rows)):
+        shapes = [
+            (rows, width) for rows in sizes for width in backend.table_widths(rows, most_blocks, block_size)
+        ]  # fmt: skip
+        if len(shapes) <= _MOST_GRAPHS:
+            break
+    return tuple(sorted(shapes, reverse=True))
 
 
 def graph_rows(most: int, device: Device, backend: AttentionBackend, rope: StepRope | None) -> int:
@@ -64,22 +79,95 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Owner of the graphs of one model. One thread calls it."""
+    """Owner of the graphs of one model. Called by one thread at a time."""
 
     def __init__(
         self, device: Device, backend: AttentionBackend, forward: Forward, *, block_size: int, spare_block: int,
         max_rows: int, max_blocks: int,
     ) -> None:  # fmt: skip
-        """Steps have `max_rows` sequences of `max_blocks` blocks at most; none uses the spare ones."""
+        """Steps have `max_rows` sequences of `max_blocks` blocks at most.
+
+        The pool has `num_spare_blocks` from `spare_block` on, which no sequence uses.
+        """
         assert isinstance(backend, GraphBackend), "graph_rows is 0 otherwise"
         self._device, self._backend, self._forward = device, backend, forward
-        self._block_size, self._spare_block, self._max_blocks = block_size, spare_block, max_blocks
-        self._sizes = graph_sizes(max_rows)
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._block_size, self._spare_block = block_size, spare_block
+        self._max_rows, self._max_blocks = max_rows, max_blocks
+        self._captured: dict[GraphShape, _Captured] = {}
+        self._ascending: list[GraphShape] = []  # the keys of `_captured`
         self._logits: torch.Tensor | None = None  # [max_rows, vocab_size]: output of the last replay, shared
-        self._failed = False
-        self._most_rows = max_rows
-        """The largest size that may still be captured."""
+
+    @property
+    def shapes(self) -> tuple[GraphShape, ...]:
+        """All shapes to capture, in capture order. Ranks of one model have the same."""
+        return graph_shapes(self._backend, self._max_rows, self._max_blocks, self._block_size)
+
+    def capture_all(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Capture every shape that has no graph yet. No step may be in flight.
+
+        Shapes that do not fit the device's memory are left out, and after any other error there are no graphs; either
+        is logged once, and not raised.
+        """
+        began = shown = clock()
+        free, left_out = self._device.memory().free, dict[GraphShape, str]()
+        _log.info("graphs_capturing", of=len(self.shapes), rows=self._max_rows, device=self._device.name)
+        while missing := [one for one in self.shapes if one not in self._captured and one not in left_out]:
+            try:
+                self.capture(missing[0])
+            except Exception as error:  # noqa: BLE001 - from the network or a driver
+                if not is_out_of_memory(error):
+                    self._go_without(missing[0], error)
+                    return
+                left_out[missing[0]] = _one_line(error)  # the error itself refers to what the capture allocated
+            if clock() - shown >= _LINE_S:
+                shown = clock()
+                _log.info("graphs_capturing", done=len(self._captured), of=len(self.shapes))
+        for shape in self._captured.keys() - set(self.shapes):  # attention needs narrower tables since
+            self.drop(shape)
+        if left_out:
+            self._report_left_out(left_out)
+        _log.info(
+            "graphs_captured", graphs=len(self._captured), seconds=round(clock() - began, 3),
+            bytes=free - self._device.memory().free,
+        )  # fmt: skip
+
+    def capture(self, shape: GraphShape) -> None:
+        """Capture one shape. Raises any error of the network or the device.
+
+        Ranks that sum over a device's communicator capture each shape together, and drop it together if one fails.
+        """
+        rows, width = shape
+        packed = torch.zeros(rows * (4 + width), dtype=torch.int64, device=self._device.torch_device)
+        tokens, positions, slots, lengths = packed[: 4 * rows].view(4, rows)
+        inputs = DecodeInputs(
+            self._block_size, tokens, positions, slots, lengths, packed[4 * rows :].view(rows, width)
+        )  # fmt: skip
+        captured = _Captured(inputs, packed, self._backend.plan_decode(inputs))
+        none = np.empty(0, np.int64)
+        host = self._padded(HostTables(none, none, none), rows)
+        self._upload(captured, array("q"), array("q"), host)
+        captured.attention.prepare(host)
+
+        def run() -> None:
+            made = self._forward(inputs, captured.attention.step())
+            if self._logits is None:
+                self._logits = made.new_empty(self._max_rows, made.shape[1])
+            self._logits[:rows] = made
+
+        captured.graph = self._device.capture(run)
+        self._captured[shape] = captured
+        self._ascending = sorted(self._captured)
+
+    def drop(self, shape: GraphShape) -> None:
+        """Forget one shape's graph, if it has one."""
+        self._captured.pop(shape, None)
+        self._ascending = sorted(self._captured)
+
+    def reset(self) -> None:
+        """Forget all graphs, as after an abort of a communicator in them; none are used until captured again."""
+        self._captured.clear()
+        self._ascending = []
+        self._logits = None
 
     def run(self, metadata: StepMetadata) -> torch.Tensor | None:
         """Return the logits of the step's sampled rows, [num_samples, vocab_size], or None if no graph can run it.
@@ -88,94 +176,73 @@ class DecodeGraphs:
         """
         packed = metadata.packed
         num_rows = len(packed.kv_lengths)
-        if self._failed or len(packed.slots) != num_rows or not 0 < num_rows <= self._sizes[-1]:
+        if not self._captured or not num_rows or len(packed.slots) != num_rows:
             return None
-        host = self._padded(metadata)
-        needed, size = int(host.used.max()), len(host.used)
-        width = self._backend.table_width(needed, max(needed, self._max_blocks))
-        captured = self._captured.get((size, width))
-        if captured is None and size > self._most_rows:
+        host = read_tables(packed, self._block_size)
+        width = int(host.used.max())
+        shape = next((one for one in self._ascending if one[0] >= num_rows and one[1] >= width), None)
+        if shape is None:
             return None
+        captured, host = self._captured[shape], self._padded(host, shape[0])
         try:
-            if captured is None:
-                captured = self._make(size, width)
-            self._fill(captured, metadata, host)
+            self._upload(captured, packed.positions, packed.slots, host)
+            captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
             host_lengths = captured.attention.prepare(host)
-            if captured.graph is None:
-                self._capture(captured)
-        except Exception as error:  # noqa: BLE001 - from the network or a driver; the step runs without a graph
-            self._go_without(size, width, error)
+        except Exception as error:  # noqa: BLE001 - from a library or a driver; the step runs without a graph
+            self._go_without(shape, error)
             return None
         assert captured.graph is not None
         assert self._logits is not None
         captured.graph.replay(host_lengths)
         return self._logits.index_select(0, metadata.sample_rows)
 
-    def _padded(self, metadata: StepMetadata) -> HostTables:
-        """Return the step's tables padded to a graph's size, with padding rows in the spare blocks."""
-        host = read_tables(metadata.packed, self._block_size)
-        size = next(size for size in self._sizes if size >= len(host.used))
-        return host.padded(size, self._spare_block, self._block_size)
+    def _padded(self, host: HostTables, rows: int) -> HostTables:
+        """Return the step's tables with padding rows, in the spare blocks, up to `rows`."""
+        return host.padded(rows, self._spare_block, self._block_size)
 
-    def _make(self, size: int, width: int) -> _Captured:
-        packed = torch.zeros(size * (4 + width), dtype=torch.int64, device=self._device.torch_device)
-        tokens, positions, slots, lengths = packed[: 4 * size].view(4, size)
-        tables = packed[4 * size :].view(size, width)
-        inputs = DecodeInputs(self._block_size, tokens, positions, slots, lengths, tables)
-        return _Captured(inputs, packed, self._backend.plan_decode(inputs))
-
-    def _fill(self, captured: _Captured, metadata: StepMetadata, host: HostTables) -> None:
-        """Upload the step's inputs to the fixed tensors in one copy; token ids are copied on the device."""
-        packed, size = metadata.packed, len(host.kv_lengths)
-        num_rows = len(packed.slots)
-        heads = np.zeros((4, size), np.int64)
-        heads[1, :num_rows] = packed.positions
-        heads[2, :num_rows] = packed.slots
-        heads[2, num_rows:] = self._spare_block * self._block_size + np.arange(size - num_rows)
+    def _upload(
+        self, captured: _Captured, positions: "array[int]", slots: "array[int]", host: HostTables
+    ) -> None:  # fmt: skip
+        """Copy a step's inputs, all but its tokens, to the fixed tensors. `host` has the padding rows too."""
+        rows, num_rows = len(host.used), len(slots)
+        heads = np.zeros((4, rows), np.int64)
+        heads[1, :num_rows] = positions
+        heads[2, :num_rows] = slots
+        heads[2, num_rows:] = self._spare_block * self._block_size + np.arange(rows - num_rows)
         heads[3] = host.kv_lengths
         staged = [heads.ravel()]
         if captured.graph is None or captured.attention.reads_tables:
             staged.append(host.rectangle(captured.inputs.tables.shape[1]).ravel())
         values = upload(torch.from_numpy(np.concatenate(staged)), captured.packed.device)
         captured.packed[: len(values)].copy_(values)
-        captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
 
-    def _capture(self, captured: _Captured) -> None:
-        """Capture the step. Raises any error of the network or the device."""
-        size, width = captured.inputs.tables.shape
+    def _go_without(self, shape: GraphShape, error: Exception) -> None:
+        """Drop all graphs, and log that."""
+        self.reset()
+        rows, width = shape
+        _log.warning("graphs_off", rows=rows, width=width, device=self._device.name, error=_one_line(error))
 
-        def run() -> None:
-            made = self._forward(captured.inputs, captured.attention.step())
-            if self._logits is None:
-                self._logits = made.new_empty(self._sizes[-1], made.shape[1])
-            self._logits[:size] = made
-
-        captured.graph = self._device.capture(run)
-        self._captured[size, width] = captured
-        _log.info("graph_captured", rows=size, width=width, graphs=len(self._captured))
-
-    def _go_without(self, size: int, width: int, error: Exception) -> None:
-        """Stop using graphs for steps that would fail as this one did, and log that once."""
-        if is_out_of_memory(error):
-            self._stay_below(size, width, error)
-            return
-        self._failed = True
-        self._captured.clear()
-        _log.warning("graphs_off", rows=size, width=width, device=self._device.name, error=_one_line(error))
-
-    def _stay_below(self, size: int, width: int, error: Exception) -> None:
-        """Capture no more graphs of this size or larger."""
-        log = _log.warning if self._most_rows == self._sizes[-1] else _log.info
-        self._most_rows = size - 1
-        log(
-            "graphs_limited", rows=size, width=width, most_rows=self._most_captured, graphs=len(self._captured),
-            device=self._device.name, free_bytes=self._device.memory().free, error=_one_line(error),
+    def _report_left_out(self, left_out: dict[GraphShape, str]) -> None:
+        """Log which graphs the device has no memory for."""
+        (rows, width), error = next(iter(left_out.items()))
+        _log.warning(
+            "graphs_limited", rows=rows, width=width, left_out=len(left_out), most_rows=self._most_captured,
+            graphs=len(self._captured), device=self._device.name, free_bytes=self._device.memory().free,
+            error=error,
         )  # fmt: skip
 
     @property
     def _most_captured(self) -> int:
         """Rows of the largest captured graph, 0 if there is none."""
-        return max((size for size, _ in self._captured), default=0)
+        return max((rows for rows, _ in self._captured), default=0)
+
+
+def _every_8(most: int) -> tuple[int, ...]:
+    return (*(rows for rows in (1, 2, 4) if rows < most), *range(_EVERY, most, _EVERY), most)
+
+
+def _powers_of_two(most: int) -> tuple[int, ...]:
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
 def _one_line(error: BaseException) -> str:

@@ -29,12 +29,12 @@ def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
     replacers = REPLACERS.get(device.traits.attention, ())
     lines = tuple(line for replace in replacers for line in replace(network))
     if replacers:
-        _give_back(device)
+        give_back(device)
     return lines
 
 
-def _give_back(device: Device) -> None:
-    """Free the memory of weights that were joined: torch's cache keeps it, so it would count as in use."""
+def give_back(device: Device) -> None:
+    """Free memory that torch's cache keeps after joining weights or capturing graphs: it would count as in use."""
     empty_cache: Callable[[], None] | None = getattr(
         torch.get_device_module(device.torch_device), "empty_cache", None
     )  # fmt: skip

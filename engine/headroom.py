@@ -17,7 +17,7 @@ from devices.liveness import in_a_line
 from devices.out_of_memory import is_out_of_memory
 from engine.attention import torch_paged, varlen
 from engine.attention.interface import GraphBackend
-from engine.decode_graphs import graph_sizes
+from engine.decode_graphs import graph_shapes
 from engine.interface import EngineInfo
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
@@ -169,11 +169,10 @@ def _graph_bytes(
         nonlocal kept
         info, logits = model.info, model.logits(decode_batch(model.info, rows))
         most = info.layout.num_blocks_for(info.max_model_len)
-        widths = {backend.table_width(min(most, 1 << power), most) for power in range(most.bit_length() + 1)}
         own = sum(
             size * (4 + width) * _INT64 + backend.fixed_bytes(size, width)
-            for size in graph_sizes(rows) for width in widths
-        )  # fmt: skip
+            for size, width in graph_shapes(backend, rows, most, info.layout.block_size)
+        )
         kept = own + logits.numel() * logits.element_size()
 
     return _peak(make_model, device, run) + kept

@@ -17,7 +17,7 @@ from engine.attention.trusted import trusted
 from engine.checkpoints.checkpoint import model_length
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.decode_graphs import graph_rows, num_spare_blocks
-from engine.device_modules import replace_modules
+from engine.device_modules import give_back, replace_modules
 from engine.fused.area import SharedWeights, shared_weights
 from engine.fused.decoder import FusedWeights
 from engine.fused.fuse import fuse, will_fuse
@@ -59,6 +59,7 @@ def load_model(
     largest_step: LargestStep | None = None,
     step_s: float = DEFAULT_STEP_S,
     on_read: Callable[[], None] = lambda: None,
+    on_capture: Callable[[], None] = lambda: None,
     weights_fd: str = "",
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on `device` (default: the CPU); `name` defaults to the folder's name.
@@ -66,8 +67,9 @@ def load_model(
     `kv_cache_memory` is in bytes, None sizes the pool automatically and leaves device memory free for `largest_step`.
     `quantization` must be the checkpoint's, None uses it. Steps of up to `max_graph_rows` sequences are replayed from
     graphs, where the device and the model allow it. `step_s` is the time limit of a step. `on_read` is called when
-    reading the weights starts; `weights_fd` names a memfd for packed weights. Sets torch's thread count for the whole
-    process. Raises ConfigError, before the weights are read if the config shows the error.
+    reading the weights starts, `on_capture` when capturing graphs does; `weights_fd` names a memfd for packed weights.
+    Sets torch's thread count for the whole process. Raises ConfigError, before the weights are read if the config shows
+    the error.
     """
     device = device or CpuDevice()
     device.activate()
@@ -102,7 +104,12 @@ def load_model(
     )  # fmt: skip
     attention: str | None = getattr(backend, "note", None)
     notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
-    return LoadedModel(poolless.on_pool(plan.num_blocks), tuple(note for note in notes if note))
+    model = poolless.on_pool(plan.num_blocks)
+    if poolless.graph_rows:
+        on_capture()
+        model.capture_graphs()
+        give_back(device)
+    return LoadedModel(model, tuple(note for note in notes if note))
 
 
 @dataclass(frozen=True, slots=True)

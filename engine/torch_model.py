@@ -70,8 +70,8 @@ class TorchModel:
         `rope` gets the lengths of each step's rows, if the network's RoPE depends on them. `fused` has the network's
         weights if native kernels run it; `reduce` then sums over the ranks, each with a part of them.
         The network and the pool are on `device`, by default the CPU. Decode steps of up to `graph_rows` sequences are
-        replayed from graphs; the pool then has `num_spare_blocks` more than `info.layout`, for padding rows.
-        `step_s` is the time limit of a step.
+        replayed from graphs once these are captured; the pool then has `num_spare_blocks` more than `info.layout`, for
+        padding rows. `step_s` is the time limit of a step.
         """
         device = device or CpuDevice()
         self._network = network
@@ -111,6 +111,16 @@ class TorchModel:
     def memories(self) -> tuple[Memory, ...]:
         """The pools of all ranks; here there is one."""
         return (self._memory,)
+
+    def capture_graphs(self) -> None:
+        """Capture the graphs of decode steps, if there are any, in place of those captured before.
+
+        Called before the first step, and after an abort of anything that the graphs refer to.
+        """
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.reset()
+                self._graphs.capture_all()
 
     def close(self) -> None:
         """Free the pool and the copies of its blocks; no step may follow. Idempotent.

@@ -30,6 +30,7 @@ from kvtransfer.sender import KvSender
 from native.ticker import run_time
 from processes.failpoints import process_failpoints
 from telemetry.logs import EventLogger
+from telemetry.start_marks import GRAPHS, WEIGHTS
 from wire.errors import ConfigError, PdserveError
 from wire.types import Role
 
@@ -37,22 +38,22 @@ log = EventLogger("instance")
 FAKE_ENGINE = "testing.instance.fake_engine"
 """The module of `--engine fake`, loaded by this name: the product imports no fake."""
 
-OnRead = Callable[[], None]
+OnStage = Callable[[str], None]
+"""Called when a stage of the load begins, with its mark: WEIGHTS, or GRAPHS."""
 
 
 def build_engine(
-    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead = lambda: None
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_stage: OnStage = lambda _: None
 ) -> tuple[Engine, tuple[str, ...]]:  # fmt: skip
     """Load the model and build its engine; return it with notes for the log. Blocks for long.
 
     `on_lost` is called, from any thread, when the device or one of the ranks is lost: no step can run after that.
-    `on_read` is called when reading the weights begins.
     """
     if config.options.engine != "fake" and may_be_encoder(config.options.model):
-        encoder = load_encoder_engine(config, on_lost, on_read)
+        encoder = load_encoder_engine(config, on_lost, lambda: on_stage(WEIGHTS))
         if encoder is not None:
             return encoder
-    model, notes = _load(config, on_lost, on_read)
+    model, notes = _load(config, on_lost, on_stage)
     options, max_model_len = config.options, model.info.max_model_len
     if options.max_model_len is not None and options.max_model_len > max_model_len:
         raise ConfigError(f"--max-model-len {options.max_model_len} exceeds the model's {max_model_len}")
@@ -123,19 +124,19 @@ def _cache_notes(wanted: bool, block_size: int) -> tuple[str, ...]:
 
 
 def _load(
-    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_stage: OnStage
 ) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
     if config.options.engine == "fake":
-        on_read()
+        on_stage(WEIGHTS)
         return _fake_model(config)
     if config.num_ranks == 1:
-        return _torch_model(config, on_lost, on_read)
-    on_read()  # each rank reads them in its own process
+        return _torch_model(config, on_lost, on_stage)
+    on_stage(WEIGHTS)  # each rank reads them in its own process
     return ranks_model(config, on_lost)
 
 
 def _torch_model(
-    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_stage: OnStage
 ) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
     options = config.options
     num_threads = config.num_threads
@@ -161,7 +162,8 @@ def _torch_model(
             max_graph_rows=0 if options.enforce_eager else options.max_num_seqs,
             largest_step=LargestStep(config.prefill_chunk_size(device.name), options.max_num_seqs),
             step_s=options.rank_timeout,
-            on_read=on_read,
+            on_read=lambda: on_stage(WEIGHTS),
+            on_capture=lambda: on_stage(GRAPHS),
             weights_fd=os.environ.get(WEIGHTS_FD, ""),
         )
     model = watched(loaded.model, device, on_lost, options.rank_timeout)

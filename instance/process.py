@@ -24,7 +24,7 @@ from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
 from rpc.grpc_server import GrpcServer
 from telemetry.logs import EventLogger
-from telemetry.start_marks import LOADED, SESSION, WEIGHTS, StartMarks
+from telemetry.start_marks import LOADED, SESSION, StartMarks
 from wire.errors import InstanceLost, PdserveError
 
 log = EventLogger("instance")
@@ -179,7 +179,7 @@ async def _load_unless_stopped(
 
     def load() -> None:
         try:
-            built = build_engine(config, ending.lost, lambda: marks.set(WEIGHTS))
+            built = build_engine(config, ending.lost, marks.set)
         except Exception as error:  # noqa: BLE001 - passed to the waiting task
             _call_soon(loop, loading.set_exception, error)
         else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pdserve.client import Client, Reply
 from pdserve.processes import POLL_S, Watched
 from pdserve.run_folder import ProcessRecord
+from telemetry.start_marks import GRAPHS
 from wire.errors import ConfigError, DeadlineExceeded, Unavailable
 
 _WRONG_INPUT = 2
@@ -15,19 +16,22 @@ _WRONG_INPUT = 2
 def wait_ready(
     children: Sequence[Watched], client: Client, timeout_s: float, say: Callable[[str], None]
 ) -> None:  # fmt: skip
-    """Return when their own scheduler's /ready reports ready; `say` prints what is missing meanwhile.
+    """Return when their own scheduler's /ready reports ready; `say` prints what the start waits for meanwhile.
 
     Raises Unavailable with the last log line of a process that ends (ConfigError if its status means wrong
     input), and DeadlineExceeded after `timeout_s`.
     """
     say(f"starting {', '.join(child.record.name for child in children)}")
     deadline = time.monotonic() + timeout_s
-    last = ""
+    last, capturing = "", set[str]()
     while True:
         for child in children:
-            end = child.ended()
+            end, name = child.ended(), child.record.name
             if end is not None:
                 raise (ConfigError if child.exit_status == _WRONG_INPUT else Unavailable)(end)
+            if GRAPHS in child.marks and name not in capturing:
+                capturing.add(name)
+                say(f"{name} is capturing the graphs of its decode steps")
         reply = _reply(client)
         ready, missing = _condition(reply)
         if ready and _is_of(children, reply):

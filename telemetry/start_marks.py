@@ -11,8 +11,9 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 VARIABLE = "PDSERVE_START_PIPE"
-PROCESS, WEIGHTS, LOADED, SESSION = "process", "weights", "loaded", "session"
-"""Our code runs; reading of the weights starts; the engine has loaded them; a scheduler has opened a session."""
+PROCESS, WEIGHTS, GRAPHS, LOADED, SESSION = "process", "weights", "graphs", "loaded", "session"
+"""Our code runs; reading of the weights starts; on devices with graphs their capture starts; the engine is loaded; a
+scheduler has opened a session."""
 WARM = "warm"
 """A spare process has finished its imports."""
 _MOST_BYTES = 65_536

@@ -53,5 +53,6 @@ def make_model(shape: Shape, device: Device, *, most_rows: int) -> tuple[TorchMo
     for pool in model._pools:  # a new pool's memory may contain NaN
         pool.keys.zero_()
         pool.values.zero_()
+    model.capture_graphs()
     note = str(getattr(backend, "note", type(backend).__name__))
     return model, "; ".join((note, *lines, "graphs" if rows else "no graphs"))

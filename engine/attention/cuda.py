@@ -87,9 +87,9 @@ class CudaAttention:
         library = None if self.library is None else self.library.plan_decode(inputs)
         return CudaDecode(self, self.torch.plan_decode(inputs), library)
 
-    def table_width(self, needed: int, most: int) -> int:
+    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
         """See GraphBackend; a library reads no more than each row needs, however wide the tables are."""
-        return self.torch.table_width(needed, most) if self.needs_narrow else most
+        return self.torch.table_widths(rows, most, block_size) if self.needs_narrow else (most,)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """See GraphBackend; only the library has any."""

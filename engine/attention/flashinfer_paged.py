@@ -117,10 +117,6 @@ class FlashInferAttention:
         """See GraphBackend."""
         return FlashInferDecode(self, inputs)
 
-    def table_width(self, needed: int, most: int) -> int:
-        """Return `most`: the kernels read no tables, but each row's pages from the plan's buffers."""
-        return most
-
     def fixed_bytes(self, rows: int, width: int) -> int:
         """See GraphBackend: one wrapper for each kind of layer, each with its own workspace and int32 buffers."""
         ends_and_lengths = 2 * (rows + 1) + rows  # of pages and, with tensor cores, of queries

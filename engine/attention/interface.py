@@ -80,10 +80,11 @@ class GraphBackend(AttentionBackend, Protocol):
         """Return the attention over these inputs, whose tensors are overwritten before each step."""
         ...
 
-    def table_width(self, needed: int, most: int) -> int:
-        """Return how many blocks wide the tables of a step that needs `needed` should be, at most `most`.
+    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
+        """Return how many blocks wide the tables of steps of `rows` sequences should be, ascending.
 
-        There is a graph for each width.
+        There is a graph for each width. Sequences have `most` blocks at most; a step that needs tables wider than the
+        last uses no graph.
         """
         ...
 

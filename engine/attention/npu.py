@@ -47,9 +47,9 @@ class NpuAttention:
         """See GraphBackend."""
         return NpuDecode(self, inputs)
 
-    def table_width(self, needed: int, most: int) -> int:
+    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
         """See GraphBackend: the op reads what each row needs, torch gathers keys of the whole width."""
-        return self.torch.table_width(needed, most) if self._refused else most
+        return self.torch.table_widths(rows, most, block_size) if self._refused else (most,)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """Return 0: tensors of a run are in the graph's memory, and decode steps need no chunk mask."""

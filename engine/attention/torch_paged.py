@@ -22,6 +22,8 @@ from engine.transfers import upload
 
 MOST_KEYS = 1 << 16
 """Tokens gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
+FEW_KEYS = 1 << 12
+"""Tokens whose gather takes so little time that graphs for fewer are not worth capturing: 8 MiB each as above."""
 _MOST_SCORES = 1 << 26
 """Scores in memory at once where the fused kernel cannot be used: 256 MiB in float32."""
 
@@ -37,9 +39,16 @@ class TorchPagedAttention:
         """See GraphBackend. Gathers the full width of the tables, so they should be no wider than needed."""
         return FixedDecode(inputs)
 
-    def table_width(self, needed: int, most: int) -> int:
-        """Return the next power of two, to limit the number of graphs; at most half of the gathered keys are unused."""
-        return min(most, 1 << (needed - 1).bit_length())
+    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
+        """See GraphBackend. Each is twice the last, so at most half of the keys of a gather are unused.
+
+        They end where a step gathers MOST_KEYS: wider ones run without a graph, in groups.
+        """
+        keys = rows * block_size
+        widest = min(most, MOST_KEYS // keys)
+        narrowest = max(1, FEW_KEYS // keys)
+        doubled = [narrowest << power for power in range(widest.bit_length()) if narrowest << power < widest]
+        return (*doubled, widest) if widest else ()
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """Return 0: tensors of a run are in the graph's memory."""

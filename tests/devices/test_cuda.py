@@ -1,5 +1,6 @@
 """The calls that capture a GPU's graphs: torch.cuda is replaced by stand-ins with the real signatures."""
 
+import contextlib
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,10 +77,31 @@ def test_a_capture_is_warmed_up_on_the_same_stream(said: list[str]) -> None:
 def test_all_captures_share_a_stream_and_a_memory_pool(said: list[str]) -> None:
     device = CudaDevice(TRAITS, 0)
 
-    for _ in range(2):
-        device.capture(lambda: None)
+    graphs = [device.capture(lambda: None) for _ in range(2)]
 
     assert said.count("capture in pool 1 on side of cuda:0, errors thread_local") == 2
+    del graphs[1]
+    graphs.append(device.capture(lambda: None))
+    assert said.count("capture in pool 1 on side of cuda:0, errors thread_local") == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_graphs_the_next_capture_gets_a_new_pool(fails: bool, said: list[str]) -> None:
+    """torch's allocator refuses one that no graph uses any more: create_or_incref_pool in CUDACachingAllocator.cpp."""
+    device = CudaDevice(TRAITS, 0)
+
+    def run() -> None:
+        if fails and said[-1].startswith("capture in"):
+            raise RuntimeError("out of memory")
+
+    with contextlib.suppress(RuntimeError):
+        device.capture(run)
+    device.capture(lambda: None)
+
+    assert [one for one in said if one.startswith("capture in")] == [
+        "capture in pool 1 on side of cuda:0, errors thread_local",
+        "capture in pool 2 on side of cuda:0, errors thread_local",
+    ]
 
 
 def test_a_graph_takes_no_lists_from_the_host(said: list[str]) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention import torch_paged
 from engine.attention.cuda import CudaAttention, CudaDecode
 from engine.attention.reference import ReferenceAttention
 from engine.attention.tables import HostTables
 from engine.core import EngineCore
-from engine.decode_graphs import DecodeGraphs, graph_rows, graph_sizes
+from engine.decode_graphs import DecodeGraphs, GraphShape, graph_rows, graph_shapes
 from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.rope import StepRope
@@ -25,6 +26,7 @@ from tests.devices.late_device import late_downloads
 from tests.engine.fake_engines import run
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from wire.kv_layout import KvTensor
 from wire.types import PromptState, SamplingParams
 
 _LENGTHS = (3, 16, 40, 61, 90, 7)
@@ -70,7 +72,7 @@ def test_tokens_equal_transformers_as_the_batch_grows_and_shrinks(kind: str, ahe
     expected = Oracle(path, "float32").generate_greedy(prompts, max(counts), ignore_eos=True)
     assert got == [tokens[:count] for tokens, count in zip(expected, counts, strict=True)]
     assert device.replays > 10
-    assert 1 < device.captured < device.replays  # sizes 1, 2, 4 and 8, some of them in two widths
+    assert device.captured == 4  # sizes 1, 2, 4 and 8
     core.close()
 
 
@@ -98,7 +100,7 @@ def test_each_row_of_padding_writes_an_unused_slot_of_its_own(block_size: int, s
 
     launch(model, [(5, 0, (block,)) for block in blocks])
 
-    assert (device.captured, device.replays) == (1, 1)
+    assert (device.captured, device.replays) == (4, 1)
     ends = layout.num_blocks * block_size
     for index in range(len(pool.tensors)):
         start, size = pool.offsets[index], pool.tensors[index].token_bytes
@@ -116,19 +118,21 @@ def launch(model: TorchModel, rows: Sequence[tuple[int, int, tuple[int, ...]]], 
     return list(model.launch(batch, **more).collect().token_ids)
 
 
-def test_a_replay_reads_the_inputs_of_its_own_step(tmp_path: Path) -> None:
+def test_a_replay_reads_the_inputs_of_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_paged, "FEW_KEYS", 1)
     path = make_tiny_model("llama", tmp_path)
     device = CapturingDevice()
     graphs, plain = load(path, device), load(path, FakeDevice(), rows=0)
+    captured = device.captured
     numbers = random.Random(2)
     seen = set()
-    for position in range(40):
+    for position in range(40):  # tables of 1, 2 and 4 blocks
         step = [(numbers.randrange(3, 300), position, (4 + row, 9 + row, 14 + row)) for row in range(3)]
         chosen = launch(graphs, step)
         assert chosen == launch(plain, step)
         seen.add(tuple(chosen))
 
-    assert (device.captured, device.replays) == (3, 40)  # widths 1, 2 and 4
+    assert (device.captured, device.replays) == (captured, 40)
     assert len(seen) > 10
     graphs.close()
     plain.close()
@@ -150,7 +154,8 @@ def test_only_the_rows_that_are_sampled_are_returned(tmp_path: Path) -> None:
     plain.close()
 
 
-def test_steps_with_prompts_or_many_rows_use_no_graph(tmp_path: Path) -> None:
+def test_steps_that_fit_no_graph_are_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_paged, "MOST_KEYS", 64)  # two blocks for each of two rows, four for one
     device = CapturingDevice()
     model = load(make_tiny_model("llama", tmp_path), device, rows=2)
     prompt = StepBatch((3, 4, 5), (BatchSequence(0, 2, (2,)), BatchSequence(0, 1, (3,))), ())
@@ -158,14 +163,93 @@ def test_steps_with_prompts_or_many_rows_use_no_graph(tmp_path: Path) -> None:
     model.launch(prompt).collect()
     launch(model, [(5, 0, (row,)) for row in range(3)])
     launch(model, [(5, 0, (1,))], layer_done=lambda layer: None)
+    launch(model, [(5, 40, (1, 2, 3)), (5, 0, (4,))])
+    launch(model, [(5, 70, (1, 2, 3, 4, 5))])
 
-    assert (device.captured, device.replays) == (0, 0)
-    launch(model, [(5, 0, (row,)) for row in range(2)])
-    assert (device.captured, device.replays) == (1, 1)
+    assert (device.captured, device.replays) == (2, 0)
+    launch(model, [(5, 20, (row, row + 2)) for row in range(2)])
+    launch(model, [(5, 40, (1, 2, 3))])
+    assert (device.captured, device.replays) == (2, 2)
     model.close()
 
 
-def test_after_a_capture_that_fails_all_steps_are_launched(tmp_path: Path) -> None:
+def test_no_graph_is_captured_after_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Largest first, so that smaller graphs reuse the memory of larger ones."""
+    caplog.set_level("INFO")
+    capture, order = DecodeGraphs.capture, list[GraphShape]()
+
+    def recorded(self: DecodeGraphs, shape: GraphShape) -> None:
+        order.append(shape)
+        capture(self, shape)
+
+    monkeypatch.setattr(DecodeGraphs, "capture", recorded)
+    monkeypatch.setattr(torch_paged, "FEW_KEYS", 256)
+    path, device, prompts = make_tiny_model("llama", tmp_path), CapturingDevice(), prompts_of(_LENGTHS)
+
+    model = load(path, device)
+    at_load = list(order)
+    _, core = serve(model, prompts, [4, 9, 18, 11, 15, 7])
+
+    assert at_load == sorted(at_load, reverse=True) == order
+    assert {rows for rows, _ in order} == {1, 2, 4, 8}
+    assert len(order) == device.captured > 4
+    assert device.replays > 0
+    lines = [line.getMessage() for line in caplog.records if line.getMessage().startswith("graphs_")]
+    assert lines[0] == f"graphs_capturing of={len(order)} rows=8 device=fake:0"
+    assert lines[-1].startswith(f"graphs_captured graphs={len(order)} seconds=")
+    core.close()
+
+
+def test_long_captures_report_their_progress(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    model = load(make_tiny_model("llama", tmp_path), CapturingDevice())
+    seconds = iter(range(0, 100, 1))
+    caplog.clear()
+
+    assert model._graphs is not None
+    with torch.inference_mode():
+        model._graphs.reset()
+        model._graphs.capture_all(clock=lambda: next(seconds))
+
+    assert [line.getMessage().partition(" seconds")[0] for line in caplog.records] == [
+        "graphs_capturing of=4 rows=8 device=fake:0", "graphs_capturing done=2 of=4", "graphs_capturing done=4 of=4",
+        "graphs_captured graphs=4",
+    ]  # fmt: skip
+    model.close()
+
+
+def test_graphs_captured_again_leave_the_pool_as_it_was(tmp_path: Path) -> None:
+    """As after the abort of a communicator that they contain."""
+    path, device = make_tiny_model("llama", tmp_path), CapturingDevice()
+    graphs, plain = load(path, device), load(path, FakeDevice(), rows=0)
+    step = [(5 + row, 0, (row,)) for row in range(3)]
+    launch(graphs, step)
+    assert graphs._graphs is not None
+    graphs._graphs.reset()
+    assert launch(graphs, step) == launch(plain, step)
+    assert device.replays == 1
+    layout = graphs.info.layout
+    tensor: torch.Tensor = graphs.memory.tensor  # type: ignore[attr-defined]
+    before = [tensor[start : start + layout.num_blocks * 16 * one.token_bytes].clone() for start, one in owned(graphs)]
+    graphs.capture_graphs()
+
+    for (start, _), kept in zip(owned(graphs), before, strict=True):
+        assert torch.equal(tensor[start : start + len(kept)], kept)
+    assert launch(graphs, step) == launch(plain, step)
+    assert (device.captured, device.replays) == (8, 2)
+    graphs.close()
+    plain.close()
+
+
+def owned(model: TorchModel) -> list[tuple[int, KvTensor]]:
+    """Return each tensor of the pool with its offset."""
+    layout = model.memory.layout
+    return list(zip(layout.offsets, layout.tensors, strict=True))
+
+
+def test_after_a_capture_that_fails_all_steps_are_launched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_tiny_model("llama", tmp_path)
     device, prompts = CapturingDevice(fails="operation not permitted when stream is capturing"), prompts_of((9, 20))
 
@@ -173,6 +257,9 @@ def test_after_a_capture_that_fails_all_steps_are_launched(tmp_path: Path) -> No
 
     assert got == Oracle(path, "float32").generate_greedy(prompts, 8, ignore_eos=True)
     assert (device.captured, device.replays) == (0, 0)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("graphs_off rows=8 width=")
+    assert "operation not permitted when stream is capturing" in warning
     core.close()
 
 
@@ -193,7 +280,7 @@ class FullDevice(CapturingDevice):
         return super().capture(run)
 
 
-def test_a_full_card_keeps_the_sizes_captured_so_far(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_card_keeps_the_graphs_that_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_tiny_model("llama", tmp_path)
     device = FullDevice(room=2)
     graphs, plain = load(path, device), load(path, FakeDevice(), rows=0)
@@ -202,29 +289,28 @@ def test_a_full_card_keeps_the_sizes_captured_so_far(tmp_path: Path, caplog: pyt
         step = [(5 + row, 0, (row,)) for row in range(rows)]
         assert launch(graphs, step) == launch(plain, step)
 
-    assert (device.tries, device.captured, device.replays) == (3, 2, 4)  # 3 rows are padded to 4, and 8 are not tried
+    assert (device.tries, device.captured, device.replays) == (4, 2, 8)  # smaller steps are padded to 4 rows
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("graphs_limited rows=4 width=1 most_rows=2 graphs=2 device=fake:0 free_bytes=1073741824")
+    assert warning.startswith("graphs_limited rows=2 width=")
+    assert " left_out=2 most_rows=8 graphs=2 device=fake:0 free_bytes=1073741824" in warning
     assert "CUDA out of memory. Tried to allocate 64.00 MiB." in warning
     graphs.close()
     plain.close()
 
 
-def test_sizes_below_one_that_did_not_fit_are_captured_on_demand(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    device = FullDevice(room=0)
+def test_graphs_smaller_than_one_that_did_not_fit_are_captured(tmp_path: Path) -> None:
+    class Narrow(FullDevice):
+        def capture(self, run: Callable[[], None]) -> RecordedGraph:
+            self.room = 0 if self.tries < 2 else 9
+            return super().capture(run)
+
+    device = Narrow(room=0)
     model = load(make_tiny_model("llama", tmp_path), device)
 
-    launch(model, [(5, 0, (row,)) for row in range(8)])
-    device.room = 1
-    for rows in (2, 2, 1, 1):
+    for rows in (8, 4, 2, 1):
         launch(model, [(5, 0, (row,)) for row in range(rows)])
 
-    assert (device.tries, device.captured, device.replays) == (3, 1, 2)
-    assert [record.getMessage().split()[0] for record in caplog.records if record.levelname == "WARNING"] == [
-        "graphs_limited"
-    ], "it is said once"
+    assert (device.tries, device.captured, device.replays) == (4, 2, 2)
     model.close()
 
 
@@ -233,7 +319,7 @@ def test_after_a_plan_that_fails_nothing_is_replayed(tmp_path: Path, monkeypatch
 
     def prepare(self: CudaDecode, host: HostTables) -> None:
         plans[0] += 1
-        if plans[0] == 4:
+        if plans[0] == 8:  # the load's four are done
             raise RuntimeError("the workspace is too small")
 
     monkeypatch.setattr(CudaDecode, "prepare", prepare)
@@ -241,15 +327,45 @@ def test_after_a_plan_that_fails_nothing_is_replayed(tmp_path: Path, monkeypatch
     got, core = serve(load(path, device), prompts, [8, 8])
 
     assert got == Oracle(path, "float32").generate_greedy(prompts, 8, ignore_eos=True)
-    assert (plans[0], device.replays) == (4, 3)
+    assert (plans[0], device.replays) == (8, 3)
     core.close()
 
 
-def test_the_sizes_that_steps_are_padded_to() -> None:
-    assert graph_sizes(1) == (1,)
-    assert graph_sizes(3) == (1, 2, 3)
-    assert graph_sizes(8) == (1, 2, 4, 8)
-    assert graph_sizes(30) == (1, 2, 4, 8, 16, 24, 30)
+class OneWidth(CudaAttention):
+    """Attention whose kernels read tables of any width."""
+
+    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
+        return (most,)
+
+
+def test_graphs_have_sizes_8_apart_or_powers_of_two_if_those_are_too_many() -> None:
+    def sizes(most_rows: int) -> list[int]:
+        shapes = graph_shapes(OneWidth(), most_rows, 5, 16)
+        assert {width for _, width in shapes} == {5}
+        return [rows for rows, _ in shapes]
+
+    assert sizes(1) == [1]
+    assert sizes(3) == [3, 2, 1]
+    assert sizes(8) == [8, 4, 2, 1]
+    assert sizes(30) == [30, 24, 16, 8, 4, 2, 1]
+    assert len(sizes(256)) == 35
+    assert sizes(1000) == [1000, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("most_rows", [1, 7, 100, 256, 1024])
+@pytest.mark.parametrize("length", [100, 4096, 131_072])
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+def test_there_are_at_most_64_graphs_and_none_gathers_too_much(most_rows: int, length: int, block_size: int) -> None:
+    most = -(-length // block_size)
+
+    shapes = graph_shapes(CudaAttention(), most_rows, most, block_size)
+
+    assert 0 < len(shapes) <= 64
+    assert len(set(shapes)) == len(shapes)
+    for rows, width in shapes:
+        assert 0 < width <= most
+        assert rows * width * block_size <= torch_paged.MOST_KEYS
+    assert max(width for rows, width in shapes if rows == 1) == min(most, torch_paged.MOST_KEYS // block_size)
 
 
 def test_no_graphs_where_they_cannot_be(tmp_path: Path) -> None:
@@ -267,29 +383,22 @@ def test_no_graphs_where_they_cannot_be(tmp_path: Path) -> None:
     eager.close()
 
 
-@pytest.mark.parametrize("reads", ["a number", "a list", "a tensor of the step"])
+@pytest.mark.parametrize("reads", ["a number", "a list", "another tensor"])
 def test_a_graph_that_reads_anything_else_is_found(reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, prompts = make_tiny_model("llama", tmp_path), prompts_of((9, 20))
-    run_graph = DecodeGraphs.run
-    steps: list[Any] = []
-
-    def remembering(self: DecodeGraphs, metadata: Any) -> Any:
-        steps.append(metadata)
-        return run_graph(self, metadata)
-
     decode = TorchModel._decode
+    kept: dict[int, torch.Tensor] = {}
 
     def cheating(self: TorchModel, inputs: Any, attention: Any) -> torch.Tensor:
-        metadata, pad = steps[-1], len(inputs.positions) - len(steps[-1].packed.positions)
+        rows = len(inputs.positions)
         if reads == "a number":
             positions = inputs.positions + (int(inputs.positions[0]) * 0)
         elif reads == "a list":
-            positions = torch.tensor([*metadata.packed.positions, *[0] * pad])
+            positions = torch.tensor([0] * rows)
         else:
-            positions = torch.nn.functional.pad(metadata.positions[0], (0, pad))
+            positions = kept.setdefault(rows, inputs.positions.clone())
         return decode(self, replace(inputs, positions=positions), attention)
 
-    monkeypatch.setattr(DecodeGraphs, "run", remembering)
     monkeypatch.setattr(TorchModel, "_decode", cheating)
     device = CapturingDevice()
 
@@ -298,5 +407,5 @@ def test_a_graph_that_reads_anything_else_is_found(reads: str, tmp_path: Path, m
     expected = Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
     refused = device.replays == 0
     assert refused or got != expected
-    assert refused == (reads != "a tensor of the step")
+    assert refused == (reads != "another tensor")
     core.close()

@@ -211,6 +211,7 @@ def test_graphs_have_their_share(llama: Path) -> None:
 
 
 def test_attention_workspaces_of_graphs_are_left_to_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_paged, "FEW_KEYS", 64)
     device = CapturingDevice(total_bytes=TOTAL)
     without = load(llama, device, max_graph_rows=2)
     asked: list[tuple[int, int]] = []

@@ -24,7 +24,7 @@ from instance.config import InstanceConfig
 from flags.options import EngineOptions
 from wire.types import Role
 
-def load_for_ever(config, on_lost, on_read):
+def load_for_ever(config, on_lost, on_stage):
     print("loading", flush=True)
     time.sleep(3600)
 
@@ -83,7 +83,7 @@ class Dying(FakeModel):
         device.answers.clear()
         raise RuntimeError("the step failed")
 
-def build(config, on_lost, on_read):
+def build(config, on_lost, on_stage):
     model = WatchedModel(Dying(CONFIG), DeviceWatch(device, on_lost, 0.2))
     return EngineCore(model, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32), ()
 

@@ -11,6 +11,7 @@ import gc
 import logging
 import re
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,6 +71,13 @@ class Machine:
     events: list["ExternalEvent"] = field(default_factory=list)
     recorders: list[Any] = field(default_factory=list)  # a _TaskRecorder
     log: list[str] = field(default_factory=list)
+    pools: dict[object, "weakref.WeakSet[Any]"] = field(default_factory=dict)  # the graphs that use each memory pool
+
+    def use_pool(self, pool: object, graph: object) -> None:
+        """Refuse a pool whose graphs are all gone: NPUCachingAllocator.cpp, create_or_incref_pool."""
+        if pool in self.pools and not self.pools[pool]:
+            raise RuntimeError("INTERNAL ASSERT FAILED: it->second->use_count > 0")
+        self.pools.setdefault(pool, weakref.WeakSet()).add(graph)
 
     def begin_task(self, stream: object) -> None:
         self.recorders.append(_TaskRecorder(runs=True))
@@ -174,6 +182,7 @@ def make_npu(ops: NpuOps) -> tuple[Any, Machine]:
 
         def capture_begin(self, *, pool: object = None, capture_error_mode: str, report_shape: bool) -> None:
             assert capture_error_mode in ("global", "thread_local", "relaxed")
+            machine.use_pool(pool, self)
             machine.log.append("capture")
             self.recorder = _GraphRecorder(machine)
             self.recorder.__enter__()  # type: ignore[no-untyped-call]
@@ -210,7 +219,7 @@ def _wheels_parts(ops: NpuOps, npu: Any, below: Any, machine: Machine) -> dict[s
         "dataclass": dataclass, "field": field, "deepcopy": _copy_like_references, "TensorWeakRef": lambda one: one,
         "log": logging.getLogger("torch_npu"), "logger": logging.getLogger("torch_npu"), "force_npugraph_gc": False,
         "pta_error": lambda code: f" [{code}]", "ErrCode": SimpleNamespace(PARAM="PARAM"),
-        "_graph_pool_handle": lambda: (0, 1), "_graph_task_group_begin": machine.begin_task,
+        "_graph_pool_handle": lambda: (0, 1 + len(machine.pools)), "_graph_task_group_begin": machine.begin_task,
         "_graph_task_group_end": machine.end_task, "_graph_task_update_begin": machine.begin_update,
         "_graph_task_update_end": machine.end_update,
     }  # fmt: skip

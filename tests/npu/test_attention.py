@@ -192,6 +192,6 @@ def test_a_fixed_decode_step_reads_only_its_inputs(options: AttentionOptions, wi
 def test_tables_have_full_width_unless_torch_has_to_gather() -> None:
     backend = NpuAttention()
 
-    assert backend.table_width(3, 64) == 64
+    assert backend.table_widths(3, 64, 128) == (64,)
     check(make_case(_BATCHES["decode"], _BF16), replace(_PLAIN, softcap=2.0), backend)
-    assert backend.table_width(3, 64) == 4
+    assert backend.table_widths(3, 64, 128) == (10, 20, 40, 64)

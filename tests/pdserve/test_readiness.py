@@ -39,13 +39,10 @@ class _Scripted:
 
     exit_status = 2
 
-    def __init__(self, name: str, address: str, looks: int = 1000) -> None:
+    def __init__(self, name: str, address: str, looks: int = 1000, marks: tuple[str, ...] = ()) -> None:
         self.record = ProcessRecord(name, name.partition("-")[0], 0, 0, address, "/log")
         self._looks = looks
-
-    @property
-    def marks(self) -> dict[str, Mark]:
-        return {}
+        self.marks = {one: Mark(one, 1.0, 0.5) for one in marks}
 
     def ended(self) -> str | None:
         self._looks -= 1
@@ -58,6 +55,14 @@ def _ready(address: str) -> type[QuietHandler]:
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.answer(200, json.dumps(body).encode())
+
+    return Handler
+
+
+def _not_ready(missing: str) -> type[QuietHandler]:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.answer(503, json.dumps({"ready": False, "missing": [missing]}).encode())
 
     return Handler
 
@@ -81,3 +86,17 @@ def test_our_own_cluster_is_recognised_by_its_instances_addresses(ours: str, nam
         wait_ready(children, Client(url), 60.0, said.append)
 
     assert said == ["starting prefill-0, scheduler"]
+
+
+def test_captures_are_reported_once_per_instance() -> None:
+    said: list[str] = []
+    address = "127.0.0.1:8088"
+    children = [_Scripted("prefill-0", address, marks=("weights", "graphs")), _Scripted("decode-0", address, 3)]
+
+    with serving(_not_ready("1 decode instance")) as url, pytest.raises(ConfigError, match="decode-0 ended"):
+        wait_ready(children, Client(url), 60.0, said.append)
+
+    assert said == [
+        "starting prefill-0, decode-0", "prefill-0 is capturing the graphs of its decode steps",
+        "waiting: 1 decode instance",
+    ]  # fmt: skip
