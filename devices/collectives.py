@@ -50,6 +50,7 @@ class Collective:
     thread. The all-reduces of tensor parallelism and the KV links are not coordinated, so they cannot both use it.
     `links_by_default`: KV links use it without being named. Not where a peer that hangs during a link's creation stops
     every operation of the process: that of HCCL runs inside the first send, which torch_npu puts into its one queue.
+    `error_handling`: the variable that says what torch does when one operation fails.
     """
 
     name: str
@@ -68,12 +69,23 @@ class Collective:
     one_order: bool = False
     one_thread: bool = False
     links_by_default: bool = False
+    error_handling: str | None = None
 
 
 def collective_of(device: str) -> Collective | None:
     """Return the backend for tensors on `device`, such as "npu:0"; None for an unknown kind of device."""
     kind = KINDS.get(device.partition(":")[0])
     return None if kind is None else COLLECTIVES.get(kind.traits.collective)
+
+
+def setting_that_exits(collective: Collective, environ: Mapping[str, str]) -> str | None:
+    """Return "NAME=VALUE" if a variable makes torch end the process when one operation fails.
+
+    0 and 2 do not: ErrorHandlingMode in torch's ProcessGroupNCCL.hpp and torch_npu's ProcessGroupHCCL.hpp.
+    """
+    name = collective.error_handling
+    value = "" if name is None else environ.get(name, "").strip()
+    return f"{name}={value}" if value.isdecimal() and int(value) not in (0, 2) else None
 
 
 def collective_named(name: str) -> Collective:
@@ -239,11 +251,11 @@ COLLECTIVES: dict[str, Collective] = {
     "nccl": Collective(
         "nccl", _nccl_lacking, _make_nccl, _abort_nccl, on_host=False, polls=True, exact=True, lazy=True,
         link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_link=partial(_make_nccl, blocking=False),
-        make_s=_NCCL_LINK_S, one_order=True, links_by_default=True,
+        make_s=_NCCL_LINK_S, one_order=True, links_by_default=True, error_handling="TORCH_NCCL_ASYNC_ERROR_HANDLING",
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,
         link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=10.0, one_order=True,
-        one_thread=True,
+        one_thread=True, error_handling="TORCH_HCCL_ASYNC_ERROR_HANDLING",
     ),
 }  # fmt: skip

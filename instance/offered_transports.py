@@ -1,7 +1,8 @@
 """The KV transports that an instance offers, and why it lacks the others; `pdserve links` prints them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from devices.collectives import collective_of, setting_that_exits
 from kvtransfer.device_memory import device_memory
 from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.devices import device_of
@@ -34,6 +35,17 @@ def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
     if device_memory(memory) is not None and all(traits.through_host for traits in offered):
         reasons = "; ".join(text for text in describe_transports(named, memory) if ": " in text)
         log.warning("kv_through_host", device=device_of(memory), reasons=reasons)
+
+
+def warn_of_exit(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
+    """Log once if the user's environment makes one failed operation of a process group end this process."""
+    collective = collective_of(device_of(memory))
+    setting = None if collective is None else setting_that_exits(collective, environ)
+    if setting is None:
+        return
+    if num_ranks > 1 or any(one.traits.same == "collective" for one in make_transports(named, memory)):
+        consequence = "a peer that dies ends this process, not only its link; 0, the default, prevents that"
+        log.warning("failed_operation_exits", setting=setting, consequence=consequence)
 
 
 def check_named(named: Sequence[str], memory: PoolMemory) -> None:

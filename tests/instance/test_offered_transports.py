@@ -1,15 +1,20 @@
 """Which transports an instance offers, and the message for one that it lacks."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from devices.collectives import COLLECTIVES
 from instance.build import build_engine
-from instance.offered_transports import check_named, describe_transports
+from instance.offered_transports import check_named, describe_transports, warn_of_exit
 from tests.instance.pair import instance_config
 from wire.errors import ConfigError
+from wire.kv_layout import Rank
 from wire.types import Role
 
+NCCL, HCCL = (f"TORCH_{name}_ASYNC_ERROR_HANDLING" for name in ("NCCL", "HCCL"))
 UNNAMED = tuple(f"{name}: not named in --kv-transport" for name in ("cuda_ipc", "shm"))
 
 
@@ -44,3 +49,28 @@ def test_a_requested_transport_that_is_missing_is_refused_with_advice(tmp_path: 
         "--kv-transport cuda_ipc: the KV pool is host memory; leave cuda_ipc, which moves KV between the GPUs of a "
         "host, out of --kv-transport on this machine"
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "num_ranks", "environ", "setting"),
+    [
+        ("cuda:0", ("process_group",), 1, {NCCL: "3"}, f"{NCCL}=3"), ("npu:0", ("hccl",), 1, {HCCL: "1"}, f"{HCCL}=1"),
+        ("npu:0", ("tcp",), 2, {HCCL: " 3 "}, f"{HCCL}=3"), ("npu:0", ("tcp",), 1, {HCCL: "1"}, None),
+        ("cuda:0", ("process_group",), 1, {NCCL: "0"}, None), ("cuda:0", ("process_group",), 1, {NCCL: "2"}, None),
+        ("cuda:0", ("process_group",), 1, {HCCL: "1"}, None), ("cpu", ("process_group",), 2, {NCCL: "3"}, None),
+        ("npu:0", ("hccl",), 1, {}, None),
+    ],
+)  # fmt: skip
+def test_a_variable_that_lets_one_failure_end_the_process_is_reported(
+    device: str, named: tuple[str, ...], num_ranks: int, environ: dict[str, str], setting: str | None,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    for name in ("nccl", "hccl"):  # here as if the library and the card were there
+        monkeypatch.setitem(COLLECTIVES, name, replace(COLLECTIVES[name], lacking=lambda: None))
+    memory = SimpleNamespace(device=device, layout=SimpleNamespace(rank=Rank(0, num_ranks)))
+
+    warn_of_exit(named, memory, num_ranks, environ)
+
+    warnings = [line for line in caplog.messages if line.startswith("failed_operation_exits ")]
+    assert len(warnings) == (setting is not None)
+    assert all(f"setting={setting} " in line and "a peer that dies ends this process" in line for line in warnings)
