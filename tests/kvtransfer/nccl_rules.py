@@ -6,7 +6,11 @@ the call, for one second more than TORCH_NCCL_NONBLOCKING_TIMEOUT, and an abort 
 pointToPoint calls initNCCLComm; NCCLUtils.cpp: NCCLComm::getNcclComm and waitReady hold the mutex that abort takes)
 a tensor is one, whole, of the device's memory and of some dtypes; it has bytes
 a receive has the bytes and the dtype of the send that it belongs to
+a peer that dies before it has joined fails that call (NCCLUtils.cpp: waitReady raises the communicator's error)
+an operation ends late, after those before it of its communicator only, and holds its memory until then: a send's must
+not change, a receive's has changed only then (WorkNCCL::isCompleted asks the event that pointToPoint recorded last)
 a wait without a time returns at once, and reports no failure; one with a time raises
+a wait is for what has ended: else the thread's current stream waits too (WorkNCCL::wait calls synchronizeStream first)
 what fails ends the process, unless torch was configured to leave it to us
 
 torch's own threads (ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop and Watchdog::runLoop):
@@ -15,6 +19,7 @@ a failure is written to the store, whatever is off; then the group takes no oper
 """
 
 import contextlib
+import random
 import secrets
 import threading
 import time
@@ -38,6 +43,8 @@ _DTYPES = {
 _SECOND_S = 0.2  # a second of torch's
 _HEARTBEAT_S = 0.001  # torch's second would hit no message of a set-up of some milliseconds
 _LAST_S = timedelta(seconds=60)
+_ENDED = threading.Event()
+_ENDED.set()
 Message = tuple[int, torch.dtype]
 
 
@@ -47,7 +54,7 @@ class _Pair:
 
     devices: list[str] = field(default_factory=list)
     joined: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
-    hangs: threading.Event = field(default_factory=threading.Event)
+    fate: str = ""
     sent: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})
     taken: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})  # by the rank that sent it
 
@@ -57,12 +64,14 @@ class NcclRules:
     """Owner of what each device is doing; `broken` lists what went against the rules, `made` counts groups.
 
     `on_host`: what stands for a device's memory is the host's. `environ` is what the user has set. `hung` devices never
-    join a communicator.
+    join a communicator, `dead` ones leave it. Operations end up to `late_s` late.
     """
 
     on_host: bool = False
     environ: dict[str, str] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+    late_s: float = 0.0
     broken: list[str] = field(default_factory=list)
     made: int = 0
     _pairs: dict[str, _Pair] = field(default_factory=dict)
@@ -99,8 +108,7 @@ class NcclRules:
             if device in pair.devices:
                 self._break(f"both ranks of a communicator on {device}")
             pair.devices.append(device)
-            if device in self.hung:
-                pair.hangs.set()
+            pair.fate = "hung" if device in self.hung else "dead" if device in self.dead else pair.fate
             return pair
 
     @contextmanager
@@ -186,27 +194,28 @@ class RuleBoundGroup:
     def __init__(
         self, group: Any, rank: int, device: str, pair: _Pair, rules: NcclRules, watchdog: Watchdog, join_s: float
     ) -> None:
-        self._group, self._rank, self._device, self._pair, self._rules = group, rank, device, pair, rules
+        self._group, self._rank, self._device, self._pair, self.rules = group, rank, device, pair, rules
         self.watchdog, self._is_joined, self._join_s = watchdog, False, join_s
         self.is_aborted = threading.Event()
-        self._communicator = threading.Lock()
+        self._communicator, self._latest = threading.Lock(), _ENDED
 
     def __del__(self) -> None:
         self.watchdog.end()
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
         self._join()
-        with self.watchdog.lock, self._rules.issuing(self._device, "send"):
-            tensor, pair = self._rules.check(self._device, tensors), self._pair
-            self._rules.note(self._rank, pair, pair.sent[self._rank], pair.taken[self._rank], tensor)
-            return self._work(self._group.send(tensors, peer, tag))
+        with self.watchdog.lock, self.rules.issuing(self._device, "send"):
+            tensor, pair = self.rules.check(self._device, tensors), self._pair
+            self.rules.note(self._rank, pair, pair.sent[self._rank], pair.taken[self._rank], tensor)
+            return self._work(self._group.send(tensors, peer, tag), Sent(tensor, self.rules))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
         self._join()
-        with self.watchdog.lock, self._rules.issuing(self._device, "recv"):
-            tensor, pair = self._rules.check(self._device, tensors), self._pair
-            self._rules.note(peer, pair, pair.taken[peer], pair.sent[peer], tensor)
-            return self._work(self._group.recv(tensors, peer, tag))
+        with self.watchdog.lock, self.rules.issuing(self._device, "recv"):
+            tensor, pair = self.rules.check(self._device, tensors), self._pair
+            self.rules.note(peer, pair, pair.taken[peer], pair.sent[peer], tensor)
+            received = Received(tensor)
+            return self._work(self._group.recv([received.landing], peer, tag), received)
 
     def abort(self) -> None:
         """End what is under way, here and at the peer."""
@@ -223,37 +232,65 @@ class RuleBoundGroup:
         if self._is_joined:
             return
         with self._communicator:
-            if self._pair.hangs.is_set():
-                time.sleep(self._join_s)
+            if self._pair.fate:
+                time.sleep(self._join_s if self._pair.fate == "hung" else 0.0)
                 self._pair.joined.abort()
             try:
                 self._pair.joined.wait(self._join_s)
             except threading.BrokenBarrierError:
-                raise RuntimeError("NCCL timeout in: NCCLUtils.cpp:198") from None
+                dead = self._pair.fate == "dead"
+                raise RuntimeError(
+                    f"NCCL {'error, ncclRemoteError' if dead else 'timeout'} in: NCCLUtils.cpp"
+                ) from None
             self._is_joined = True
 
-    def _work(self, work: Any) -> "RuleBoundWork":
-        return RuleBoundWork(work, self)
+    def _work(self, work: Any, memory: "Sent | Received") -> "RuleBoundWork":
+        made = RuleBoundWork(work, memory, self._latest, self)
+        self._latest = made.over
+        return made
+
+
+class Sent:
+    """What is being sent, which is read until the operation ends."""
+
+    def __init__(self, tensor: torch.Tensor, rules: NcclRules) -> None:
+        self._tensor, self._was, self.rules = tensor, tensor.clone(), rules
+
+    def end(self) -> None:
+        if not torch.equal(self._tensor, self._was):
+            self.rules.broken.append("the memory of a send changed before its end")
+
+
+class Received:
+    """Where a receive lands, until the operation ends."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self.landing = tensor, torch.empty_like(tensor)
+
+    def end(self) -> None:
+        self._tensor.copy_(self.landing)
 
 
 class RuleBoundWork:
-    """An operation under way."""
+    """An operation under way, which ends after the one `before` it."""
 
-    def __init__(self, work: Any, group: RuleBoundGroup) -> None:
-        self._work, self._error, self._over = work, "", threading.Event()
-        self._is_aborted, self._watchdog = group.is_aborted, group.watchdog  # not the group, whose end is the owner's
+    def __init__(self, work: Any, memory: Sent | Received, before: threading.Event, group: RuleBoundGroup) -> None:
+        self._work, self._memory, self._before = work, memory, before
+        self._error, self.over = "", threading.Event()
+        self.rules, self._is_aborted = group.rules, group.is_aborted
+        self._watchdog = group.watchdog  # not the group, whose end is the owner's
         threading.Thread(target=self._wait, name="nccl-work", daemon=True).start()
 
     def is_completed(self) -> bool:
         """True as well once it failed."""
-        return self._over.is_set()
+        return self.over.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Only with a time does the host wait, and hear of a failure."""
+        if not self.over.is_set():
+            self.rules.break_rule("a wait for an operation that has not ended")
         if timeout is None:
             return True
-        if not self._over.wait(timeout.total_seconds()):
-            self._error = f"timed out after {timeout.total_seconds():g} s"
         if self._error:
             raise RuntimeError(self._error)
         return True
@@ -265,6 +302,10 @@ class RuleBoundWork:
         except RuntimeError as error:
             self._error = str(error)
             if not self._is_aborted.is_set():
-                self._watchdog.failed(f"{error} after {time.monotonic() - began:.1f} s", self._over)
+                self._watchdog.failed(f"{error} after {time.monotonic() - began:.1f} s", self.over)
+        else:
+            self._is_aborted.wait(random.uniform(0.0, self.rules.late_s))
+            self._before.wait()
+            self._memory.end()
         self._work = None
-        self._over.set()
+        self.over.set()

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from devices.collectives import COLLECTIVES
+from kvtransfer.digest import digest_of
+from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import group_threads, hand_over_many, link, linked, make_node, pools_on
+from tests.kvtransfer.groups import frame_of, group_threads, hand_over_many, link, linked, make_node, pools_on
 from tests.kvtransfer.hccl_rules import RuleBroken
-from tests.kvtransfer.nccl_rules import NcclRules
+from tests.kvtransfer.nccl_rules import NcclRules, Received, Sent
 from tests.kvtransfer.rig import DEADLINE_S, until
 
 
@@ -94,6 +96,51 @@ def test_a_hang_in_set_up_harms_its_own_link_only(rules: NcclRules) -> None:
             made.result()
         assert moved > 10  # one, had they waited for the hanging one
         assert moving.receive(moving.send(b"after", moved)) == b"after"
+
+
+def test_a_peer_that_dies_in_set_up_harms_its_own_link_only(rules: NcclRules) -> None:
+    rules.dead.add("cuda:1")
+    p, dead, other = make_node("p", "cuda:0"), make_node("dead", "cuda:1"), make_node("other", "cuda:2")
+    with linked(p, other, 1, Timeouts(5.0, 3.0)) as moving:
+        with pytest.raises(LinkLost, match="ncclRemoteError"):
+            link(p, dead, 2)
+        assert moving.receive(moving.send(b"after")) == b"after"
+
+
+def test_frames_arrive_whole_if_operations_end_late(rules: NcclRules) -> None:
+    rules.late_s = 0.02
+    p, one, two = make_node("p", "cuda:0"), make_node("one", "cuda:1"), make_node("two", "cuda:2")
+    payloads = [bytes([number]) * MAX_PAYLOAD_BYTES for number in range(2 * OUTLET_BYTES // MAX_PAYLOAD_BYTES)]
+    with linked(p, one, 1) as first, linked(p, two, 2) as second, ThreadPoolExecutor(2) as senders:
+        sent = [senders.submit(lambda to: [to.send(one) for one in payloads], ends) for ends in (first, second)]
+        frame = frame_of(payloads[0])
+        for payload in payloads:
+            for ends in (first, second):
+                assert ends.receive(replace(frame, digest=digest_of([payload]))) == payload
+        for done in sent:
+            done.result(DEADLINE_S)
+
+
+def test_memory_belongs_to_an_operation_until_it_ends() -> None:
+    rules, memory = NcclRules(), torch.zeros(4, dtype=torch.uint8)
+    received, sent = Received(memory), Sent(memory, rules)
+
+    received.landing.fill_(7)
+    assert memory.tolist() == [0, 0, 0, 0]
+    received.end()
+    assert memory.tolist() == [7, 7, 7, 7]
+    sent.end()
+    assert rules.broken == ["the memory of a send changed before its end"]
+
+
+def test_a_wait_for_what_has_not_ended_is_refused(rules: NcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules.late_s = 0.2
+    monkeypatch.setitem(COLLECTIVES, "nccl", replace(rules.collective(), polls=False))
+    with pytest.raises(LinkLost, match="a wait for an operation that has not ended"):
+        link(make_node("p", "cuda:0"), make_node("d", "cuda:1"))
+
+    assert set(rules.broken) == {"a wait for an operation that has not ended"}
+    rules.broken.clear()
 
 
 def test_two_ranks_of_a_communicator_are_on_two_cards() -> None:
