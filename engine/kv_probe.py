@@ -38,12 +38,12 @@ class KvProbe:
         self._seen[layer] = (keys, values)
         return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1)
 
-    def see_mask(self, layer: int, mask: Mask | None, asked_window: int | None) -> None:
+    def see_mask(self, layer: int, mask: Mask | None, requested_window: int | None) -> None:
         """Check the layer's mask, None where it has none: paged attention applies only the window it is called with."""
         if mask is not None and not mask.known:
             raise ConfigError(f"layer {layer} uses a mask that is neither causal nor a sliding window: not supported")
         masked = self._effective(mask.window if mask is not None else None)
-        requested = self._effective(asked_window)
+        requested = self._effective(requested_window)
         if masked != requested:
             raise ConfigError(
                 f"layer {layer} calls attention with a window of {requested or 'any length'}, but its mask has one of "

@@ -80,7 +80,7 @@ def report(case: DoctorInput, timeout_s: float, *, as_json: bool = False) -> str
         title: {name: redacted(value, secrets) for name, value in section.items()} for title, section in facts.items()
     }
     findings = examine(case, timeout_s, CHECKS)
-    checks = [(one.name, one.verdict.result, redacted(one.verdict.words, secrets)) for one in findings]
+    checks = [(one.name, one.verdict.result, redacted(one.verdict.message, secrets)) for one in findings]
     return _json(sections, checks) if as_json else "\n".join(_lines(sections, checks))
 
 
@@ -95,7 +95,7 @@ def _entries(tables: DoctorTables) -> list[tuple[str, str]]:
 
 
 def _lines(sections: Mapping[str, Section], checks: Sequence[_Check]) -> list[str]:
-    found = {name: f"{result}: {words}" for name, result, words in checks}
+    found = {name: f"{result}: {message}" for name, result, message in checks}
     lines: list[str] = []
     for title, section in {**sections, "doctor": found}.items():
         width = max(map(len, section), default=0)
@@ -104,7 +104,7 @@ def _lines(sections: Mapping[str, Section], checks: Sequence[_Check]) -> list[st
 
 
 def _json(sections: Mapping[str, Section], checks: Sequence[_Check]) -> str:
-    found = [{"name": name, "result": result, "words": words} for name, result, words in checks]
+    found = [{"name": name, "result": result, "words": message} for name, result, message in checks]
     return json.dumps({**sections, "doctor": found}, indent=2)
 
 

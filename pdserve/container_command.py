@@ -92,8 +92,8 @@ def _of_image(entry: "Entry", name: str) -> "Entry | None":
     return None if kind is None else replace(entry, values=(replace(entry.values[0], text=kind),))
 
 
-def _refuse(tool: _Tool, words: str) -> int:
-    print(f"{tool.name}: {words}", file=sys.stderr)
+def _refuse(tool: _Tool, message: str) -> int:
+    print(f"{tool.name}: {message}", file=sys.stderr)
     return 2
 
 

@@ -56,7 +56,7 @@ async def describe(
         for one in addresses
     ]  # fmt: skip
     trust = find_trust(environ, path, peer_addresses(table), tls)
-    answers = await asyncio.gather(*(_ask(one.address, trust, timeout_s) for one in expected))
+    answers = await asyncio.gather(*(_describe(one.address, trust, timeout_s) for one in expected))
     answered = list(zip(expected, answers, strict=True))
     return {
         "instances": [_instance_fields(one, answer) for one, answer in answered],
@@ -64,7 +64,7 @@ async def describe(
     }
 
 
-async def _ask(address: str, trust: Trust, timeout_s: float) -> Answer:
+async def _describe(address: str, trust: Trust, timeout_s: float) -> Answer:
     connection = GrpcConnection(address, trust)
     try:
         return await connection.describe(timeout_s)

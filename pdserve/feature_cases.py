@@ -34,7 +34,7 @@ class FeatureCase:
     """
 
     name: str
-    asks: tuple[CasePrompt, ...]
+    prompts: tuple[CasePrompt, ...]
     judge: Judge
     turns: bool = False
     stops: bool = False
@@ -95,7 +95,8 @@ def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
         },
     }
     return [
-        FeatureCase(name, _asks(prompts, SamplingParams(**values)), equal_tokens) for name, values in chosen.items()
+        FeatureCase(name, _case_prompts(prompts, SamplingParams(**values)), equal_tokens)
+        for name, values in chosen.items()
     ]
 
 
@@ -106,15 +107,17 @@ def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
         beam_search=BeamSearch(),
     )  # fmt: skip
     return [
-        FeatureCase("n", _asks(prompts, SamplingParams(n=3, **drawn)), equal_tokens),
-        FeatureCase("best_of", _asks(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), best_of_all),
-        FeatureCase("use_beam_search", _asks(prompts, search), equal_tokens),
+        FeatureCase("n", _case_prompts(prompts, SamplingParams(n=3, **drawn)), equal_tokens),
+        FeatureCase(
+            "best_of", _case_prompts(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), best_of_all
+        ),
+        FeatureCase("use_beam_search", _case_prompts(prompts, search), equal_tokens),
     ]
 
 
 def _stop_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> FeatureCase:
     params = SamplingParams(max_tokens=max(max_tokens, _STOP_ROOM), temperature=0.9, seed=30)
-    return FeatureCase("stop strings", _asks(prompts, params), ends_before_stop(vocabulary.decode), stops=True)
+    return FeatureCase("stop strings", _case_prompts(prompts, params), ends_before_stop(vocabulary.decode), stops=True)
 
 
 def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[FeatureCase]:
@@ -122,9 +125,9 @@ def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, m
     listed = replace(sampled, logprobs=0, logprob_token_ids=(7, 5, vocabulary.size - 1))
     prompt = SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=3)
     return [
-        FeatureCase("logprobs", _asks(prompts, sampled), equal_logprobs),
-        FeatureCase("logprob_token_ids", _asks(prompts, listed), equal_logprobs),
-        FeatureCase("prompt_logprobs, echo", _asks(prompts, prompt), equal_prompt_logprobs),
+        FeatureCase("logprobs", _case_prompts(prompts, sampled), equal_logprobs),
+        FeatureCase("logprob_token_ids", _case_prompts(prompts, listed), equal_logprobs),
+        FeatureCase("prompt_logprobs, echo", _case_prompts(prompts, prompt), equal_prompt_logprobs),
     ]
 
 
@@ -142,7 +145,10 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     }
     return [
         FeatureCase(
-            name, _asks(prompts, _structured(kind, vocabulary)), reads_as(vocabulary.decode, good), compared=True
+            name,
+            _case_prompts(prompts, _structured(kind, vocabulary)),
+            reads_as(vocabulary.decode, good),
+            compared=True,
         )
         for name, (kind, good) in kinds.items()
     ]
@@ -180,8 +186,8 @@ def _chat_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_t
     whole = (words * (1 + _TURNS[-1] // len(words)))[: _TURNS[-1]]
     turns = [CasePrompt(tuple(whole[:count]), params) for count in _TURNS]
 
-    def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-        wrong = equal_tokens(decoder, asks, answers)
+    def judge(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
+        wrong = equal_tokens(decoder, prompts, answers)
         if wrong is None and answers[-1].cached_tokens == 0:
             return "equal, but no token of the last turn's prompt was cached"
         return wrong
@@ -208,5 +214,5 @@ def _vector_cases(prompts: Sequence[tuple[int, ...]]) -> list[FeatureCase]:
     ]
 
 
-def _asks(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[CasePrompt, ...]:
+def _case_prompts(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[CasePrompt, ...]:
     return tuple(CasePrompt(prompt, params) for prompt in prompts)

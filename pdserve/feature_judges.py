@@ -22,7 +22,7 @@ VECTOR_TOLERANCE = 1e-4
 class CasePrompt:
     """One prompt with its parameters. `stops` are its stop strings."""
 
-    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
     params: SamplingParams
     pooling: Pooling | None = None
     stops: tuple[str, ...] = ()
@@ -61,19 +61,19 @@ Answers = Sequence[CaseOutput]
 Judge = Callable[["ReferenceDecoder", Sequence[CasePrompt], Answers], str | None]
 
 
-def equal_tokens(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+def equal_tokens(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Check all tokens of every sequence against the reference."""
-    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
-        wanted = [one.token_ids for one in decoder.decode(ask.prompt, ask.params)]
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        wanted = [one.token_ids for one in decoder.decode(prompt.token_ids, prompt.params)]
         if answer.sequences != wanted:
             return f"prompt {number}: {_first_difference(wanted, answer.sequences)}"
     return None
 
 
-def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+def equal_logprobs(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Check the tokens and their log probabilities."""
-    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
-        for sequence, wanted in enumerate(decoder.decode(ask.prompt, ask.params)):
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        for sequence, wanted in enumerate(decoder.decode(prompt.token_ids, prompt.params)):
             if tuple(answer.token_ids.get(sequence, ())) != wanted.token_ids:
                 return f"prompt {number}: {_first_difference([wanted.token_ids], answer.sequences)}"
             wrong = _unlike(wanted.logprobs, answer.logprobs.get(sequence, []))
@@ -82,26 +82,28 @@ def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answ
     return None
 
 
-def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+def equal_prompt_logprobs(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Check the tokens and the prompt's log probabilities."""
-    different = equal_tokens(decoder, asks, answers)
+    different = equal_tokens(decoder, prompts, answers)
     if different is not None:
         return different
-    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
-        wrong = _unlike(decoder.score_prompt(ask.prompt, ask.params.prompt_logprobs or 0), answer.prompt_logprobs)
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        wrong = _unlike(
+            decoder.score_prompt(prompt.token_ids, prompt.params.prompt_logprobs or 0), answer.prompt_logprobs
+        )
         if wrong is not None:
             return f"prompt {number}, token {wrong}"
     return None
 
 
-def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+def equal_vectors(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Check pooled vectors against the hidden states of transformers."""
-    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
-        assert ask.pooling is not None
-        hidden = decoder.hidden_states(ask.prompt)
-        pooled = hidden.mean(0) if ask.pooling.how == "mean" else hidden[-1]
-        wanted = pooled[: ask.pooling.dimensions]
-        if ask.pooling.normalize is not False:
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        assert prompt.pooling is not None
+        hidden = decoder.hidden_states(prompt.token_ids)
+        pooled = hidden.mean(0) if prompt.pooling.how == "mean" else hidden[-1]
+        wanted = pooled[: prompt.pooling.dimensions]
+        if prompt.pooling.normalize is not False:
             wanted = wanted / wanted.norm()
         if len(answer.vector) != len(wanted):
             return f"prompt {number}: a vector of {len(answer.vector)} in place of {len(wanted)}"
@@ -111,23 +113,23 @@ def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answe
     return None
 
 
-def equal_cosine(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+def equal_cosine(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Check the score of a pair of texts: the cosine of their vectors."""
-    wrong = equal_vectors(decoder, asks, answers)
+    wrong = equal_vectors(decoder, prompts, answers)
     if wrong is not None:
         return wrong
-    first, second = (decoder.hidden_states(ask.prompt)[-1] for ask in asks[:2])
+    first, second = (decoder.hidden_states(prompt.token_ids)[-1] for prompt in prompts[:2])
     wanted = float(first @ second / (first.norm() * second.norm()))
     gap = abs(cosine(answers[0].vector, answers[1].vector) - wanted)
     return f"the score is {gap:.2g} off" if gap > VECTOR_TOLERANCE else None
 
 
-def best_of_all(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+def best_of_all(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Check all generated sequences, and that the best by their log probabilities are returned."""
-    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
-        wanted = decoder.decode(ask.prompt, ask.params)
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        wanted = decoder.decode(prompt.token_ids, prompt.params)
         sums = {i: sum(token.logprob for token in logprobs if token) for i, logprobs in answer.logprobs.items()}
-        best = sorted(sums, key=lambda i: -sums[i])[: ask.params.n]
+        best = sorted(sums, key=lambda i: -sums[i])[: prompt.params.n]
         found = [tuple(answer.token_ids[i]) for i in best]
         if found != [one.token_ids for one in wanted]:
             return f"prompt {number}: {_first_difference([one.token_ids for one in wanted], found)}"
@@ -137,10 +139,10 @@ def best_of_all(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers
 def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]) -> Judge:
     """Return a judge that checks the text alone: the grammar defines the allowed tokens, so there is no reference."""
 
-    def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+    def judge(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
         for number, answer in enumerate(answers):
             for ids in answer.sequences:
-                text = decode([token for token in ids if token not in asks[number].params.stop_token_ids])
+                text = decode([token for token in ids if token not in prompts[number].params.stop_token_ids])
                 if not good(text):
                     return f"prompt {number}: {text[:60]!r}"
         return None if all(answer.sequences for answer in answers) else "a prompt has no sequence"

@@ -23,11 +23,11 @@ def environment_of(max_tokens: int) -> dict[str, str]:
     return {VARIABLE: f"{PREEMPT}={AFTER}:{max(1, min(_STOPPED_AFTER, max_tokens - 1))}"}
 
 
-def why_meaningless(asks: Sequence[CasePrompt]) -> str | None:
+def why_meaningless(prompts: Sequence[CasePrompt]) -> str | None:
     """Return why these prompts cannot be preempted midway, None where they can."""
-    if any(ask.pooling is not None for ask in asks):
+    if any(prompt.pooling is not None for prompt in prompts):
         return VECTOR
-    return SHORT if any(ask.params.max_tokens < 2 for ask in asks) else None
+    return SHORT if any(prompt.params.max_tokens < 2 for prompt in prompts) else None
 
 
 def why_unproven(way: str, answers: Sequence[CaseOutput]) -> str | None:

@@ -60,23 +60,28 @@ async def _serve(
 async def _outcome(control: Control, case: FeatureCase, tokens: Tokens) -> Outcome:
     try:
         if case.turns:
-            return [await _ask(control, f"{case.name}, turn {turn}", ask, tokens) for turn, ask in enumerate(case.asks)]
-        asked = (_ask(control, f"{case.name} {number}", ask, tokens) for number, ask in enumerate(case.asks))
-        return list(await asyncio.gather(*asked))
+            return [
+                await _run_prompt(control, f"{case.name}, turn {turn}", prompt, tokens)
+                for turn, prompt in enumerate(case.prompts)
+            ]
+        runs = (
+            _run_prompt(control, f"{case.name} {number}", prompt, tokens) for number, prompt in enumerate(case.prompts)
+        )
+        return list(await asyncio.gather(*runs))
     except PdserveError as error:
         return f"{type(error).__name__}: {error}"
 
 
-async def _ask(control: Control, name: str, ask: CasePrompt, tokens: Tokens) -> CaseOutput:
+async def _run_prompt(control: Control, name: str, prompt: CasePrompt, tokens: Tokens) -> CaseOutput:
     request = GenerationRequest(
         request_id=f"verify {name}",
-        prompts=(ask.prompt,),
-        params=ask.params,
+        prompts=(prompt.token_ids,),
+        params=prompt.params,
         first_token_timeout_s=FIRST_TOKEN_TIMEOUT_S,
         stall_timeout_s=STALL_TIMEOUT_S,
-        poolings=() if ask.pooling is None else (ask.pooling,),
+        poolings=() if prompt.pooling is None else (prompt.pooling,),
     )
-    output = _CaseSink(StoppedText(ask, tokens) if ask.stops else None)
+    output = _CaseSink(StoppedText(prompt, tokens) if prompt.stops else None)
     await control.dispatch.run(request, output)
     return output.answered()
 

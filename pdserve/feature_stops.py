@@ -20,8 +20,8 @@ _LONGEST = 8  # characters of a stop string
 class StoppedText:
     """The text of a prompt's only sequence as a client gets it: up to its first stop string."""
 
-    def __init__(self, ask: CasePrompt, tokens: Tokens) -> None:
-        self._choice = Choice(0, ask.prompt, tokens, TextOptions(stops=ask.stops))
+    def __init__(self, prompt: CasePrompt, tokens: Tokens) -> None:
+        self._choice = Choice(0, prompt.token_ids, tokens, TextOptions(stops=prompt.stops))
         self.text = ""
 
     def push(self, token: TokenOutput) -> bool:
@@ -46,15 +46,15 @@ def choose_stop(token_ids: Sequence[int], decode: Decode) -> str | None:
 def ends_before_stop(decode: Decode) -> Judge:
     """Return a judge that checks that text and tokens are the reference's up to the stop string, and none follow."""
 
-    def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-        for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
-            whole = decoder.decode(ask.prompt, ask.params)[0].token_ids
+    def judge(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            whole = decoder.decode(prompt.token_ids, prompt.params)[0].token_ids
             text, ids = decode(whole), answer.sequences[0] if answer.sequences else ()
-            wanted = text[: text.find(ask.stops[0])]
+            wanted = text[: text.find(prompt.stops[0])]
             if answer.text != wanted:
                 return f"prompt {number}: {answer.text!r} in place of {wanted!r}"
-            if ids != whole[: len(ids)] or ask.stops[0] in decode(ids[:-1]) or ask.stops[0] not in decode(ids):
-                return f"prompt {number}: {ids} are not the tokens up to {ask.stops[0]!r} of {whole}"
+            if ids != whole[: len(ids)] or prompt.stops[0] in decode(ids[:-1]) or prompt.stops[0] not in decode(ids):
+                return f"prompt {number}: {ids} are not the tokens up to {prompt.stops[0]!r} of {whole}"
         return None
 
     return judge

@@ -57,22 +57,22 @@ def check_model(options: EngineOptions) -> None:
     path = Path(options.model) / "config.json"
     config = read_json(path)
     text = config | config.get("text_config", {})
-    own, asked = text.get("max_position_embeddings"), options.max_model_len
-    if asked is None or not isinstance(own, int) or options.engine == "fake":
+    own, wanted = text.get("max_position_embeddings"), options.max_model_len
+    if wanted is None or not isinstance(own, int) or options.engine == "fake":
         return
     grows = any("dynamic" in str(text.get(name)) for name in ("rope_scaling", "rope_parameters"))
-    if asked > own and not grows:
-        raise ConfigError(f"--max-model-len {asked} is above the {own} of {path}: give at most that, or leave it out")
+    if wanted > own and not grows:
+        raise ConfigError(f"--max-model-len {wanted} is above the {own} of {path}: give at most that, or leave it out")
 
 
 def flags_elsewhere(options: EngineOptions, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the flags with which another machine downloads a hub model at the same commit; none for a folder."""
     if not _is_at_hub(options):
         return {}
-    asked = _download_job(options, environ, weights=True)
+    job = _download_job(options, environ, weights=True)
     flags = {
-        "model": asked.name, "hub": asked.hub, "revision": find_snapshot(asked, environ).commit or asked.revision,
-        "download_dir": asked.download_dir,
+        "model": job.name, "hub": job.hub, "revision": find_snapshot(job, environ).commit or job.revision,
+        "download_dir": job.download_dir,
     }  # fmt: skip
     return {name: value for name, value in flags.items() if value is not None}
 
@@ -109,10 +109,10 @@ def _check_quantization(options: EngineOptions) -> None:
     """Report a contradiction at the command line, not in an instance's log."""
     if options.quantization is not None and (Path(options.model) / "config.json").is_file():
         from engine.quantization.config import read_quantization_config
-        from engine.quantization.requested import check_asked
+        from engine.quantization.requested import check_requested
 
         path = Path(options.model)
-        check_asked(path, options.quantization, read_quantization_config(path))
+        check_requested(path, options.quantization, read_quantization_config(path))
 
 
 def print_progress(line: str) -> None:

@@ -97,7 +97,7 @@ class Child:
         if status is None:
             return None
         log = Path(self.record.log)
-        return f"{self.record.name} ended with {status_words(status)}: {last_line(log)} (log: {log})"
+        return f"{self.record.name} ended with {describe_status(status)}: {last_line(log)} (log: {log})"
 
     @property
     def exit_status(self) -> int | None:
@@ -159,6 +159,6 @@ def wait(
     return left
 
 
-def status_words(status: int) -> str:
+def describe_status(status: int) -> str:
     """Describe an exit status; a negative one is a signal's."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

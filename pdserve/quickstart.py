@@ -12,7 +12,7 @@ from pdserve import up
 from pdserve.client import Client
 from pdserve.guarded import guarded
 from pdserve.question import ask, served_model
-from pdserve.readiness import ask as ask_ready
+from pdserve.readiness import check_ready
 from pdserve.run_folder import RunFolder, default_run_dir
 from wire.errors import PdserveError, Unavailable
 
@@ -52,7 +52,7 @@ def _run(flags: Sequence[str]) -> int:
             url = serving(folder, port)
         if url is None:
             raise Unavailable("the cluster was ready but has stopped")
-        _ask(url)
+        _ask_question(url)
     except PdserveError as error:
         raise type(error)(f"{error} (logs: {folder.log('*').parent})") from error
     return 0
@@ -63,7 +63,7 @@ def serving(folder: RunFolder, port: int) -> str | None:
     state = folder.read()
     urls = [state.base_url] if state is not None and state.is_up else []
     urls.append(f"http://127.0.0.1:{port}")
-    return next((url for url in urls if ask_ready(Client(url, timeout_s=5.0))[0]), None)
+    return next((url for url in urls if check_ready(Client(url, timeout_s=5.0))[0]), None)
 
 
 def _up(flags: Sequence[str]) -> int:
@@ -83,7 +83,7 @@ def _known(flags: Sequence[str]) -> argparse.Namespace:
     return parser.parse_known_args(list(flags))[0]
 
 
-def _ask(url: str) -> None:
+def _ask_question(url: str) -> None:
     client = Client(url, timeout_s=_ANSWER_TIMEOUT_S)
     model = served_model(client)
     print(f"asking {model} at {url}\n> {QUESTION}", flush=True)

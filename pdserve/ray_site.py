@@ -10,7 +10,7 @@ from pdserve import __version__
 from pdserve.process_plan import ProcessPlan, launch_command
 from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, POLL_S, Child, Watched
 from pdserve.ray_cluster.address import is_loopback, parse_address, split
-from pdserve.ray_cluster.messages import NodeRequest, Orders, Seat
+from pdserve.ray_cluster.messages import LaunchRequest, NodeRequest, Placement
 from pdserve.ray_cluster.need import Need, need_of
 from pdserve.ray_cluster.placements import Placements
 from pdserve.ray_cluster.remote_child import Handle, PendingAnswer, RemoteChild
@@ -63,7 +63,7 @@ class RaySite:
         self._need = need_of(request.engine.device, request.engine.tensor_parallel_size or 1)
         self._environ = dict(os.environ)  # for the scheduler: without the variables set for Ray
         self._session: RayConnection | None = None
-        self._current_placements: Placements | None = None
+        self._joined_placements: Placements | None = None
         self._children: dict[str, RemoteChild] = {}
 
     def plans(self) -> Sequence[ProcessPlan]:
@@ -73,14 +73,14 @@ class RaySite:
         self._print_address(address)
         self._session = session = self._join(address, self._num_cpus())
         session.reserve(self._need, len(self._names), options.ray_strategy, request.startup_timeout_s, self._say)
-        self._current_placements = roll = Placements(self._names, session.node_ip, self._folder.tables)
+        self._joined_placements = placements = Placements(self._names, session.node_ip, self._folder.tables)
         ensure_secret(self._folder.tables)
         plans = [ProcessPlan(name, name.partition("-")[0], "", (), {}) for name in self._names]
         for plan in plans:
             self._begin(plan, again=False)
-        self._wait_seated()
-        read_global(str(roll.path))  # report an invalid table once, here
-        return (*plans, self._scheduler_plan(roll))
+        self._wait_placed()
+        read_global(str(placements.path))  # report an invalid table once, here
+        return (*plans, self._scheduler_plan(placements))
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
         """Start the scheduler here; restart an instance on its node, or on another one if that is lost."""
@@ -106,24 +106,25 @@ class RaySite:
             if not self._session.close():
                 self._say("Ray does not respond: disconnected; its processes end with it")
 
-    def sit(self, name: str, seat: Seat) -> None:
+    def set_entry(self, name: str, placement: Placement) -> None:
         """Enter an instance into the table, and write the table if it changed."""
-        roll = self._placements()
-        roll.sit(name, _server(seat))
-        self._say(f"{name} is placed on {seat.ip} (node {seat.node_id[:12]}), {self._devices(seat)}, port {seat.port}")
-        digest = roll.write()
+        placements = self._placements()
+        placements.set_entry(name, _server(placement))
+        node, devices = f"{placement.ip} (node {placement.node_id[:12]})", self._devices(placement)
+        self._say(f"{name} is placed on {node}, {devices}, port {placement.port}")
+        digest = placements.write()
         if digest is not None:
-            self._say(f"wrote {roll.path}, digest {digest}")
+            self._say(f"wrote {placements.path}, digest {digest}")
 
-    def orders(self, name: str, seat: Seat) -> Orders | None:
+    def launch_request(self, name: str, placement: Placement) -> LaunchRequest | None:
         """Return what an instance runs, None while the table is incomplete."""
-        roll = self._placements()
-        if roll.table() is None:
+        placements = self._placements()
+        if placements.table() is None:
             return None
-        return Orders(
-            name=name, role=name.partition("-")[0], flags=self._request.flags, global_name=roll.path.name,
-            global_table=roll.text, local_name=local_name(seat.ip, seat.device_ids),
-            local_table=local_text(LocalTable(_server(seat))),
+        return LaunchRequest(
+            name=name, role=name.partition("-")[0], flags=self._request.flags, global_name=placements.path.name,
+            global_table=placements.text, local_name=local_name(placement.ip, placement.device_ids),
+            local_table=local_text(LocalTable(_server(placement))),
             secret=ensure_secret(self._folder.tables)[0].read_text(), folder=os.getcwd(),
         )  # fmt: skip
 
@@ -132,8 +133,8 @@ class RaySite:
         return self._placements().text
 
     def _placements(self) -> Placements:
-        assert self._current_placements is not None, "the cluster was joined"
-        return self._current_placements
+        assert self._joined_placements is not None, "the cluster was joined"
+        return self._joined_placements
 
     def _begin(self, plan: ProcessPlan, *, again: bool) -> RemoteChild:
         """Begin one start of an instance, on its existing actor if that lives."""
@@ -149,22 +150,22 @@ class RaySite:
             child = RemoteChild(plan, self._session.place(index), self, log, place_s=place_s)
         first = index * self._need.num_ranks
         ids = tuple(str(first + rank) for rank in range(self._need.num_ranks))
-        child.request_seat(NodeRequest(self._need.kind, ids, __version__))
+        child.request_placement(NodeRequest(self._need.kind, ids, __version__))
         self._children[plan.name] = child
         return child
 
-    def _wait_seated(self) -> None:
+    def _wait_placed(self) -> None:
         """Wait until every instance is placed. Raises Unavailable if one is lost or not placed in time."""
-        while any(child.seat is None for child in self._children.values()):
+        while any(child.placement is None for child in self._children.values()):
             for child in self._children.values():
-                end = child.ended() if child.seat is None else None
+                end = child.ended() if child.placement is None else None
                 if end is not None:
                     raise Unavailable(end)
             time.sleep(POLL_S / 2)
 
     def _stop_instances(self, at_once: Callable[[], bool]) -> Sequence[str]:
         pending_stops: dict[str, PendingAnswer] = {
-            name: child.handle.ask("stop", "") for name, child in self._children.items() if not child.is_lost
+            name: child.handle.call("stop", "") for name, child in self._children.items() if not child.is_lost
         }
         killed, deadline = set(pending_stops), time.monotonic() + _STOP_S
         while pending_stops and time.monotonic() < deadline and not at_once():
@@ -176,19 +177,22 @@ class RaySite:
             time.sleep(POLL_S / 2)
         return sorted(killed)
 
-    def _scheduler_plan(self, roll: Placements) -> ProcessPlan:
+    def _scheduler_plan(self, placements: Placements) -> ProcessPlan:
         engine = self._request.engine
         return ProcessPlan(
             "scheduler", "scheduler", f"{engine.host}:{engine.port}",
             launch_command(engine.host, engine.port, self._request.flags),
-            {"GLOBAL_RANK_TABLE_FILE_PATH": str(roll.path), "RANK_TABLE_FILE_PATH": str(roll.scheduler_path)},
+            {
+                "GLOBAL_RANK_TABLE_FILE_PATH": str(placements.path),
+                "RANK_TABLE_FILE_PATH": str(placements.scheduler_path),
+            },
         )  # fmt: skip
 
     def _num_cpus(self) -> int:
         return len(self._names) * self._need.num_ranks if self._need.resource == "CPU" else 0
 
-    def _devices(self, seat: Seat) -> str:
-        return f"{self._need.resource} {','.join(seat.device_ids)}"
+    def _devices(self, placement: Placement) -> str:
+        return f"{self._need.resource} {','.join(placement.device_ids)}"
 
     def _print_address(self, address: str | None) -> None:
         if address is None:
@@ -208,10 +212,10 @@ class RaySite:
         return log
 
 
-def _server(seat: Seat) -> TableServer:
-    pairs = enumerate(zip(seat.device_ids, seat.device_ips, strict=True))
+def _server(placement: Placement) -> TableServer:
+    pairs = enumerate(zip(placement.device_ids, placement.device_ips, strict=True))
     devices = tuple(TableDevice(device_id, device_ip, str(rank)) for rank, (device_id, device_ip) in pairs)
-    return TableServer(seat.ip, seat.ip, devices, seat.port)
+    return TableServer(placement.ip, placement.ip, devices, placement.port)
 
 
 def _stopped(pending: PendingAnswer) -> str | None:

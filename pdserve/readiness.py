@@ -46,7 +46,7 @@ def wait_ready(
         time.sleep(POLL_S)
 
 
-def ask(client: Client) -> tuple[bool, str]:
+def check_ready(client: Client) -> tuple[bool, str]:
     """Return whether the cluster is ready, and what /ready reports as missing."""
     return _condition(_reply(client))
 

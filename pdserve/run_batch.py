@@ -103,7 +103,7 @@ async def _answer(
 
 @contextlib.contextmanager
 def _ignore_late_interrupt(ended: Sequence[BatchProgress]) -> Iterator[None]:
-    """Once the output is written, ignore Ctrl-C: it only stops the engine sooner, and a rerun would ask all again."""
+    """Once the output is written, ignore Ctrl-C: it only stops the engine sooner, and a rerun would start over."""
     try:
         yield
     except KeyboardInterrupt:

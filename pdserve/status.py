@@ -8,7 +8,7 @@ from pdserve.client import Client, Sample
 from pdserve.cluster_page import InstanceRow, LinkRow, read_page, read_table
 from pdserve.flags.parser import CommandParser
 from pdserve.question import served_model
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from pdserve.replacement import NAMES, SERVING, describe
 from pdserve.run_folder import ClusterState, ProcessRecord, resident_bytes
 from pdserve.supervisor_log import in_utc
@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     where = find(arguments.url, arguments.run_dir)
     client = Client(where.base_url, timeout_s=_TIMEOUT_S)
-    ready, words = ask(client)
+    ready, missing = check_ready(client)
     samples = _samples(client, where)
     instances = _instances(samples, where)
-    condition = "ready" if ready else f"not ready: {words or 'no answer'}"
+    condition = "ready" if ready else f"not ready: {missing or 'no answer'}"
     heads = [where.base_url, condition, f"model {_model(client, where)}", *_around(samples, where)]
     print(printable("  ".join(heads)))
     for line in table(where.state, instances, _reasons(client)):

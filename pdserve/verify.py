@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"not run: {way}: {why}", flush=True)
     with work_folder("verify") as work:
         outputs = _serve(options, devices, hops, folder, work, prompts)
-    oracle, reference = _ask_transformers(options, folder, prompts)
+    oracle, reference = _run_transformers(options, folder, prompts)
     if options.dtype == "float32":
         return _report_exact(reference, outputs, [*not_run])
     return _report_gaps(oracle, prompts, reference, outputs)
@@ -160,7 +160,7 @@ def _serve(
     return outputs
 
 
-def _ask_transformers(
+def _run_transformers(
     options: VerifyOptions, folder: Path, prompts: Sequence[Sequence[int]]
 ) -> tuple["Oracle", list[list[int]]]:
     from engine.oracle import Oracle

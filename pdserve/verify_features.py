@@ -48,7 +48,11 @@ def verify_features(
     vocabulary = read_vocabulary(model)
     cases = make_cases(prompts, vocabulary, max_tokens)
     decoder.prepare(
-        (ask.prompt, ask.params) for case in cases if not case.compared for ask in case.asks if ask.generates
+        (prompt.token_ids, prompt.params)
+        for case in cases
+        if not case.compared
+        for prompt in case.prompts
+        if prompt.generates
     )
     cases = [settled(case, decoder, vocabulary.decode) for case in cases]
     columns = _serve_all(model, work, cases, transports, preemption.environment_of(max_tokens), device)
@@ -72,23 +76,26 @@ def settled(case: FeatureCase, decoder: ReferenceDecoder, decode: Callable[[Sequ
     """Return the case with the first seeds whose draws are clear: none is so near the border between two tokens that
     rounding could choose the other; and with its stop strings. Raises ConfigError if no seed is clear.
     """
-    if case.compared or case.asks[0].pooling is not None or case.asks[0].params.temperature == 0:
+    if case.compared or case.prompts[0].pooling is not None or case.prompts[0].params.temperature == 0:
         return case
-    return replace(case, asks=tuple(_settled_ask(ask, decoder, decode if case.stops else None) for ask in case.asks))
+    return replace(
+        case,
+        prompts=tuple(_settled_prompt(prompt, decoder, decode if case.stops else None) for prompt in case.prompts),
+    )
 
 
-def _settled_ask(
-    ask: CasePrompt, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str] | None
+def _settled_prompt(
+    prompt: CasePrompt, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str] | None
 ) -> CasePrompt:
-    for seed in range(ask.params.seed, ask.params.seed + _MOST_SEEDS):
-        params = replace(ask.params, seed=seed)
-        every = decoder.decode(ask.prompt, replace(params, n=params.num_sequences, best_of=None))
+    for seed in range(prompt.params.seed, prompt.params.seed + _MOST_SEEDS):
+        params = replace(prompt.params, seed=seed)
+        every = decoder.decode(prompt.token_ids, replace(params, n=params.num_sequences, best_of=None))
         if any(one.margin <= TIE for one in every):
             continue
         if decode is None:
-            return replace(ask, params=params)
+            return replace(prompt, params=params)
         if (stop := choose_stop(every[0].token_ids, decode)) is not None:
-            return replace(ask, params=params, stops=(stop,))
+            return replace(prompt, params=params, stops=(stop,))
     raise ConfigError(f"none of {_MOST_SEEDS} seeds draws all tokens clearly: lower --max-tokens")
 
 
@@ -113,7 +120,9 @@ def read_vocabulary(model: Path) -> Vocabulary:
 def small_pool_tokens(cases: Sequence[FeatureCase]) -> int:
     """Return the tokens of a pool for a tenth of what all cases need at once, but at least for the largest one."""
     needs = [
-        ask.params.width * (len(ask.prompt) + ask.params.max_tokens + _BLOCK) for case in cases for ask in case.asks
+        prompt.params.width * (len(prompt.token_ids) + prompt.params.max_tokens + _BLOCK)
+        for case in cases
+        for prompt in case.prompts
     ]
     return max(max(needs), sum(needs) // _SHARE)
 
@@ -143,7 +152,7 @@ def _serve_all(
 
 def _cell(case: FeatureCase, way: str, columns: Mapping[str, FeatureOutputs], decoder: ReferenceDecoder) -> Cell:
     stops = way in preemption.FLAGS
-    meaningless = preemption.why_meaningless(case.asks) if stops else None
+    meaningless = preemption.why_meaningless(case.prompts) if stops else None
     if meaningless is not None:
         return Cell(MEANINGLESS, meaningless)
     outcome = columns[way].outcomes.get(case.name, "not served")
@@ -151,7 +160,7 @@ def _cell(case: FeatureCase, way: str, columns: Mapping[str, FeatureOutputs], de
         return Cell(WRONG, outcome)
     wrong = (
         _other_path(case, way, outcome)
-        or case.judge(decoder, case.asks, outcome)
+        or case.judge(decoder, case.prompts, outcome)
         or _unlike_combined(case, outcome, columns)
         or (preemption.why_unproven(way, outcome) if stops else None)
     )
@@ -159,7 +168,7 @@ def _cell(case: FeatureCase, way: str, columns: Mapping[str, FeatureOutputs], de
 
 
 def _other_path(case: FeatureCase, way: str, answers: Answers) -> str | None:
-    expected = "handoff" if way.startswith("P/D") and case.asks[0].pooling is None else None
+    expected = "handoff" if way.startswith("P/D") and case.prompts[0].pooling is None else None
     other = next((answer.path for answer in answers if expected and answer.path != expected), None)
     return None if other is None else f"its path was {other}, not {expected}"
 

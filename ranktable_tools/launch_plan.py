@@ -120,13 +120,13 @@ def _read(variable: str, path: str, read: Callable[[str], _Table]) -> _Table:
     try:
         return read(path)
     except RanktableError as error:
-        words = f"{variable}: {error}"
-        raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
+        message = f"{variable}: {error}"
+        raise RanktableError(message, code=error.code, place=error.place, value=error.value) from error
 
 
 def _use_openai(environ: Mapping[str, str]) -> bool:
     value = environ.get("USE_OPENAI", "1")
     if value not in ("0", "1"):
-        words = "must be 1 (the OpenAI API, the default) or 0 (/generate)"
-        raise RanktableError(f'USE_OPENAI is "{value}": {words}')
+        message = "must be 1 (the OpenAI API, the default) or 0 (/generate)"
+        raise RanktableError(f'USE_OPENAI is "{value}": {message}')
     return value == "1"

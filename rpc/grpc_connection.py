@@ -163,26 +163,26 @@ async def _close(session: GrpcSession | None) -> None:
 
 
 def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
-    words = f"{address}: {_plain(error.details() or error.code().name)}"
+    text = f"{address}: {_plain(error.details() or error.code().name)}"
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded(words)
+            return DeadlineExceeded(text)
         case grpc.StatusCode.FAILED_PRECONDITION:
             return Incompatible(error.details() or address)
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNIMPLEMENTED:
-            return Incompatible(words)
+            return Incompatible(text)
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequest(words)
+            return InvalidRequest(text)
         case grpc.StatusCode.UNAVAILABLE if error.details() == LOADING:
-            return Loading(words)
+            return Loading(text)
         case _:
-            return InstanceLost(words)
+            return InstanceLost(text)
 
 
 def _plain(details: str) -> str:
     """Replace gRPC's own text for network errors by plain English; an instance's text is returned unchanged."""
     if details.startswith(_UNREACHED):
-        return next((words for part, words in _WHY_UNREACHED if part in details), "it cannot be reached")
+        return next((text for part, text in _WHY_UNREACHED if part in details), "it cannot be reached")
     if details == _LATE:
         return "it does not answer in time"
     return "the connection broke" if details.startswith(_BROKEN) else details

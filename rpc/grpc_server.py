@@ -163,8 +163,8 @@ class _Servicer:
                 raise InvalidRequest(f"a session begins with OpenSession, not {type(hello).__name__}")
             return (await self._loaded(context)).open(hello)
         except TimeoutError:
-            words = f"no command within {self._first_command_s:g} s of the session's start"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
+            reason = f"no command within {self._first_command_s:g} s of the session's start"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         except StopAsyncIteration:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session without a command")
         except PdserveError as error:

@@ -151,8 +151,8 @@ def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: Prom
         return NeverFits(f"n is {n}; the instances run {most_sequences} sequences at most", "n")
     most_tokens = max(min(s.blocks_total * s.block_size, d.blocks_total * d.block_size) for s, d in pairs)
     if length > most_tokens:
-        words = f"the prompt has {length} tokens; the instances' KV pools have room for {most_tokens} at most"
-        return NeverFits(words, "prompt")
+        message = f"the prompt has {length} tokens; the instances' KV pools have room for {most_tokens} at most"
+        return NeverFits(message, "prompt")
     _, largest = max(pairs, key=lambda pair: pair[1].blocks_total * pair[1].block_size)
     return NeverFits(
         f"{length} prompt tokens and {n} x {prompt.max_tokens} output tokens need {largest.blocks_for_all(prompt)} KV "

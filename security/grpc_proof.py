@@ -68,8 +68,8 @@ class ProofCheck:
         secret, host = self._trust.secret, f"{printable(request.host)} at {peer_address(context)}"
         await self._check_address(context)
         if not MIN_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
-            words = f"a nonce of {len(request.nonce)} bytes, {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "nonce", words)
+            message = f"a nonce of {len(request.nonce)} bytes, {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "nonce", message)
         theirs = readable(request.fingerprint)
         if theirs != ("" if secret is None else secret.fingerprint):
             self._log_refusal("other_secret", differ(secret, self._trust.host, theirs, host))
@@ -87,32 +87,34 @@ class ProofCheck:
             return
         shown = {key: value for key, value in context.invocation_metadata() if key in _KEYS}
         if len(shown) < len(_KEYS):
-            words = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} came without proof"
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "no_proof", words)
+            message = (
+                f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} came without proof"
+            )
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "no_proof", message)
         client_nonce, nonce, proof = (shown[key] for key in _KEYS)
         problem = self._mint.problem(nonce, client_nonce)
         if problem is None and not Prover(secret, _method(method), client_nonce, nonce).holds(Side.CLIENT, proof):
             problem = "its proof is wrong"
         if problem is not None:
-            words = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} is refused: "
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "bad_proof", words + problem)
+            message = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} is refused: "
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "bad_proof", message + problem)
         self._mint.use(nonce)
 
     async def _check_address(self, context: Any) -> None:
         address = peer_address(context)
         if self._trust.secret is None and not self._trust.has_address(address):
-            words = self._trust.unlisted(address)
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, "unknown_peer", words)
+            message = self._trust.unlisted(address)
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, "unknown_peer", message)
 
-    async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str, words: str) -> NoReturn:
+    async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str, message: str) -> NoReturn:
         self.refused += 1
-        self._log_refusal(reason, f"{peer_address(context)}: {words}")
-        await context.abort(code, words)
+        self._log_refusal(reason, f"{peer_address(context)}: {message}")
+        await context.abort(code, message)
         raise AssertionError("abort raises")
 
-    def _log_refusal(self, reason: str, words: str) -> None:
+    def _log_refusal(self, reason: str, message: str) -> None:
         """Log a refusal, rate-limited: an unauthenticated peer may call as often as it likes."""
-        self._refusals.warning("caller_refused", reason, why=words)
+        self._refusals.warning("caller_refused", reason, reason=message)
 
 
 def peer_address(context: Any) -> str:

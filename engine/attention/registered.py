@@ -92,10 +92,10 @@ def _probed_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend as `_attention` does, and pass the mask to the handler."""
-    asked_window = kwargs.get("sliding_window")
+    requested_window = kwargs.get("sliding_window")
     output = _attention(module, query, key, value, None, scaling, **kwargs)
     mask = None if attention_mask is None else getattr(attention_mask, _MASK, Mask(None, known=False))
-    getattr(module, _HANDLER).see_mask(module.layer_idx, mask, asked_window)
+    getattr(module, _HANDLER).see_mask(module.layer_idx, mask, requested_window)
     return output
 
 

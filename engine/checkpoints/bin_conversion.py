@@ -67,8 +67,8 @@ def _load(file: Path) -> Any:
                 "(no code was run); get the model as safetensors"
             ) from error
         reason = _REASON.search(text)
-        words = (reason[1] if reason else text.splitlines()[0] if text else type(error).__name__)[:300]
-        raise ConfigError(f"{file} cannot be read as plain tensors: {words}") from error
+        message = (reason[1] if reason else text.splitlines()[0] if text else type(error).__name__)[:300]
+        raise ConfigError(f"{file} cannot be read as plain tensors: {message}") from error
 
 
 def _is_plain(name: object, value: object) -> bool:

@@ -49,14 +49,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, config, network_class, stored)
 
 
-def model_length(checkpoint: Checkpoint, asked: int | None) -> int:
-    """Return the longest sequence: `asked`, else the model's limit. Raises ConfigError with both numbers."""
+def model_length(checkpoint: Checkpoint, requested: int | None) -> int:
+    """Return the longest sequence: `requested`, else the model's limit. Raises ConfigError with both numbers."""
     own = longest_sequence(checkpoint.text_config)
-    if own is None and asked is None:
+    if own is None and requested is None:
         raise ConfigError(f"{checkpoint.path} has no maximum length in its config: set --max-model-len")
-    if asked is not None and (asked < 1 or (own is not None and asked > own)):
-        raise ConfigError(f"--max-model-len {asked}: must be from 1 to the model's {own}")
-    return asked if asked is not None else own or 0
+    if requested is not None and (requested < 1 or (own is not None and requested > own)):
+        raise ConfigError(f"--max-model-len {requested}: must be from 1 to the model's {own}")
+    return requested if requested is not None else own or 0
 
 
 def eos_token_ids(network: Any) -> tuple[int, ...]:

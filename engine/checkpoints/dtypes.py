@@ -19,17 +19,17 @@ class DtypeChoice:
 
 
 def choose_dtype(
-    asked: str, checkpoint: str, *, cpu_flags: frozenset[str] | None, is_native: bool = False
+    requested: str, checkpoint: str, *, cpu_flags: frozenset[str] | None, is_native: bool = False
 ) -> DtypeChoice:  # fmt: skip
-    """Return `asked`, or for `auto` the checkpoint's dtype where the CPU computes it fast, else float32.
+    """Return `requested`, or for `auto` the checkpoint's dtype where the CPU computes it fast, else float32.
 
     `cpu_flags` are None where the model runs on a device that is fast with every dtype. `is_native`: our own kernels
     run the whole model, or will at the next start; they are fast with bfloat16 on every CPU that supports them.
     """
-    if asked != "auto":
-        if asked not in ITEM_BYTES:
-            raise ConfigError(f"dtype {asked!r} is not one of auto, {', '.join(ITEM_BYTES)}")
-        return DtypeChoice(asked, f"dtype {asked}, as requested")
+    if requested != "auto":
+        if requested not in ITEM_BYTES:
+            raise ConfigError(f"dtype {requested!r} is not one of auto, {', '.join(ITEM_BYTES)}")
+        return DtypeChoice(requested, f"dtype {requested}, as requested")
     if cpu_flags is None:
         return DtypeChoice(checkpoint, f"dtype {checkpoint}, the checkpoint's")
     fast = [flag for flag in _FAST_BF16_FLAGS if flag in cpu_flags]

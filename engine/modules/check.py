@@ -28,7 +28,7 @@ class ModuleDifference:
     `is_failure`: the part raised, and would do so again.
     """
 
-    words: str
+    message: str
     is_failure: bool = False
 
 
@@ -62,8 +62,8 @@ class PartCheck:
         is_of_rows = rows.shape[-1] == self._network.config.get_text_config().hidden_size
         for heads in rows_by_heads(rows, self._normed.get(module, rows.shape if is_of_rows else None)):
             found = self._difference(module, part, {"hidden_states": heads})
-            if found is not None and found.words:  # not a failure of the library: its other norms may be correct
-                return ModuleDifference(f"by heads, {found.words}")
+            if found is not None and found.message:  # not a failure of the library: its other norms may be correct
+                return ModuleDifference(f"by heads, {found.message}")
         return None
 
     def _difference(
@@ -71,15 +71,15 @@ class PartCheck:
     ) -> ModuleDifference | None:
         rows = inputs["hidden_states"]
         try:
-            expected, form, asked = self._run(module, inputs)
+            expected, form, calls = self._run(module, inputs)
         except (RuntimeError, TypeError, ValueError):
             return ModuleDifference("")
         try:
             got, our_form, ours = self._run(part, inputs)
         except Exception as error:  # noqa: BLE001 - third-party kernels may raise anything
             return ModuleDifference(f"it cannot be tried: {' '.join(str(error).split())}", is_failure=True)
-        if asked != ours:
-            return ModuleDifference(f"it passes {ours} to its attention, the original {asked}")
+        if calls != ours:
+            return ModuleDifference(f"it passes {ours} to its attention, the original {calls}")
         if form != our_form:
             return ModuleDifference(f"it returns {_described(our_form)}, the original {_described(form)}")
         made = expected - rows if hasattr(module, "self_attn") else expected  # a layer adds to its input rows
@@ -95,10 +95,10 @@ class PartCheck:
         if inputs is None:
             return None
         try:
-            _, _, asked = self._run(module, inputs)
+            _, _, calls = self._run(module, inputs)
         except (RuntimeError, TypeError):  # of another kind, with other inputs
             return None
-        return asked[0] if len(asked) == 1 else None
+        return calls[0] if len(calls) == 1 else None
 
     def angles_of(self, module: nn.Module) -> Angles | None:
         """Return the rotary angles that an attention module receives; None where it gets none, or another form."""
@@ -164,7 +164,7 @@ class PartCheck:
     def _run(
         self, run: Callable[..., Any], inputs: dict[str, Any]
     ) -> tuple[torch.Tensor, Form, list[AttentionOptions]]:
-        self._attention.asked = []
+        self._attention.calls = []
         copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
         rows = inputs["hidden_states"]
         del copies["hidden_states"]
@@ -172,7 +172,7 @@ class PartCheck:
         made = run(same_strides, **copies)
         form = tuple(one is not None for one in made) if isinstance(made, tuple) else None
         output: torch.Tensor = made[0] if isinstance(made, tuple) else made
-        return output.float(), form, self._attention.asked
+        return output.float(), form, self._attention.calls
 
     def _inputs(self, module: nn.Module) -> dict[str, Any] | None:
         """Return the inputs of `module`: rows, and the other recorded ones; None where these are unknown."""
@@ -191,13 +191,13 @@ class SumAttention:
     """
 
     def __init__(self) -> None:
-        self.asked: list[AttentionOptions] = []
+        self.calls: list[AttentionOptions] = []
 
     def run_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See LayerHandler."""
-        self.asked.append(options)
+        self.calls.append(options)
         group = query.shape[0] // key.shape[0]
         keys, values = (rows.repeat_interleave(group, dim=0) for rows in (key, value))
         weights = torch.linspace(-1, 1, query.shape[-1], device=query.device, dtype=query.dtype)

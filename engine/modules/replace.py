@@ -74,8 +74,8 @@ class _Replacing:
                 return
             if difference.is_failure:
                 self._left.add((ops.name, kind))
-                _log.warning("ops_disabled", library=ops.name, parts=kind, error=difference.words)
-            reasons += [difference.words] if difference.words else []
+                _log.warning("ops_disabled", library=ops.name, parts=kind, error=difference.message)
+            reasons += [difference.message] if difference.message else []
         if reasons:
             if not self._stayed[kind]:
                 _log.warning("module_not_replaced", first=name, module=type(module).__name__, reason=reasons[0])
@@ -94,7 +94,7 @@ class _Replacing:
                     part.settle()
                     self._layers += [part] if isinstance(part, AddedLayer) else []
                     return None
-                found = difference if not found.words else found
+                found = difference if not found.message else found
         except torch.OutOfMemoryError as error:
             return ModuleDifference(f"out of memory while joining its weights: {' '.join(str(error).split())}")
         return found

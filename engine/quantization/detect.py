@@ -13,21 +13,21 @@ from engine.quantization.gptq import SUPPORTED_BITS as GPTQ_BITS
 from engine.quantization.gptq import GptqLayout
 from engine.quantization.interface import Layout
 from engine.quantization.mxfp4 import Mxfp4Layout
-from engine.quantization.requested import check_asked
+from engine.quantization.requested import check_requested
 from wire.errors import ConfigError
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # added to a stored zero, by GPTQ format
 
 
-def find_quantization(path: Path, asked: str | None) -> Layout | None:
+def find_quantization(path: Path, requested: str | None) -> Layout | None:
     """Return the quantised layout of the checkpoint in folder `path`, None where its weights are plain.
 
-    `asked` is --quantization. Raises ConfigError, with both values, if flag and checkpoint differ, and for
+    `requested` is --quantization. Raises ConfigError, with both values, if flag and checkpoint differ, and for
     unsupported layouts.
     """
     config = read_quantization_config(path)
-    if asked is not None:
-        check_asked(path, asked, config)
+    if requested is not None:
+        check_requested(path, requested, config)
     if config is None:
         return None
     read = _READERS.get(config.method)

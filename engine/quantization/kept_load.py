@@ -31,12 +31,12 @@ class Keeper:
         self._int8_inputs, self._prefix = int8_inputs, prefix
         self.kept = self.kept_bytes = self.float_bytes = 0
         self.reasons: Counter[str] = Counter()
-        self.was_asked = False
+        self.was_requested = False
 
     @torch.no_grad()
     def __call__(self, network: Any, sources: Mapping[str, TensorSource], device: torch.device) -> None:
         """Replace linear layers of a network on the meta device; its other tensors are filled afterwards."""
-        self.was_asked = True
+        self.was_requested = True
         found = [*self._linears(network, sources)]
         with LoadProgress(sum(linear.weight.nbytes for _, linear, _ in found)) as progress:
             for name, linear, module in found:

@@ -47,7 +47,7 @@ def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Ke
     if keeper is None or layout is None or not isinstance(plain.weights, DequantisingWeights):
         return plain.note
     weights = plain.weights
-    if not keeper.was_asked:
+    if not keeper.was_requested:
         return _warning(layout, weights, dtype, "transformers loads them")
     reasons = keeper.reasons.copy()
     reasons["they are not linear layers of the network"] = weights.num_quantised - keeper.kept - reasons.total()

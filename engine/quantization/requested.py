@@ -6,14 +6,16 @@ from engine.quantization.config import QuantizationConfig, compressed_groups
 from wire.errors import ConfigError
 
 
-def check_asked(path: Path, asked: str, config: QuantizationConfig | None) -> None:
+def check_requested(path: Path, requested: str, config: QuantizationConfig | None) -> None:
     """Raise ConfigError, with both values, if they differ. `config` is that of `path`, None if it has none."""
     if config is None:
-        raise ConfigError(f"--quantization {asked}, but {path} is not quantised: no quantization_config in config.json")
-    method = "compressed-tensors" if asked == "smoothquant" else asked
+        raise ConfigError(
+            f"--quantization {requested}, but {path} is not quantised: no quantization_config in config.json"
+        )
+    method = "compressed-tensors" if requested == "smoothquant" else requested
     if config.method != method:
-        raise ConfigError(f"--quantization {asked}, but {config.source} says {config.method}")
-    if asked == "smoothquant" and not _is_int8_with_inputs(config):
+        raise ConfigError(f"--quantization {requested}, but {config.source} says {config.method}")
+    if requested == "smoothquant" and not _is_int8_with_inputs(config):
         raise ConfigError(
             f"--quantization smoothquant means int8 weights and inputs (W8A8), but {config.source} says "
             f"{config.values.get('format')}, or other widths"

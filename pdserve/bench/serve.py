@@ -28,7 +28,7 @@ from pdserve.bench.load.summary import summarize
 from pdserve.bench.load.timeline import Timeline
 from pdserve.bench.serve_metadata import about, file_name
 from pdserve.bench.serve_options import ServeOptions, parse
-from pdserve.bench.serve_requests import make_asks
+from pdserve.bench.serve_requests import make_requests
 from pdserve.target_cluster import START_HINT
 from pdserve.termination import unwind_on_sigterm
 from scheduler.loop import run
@@ -66,7 +66,7 @@ class _Bench:
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self.record = LoadRecord(options.num_prompts)
-        self._model = options.asked_model
+        self._model = options.requested_model
         self._client = ClientCpu(0.0, 0.0)
 
     @property
@@ -83,23 +83,25 @@ class _Bench:
                 self._model, folder = await _find_model(http, options)
             except Unavailable as error:
                 raise _advised(error) from error.__cause__
-            asks = await make_asks(options, http, self._model, folder)
+            requests = await make_requests(options, http, self._model, folder)
             endpoint = Endpoint(http, options.url, _dialect(options, self._model))
-            await _warm_up(endpoint, asks, options.num_warmups)
-            await self._measure(endpoint, asks)
+            await _warm_up(endpoint, requests, options.num_warmups)
+            await self._measure(endpoint, requests)
 
-    async def _measure(self, endpoint: Endpoint, asks: Sequence[LoadRequest]) -> None:
+    async def _measure(self, endpoint: Endpoint, requests: Sequence[LoadRequest]) -> None:
         options = self._options
-        times_s = arrival_times(len(asks), options.request_rate, options.burstiness, random.Random(options.seed + 1))
+        times_s = arrival_times(
+            len(requests), options.request_rate, options.burstiness, random.Random(options.seed + 1)
+        )
 
-        async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
-            return await endpoint.send(ask, due_s)
+        async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
+            return await endpoint.send(request, due_s)
 
-        live = LiveLine(len(asks), shown=not options.disable_tqdm)
+        live = LiveLine(len(requests), shown=not options.disable_tqdm)
         began_cpu_s, began_s = cpu_s(), time.perf_counter()
         try:
             await drive(
-                asks, times_s, send, self.record, clock=time.perf_counter, max_concurrency=options.max_concurrency,
+                requests, times_s, send, self.record, clock=time.perf_counter, max_concurrency=options.max_concurrency,
                 seen=live.see,
             )  # fmt: skip
         finally:
@@ -128,8 +130,8 @@ class _Bench:
         lines = self.record.lines.values()
         if any(line.failure is None for line in lines):
             return
-        words = f"nothing was measured: none of the {len(lines)} requests to {self._options.url} completed"
-        raise Unavailable(f"{words}; {START_HINT}" if self.record.errors().keys() == {NO_CONNECTION} else words)
+        message = f"nothing was measured: none of the {len(lines)} requests to {self._options.url} completed"
+        raise Unavailable(f"{message}; {START_HINT}" if self.record.errors().keys() == {NO_CONNECTION} else message)
 
 
 async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> None:
@@ -141,8 +143,8 @@ async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> Non
             return
         except Unavailable as error:
             if time.perf_counter() + _READY_POLL_S > deadline_s:
-                words = f"{error} (--ready-check-timeout-sec {options.ready_check_timeout_sec})"
-                raise Unavailable(words) from error.__cause__
+                message = f"{error} (--ready-check-timeout-sec {options.ready_check_timeout_sec})"
+                raise Unavailable(message) from error.__cause__
         await asyncio.sleep(_READY_POLL_S)
 
 
@@ -154,7 +156,7 @@ def _advised(error: Unavailable) -> Unavailable:
 
 async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tuple[str, str]:
     """Return the served name to request, and its folder as reported by the server, or ""."""
-    requested = options.asked_model
+    requested = options.requested_model
     if requested and options.vocab_size:
         return requested, ""
     try:
@@ -179,8 +181,8 @@ def _dialect(options: ServeOptions, model: str) -> ApiDialect:
     return (Chat if options.backend == "openai-chat" else Completions)(model, fields, **where)
 
 
-async def _warm_up(endpoint: Endpoint, asks: Sequence[LoadRequest], count: int) -> None:
-    for line in await asyncio.gather(*(endpoint.send(asks[i % len(asks)]) for i in range(count))):
+async def _warm_up(endpoint: Endpoint, requests: Sequence[LoadRequest], count: int) -> None:
+    for line in await asyncio.gather(*(endpoint.send(requests[i % len(requests)]) for i in range(count))):
         if line.failure is not None:
             raise Unavailable(f"a request of --num-warmups failed, {line.failure}")
 

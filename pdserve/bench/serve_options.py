@@ -151,7 +151,7 @@ class ServeOptions:
         return {**given, "Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
     @property
-    def asked_model(self) -> str:
+    def requested_model(self) -> str:
         """The given served name, "" for the server's first."""
         return self.served_model_name or self.model
 
@@ -192,10 +192,10 @@ def parse(argv: Sequence[str]) -> ServeOptions:
         parser.add_argument(
             name, nargs="+", action="extend", metavar="KEY=VALUE", default=argparse.SUPPRESS, help=what
         )  # fmt: skip
-    words, notice = settle(argv)
+    problem, notice = settle(argv)
     if notice:
         print(notice, file=sys.stderr, flush=True)
-    namespace = parser.parse_args(words)
+    namespace = parser.parse_args(problem)
     for name in ("header", "metadata"):
         if name in namespace:
             setattr(namespace, name, tuple(getattr(namespace, name)))
@@ -219,8 +219,8 @@ def check(options: ServeOptions) -> ServeOptions:
     if options.is_pooled and (lacking := {*options.metrics, *options.goals} - _OF_VECTORS):
         raise ConfigError(f"--backend {options.backend}: vectors have no {', '.join(sorted(lacking))}, only e2el")
     if (options.dataset_name == "random") == bool(options.dataset_path):
-        words = "random prompts need no --dataset-path" if options.dataset_path else "it needs --dataset-path FILE"
-        raise ConfigError(f"--dataset-name {options.dataset_name}: {words}")
+        problem = "random prompts need no --dataset-path" if options.dataset_path else "it needs --dataset-path FILE"
+        raise ConfigError(f"--dataset-name {options.dataset_name}: {problem}")
     if options.dataset_path and not Path(options.dataset_path).exists():
         raise ConfigError(f"--dataset-path {options.dataset_path} does not exist")
     _ = options.shape

@@ -9,7 +9,7 @@ import aiohttp
 
 from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.prompt_files import FilePrompt, read_custom, read_sharegpt
-from pdserve.bench.load.random_requests import UNKNOWN_VOCABULARY, random_asks
+from pdserve.bench.load.random_requests import UNKNOWN_VOCABULARY, make_random_requests
 from pdserve.bench.load.session import get_json
 from pdserve.bench.serve_options import ServeOptions
 from wire.errors import ConfigError, Unavailable
@@ -18,17 +18,19 @@ CUSTOM_OUTPUT_LEN = 256
 _LEAST, _MOST_PROMPT, _MOST = 4, 1024, 2048  # tokens of a ShareGPT turn, its prompt, and both, as vLLM prunes
 
 
-async def make_asks(options: ServeOptions, http: aiohttp.ClientSession, model: str, folder: str) -> list[LoadRequest]:
+async def make_requests(
+    options: ServeOptions, http: aiohttp.ClientSession, model: str, folder: str
+) -> list[LoadRequest]:
     """Return --num-prompts requests; a file with fewer is repeated. Raises ConfigError, Unavailable."""
     if options.dataset_name == "random":
         return _random(options, folder)
     if options.dataset_name == "custom":
-        asks = [_custom(options, one) for one in itertools.islice(read_custom(_path(options)), options.num_prompts)]
+        requests = [_custom(options, one) for one in itertools.islice(read_custom(_path(options)), options.num_prompts)]
     else:
-        asks = await _sharegpt(options, http, model)
-    if not asks:
+        requests = await _sharegpt(options, http, model)
+    if not requests:
         raise ConfigError(f"--dataset-path {options.dataset_path} has no prompt that can be sent")
-    return list(itertools.islice(itertools.cycle(asks), options.num_prompts))
+    return list(itertools.islice(itertools.cycle(requests), options.num_prompts))
 
 
 def vocabulary(folder: str) -> int:
@@ -42,7 +44,7 @@ def vocabulary(folder: str) -> int:
 
 def _random(options: ServeOptions, folder: str) -> list[LoadRequest]:
     ids = None if options.backend == "openai-chat" else options.vocab_size or vocabulary(folder)
-    return random_asks(options.num_prompts, options.shape, random.Random(options.seed), vocabulary=ids)
+    return make_random_requests(options.num_prompts, options.shape, random.Random(options.seed), vocabulary=ids)
 
 
 def _custom(options: ServeOptions, one: FilePrompt) -> LoadRequest:
@@ -52,15 +54,15 @@ def _custom(options: ServeOptions, one: FilePrompt) -> LoadRequest:
 
 async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: str) -> list[LoadRequest]:
     """Return shuffled conversations of the file whose prompt and answer are neither too short nor too long."""
-    given, asks = options.sharegpt_output_len or options.output_len, list[LoadRequest]()
+    given, requests = options.sharegpt_output_len or options.output_len, list[LoadRequest]()
     for one in _shuffled(options):
-        if len(asks) == options.num_prompts:
+        if len(requests) == options.num_prompts:
             break
         prompt_len = await _count(http, options.url, model, one.prompt)
         output_len = given or await _count(http, options.url, model, one.answer or "")
         if min(prompt_len, output_len) >= _LEAST and prompt_len <= _MOST_PROMPT and prompt_len + output_len <= _MOST:
-            asks.append(LoadRequest(one.prompt, output_len))
-    return asks
+            requests.append(LoadRequest(one.prompt, output_len))
+    return requests
 
 
 def _shuffled(options: ServeOptions) -> list[FilePrompt]:

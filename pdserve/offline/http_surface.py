@@ -70,11 +70,11 @@ class HttpSurface:
 
     async def get_json(self, path: str) -> Any:
         """Return the JSON of a GET."""
-        return orjson.loads((await self._ask("GET", path, b"")).body)
+        return orjson.loads((await self._send("GET", path, b"")).body)
 
     async def get_text(self, path: str) -> str:
         """Return the text of a GET."""
-        return (await self._ask("GET", path, b"")).body.decode()
+        return (await self._send("GET", path, b"")).body.decode()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Post a body for the selected model and return the JSON response.
@@ -85,23 +85,23 @@ class HttpSurface:
 
     async def post_whole(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Post a body and return the response with its headers. Raises as `post`."""
-        return await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))
+        return await self._send("POST", path, orjson.dumps({"model": self.model, **body}))
 
-    async def _ask(self, method: str, path: str, body: bytes) -> Answer:
+    async def _send(self, method: str, path: str, body: bytes) -> Answer:
         clock, failed_s, wait_s = asyncio.get_running_loop().time, None, _FIRST_WAIT_S
         while True:
-            asked_s = 0.0
+            requested_s = 0.0
             try:
                 answer = await self._backend.send(method, path, body)
                 if answer.status == 200:
                     return answer
-                asked_s, error = retry_after_s(answer.headers.get("retry-after", "")), error_of(answer)
+                requested_s, error = retry_after_s(answer.headers.get("retry-after", "")), error_of(answer)
             except Unavailable as gone:
                 error = gone
             failed_s = clock() if failed_s is None else failed_s
             if not isinstance(error, _PASSING) or clock() + wait_s > failed_s + self.retry_for_s:
                 raise error
-            await self._sleep(max(min(asked_s, _LONGEST_WAIT_S), random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
+            await self._sleep(max(min(requested_s, _LONGEST_WAIT_S), random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 

@@ -38,7 +38,7 @@ _OFFLINE: Mapping[str, Any] = {
 class KeywordOptions:
     """Command-line arguments for a pdserve server, and their options."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     engine: EngineOptions
     scheduler: SchedulerOptions
 
@@ -53,9 +53,9 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> KeywordOptions:
     parser = _parser()
     chosen = {name: value for name, value in keywords.items() if value is not None}
     given = {"model": model or None, **_OFFLINE, **chosen}
-    words = [word for name, value in given.items() for word in _words(name, value)]
+    arguments = [word for name, value in given.items() for word in _arguments(name, value)]
     try:
-        prepared = prepare(words, parser, os.environ, serves=True)
+        prepared = prepare(arguments, parser, os.environ, serves=True)
         if prepared.notice:
             print(as_keywords(prepared.notice), file=sys.stderr, flush=True)
         namespace = parser.parse_args(prepared.argv)
@@ -66,9 +66,9 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> KeywordOptions:
         raise ConfigError(as_keywords(str(error))) from error
 
 
-def as_keywords(words: str) -> str:
+def as_keywords(arguments: str) -> str:
     """Replace flags in a message by keywords, except flags of a command to run."""
-    return re.sub(r"(?<!install )--([a-z][a-z0-9-]*)", _keyword, words.removeprefix("argument "))
+    return re.sub(r"(?<!install )--([a-z][a-z0-9-]*)", _keyword, arguments.removeprefix("argument "))
 
 
 def fill_model(options: KeywordOptions) -> SchedulerConfig:
@@ -78,7 +78,7 @@ def fill_model(options: KeywordOptions) -> SchedulerConfig:
     from pdserve.up_request import fill_model as fill
 
     parser = _parser()
-    namespace = parser.parse_args(options.words)
+    namespace = parser.parse_args(options.arguments)
     if not options.engine.model:
         namespace.model = str(ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
@@ -118,7 +118,7 @@ def _check_name(name: str, value: object) -> None:
     raise TypeError(f"LLM has no keyword {name!r}" + (f": did you mean {near[0]}?" if near else ""))
 
 
-def _words(name: str, value: Any) -> Sequence[str]:
+def _arguments(name: str, value: Any) -> Sequence[str]:
     """Return a keyword as command-line arguments, none for None."""
     flag, row = _flag(name), find(_flag(name))
     if value is None:

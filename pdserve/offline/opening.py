@@ -73,7 +73,7 @@ def _of_own(
     if pair is not None:
         wait_s = options_read.scheduler.startup_timeout
         open_: Callable[[], Opened] = functools.partial(
-            open_pair, options_read.words, *pair, connections=in_flight, startup_timeout_s=wait_s
+            open_pair, options_read.arguments, *pair, connections=in_flight, startup_timeout_s=wait_s
         )
     else:
         try:

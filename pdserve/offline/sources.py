@@ -26,7 +26,7 @@ from pdserve.offline.http_surface import HttpSurface
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import KILL_WAIT_S, POLL_S, Child, stop
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from pdserve.run_folder import last_lines
 from scheduler.config import SchedulerConfig
 from wire.errors import ConfigError, DeadlineExceeded, Unavailable
@@ -118,7 +118,7 @@ def _end(child: Child) -> None:
 
 async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
-    while not (await asyncio.to_thread(ask, client))[0]:
+    while not (await asyncio.to_thread(check_ready, client))[0]:
         if child.ended() is not None:
             lines = "\n  ".join(last_lines(Path(child.record.log), _LAST_LINES))
             kind = ConfigError if child.exit_status == _WRONG_INPUT else Unavailable

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from pdserve.ray_cluster.host import NodePlace, RayInstanceHost
-from pdserve.ray_cluster.messages import Look, NodeRequest, Orders, RemoteFailure, decode, encode
+from pdserve.ray_cluster.messages import LaunchRequest, NodeRequest, PollRequest, RemoteFailure, decode, encode
 from pdserve.ray_cluster.need import RESOURCES
 from ranktable_tools.errors import RanktableError
 from wire.errors import ConfigError, PdserveError, to_name
@@ -27,7 +27,7 @@ class InstanceActor:
 
 
 def answer(host: RayInstanceHost, verb: str, text: str) -> tuple[bool, str]:
-    """Handle one call: `seat` with a NodeRequest, `start` with Orders, `news` with a Look, or `stop`."""
+    """Handle one call: place (with a NodeRequest), start (LaunchRequest), poll (PollRequest), or stop."""
     try:
         return True, _do(host, verb, text)
     except PdserveError as error:
@@ -41,11 +41,11 @@ def answer(host: RayInstanceHost, verb: str, text: str) -> tuple[bool, str]:
 
 
 def _do(host: RayInstanceHost, verb: str, text: str) -> str:
-    if verb == "seat":
-        return encode(host.seat(decode(NodeRequest, text)))
+    if verb == "place":
+        return encode(host.place(decode(NodeRequest, text)))
     if verb == "start":
-        host.start(decode(Orders, text))
+        host.start(decode(LaunchRequest, text))
         return ""
-    if verb == "news":
-        return encode(host.news(decode(Look, text)))
+    if verb == "poll":
+        return encode(host.poll(decode(PollRequest, text)))
     return "killed" if host.stop() else "stopped"

@@ -8,7 +8,7 @@ from pdserve import __version__
 from pdserve.ports import free_ports, require_free
 from pdserve.process_plan import ProcessPlan, launch_command
 from pdserve.processes import Child, stop
-from pdserve.ray_cluster.messages import Look, News, NodeRequest, Orders, Seat
+from pdserve.ray_cluster.messages import LaunchRequest, NodeRequest, Placement, PollReply, PollRequest
 from pdserve.ray_cluster.private_folder import PrivateFolder
 from ranktable_tools.devices.card_addresses import card_addresses
 from ranktable_tools.devices.kinds import kind_named
@@ -40,7 +40,7 @@ class RayInstanceHost:
         self._port: int | None = None
         self._global_name = ""
 
-    def seat(self, wanted: NodeRequest) -> Seat:
+    def place(self, wanted: NodeRequest) -> Placement:
         """Return the instance's address and devices. Raises Incompatible, RanktableError if an NPU has no address."""
         if wanted.version != __version__:
             raise Incompatible(f"pdserve {__version__} is installed on this node, {wanted.version} where `up` runs")
@@ -48,48 +48,48 @@ class RayInstanceHost:
         ips = card_addresses(kind_named(wanted.kind), ids, self._where.ip, self._environ)
         self._port = self._free_port()
         where = self._where
-        return Seat(where.node_id, where.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))
+        return Placement(where.node_id, where.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))
 
-    def start(self, orders: Orders) -> None:
+    def start(self, request: LaunchRequest) -> None:
         """Write the files and start the process, the first or after one died. Raises OSError, ConfigError."""
         if self._child is not None and self._child.exit_status is None:
-            raise ConfigError(f"{orders.name} already runs here, as pid {self._child.record.pid}")
+            raise ConfigError(f"{request.name} already runs here, as pid {self._child.record.pid}")
         if self._port is None:
-            raise ConfigError(f"{orders.name} has no seat here yet")
+            raise ConfigError(f"{request.name} is not placed here yet")
         for name, text in (
-            (orders.global_name, orders.global_table), (orders.local_name, orders.local_table),
-            (SECRET_NAME, orders.secret),
+            (request.global_name, request.global_table), (request.local_name, request.local_table),
+            (SECRET_NAME, request.secret),
         ):  # fmt: skip
             self._write(name, text)
-        self._global_name = orders.global_name
+        self._global_name = request.global_name
         plan = ProcessPlan(
-            orders.name, orders.role, f"{self._where.ip}:{self._port}",
-            launch_command(self._where.ip, self._port, orders.flags),
+            request.name, request.role, f"{self._where.ip}:{self._port}",
+            launch_command(self._where.ip, self._port, request.flags),
             {
-                "GLOBAL_RANK_TABLE_FILE_PATH": str(self._private.path / orders.global_name),
-                "RANK_TABLE_FILE_PATH": str(self._private.path / orders.local_name),
+                "GLOBAL_RANK_TABLE_FILE_PATH": str(self._private.path / request.global_name),
+                "RANK_TABLE_FILE_PATH": str(self._private.path / request.local_name),
             },
         )  # fmt: skip
-        folder = Path(orders.folder)
+        folder = Path(request.folder)
         self._child = Child(plan, self._log, self._environ, again=True, folder=folder if folder.is_dir() else None)
 
-    def news(self, look: Look) -> News:
+    def poll(self, request: PollRequest) -> PollReply:
         """Return the process's status and complete lines of its log, 64 KiB at most; after its end also a partial one.
 
         A new global table replaces the old one by a rename, which the process notices.
         """
         assert self._child is not None, "start() was called"
-        if look.global_table is not None:
-            self._write(self._global_name, look.global_table)
+        if request.global_table is not None:
+            self._write(self._global_name, request.global_table)
         status = self._child.exit_status  # before reading the log, which is then complete
         with self._log.open("rb") as file:
-            file.seek(look.offset)
+            file.seek(request.offset)
             data = file.read(_MOST_BYTES + 1)  # one read: lines written meanwhile are left for the next call
         data, more = data[:_MOST_BYTES], len(data) > _MOST_BYTES
         if status is None and not more:
             data = data[: data.rfind(b"\n") + 1]
         text = data.decode(errors="replace")
-        return News(self._child.record.pid, text, look.offset + len(data), more, status)
+        return PollReply(self._child.record.pid, text, request.offset + len(data), more, status)
 
     def stop(self) -> bool:
         """Stop the process, by SIGTERM first, and delete the folder; return whether it had to be killed."""

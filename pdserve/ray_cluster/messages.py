@@ -20,7 +20,7 @@ class NodeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Placement:
     """Where an instance can run: its node, that node's address, a free port, its devices and their addresses."""
 
     node_id: str
@@ -31,7 +31,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class LaunchRequest:
     """What to run on the node: flags, the files it reads, and the base folder of relative paths."""
 
     name: str
@@ -46,7 +46,7 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PollRequest:
     """A poll by the driver: the log offset to read from, and the global table if it has changed."""
 
     offset: int
@@ -54,7 +54,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class PollReply:
     """The process's status: `log` is its output from the requested offset, `offset` the next one, `more` whether more
     is available; `exit_status` is None while it runs, negative for a signal.
     """
@@ -71,7 +71,7 @@ class RemoteFailure:
     """An error: the name of a leaf of the error tree, and its message."""
 
     error: str
-    words: str
+    message: str
 
 
 def encode(message: Any) -> str:

@@ -12,7 +12,7 @@ from wire.errors import ConfigError
 
 
 class Placements:
-    """Owns the seats and the table file, which is replaced by a rename whenever an instance moves.
+    """Owns the entries and the table file, which is replaced by a rename whenever an instance moves.
 
     A lost instance keeps its entry until it is placed again or another instance takes one
     of its devices or its port. No table is written before all are placed or while a role has no entry: the file then
@@ -23,7 +23,7 @@ class Placements:
         self._names = tuple(names)
         self._scheduler = TableServer(scheduler_ip, scheduler_ip)
         self._folder = folder
-        self._seats: dict[str, TableServer] = {}
+        self._entries: dict[str, TableServer] = {}
         self._lost: set[str] = set()
         self._written: GlobalTable | None = None
 
@@ -37,15 +37,15 @@ class Placements:
         """The path of the scheduler's local table."""
         return self._folder / local_name(self._scheduler.server_ip, HOST)
 
-    def sit(self, name: str, server: TableServer) -> None:
+    def set_entry(self, name: str, server: TableServer) -> None:
         """Set an instance's entry. Raises ConfigError if another live instance has one of its devices or its port."""
-        for other, theirs in list(self._seats.items()):
+        for other, theirs in list(self._entries.items()):
             clash = None if other == name else _clash(server, theirs)
             if clash is not None and other not in self._lost:
                 raise ConfigError(f"{name} was given {clash} of {server.server_ip}, which {other} has")
             if clash is not None:
-                del self._seats[other]
-        self._seats[name] = server
+                del self._entries[other]
+        self._entries[name] = server
         self._lost.discard(name)
 
     def lose(self, name: str) -> None:
@@ -54,10 +54,10 @@ class Placements:
 
     def table(self) -> GlobalTable | None:
         """Return the current table, None if it is incomplete."""
-        if self._written is None and len(self._seats) < len(self._names):
+        if self._written is None and len(self._entries) < len(self._names):
             return None
         prefill, decode = (
-            tuple(self._seats[name] for name in self._names if name in self._seats and name.startswith(role))
+            tuple(self._entries[name] for name in self._names if name in self._entries and name.startswith(role))
             for role in ("prefill-", "decode-")
         )
         return GlobalTable(self._scheduler, prefill, decode) if prefill and decode else None

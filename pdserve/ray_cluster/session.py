@@ -121,7 +121,7 @@ class RayHandle:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
 
-    def ask(self, verb: str, text: str) -> "RayPending":
+    def call(self, verb: str, text: str) -> "RayPending":
         """Send a call; Ray queues it until the actor is placed."""
         return RayPending(self._ray, self._actor.do.remote(verb, text))
 
@@ -148,7 +148,7 @@ class RayPending:
         if done:
             return str(text)
         failure = decode(RemoteFailure, text)
-        raise from_name(failure.error, failure.words)
+        raise from_name(failure.error, failure.message)
 
 
 def _connect(ray: Any, arguments: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class FarProcess:
                 process_group=0,  # Ctrl-C reaches the self-test, which stops the child
             )  # fmt: skip
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the reply. Without one in time, stop the child and raise Wrong."""
         try:
             with contextlib.suppress(BrokenPipeError):  # its exit is noticed below
@@ -72,10 +72,10 @@ class FarProcess:
             selector.register(pipe, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise Wrong(f"the far end sent nothing within {within_s:g} s{self._last_words()}")
+                    raise Wrong(f"the far end sent nothing within {within_s:g} s{self._last_line()}")
                 chunk = os.read(pipe.fileno(), _CHUNK)
                 if not chunk:
-                    raise Wrong(f"the far end ended{self._status()}{self._last_words()}")
+                    raise Wrong(f"the far end ended{self._status()}{self._last_line()}")
                 self._rest += chunk
         line, _, self._rest = self._rest.partition(b"\n")
         return line
@@ -87,7 +87,7 @@ class FarProcess:
             return ""
         return f" by {signal.Signals(-status).name}" if status < 0 else f" with status {status}"
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         """Return the last line it printed."""
         return "".join(f": {line}" for line in tail(self._log)[-1:])
 

@@ -48,10 +48,10 @@ def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
             raise NotHere(why)
         end = far.of(target.name)
         try:
-            why = end.ask({"open": name}).get("lacking")
+            why = end.call({"open": name}).get("lacking")
             if why is None:
                 remark = _hand_over(name, pool, end)
-                end.ask({"shut": True})
+                end.call({"shut": True})
                 return remark
         except BaseException:
             end.close()  # its state is unknown: the next row gets a new child
@@ -70,13 +70,13 @@ def _hand_over(name: str, pool: Memory, end: FarProcess) -> str:
     )
     try:
         for seed in (2, 3):
-            ticket = _ticket(end.ask({"expect": seed})["ticket"])
+            ticket = _ticket(end.call({"expect": seed})["ticket"])
             sender.begin(ticket)
             for layer in range(pool.layout.num_layers):
                 sender.put(ticket.ticket_id, layer, 0, link_pools.NUM_TOKENS, blocks)
             sender.commit(ticket.ticket_id, b"selftest")
             stats = events.wait()
-            arrived = end.ask({"digests": seed})["digests"]
+            arrived = end.call({"digests": seed})["digests"]
             wrong = [tensor for tensor, digest in enumerate(sent) if arrived[tensor] != digest]
             if wrong:
                 raise Wrong(f"the received bytes of tensor {wrong[0]} differ from those sent, and no digest showed it")

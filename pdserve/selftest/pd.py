@@ -98,7 +98,7 @@ async def _serve(model: TinyModel, seats: Sequence[tuple[Role, int]], transport:
             expected.append(ExpectedInstance(index, f"{role.value}-0", role, address, _HOST, (str(number),)))
         cluster = Cluster(tuple(expected), lambda address: instances[address].connection())
         async with _running(build_control(cluster, ControlLimits())) as control:
-            outputs = (_ask(control, number, prompt, path) for number, prompt in enumerate(model.prompts))
+            outputs = (_run_prompt(control, number, prompt, path) for number, prompt in enumerate(model.prompts))
             return list(await asyncio.gather(*outputs))
     raise AssertionError("the stack suppresses no exception")
 
@@ -119,7 +119,7 @@ async def _running(control: Control) -> AsyncIterator[Control]:
         await control.dispatch.close(0)
 
 
-async def _ask(control: Control, number: int, prompt: Sequence[int], path: str) -> list[int]:
+async def _run_prompt(control: Control, number: int, prompt: Sequence[int], path: str) -> list[int]:
     request = GenerationRequest(
         request_id=f"selftest-{number}", prompts=(tuple(prompt),),
         params=SamplingParams(max_tokens=_OUT, temperature=0.0), first_token_timeout_s=_ANSWER_S,

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ranktable_tools.containers.docker import ask
+from ranktable_tools.containers.docker import docker_output
 from ranktable_tools.errors import RanktableError
 
 TIMEOUT_S = 3600.0
@@ -60,9 +60,9 @@ class BaseImage:
     has_cann: bool = False
 
 
-def ask_image(name: str) -> BaseImage:
+def inspect_image(name: str) -> BaseImage:
     """Return the image's contents, pulling it if needed. Raises RanktableError if docker cannot run it."""
-    text = ask("run", "--rm", "--network=none", "--entrypoint", "sh", name, "-c", PROBE, timeout_s=TIMEOUT_S)
+    text = docker_output("run", "--rm", "--network=none", "--entrypoint", "sh", name, "-c", PROBE, timeout_s=TIMEOUT_S)
     return parse_probe(name, text)
 
 

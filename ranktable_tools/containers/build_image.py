@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ranktable_tools.arguments import OneLineParser
-from ranktable_tools.containers.base_image import BaseImage, ask_image, parse_version
+from ranktable_tools.containers.base_image import BaseImage, inspect_image, parse_version
 from ranktable_tools.containers.docker import replace_by_docker
 from ranktable_tools.containers.image_plan import IMAGE_KINDS, ImagePlan, plan_image
 from ranktable_tools.containers.vision import VISION_URL, check_tag, choose_tag, remote_tags, vision_of
@@ -110,7 +110,7 @@ def _base_image(arguments: argparse.Namespace) -> BaseImage:
     """Probe the base image; with --print and without docker, guess its contents from its name and print a note."""
     name: str = arguments.base_image
     try:
-        return ask_image(name)
+        return inspect_image(name)
     except RanktableError as error:
         if not arguments.print:
             raise
@@ -121,8 +121,8 @@ def _base_image(arguments: argparse.Namespace) -> BaseImage:
 
 
 def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:
-    asked: str | None = arguments.with_torchvision_npu
-    if asked is None:
+    requested: str | None = arguments.with_torchvision_npu
+    if requested is None:
         return None
     if plan.kind != "ascend":
         raise RanktableError(f"--with-torchvision-npu is for Ascend, and the image is for {plan.kind}: omit it")
@@ -131,8 +131,8 @@ def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:
         raise RanktableError(
             f"--base-image {plan.base.name} has torchvision_npu {have}: leave --with-torchvision-npu out"
         )
-    if asked != _NEWEST:
-        return check_tag(asked, plan.torch)
+    if requested != _NEWEST:
+        return check_tag(requested, plan.torch)
     return choose_tag(remote_tags(arguments.torchvision_npu_url), plan.torch)
 
 

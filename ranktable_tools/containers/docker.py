@@ -30,9 +30,9 @@ class Holder:
 
 def holders(timeout_s: float = TIMEOUT_S) -> list[Holder]:
     """Return the running containers of this host. Raises RanktableError if docker fails."""
-    ids = ask("ps", "--quiet", "--no-trunc", timeout_s=timeout_s).split()
+    ids = docker_output("ps", "--quiet", "--no-trunc", timeout_s=timeout_s).split()
     # For a container that has exited meanwhile, docker prints an error besides the output for the others.
-    return parse_inspect(ask("inspect", *ids, timeout_s=timeout_s, strict=False)) if ids else []
+    return parse_inspect(docker_output("inspect", *ids, timeout_s=timeout_s, strict=False)) if ids else []
 
 
 def parse_inspect(text: str) -> list[Holder]:
@@ -44,7 +44,7 @@ def parse_inspect(text: str) -> list[Holder]:
         raise RanktableError(f"docker inspect: no list of containers: {text[:_MAX_SHOWN]!r}") from error
 
 
-def ask(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> str:
+def docker_output(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> str:
     """Return the output of one docker command; unless `strict`, it may have failed in part.
 
     Raises RanktableError if docker is not installed, times out, or fails.

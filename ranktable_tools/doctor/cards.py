@@ -43,7 +43,7 @@ def check_card_health(case: DoctorInput) -> Verdict:
     """Check that npu-smi reports every card of the tables as OK."""
     if case.machine.kind != "npu":
         return not_here("no NPU on this machine")
-    answer = case.machine.ask("npu-smi", "info")
+    answer = case.machine.run_tool("npu-smi", "info")
     if answer is None:
         return fail("npu-smi is not found", _MOUNT)
     states = {state.device_id: state for state in parse_states(answer.text)}
@@ -80,12 +80,12 @@ def check_card_users(case: DoctorInput) -> Verdict:
 
 def _listed(case: DoctorInput) -> str | Verdict:
     if case.machine.kind == "npu":
-        answer = case.machine.ask("npu-smi", "info")
+        answer = case.machine.run_tool("npu-smi", "info")
         if answer is None:
             return fail("npu-smi is not found", _MOUNT)
         names = [state.name for state in parse_states(answer.text)]
     else:
-        answer = case.machine.ask("nvidia-smi", *GPU_QUERY)
+        answer = case.machine.run_tool("nvidia-smi", *GPU_QUERY)
         if answer is None:
             return fail("nvidia-smi is not found", "install the driver; in a container use the NVIDIA runtime")
         names = [gpu.name for gpu in parse_gpus(answer.text)]
@@ -95,7 +95,7 @@ def _listed(case: DoctorInput) -> str | Verdict:
 
 
 def _npu_users(case: DoctorInput) -> Sequence[CardUser] | Verdict:
-    answer = case.machine.ask("npu-smi", "info")
+    answer = case.machine.run_tool("npu-smi", "info")
     if answer is None:
         return fail("npu-smi is not found", _MOUNT)
     inside = case.machine.in_container
@@ -106,8 +106,8 @@ def _npu_users(case: DoctorInput) -> Sequence[CardUser] | Verdict:
 
 
 def _gpu_users(case: DoctorInput) -> Sequence[CardUser] | Verdict:
-    gpus = case.machine.ask("nvidia-smi", *GPU_QUERY)
-    processes = case.machine.ask("nvidia-smi", *PROCESS_QUERY)
+    gpus = case.machine.run_tool("nvidia-smi", *GPU_QUERY)
+    processes = case.machine.run_tool("nvidia-smi", *PROCESS_QUERY)
     if gpus is None or processes is None:
         return fail("nvidia-smi is not found", "install the driver; in a container use the NVIDIA runtime")
     id_by_uuid = {gpu.uuid: gpu.device_id for gpu in parse_gpus(gpus.text)}

@@ -43,7 +43,7 @@ def check_model(case: DoctorInput) -> Verdict:
     if case.tables.global_path is None or case.tables.table is None:
         return not_here("no global table was given")
     flags = ("--timeout", f"{case.connect_s:g}", *case.tls)
-    found = _ask_pdserve(case, "instances", "pdserve.describe", case.tables.global_path, *flags)
+    found = _run_pdserve(case, "instances", "pdserve.describe", case.tables.global_path, *flags)
     if isinstance(found, Verdict):
         return found
     instances = found["instances"]
@@ -52,7 +52,7 @@ def check_model(case: DoctorInput) -> Verdict:
     if not answered:
         return combined(refusals, "") if refusals else not_here("no instance answers", "start them")
     differences = [
-        fail(str(words), "give every instance the same --model and --dtype") for words in found["differences"]
+        fail(str(message), "give every instance the same --model and --dtype") for message in found["differences"]
     ]
     first = answered[0]
     silent = len(instances) - len(answered)
@@ -66,7 +66,7 @@ def check_links(case: DoctorInput) -> Verdict:
     """Check that every prefill-decode pair has a link, by measuring it."""
     if case.base_url is None:
         return not_here("no scheduler is known", "give --url, or a global table")
-    found = _ask_pdserve(case, "links", "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
+    found = _run_pdserve(case, "links", "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
     if isinstance(found, Verdict):
         return found
     links = found.get("links", [])
@@ -97,7 +97,7 @@ def _get(url: str, path: str, timeout_s: float) -> tuple[int, Any]:
         return answer.status, None
 
 
-def _ask_pdserve(case: DoctorInput, key: str, module: str, *arguments: str) -> dict[str, Any] | Verdict:
+def _run_pdserve(case: DoctorInput, key: str, module: str, *arguments: str) -> dict[str, Any] | Verdict:
     """Return the JSON object with `key` that a pdserve command prints, or a verdict if it prints none."""
     environ = {**case.machine.environ, "PYTHONPATH": _python_path(case.machine.environ.get("PYTHONPATH"))}
     python = environ.get(_PYTHON_VARIABLE) or sys.executable
@@ -127,10 +127,10 @@ def _python_path(known: str | None) -> str:
     return os.pathsep.join([clone, known] if known else [clone])
 
 
-def _refusal(words: str) -> Verdict:
-    if "secret" in words:
-        return fail(words, "give every host the same cluster_secret")
-    return fail(words, "check which server listens there: server_port and NODE_PORTS are the instances' ports")
+def _refusal(message: str) -> Verdict:
+    if "secret" in message:
+        return fail(message, "give every host the same cluster_secret")
+    return fail(message, "check which server listens there: server_port and NODE_PORTS are the instances' ports")
 
 
 def _pair(link: dict[str, Any]) -> str:

@@ -37,8 +37,8 @@ def _mounts(machine: Machine) -> Sequence[Verdict]:
         step = "docker run " + " ".join(f"--device={node}" for node in absent)
         troubles.append(fail(f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there", step))
     if not machine.path("/etc/hccn.conf").exists():
-        words = "/etc/hccn.conf is not mounted: links over RoCE cannot find their addresses"
-        troubles.append(warn(words, "docker run -v /etc/hccn.conf:/etc/hccn.conf:ro"))
+        message = "/etc/hccn.conf is not mounted: links over RoCE cannot find their addresses"
+        troubles.append(warn(message, "docker run -v /etc/hccn.conf:/etc/hccn.conf:ro"))
     return troubles
 
 
@@ -51,10 +51,10 @@ def _cards(case: DoctorInput) -> Sequence[Verdict]:
         return [warn(f"the scheduler's container has the cards {','.join(here)}", "omit its --device flags")]
     if set(here) == set(wanted):
         return []
-    words = f"the container has the cards {','.join(here)}, its local table {','.join(wanted)}"
+    message = f"the container has the cards {','.join(here)}, its local table {','.join(wanted)}"
     step = "docker run " + " ".join(f"--device=/dev/davinci{device_id}" for device_id in wanted)
     # Equally many cards may be the same ones with other numbers; a different count cannot.
-    return [warn(words, step) if len(here) == len(wanted) else fail(words, step)]
+    return [warn(message, step) if len(here) == len(wanted) else fail(message, step)]
 
 
 def _user(machine: Machine, uid: int) -> Sequence[Verdict]:

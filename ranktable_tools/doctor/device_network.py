@@ -36,10 +36,10 @@ def check_device_links(case: DoctorInput) -> Verdict:
     for device_id, text in answers:
         link = parse_link(text)
         if link != "UP":
-            words = f"the link of device {device_id} is {link or 'unknown'}"
+            message = f"the link of device {device_id} is {link or 'unknown'}"
             step = f"hccn_tool -i {device_id} -link_stat -g; check cable and switch"
             # On a healthy A3 pod these may be DOWN: there the pings decide.
-            troubles.append(warn(words, "trust the pings on an A3") if in_super_pod else fail(words, step))
+            troubles.append(warn(message, "trust the pings on an A3") if in_super_pod else fail(message, step))
     health = _each(case, "-net_health")
     for device_id, text in [] if isinstance(health, Verdict) or in_super_pod else health:
         health_status = parse_net_health(text)
@@ -99,12 +99,12 @@ def device_pairs(case: DoctorInput) -> Iterator[DevicePair]:
 
 def is_super_pod(machine: Machine) -> bool:
     """Return whether the cards are part of a super pod (A3)."""
-    listed = machine.ask("npu-smi", "info")
+    listed = machine.run_tool("npu-smi", "info")
     first = next(iter(parse_states(listed.text)), None) if listed is not None else None
     if first is None:
         return False
     where = ("-i", str(first.npu_id), "-c", str(first.chip_id))
-    answer = machine.ask("npu-smi", "info", "-t", "spod-info", *where)
+    answer = machine.run_tool("npu-smi", "info", "-t", "spod-info", *where)
     return answer is not None and parse_super_pod(answer.text) is not None
 
 
@@ -124,7 +124,7 @@ def _each(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | Verdict:
         return not_here(_NO_NPU)
     if case.machine.tool("hccn_tool") is None:
         return not_here(_NO_TOOL)
-    answers = [(one, case.machine.ask("hccn_tool", "-i", one, flag, "-g")) for one in case.wanted_devices]
+    answers = [(one, case.machine.run_tool("hccn_tool", "-i", one, flag, "-g")) for one in case.wanted_devices]
     if not answers:
         return not_here("no device to check here")
     return [(device_id, answer.text) for device_id, answer in answers if answer is not None]
@@ -144,7 +144,7 @@ def _pinged(case: DoctorInput, pairs: Sequence[DevicePair], flags: Sequence[str]
 def _ping(machine: Machine, pair: DevicePair, flags: Sequence[str]) -> Verdict | None:
     output = ""
     for flag in flags:
-        answer = machine.ask("hccn_tool", "-i", pair.own, flag, "-g", "address", pair.peer_ip)
+        answer = machine.run_tool("hccn_tool", "-i", pair.own, flag, "-g", "address", pair.peer_ip)
         if answer is not None and parse_ping(answer.text):
             return None
         output = answer.summary if answer is not None else output

@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 def examine(case: DoctorInput, timeout_s: float, checks: "Sequence[DoctorCheck]") -> list[CheckResult]:
     """Return a finding for every check, in the table's order; a check that times out is a failure.
 
-    The tools of a driver still run one at a time (`Machine.ask`). A check that hangs is abandoned on its daemon thread.
+    A driver's tools still run one at a time (`Machine.run_tool`). A check that hangs is abandoned on its daemon thread.
     """
     answers: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
     for check in checks:

@@ -10,7 +10,7 @@ def check_docker(case: DoctorInput) -> Verdict:
     """Check that docker, which starts the guide's containers, is installed."""
     if case.machine.in_container:
         return not_here("this is a container")
-    answer = case.machine.ask("docker", "-v")
+    answer = case.machine.run_tool("docker", "-v")
     if answer is None:
         step = "yum install -y docker-engine (only the guide's containers need it)"
         return not_here("docker is not installed", step)
@@ -24,10 +24,10 @@ def check_ip_forward(case: DoctorInput) -> Verdict:
     value = (case.machine.text(_FORWARD) or "").strip()
     if value == "1":
         return ok("net.ipv4.ip_forward is 1")
-    words = f"net.ipv4.ip_forward is {value or 'unknown'}"
+    message = f"net.ipv4.ip_forward is {value or 'unknown'}"
     if case.machine.in_container:
-        return not_here(f"{words}; this is a container, the host's setting matters")
+        return not_here(f"{message}; this is a container, the host's setting matters")
     if case.machine.tool("docker") is None:
-        return not_here(f"{words}; only containers need it")
+        return not_here(f"{message}; only containers need it")
     step = "sysctl -w net.ipv4.ip_forward=1, and the same line in /etc/sysctl.conf (not needed with --net=host)"
-    return warn(words, step)
+    return warn(message, step)

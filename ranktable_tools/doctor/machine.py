@@ -67,7 +67,7 @@ class Machine:
         """Return the path of a tool."""
         return find_tool(name, self.environ)
 
-    def ask(self, name: str, *arguments: str) -> ToolOutput | None:
+    def run_tool(self, name: str, *arguments: str) -> ToolOutput | None:
         """Return a tool's output, None if it is not installed. Raises RanktableError if it fails or times out."""
         tool = self.tool(name)
         if tool is None:

@@ -8,7 +8,7 @@ from ranktable_tools.addresses import canonical, dial_host, own_hosts
 from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.listeners import listener
 from ranktable_tools.doctor.machine import Machine
-from ranktable_tools.doctor.tcp import PortAnswer, ask_port, can_listen
+from ranktable_tools.doctor.tcp import PortAnswer, can_listen, probe_port
 from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.node_ports import InstanceAddress
@@ -43,7 +43,7 @@ def check_ports(case: DoctorInput) -> Verdict:
     here = [one for one in found if case.is_here(one.server.server_ip)]
     if not here:
         return not_here("no instance of the table is on this host")
-    answers = _asked(here, case.connect_s)
+    answers = _requested(here, case.connect_s)
     answered = zip(here, answers, strict=True)
     troubles = [trouble for one, answer in answered if (trouble := _taken(case.machine, one, answer))]
     states = (f"{one.port} {_state(answer)}" for one, answer in zip(here, answers, strict=True))
@@ -59,7 +59,7 @@ def check_reach(case: DoctorInput) -> Verdict:
     away = [one for one in found if one.role in wanted and not case.is_here(one.server.server_ip)]
     if not away:
         return not_here("this host connects to nothing of the table on another host")
-    answers = _asked(away, case.connect_s)
+    answers = _requested(away, case.connect_s)
     troubles = [trouble for one, answer in zip(away, answers, strict=True) if (trouble := _lost(one, answer))]
     return combined(troubles, f"{counted(len(away), 'instance')} on other hosts can be reached")
 
@@ -129,10 +129,10 @@ def _roles_to_reach(case: DoctorInput) -> set[str]:
     return {"decode" if role == "prefill" else "prefill" for role in own}
 
 
-def _asked(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswer]:
-    ask: Callable[[InstanceAddress], PortAnswer] = lambda one: ask_port(one.host, one.port, timeout_s)  # noqa: E731
+def _requested(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswer]:
+    probe: Callable[[InstanceAddress], PortAnswer] = lambda one: probe_port(one.host, one.port, timeout_s)  # noqa: E731
     with ThreadPoolExecutor(min(len(found), _MAX_CONNECTIONS)) as pool:
-        return list(pool.map(ask, found))
+        return list(pool.map(probe, found))
 
 
 def _taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> Verdict | None:

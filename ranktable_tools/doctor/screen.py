@@ -19,7 +19,7 @@ def text_lines(title: str, findings: Sequence[CheckResult], *, colour: bool = Fa
         verdict = finding.verdict
         mark = _MARKS[verdict.result].ljust(4)
         shown = f"\x1b[{_COLOURS[verdict.result]}m{mark}\x1b[0m" if colour else mark
-        lines.append(f"{shown}  {finding.name.ljust(width)}  {_printable(verdict.words)}")
+        lines.append(f"{shown}  {finding.name.ljust(width)}  {_printable(verdict.message)}")
         if verdict.next_step:
             lines.append(f"{' ' * (width + 8)}-> {_printable(verdict.next_step)}")
     return [*lines, _counts(findings)]
@@ -31,7 +31,7 @@ def json_text(title: str, findings: Sequence[CheckResult]) -> str:
         {
             "name": finding.name,
             "result": finding.verdict.result,
-            "words": finding.verdict.words,
+            "words": finding.verdict.message,
             "next_step": finding.verdict.next_step,
         }
         for finding in findings
@@ -42,7 +42,7 @@ def json_text(title: str, findings: Sequence[CheckResult]) -> str:
 
 def _counts(findings: Sequence[CheckResult]) -> str:
     counts = Counter(finding.verdict.result for finding in findings)
-    return ", ".join(f"{counts[result]} {words}" for result, words in _SUMMARY.items() if counts[result])
+    return ", ".join(f"{counts[result]} {message}" for result, message in _SUMMARY.items() if counts[result])
 
 
 def _printable(text: str) -> str:

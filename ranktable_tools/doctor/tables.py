@@ -86,8 +86,8 @@ def _examined(path: Path, found: os.stat_result) -> Verdict:
     if size not in _SECRET_BYTES:
         return fail(f"{path} has {size} bytes, not 32 to 4096", "write it again: ranktable gen, or merge")
     if not os.access(path, os.R_OK) and found.st_uid == os.getuid():
-        words = f"{path} has mode {mode:04o}: its owner, uid {found.st_uid}, may not read it"
-        return fail(words, f"chmod 600 {path}")
+        message = f"{path} has mode {mode:04o}: its owner, uid {found.st_uid}, may not read it"
+        return fail(message, f"chmod 600 {path}")
     if not os.access(path, os.R_OK):
         return fail(f"{path} is not readable by uid {os.getuid()}", f"chown {os.getuid()} {path}")
     return ok(f"{path} is there, mode {mode:04o}")

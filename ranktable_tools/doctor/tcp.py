@@ -20,7 +20,7 @@ class PortAnswer:
     reason: str = ""
 
 
-def ask_port(host: str, port: int, timeout_s: float) -> PortAnswer:
+def probe_port(host: str, port: int, timeout_s: float) -> PortAnswer:
     """Connect to host:port and check whether it speaks HTTP/2, and so gRPC."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:

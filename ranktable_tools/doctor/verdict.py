@@ -13,7 +13,7 @@ class Verdict:
     """The result of one check; `next_step` is empty if nothing is to be done."""
 
     result: Result
-    words: str
+    message: str
     next_step: str = ""
 
 
@@ -25,24 +25,24 @@ class CheckResult:
     verdict: Verdict
 
 
-def ok(words: str) -> Verdict:
+def ok(message: str) -> Verdict:
     """Return the verdict for a check that passed."""
-    return Verdict("ok", words)
+    return Verdict("ok", message)
 
 
-def warn(words: str, next_step: str) -> Verdict:
+def warn(message: str, next_step: str) -> Verdict:
     """Return the verdict for something that works, or may work, but should be changed."""
-    return Verdict("warn", words, next_step)
+    return Verdict("warn", message, next_step)
 
 
-def fail(words: str, next_step: str) -> Verdict:
+def fail(message: str, next_step: str) -> Verdict:
     """Return the verdict for something that does not work until it is fixed."""
-    return Verdict("fail", words, next_step)
+    return Verdict("fail", message, next_step)
 
 
-def not_here(words: str, next_step: str = "") -> Verdict:
+def not_here(message: str, next_step: str = "") -> Verdict:
     """Return the verdict for a check with nothing to check on this machine, or not yet."""
-    return Verdict("not here", words, next_step)
+    return Verdict("not here", message, next_step)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -61,5 +61,5 @@ def combined(troubles: Sequence[Verdict], good: str) -> Verdict:
         return ok(good)
     ordered = sorted(troubles, key=lambda verdict: _BY_WEIGHT.index(verdict.result))
     steps = dict.fromkeys(verdict.next_step for verdict in ordered if verdict.next_step)
-    words = "; ".join(dict.fromkeys(verdict.words for verdict in ordered))
-    return Verdict(ordered[0].result, words, "; ".join(steps))
+    message = "; ".join(dict.fromkeys(verdict.message for verdict in ordered))
+    return Verdict(ordered[0].result, message, "; ".join(steps))

@@ -120,8 +120,8 @@ def _driver(found: Versions) -> Sequence[Verdict]:
     if is_older(found.driver, GUIDE_DRIVER):
         return [fail(f"driver {found.driver} is older than the guide's {GUIDE_DRIVER}", _UPGRADE)]
     if is_older(found.driver, MIN_DRIVER) and found.torch_npu is not None:
-        words = f"driver {found.driver} suits the guide, torch_npu {found.torch_npu} needs {MIN_DRIVER} or later"
-        return [fail(words, _UPGRADE)]
+        message = f"driver {found.driver} suits the guide, torch_npu {found.torch_npu} needs {MIN_DRIVER} or later"
+        return [fail(message, _UPGRADE)]
     return []
 
 
@@ -131,8 +131,8 @@ def _firmware(found: Versions) -> Sequence[Verdict]:
     lowest, highest = found.firmware_range
     if not is_older(found.firmware, lowest) and not _is_newer(found.firmware, highest):
         return []
-    words = f"firmware {found.firmware} is not in {lowest} to {highest}, which driver {found.driver} supports"
-    return [fail(words, "install the firmware of the driver's own release")]
+    message = f"firmware {found.firmware} is not in {lowest} to {highest}, which driver {found.driver} supports"
+    return [fail(message, "install the firmware of the driver's own release")]
 
 
 def _cann(found: Versions) -> Sequence[Verdict]:
@@ -154,9 +154,9 @@ def _torch_npu(found: Versions) -> Sequence[Verdict]:
 
 
 def _board(machine: Machine) -> dict[str, str]:
-    listed = machine.ask("npu-smi", "info")
+    listed = machine.run_tool("npu-smi", "info")
     first = next(iter(parse_states(listed.text)), None) if listed is not None else None
-    answer = None if first is None else machine.ask("npu-smi", "info", "-t", "board", "-i", str(first.npu_id))
+    answer = None if first is None else machine.run_tool("npu-smi", "info", "-t", "board", "-i", str(first.npu_id))
     return {} if answer is None else dict(parse_fields(answer.text))
 
 

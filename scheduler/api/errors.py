@@ -72,8 +72,8 @@ def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[s
 
 def unauthorized() -> Response:
     """Return the response to a request without a valid key; it reveals neither keys nor paths."""
-    words = "this server requires an API key: send the header Authorization: Bearer KEY with a valid key"
-    return json_response(_envelope(words, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
+    text = "this server requires an API key: send the header Authorization: Bearer KEY with a valid key"
+    return json_response(_envelope(text, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:

@@ -30,10 +30,10 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
     refuse_fields(raw, kind.not_served)
     body = kind.read(raw)
     if meant := _misspelt(raw, kind):
-        words = ", ".join(f"{name} is no field and has no effect: did you mean {known}?" for name, known in meant)
+        text = ", ".join(f"{name} is no field and has no effect: did you mean {known}?" for name, known in meant)
         state = request.scope["state"]
-        state["warning"] = f'199 pdserve "{words}"'
-        state["refusals"].warning("unknown_fields", "unknown_fields", request_id=state["request_id"], fields=words)
+        state["warning"] = f'199 pdserve "{text}"'
+        state["refusals"].warning("unknown_fields", "unknown_fields", request_id=state["request_id"], fields=text)
     return body
 
 

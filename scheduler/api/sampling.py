@@ -82,17 +82,17 @@ def _max_tokens(context: AppContext, body: GenerationBody, prompt_len: int, defa
     left = model_len - prompt_len
     if left < 1:
         raise PromptTooLong(f"{limit}; the prompt has {prompt_len}, and the output needs at least one more", param)
-    asked, name = body.max_output, body.max_output_field
-    if asked is None:
+    requested, name = body.max_output, body.max_output_field
+    if requested is None:
         default = context.defaults.get("max_tokens", default)
         return left if default is None else min(default, left)
-    if asked == 0 and not (body.echoes or body.prompt_logprobs is not None):
+    if requested == 0 and not (body.echoes or body.prompt_logprobs is not None):
         raise InvalidRequest(f"{name} is 0, must be 1 or more; 0 needs echo or prompt_logprobs", name)
-    if asked > model_len:
+    if requested > model_len:
         raise InvalidRequest(
-            f"{name} is {asked}; this model's maximum context length is {model_len} tokens, prompt and output", name
+            f"{name} is {requested}; this model's maximum context length is {model_len} tokens, prompt and output", name
         )
-    return min(max(asked, 1), left)
+    return min(max(requested, 1), left)
 
 
 def _check_n(body: GenerationBody, options: SchedulerOptions, *, greedy: bool) -> int:
@@ -142,19 +142,19 @@ def _repetition(body: GenerationBody) -> RepetitionDetection | None:
 
 def _prompt_logprobs(body: GenerationBody, logprobs: int | None, context: AppContext) -> int | None:
     """Return the number for prompt tokens; an echoed prompt gets at least that of the output."""
-    asked = _bounded("prompt_logprobs", body.prompt_logprobs, context)
+    requested = _bounded("prompt_logprobs", body.prompt_logprobs, context)
     echoed = logprobs if body.echoes else None
-    return max((asked, echoed), key=lambda count: -1 if count is None else count)
+    return max((requested, echoed), key=lambda count: -1 if count is None else count)
 
 
-def _bounded(name: str, asked: int | None, context: AppContext) -> int | None:
+def _bounded(name: str, requested: int | None, context: AppContext) -> int | None:
     """Return how many log probabilities to return; -1 is the whole vocabulary, if --max-logprobs allows it."""
     most = context.config.options.max_logprobs
-    if asked is None:
+    if requested is None:
         return None
-    if asked == _ALL and most != _ALL:
+    if requested == _ALL and most != _ALL:
         raise InvalidRequest(f"{name} is -1 (all), must be in [0, {most}]; --max-logprobs -1 allows it", name)
-    count = context.tokens.vocab_size if asked == _ALL else asked
+    count = context.tokens.vocab_size if requested == _ALL else requested
     if most != _ALL and count > most:
         raise InvalidRequest(f"{name} is {count}, must be in [0, {most}] (--max-logprobs)", name)
     return min(count, context.tokens.vocab_size)

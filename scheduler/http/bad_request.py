@@ -14,13 +14,13 @@ class NotHttp1(Exception):
 
 def refusal(why: BaseException | None) -> bytes:
     """Return the complete answer, which closes the connection; `why` is None if the parser failed."""
-    line, words = b"400 Bad Request", "this is not HTTP/1.1"
+    line, message = b"400 Bad Request", "this is not HTTP/1.1"
     if isinstance(why, NotHttp1):
-        words = "a request must be HTTP/1.0 or 1.1 and name one Host"
+        message = "a request must be HTTP/1.0 or 1.1 and name one Host"
     elif isinstance(why, HeadTooLarge):
         line = b"431 Request Header Fields Too Large"
-        words = f"the head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields"
+        message = f"the head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields"
     kind = '"type":"invalid_request_error","param":null'
-    body = f'{{"error":{{"message":"{words}",{kind},"code":{line[:3].decode()}}}}}'.encode()
+    body = f'{{"error":{{"message":"{message}",{kind},"code":{line[:3].decode()}}}}}'.encode()
     head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
     return head % (line, len(body)) + body

@@ -24,7 +24,7 @@ from wire.errors import InvalidRequest, Overloaded, PdserveError
 log = EventLogger("admin")
 
 MAX_LINE_BYTES = 64 * 2**10
-_ASK_TIMEOUT_S = 5.0
+_REQUEST_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 5.0
 _NO_DESCRIPTOR_S = 1.0
 _MAX_CLIENTS = 8
@@ -101,7 +101,7 @@ class _AdminServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            num_bytes = await _read_ask(reader)
+            num_bytes = await _read_request(reader)
         except PdserveError as error:
             await _send(writer, {"error": str(error)})
             return
@@ -166,21 +166,21 @@ async def _until_readable(sock: socket.socket) -> None:
         loop.remove_reader(sock)
 
 
-async def _read_ask(reader: asyncio.StreamReader) -> int:
+async def _read_request(reader: asyncio.StreamReader) -> int:
     """Read a request; return the number of bytes to measure with. Raises InvalidRequest."""
     try:
-        async with asyncio.timeout(_ASK_TIMEOUT_S):
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
             line = await reader.readline()
     except TimeoutError:
-        raise InvalidRequest(f"no request within {_ASK_TIMEOUT_S:g} s") from None
+        raise InvalidRequest(f"no request within {_REQUEST_TIMEOUT_S:g} s") from None
     except ValueError:
         raise InvalidRequest(f"a line of more than {MAX_LINE_BYTES} bytes") from None
     try:
-        asked = json.loads(line)
+        requested = json.loads(line)
     except (ValueError, RecursionError):
         raise InvalidRequest(f"{len(line)} bytes are not JSON") from None
-    match asked:
-        case {"ask": "links", "num_bytes": int(num_bytes)} if len(asked) == 2 and not isinstance(num_bytes, bool):
+    match requested:
+        case {"ask": "links", "num_bytes": int(num_bytes)} if len(requested) == 2 and not isinstance(num_bytes, bool):
             return num_bytes
         case _:
             raise InvalidRequest('the only request is {"ask": "links", "num_bytes": N}')

@@ -110,8 +110,8 @@ class TemplateLane:
         elif kind.lower() == TEXT:
             job.answer.set_result(text.decode())
         else:
-            words = f"the chat template cannot render this: {text.decode()}"
-            job.answer.set_exception(InvalidRequest(words, job.param))
+            message = f"the chat template cannot render this: {text.decode()}"
+            job.answer.set_exception(InvalidRequest(message, job.param))
         if self._sent:
             self._watch_first()
         if kind.isupper():
@@ -146,9 +146,9 @@ class TemplateLane:
         self._held_bytes -= job.num_bytes
         return job
 
-    def _fail_first(self, words: str) -> None:
+    def _fail_first(self, message: str) -> None:
         if self._sent and not (job := self._take_first()).answer.done():
-            job.answer.set_exception(InvalidRequest(words, job.param))
+            job.answer.set_exception(InvalidRequest(message, job.param))
 
     def _fail_waiting(self, error: PdserveError) -> None:
         while self._waiting:

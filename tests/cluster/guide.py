@@ -18,7 +18,7 @@ import psutil
 
 from pdserve.client import Client, Sample
 from pdserve.ports import free_ports
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from ranktable_tools.commands import GenArguments, gen
 
 CLONE = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ class GuideCluster:
         while time.monotonic() < deadline:
             for name, process in self.processes.items():
                 assert process.running, f"{name} ended with {process.wait()}:\n{process.log}"
-            ready, words = ask(self.client)
+            ready, words = check_ready(self.client)
             if ready:
                 return
             time.sleep(_POLL_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pdserve.client import Client, Sample
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from ranktable_tools.secret import SECRET_NAME
 from tests.cluster.guide import CLONE, START_TIMEOUT_S, STOP_TIMEOUT_S, Process
 from tests.cluster.hosts import Network
@@ -100,7 +100,7 @@ class HostCluster:
         """Start a process on each host by start_servers.sh and wait until the cluster is ready."""
         for name in self.members:
             self._start(name)
-        self.wait("ready", lambda: ask(self.client)[0])
+        self.wait("ready", lambda: check_ready(self.client)[0])
         return self
 
     def join(self, name: str) -> None:

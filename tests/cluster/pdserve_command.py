@@ -10,7 +10,7 @@ import psutil
 
 from pdserve.client import Client
 from pdserve.ports import free_ports
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder
 
 DEADLINE_S = 300.0
@@ -110,7 +110,7 @@ class Pdserve:
         return [above, *above.children(recursive=True)]
 
     def _is_whole(self) -> bool:
-        if not ask(self.client)[0]:
+        if not check_ready(self.client)[0]:
             return False
         return all(one["state"] == "living" for one in self.client.get("/ready").json()["instances"])
 

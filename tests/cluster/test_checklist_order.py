@@ -15,7 +15,7 @@ import pytest
 
 from pdserve.client import Client
 from pdserve.ports import free_ports
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from scheduler import config
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import START_SERVERS, START_TIMEOUT_S, GuideCluster, Process, Tables, generate
@@ -148,11 +148,11 @@ def _monolithic(folder: Path, model: Path) -> Iterator[Client]:
     ) as server:  # fmt: skip
         try:
             for _ in range(int(START_TIMEOUT_S / 0.1)):
-                if server.poll() is not None or ask(client)[0]:
+                if server.poll() is not None or check_ready(client)[0]:
                     break
                 with pytest.raises(subprocess.TimeoutExpired):
                     server.wait(0.1)
-            assert ask(client)[0], (folder / "serve.log").read_text()
+            assert check_ready(client)[0], (folder / "serve.log").read_text()
             yield client
         finally:
             server.kill()

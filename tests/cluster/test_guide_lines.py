@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.client import Client
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from tests.cluster.guide import CLONE, START_TIMEOUT_S, STOP_TIMEOUT_S
 from tests.cluster.hosts import COMMAND_TIMEOUT_S, Network, obstacle
 from tests.deploy.guide_lines import GEN, PORTS, start
@@ -58,7 +58,7 @@ def _running(
 
 def _wait_ready(client: Client, shells: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not ask(client)[0]:
+    while not check_ready(client)[0]:
         running = all(shell.poll() is None for shell in shells)
         assert running, "\n".join(log.read_text() for log in logs)
         assert time.monotonic() < deadline, "\n".join(log.read_text() for log in logs)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.client import Client
-from pdserve.readiness import ask as ask_ready
+from pdserve.readiness import check_ready
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.host_cluster import GUIDE_MERGE, MERGE, HostCluster
 from tests.cluster.hosts import obstacle
@@ -50,7 +50,7 @@ def _combined(cluster: HostCluster, model: Path) -> Iterator[Client]:
         [*cluster.network.hosts["clients"].before, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
     ) as server:  # fmt: skip
         try:
-            cluster.wait("ready", lambda: server.poll() is not None or ask_ready(client)[0])
+            cluster.wait("ready", lambda: server.poll() is not None or check_ready(client)[0])
             assert server.poll() is None, (cluster.folder / "combined.log").read_text()
             yield client
         finally:

@@ -12,7 +12,7 @@ import pytest
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from pdserve.processes import POLL_S
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import START_TIMEOUT_S, GuideCluster
 from tests.conformance.served import Compared, Oracle, Served
@@ -45,7 +45,7 @@ def combined(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         )
     try:
         client, deadline = Client(f"http://127.0.0.1:{port}"), time.monotonic() + START_TIMEOUT_S
-        while not ask(client)[0]:
+        while not check_ready(client)[0]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(POLL_S)

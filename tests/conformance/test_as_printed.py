@@ -17,7 +17,7 @@ import pytest
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from pdserve.processes import POLL_S
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from tests.cluster.conftest import ENGINE_FLAGS, fake_model  # noqa: F401 - a fixture
 from tests.cluster.guide import CLONE, START_TIMEOUT_S, GuideCluster
 from tests.conformance import printed as guides
@@ -162,7 +162,7 @@ def command(words: tuple[str, ...], name: str, model: Path, folder: Path) -> Ite
         )  # fmt: skip
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
-            while not ask(client)[0]:
+            while not check_ready(client)[0]:
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(POLL_S)

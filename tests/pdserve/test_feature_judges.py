@@ -98,31 +98,31 @@ def test_prompt_logprobs_are_compared_with_the_next_tokens() -> None:
 
 def test_the_best_of_all_sequences_must_be_the_references() -> None:
     reference = script(Decoded((3,)), Decoded((1,)))
-    ask = CasePrompt((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
+    prompt = CasePrompt((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
     sums = (-2.0, -3.0, -1.0)
     likely: dict[int, list[TokenLogprobs | None]] = {i: [TokenLogprobs(value, 1)] for i, value in enumerate(sums)}
 
-    assert best_of_all(reference, [ask], [CaseOutput({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
-    assert best_of_all(reference, [ask], [CaseOutput({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
+    assert best_of_all(reference, [prompt], [CaseOutput({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
+    assert best_of_all(reference, [prompt], [CaseOutput({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
 
 
 def test_vectors_are_compared_as_requested() -> None:
-    ask = CasePrompt((1, 2), GREEDY, Pooling(how="mean", dimensions=2))
+    prompt = CasePrompt((1, 2), GREEDY, Pooling(how="mean", dimensions=2))
     wanted = torch.tensor([2.0, 3.0], dtype=torch.float64)
     good = tuple((wanted / wanted.norm()).tolist())
 
-    assert equal_vectors(script(), [ask], [CaseOutput(vector=good)]) is None
-    assert "is 0.01 off" in str(equal_vectors(script(), [ask], [CaseOutput(vector=(good[0] + 0.01, good[1]))]))
-    assert "a vector of 3 in place of 2" in str(equal_vectors(script(), [ask], [CaseOutput(vector=(*good, 0.0))]))
+    assert equal_vectors(script(), [prompt], [CaseOutput(vector=good)]) is None
+    assert "is 0.01 off" in str(equal_vectors(script(), [prompt], [CaseOutput(vector=(good[0] + 0.01, good[1]))]))
+    assert "a vector of 3 in place of 2" in str(equal_vectors(script(), [prompt], [CaseOutput(vector=(*good, 0.0))]))
 
 
 def test_a_text_judge_ignores_the_eos_at_the_end() -> None:
-    ask = CasePrompt((1,), SamplingParams(max_tokens=2, stop_token_ids=(0,)))
+    prompt = CasePrompt((1,), SamplingParams(max_tokens=2, stop_token_ids=(0,)))
     reads = reads_as(lambda ids: "".join(map(str, ids)), lambda text: text == "12")
 
-    assert reads(script(), [ask], [CaseOutput({0: [1, 2, 0]})]) is None
-    assert reads(script(), [ask], [CaseOutput({0: [1, 3]})]) == "prompt 0: '13'"
-    assert reads(script(), [ask], [CaseOutput()]) == "a prompt has no sequence"
+    assert reads(script(), [prompt], [CaseOutput({0: [1, 2, 0]})]) is None
+    assert reads(script(), [prompt], [CaseOutput({0: [1, 3]})]) == "prompt 0: '13'"
+    assert reads(script(), [prompt], [CaseOutput()]) == "a prompt has no sequence"
 
 
 def test_unequal_cells_and_features_are_named() -> None:
@@ -157,15 +157,15 @@ def test_unequal_cells_and_features_are_named() -> None:
 
 
 def test_a_seed_whose_draw_is_a_tie_is_ignored() -> None:
-    ask = CasePrompt((1,), SamplingParams(max_tokens=1, temperature=1.0, seed=7))
+    prompt = CasePrompt((1,), SamplingParams(max_tokens=1, temperature=1.0, seed=7))
 
     class Ties(Script):
         def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
             return [Decoded((1,), margin=1e-6 if params.seed < 9 else 1e-3)]
 
-    chosen = settled(FeatureCase("temperature", (ask, ask), equal_tokens), cast("Any", Ties()), str)
+    chosen = settled(FeatureCase("temperature", (prompt, prompt), equal_tokens), cast("Any", Ties()), str)
 
-    assert [one.params.seed for one in chosen.asks] == [9, 9]
+    assert [one.params.seed for one in chosen.prompts] == [9, 9]
     greedy = FeatureCase("greedy", (ASK,), equal_tokens)
     assert settled(greedy, cast("Any", Ties()), str) is greedy
 
@@ -189,8 +189,16 @@ def test_case_names_are_unique_and_each_case_fits_the_small_pool() -> None:
     cases = make_cases([(1,) * 20, (2,) * 90], vocabulary, 40)
 
     assert len({case.name for case in cases}) == len(cases) > 20
-    largest = max(ask.params.width * (len(ask.prompt) + ask.params.max_tokens) for case in cases for ask in case.asks)
-    every = sum(ask.params.width * (len(ask.prompt) + ask.params.max_tokens) for case in cases for ask in case.asks)
+    largest = max(
+        prompt.params.width * (len(prompt.token_ids) + prompt.params.max_tokens)
+        for case in cases
+        for prompt in case.prompts
+    )
+    every = sum(
+        prompt.params.width * (len(prompt.token_ids) + prompt.params.max_tokens)
+        for case in cases
+        for prompt in case.prompts
+    )
     assert largest <= small_pool_tokens(cases) < every / 5
 
 
@@ -199,7 +207,7 @@ def test_cases_of_few_tokens_stay_within_their_limit(max_tokens: int) -> None:
     vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
 
     for case in make_cases([(1,) * 20, (2,) * 90], vocabulary, max_tokens):
-        assert all(ask.params.min_tokens <= ask.params.max_tokens for ask in case.asks), case.name
+        assert all(prompt.params.min_tokens <= prompt.params.max_tokens for prompt in case.prompts), case.name
 
 
 @pytest.mark.parametrize("text", ["", "x", '{"name": "cat", "size": 3}', '{"name": "fox", "size": 10}', "[1]"])
@@ -207,5 +215,5 @@ def test_the_schema_case_refuses_what_its_schema_refuses(text: str) -> None:
     vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
     (case,) = [case for case in make_cases([(1,), (2,)], vocabulary, 4) if case.name == "json schema"]
 
-    assert case.judge(script(), case.asks[:1], [CaseOutput({0: list(text.encode())})]) is not None
-    assert case.judge(script(), case.asks[:1], [CaseOutput({0: list(b'{"name":"fox","size":9}')})]) is None
+    assert case.judge(script(), case.prompts[:1], [CaseOutput({0: list(text.encode())})]) is not None
+    assert case.judge(script(), case.prompts[:1], [CaseOutput({0: list(b'{"name":"fox","size":9}')})]) is None

@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=9, temperature=0.0)
 def judged(*answers: CaseOutput, params: SamplingParams = PARAMS, pooling: Pooling | None = None) -> list[Cell]:
     """Return the cells of swap and of rebuild, of a feature whose tokens are right."""
 
-    def right(decoder: Any, asks: Sequence[CasePrompt], answers: Sequence[CaseOutput]) -> str | None:
+    def right(decoder: Any, prompts: Sequence[CasePrompt], answers: Sequence[CaseOutput]) -> str | None:
         return None
 
     case = FeatureCase("a feature", tuple(CasePrompt((1,), params, pooling) for _ in answers), right)

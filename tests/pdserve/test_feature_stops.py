@@ -55,22 +55,22 @@ def test_the_stop_string_first_appears_in_the_third_quarter(text: str, stop: str
 def test_the_first_seed_with_a_stop_string_is_used() -> None:
     case = FeatureCase("stop strings", (CasePrompt((1,), DRAWN),), ends_before_stop(decode), stops=True)
 
-    (ask,) = settled(case, spoken("abababababababab", "abcdefghijklmnop"), decode).asks
+    (prompt,) = settled(case, spoken("abababababababab", "abcdefghijklmnop"), decode).prompts
 
-    assert (ask.params.seed, ask.stops) == (DRAWN.seed + 1, ("i",))
+    assert (prompt.params.seed, prompt.stops) == (DRAWN.seed + 1, ("i",))
     with pytest.raises(ConfigError, match="none of 20 seeds"):
         settled(case, spoken("abababababababab"), decode)
 
 
 def test_text_and_tokens_must_end_with_the_stop_string() -> None:
-    judge, asks = ends_before_stop(decode), [CasePrompt((1,), DRAWN, stops=("ij",))]
+    judge, prompts = ends_before_stop(decode), [CasePrompt((1,), DRAWN, stops=("ij",))]
     reference = spoken("abcdefghijklmnop")
 
     def judged(told: str, text: str) -> str | None:
-        return judge(reference, asks, [CaseOutput({0: list(ids(told))}, text=text)])
+        return judge(reference, prompts, [CaseOutput({0: list(ids(told))}, text=text)])
 
     assert judged("abcdefghij", "abcdefgh") is None
     assert judged("abcdefghij", "abcdefghij") == "prompt 0: 'abcdefghij' in place of 'abcdefgh'"
     for told in ("abcdefghi", "abcdefghijk", "abcdefgXij"):
         assert "are not the tokens up to 'ij'" in str(judged(told, "abcdefgh"))
-    assert judge(reference, asks, [CaseOutput(text="abcdefgh")]) is not None
+    assert judge(reference, prompts, [CaseOutput(text="abcdefgh")]) is not None

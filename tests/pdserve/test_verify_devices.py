@@ -122,7 +122,7 @@ def test_every_pair_and_every_single_kind_is_compared(
     monkeypatch.setitem(table.KINDS, "npu", NoCard(NAMED))
     monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
     monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: VerifyOutputs([[7, 7, 7]] * 2, 0))
-    monkeypatch.setattr(verify, "_ask_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
+    monkeypatch.setattr(verify, "_run_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
     monkeypatch.setattr(verify, "choose_pairs", lambda asked: choose_pairs(asked, KINDS))
     flags = ["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"]
 

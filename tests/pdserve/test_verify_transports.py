@@ -56,7 +56,7 @@ def test_transports_that_run_are_compared_and_others_named(
     )
     monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
     monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: VerifyOutputs([[7, 7, 7]] * 2, 0))
-    monkeypatch.setattr(verify, "_ask_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
+    monkeypatch.setattr(verify, "_run_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
 
     status = verify.main(["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"])
     said = capsys.readouterr().out.splitlines()

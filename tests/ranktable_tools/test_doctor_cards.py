@@ -38,20 +38,20 @@ def gpus(tmp_path: Path) -> Bench:
 def test_the_tables_cards_exist_on_the_machine(a2: Bench) -> None:
     verdict = check_cards(a2.case(tables([server(HERE, "0")], [server(HERE, "1")])))
 
-    assert (verdict.result, verdict.words) == ("ok", "npu 0,1: 2 x 910B4")
+    assert (verdict.result, verdict.message) == ("ok", "npu 0,1: 2 x 910B4")
 
 
 def test_cards_of_the_table_missing_on_the_machine_are_a_failure(a2: Bench) -> None:
     verdict = check_cards(a2.case(tables([server(HERE, "4,5")], [server(HERE, "0,1")])))
 
-    assert (verdict.result, verdict.words) == ("fail", "the table has the cards 4,5, this host has 0,1")
+    assert (verdict.result, verdict.message) == ("fail", "the table has the cards 4,5, this host has 0,1")
     assert verdict.next_step == "docker run --device=/dev/davinci4"
 
 
 def test_without_npu_smi_the_next_step_is_to_mount_it(tmp_path: Path) -> None:
     verdict = check_cards(Bench(tmp_path, "davinci0").case())
 
-    assert (verdict.result, verdict.words) == ("fail", "npu-smi is not found")
+    assert (verdict.result, verdict.message) == ("fail", "npu-smi is not found")
     assert "mount npu-smi and /usr/local/Ascend/driver" in verdict.next_step
 
 
@@ -62,36 +62,36 @@ def test_an_npu_smi_that_lists_nothing_is_quoted(tmp_path: Path) -> None:
     for check in (check_cards, check_card_health):
         verdict = check(bench.case())
         assert verdict.result == "fail"
-        assert "info: dcmi model initialized failed, because the device is used. ret is -8020" in verdict.words
+        assert "info: dcmi model initialized failed, because the device is used. ret is -8020" in verdict.message
 
 
 def test_gpus_are_listed_with_their_names(gpus: Bench) -> None:
-    assert check_cards(gpus.case()).words == "cuda 0,1: 2 x NVIDIA H200"
+    assert check_cards(gpus.case()).message == "cuda 0,1: 2 x NVIDIA H200"
 
 
 def test_a_card_that_is_not_ok_is_named_by_its_physical_id(a3: Bench) -> None:
     verdict = check_card_health(a3.case())
 
-    assert (verdict.result, verdict.words) == ("fail", "card 3 is Alarm")
+    assert (verdict.result, verdict.message) == ("fail", "card 3 is Alarm")
     assert verdict.next_step == "npu-smi info -t health -i 1 -c 1"
 
 
 def test_the_state_of_cards_outside_the_table_does_not_matter(a3: Bench) -> None:
     verdict = check_card_health(a3.case(tables([server(HERE, "0")], [server(HERE, "1,2")])))
 
-    assert (verdict.result, verdict.words) == ("ok", "3 cards OK")
+    assert (verdict.result, verdict.message) == ("ok", "3 cards OK")
 
 
 def test_an_unrelated_process_on_a_card_is_named(a2: Bench) -> None:
     verdict = check_card_users(a2.case())
 
-    assert (verdict.result, verdict.words) == ("warn", "card 1 is used by python3 (pid 51544, 58955 MB)")
+    assert (verdict.result, verdict.message) == ("warn", "card 1 is used by python3 (pid 51544, 58955 MB)")
 
 
 def test_an_unrelated_process_on_a_gpu_is_named(gpus: Bench) -> None:
     verdict = check_card_users(gpus.case())
 
-    assert (verdict.result, verdict.words) == ("warn", "card 1 is used by /usr/bin/python3 (pid 4711, 900 MB)")
+    assert (verdict.result, verdict.message) == ("warn", "card 1 is used by /usr/bin/python3 (pid 4711, 900 MB)")
 
 
 def test_our_own_processes_are_not_foreign(a2: Bench) -> None:
@@ -99,7 +99,7 @@ def test_our_own_processes_are_not_foreign(a2: Bench) -> None:
 
     verdict = check_card_users(a2.case())
 
-    assert (verdict.result, verdict.words) == ("ok", "1 process of pdserve")
+    assert (verdict.result, verdict.message) == ("ok", "1 process of pdserve")
 
 
 def test_users_of_other_cards_do_not_matter(a2: Bench) -> None:
@@ -107,7 +107,7 @@ def test_users_of_other_cards_do_not_matter(a2: Bench) -> None:
 
     verdict = check_card_users(a2.case(tables([own], [server(HERE, "1")], local=own)))
 
-    assert (verdict.result, verdict.words) == ("ok", "no process uses them")
+    assert (verdict.result, verdict.message) == ("ok", "no process uses them")
 
 
 def test_in_a_container_pids_are_the_containers(a3: Bench) -> None:
@@ -116,7 +116,7 @@ def test_in_a_container_pids_are_the_containers(a3: Bench) -> None:
 
     verdict = check_card_users(a3.case())
 
-    assert (verdict.result, verdict.words) == ("warn", "card 0 is used by VLLMWorker_DP (34309 MB)")
+    assert (verdict.result, verdict.message) == ("warn", "card 0 is used by VLLMWorker_DP (34309 MB)")
 
 
 def test_a_machine_without_cards_has_nothing_to_check(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_device_ids_share_cores_if_there_are_too_few(
 
     verdict = check_cores(Bench(tmp_path).case(given, cores=cores))
 
-    assert (verdict.result, verdict.words) == (result, words)
+    assert (verdict.result, verdict.message) == (result, words)
 
 
 def test_a_containers_quota_counts(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_a_containers_quota_counts(tmp_path: Path) -> None:
     verdict = check_cores(bench.case(tables([server(HERE, "0")], [server(HERE, "1")]), cores=16))
 
     words = "2 device ids share 16 cores, a quota of 1.5 of them: they take turns"
-    assert (verdict.result, verdict.words) == ("warn", words)
+    assert (verdict.result, verdict.message) == ("warn", words)

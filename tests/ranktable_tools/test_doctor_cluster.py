@@ -68,15 +68,15 @@ def test_the_scheduler_is_ready_or_names_what_is_missing(
     with _scheduler(status, body) as url:
         verdict = check_scheduler(Bench(tmp_path).case(url=url))
 
-    assert (verdict.result, verdict.words.replace(url, "URL")) == (result, words)
+    assert (verdict.result, verdict.message.replace(url, "URL")) == (result, words)
 
 
 def test_without_a_scheduler_there_is_nothing_to_check_yet(tmp_path: Path) -> None:
     unknown = check_scheduler(Bench(tmp_path).case())
     absent = check_scheduler(Bench(tmp_path / "b").case(url="http://127.0.0.1:1"))
 
-    assert (unknown.result, unknown.words) == ("not here", "no scheduler is known")
-    assert absent.words.startswith("no scheduler answers at http://127.0.0.1:1: ")
+    assert (unknown.result, unknown.message) == ("not here", "no scheduler is known")
+    assert absent.message.startswith("no scheduler answers at http://127.0.0.1:1: ")
 
 
 def test_the_schedulers_address_is_the_tables_by_default(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_one_model_on_all_instances_is_ok(tmp_path: Path) -> None:
 
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: before + json.dumps(told, indent=2) + "\nafter\n"}))
 
-    assert verdict.words == "2 instances with SmolLM2, bfloat16; 1 more do not answer"
+    assert verdict.message == "2 instances with SmolLM2, bfloat16; 1 more do not answer"
     assert verdict.result == "ok"
 
 
@@ -110,7 +110,7 @@ def test_two_models_are_a_failure_in_pdserves_own_message(tmp_path: Path) -> Non
 
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
 
-    assert (verdict.result, verdict.words) == ("fail", "model weights differ: a, b")
+    assert (verdict.result, verdict.message) == ("fail", "model weights differ: a, b")
 
 
 def test_an_instance_that_refuses_us_is_a_failure(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_an_instance_that_refuses_us_is_a_failure(tmp_path: Path) -> None:
 
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
 
-    assert (verdict.result, verdict.words) == ("fail", "cluster secrets differ: a, b")
+    assert (verdict.result, verdict.message) == ("fail", "cluster secrets differ: a, b")
     assert verdict.next_step == "give every host the same cluster_secret"
 
 
@@ -128,15 +128,15 @@ def test_a_server_that_is_not_an_instance_fails_no_secret_check(tmp_path: Path) 
 
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
 
-    assert (verdict.result, verdict.words) == ("fail", words)
+    assert (verdict.result, verdict.message) == ("fail", words)
     assert verdict.next_step == "check which server listens there: server_port and NODE_PORTS are the instances' ports"
 
 
 def test_before_the_start_no_models_are_compared(tmp_path: Path) -> None:
     silent = {"instances": [_instance(error="connection refused")], "differences": []}
 
-    assert check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(silent)})).words == "no instance answers"
-    assert check_model(Bench(tmp_path / "b").case()).words == "no global table was given"
+    assert check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(silent)})).message == "no instance answers"
+    assert check_model(Bench(tmp_path / "b").case()).message == "no global table was given"
 
 
 def test_the_last_output_line_is_shown_if_pdserve_fails(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_last_output_line_is_shown_if_pdserve_fails(tmp_path: Path) -> None:
 
     verdict = check_model(_case(Bench(tmp_path), {}, other=words))
 
-    assert (verdict.result, verdict.words) == ("not here", "No module named pdserve")
+    assert (verdict.result, verdict.message) == ("not here", "No module named pdserve")
 
 
 def test_links_are_listed_with_their_speed(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_links_are_listed_with_their_speed(tmp_path: Path) -> None:
     verdict = check_links(_case(Bench(tmp_path), {LINKS: json.dumps(told)}))
 
     assert verdict.result == "ok"
-    assert verdict.words == "prefill-0 to decode-0 shm 5.25 GB/s, prefill-0 to decode-1 tcp"
+    assert verdict.message == "prefill-0 to decode-0 shm 5.25 GB/s, prefill-0 to decode-1 tcp"
 
 
 def test_a_pair_without_a_link_is_a_failure_and_a_fallback_a_warning(tmp_path: Path) -> None:
@@ -162,12 +162,12 @@ def test_a_pair_without_a_link_is_a_failure_and_a_fallback_a_warning(tmp_path: P
 
     failed, warned = check_links(case), check_links(worse)
 
-    assert (failed.result, failed.words) == ("fail", "prefill-0 to decode-0: no transport joins them")
-    assert (warned.result, warned.words) == ("warn", "prefill-0 to decode-0: tcp had to do 2 times")
+    assert (failed.result, failed.message) == ("fail", "prefill-0 to decode-0: no transport joins them")
+    assert (warned.result, warned.message) == ("warn", "prefill-0 to decode-0: tcp had to do 2 times")
 
 
 def test_without_a_scheduler_no_link_is_measured(tmp_path: Path) -> None:
     case = _case(Bench(tmp_path), {}, other="pdserve links: nothing answers at http://127.0.0.1:9000\n")
 
-    assert check_links(case).words == "nothing answers at http://127.0.0.1:9000"
-    assert check_links(replace(case, tables=Bench(tmp_path / "b").case().tables)).words == "no scheduler is known"
+    assert check_links(case).message == "nothing answers at http://127.0.0.1:9000"
+    assert check_links(replace(case, tables=Bench(tmp_path / "b").case().tables)).message == "no scheduler is known"

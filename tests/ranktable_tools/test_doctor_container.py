@@ -30,7 +30,7 @@ def _local(own: object = PREFILL) -> DoctorTables:
 def test_the_guides_container_is_ok(tmp_path: Path) -> None:
     verdict = check_container(_container(tmp_path, "4", "5").case(_local()), uid=1000)
 
-    assert (verdict.result, verdict.words) == ("ok", "driver and npu-smi are mounted, cards 4,5")
+    assert (verdict.result, verdict.message) == ("ok", "driver and npu-smi are mounted, cards 4,5")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_missing_mounts_are_named_with_their_flag(tmp_path: Path, path: str, res
 
     verdict = check_container(bench.case(_local()), uid=1000)
 
-    assert (verdict.result, verdict.words) == (result, words)
+    assert (verdict.result, verdict.message) == (result, words)
     assert f"/{path}" in verdict.next_step
 
 
@@ -58,7 +58,7 @@ def test_a_driver_that_is_not_mounted_is_named(tmp_path: Path) -> None:
 
     verdict = check_container(bench.case(_local()), uid=1000)
 
-    assert (verdict.result, verdict.words) == ("fail", "/usr/local/Ascend/driver is not mounted")
+    assert (verdict.result, verdict.message) == ("fail", "/usr/local/Ascend/driver is not mounted")
     assert verdict.next_step == "docker run -v /usr/local/Ascend/driver:/usr/local/Ascend/driver"
 
 
@@ -71,14 +71,14 @@ def test_its_cards_are_compared_with_the_local_table(tmp_path: Path, cards: tupl
     assert verdict.result == result
     if result != "ok":
         shown = ",".join(cards)
-        assert verdict.words == f"the container has the cards {shown}, its local table 4,5"
+        assert verdict.message == f"the container has the cards {shown}, its local table 4,5"
         assert verdict.next_step == "docker run --device=/dev/davinci4 --device=/dev/davinci5"
 
 
 def test_the_schedulers_container_needs_no_card(tmp_path: Path) -> None:
     verdict = check_container(_container(tmp_path, "4").case(_local(server(HERE))), uid=1000)
 
-    assert (verdict.result, verdict.words) == ("warn", "the scheduler's container has the cards 4")
+    assert (verdict.result, verdict.message) == ("warn", "the scheduler's container has the cards 4")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_its_user_has_to_be_known(tmp_path: Path, uid: int, result: str, words: 
     verdict = check_container(_container(tmp_path, "4", "5").case(_local()), uid=uid)
 
     assert verdict.result == result
-    assert words in verdict.words
+    assert words in verdict.message
 
 
 def test_a_user_without_access_to_the_cards_is_a_warning(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_user_without_access_to_the_cards_is_a_warning(tmp_path: Path) -> None
 
     verdict = check_container(bench.case(_local()), uid=1001)
 
-    assert (verdict.result, verdict.words) == ("warn", "uid 1001 may not open the cards, which are uid 1000's")
+    assert (verdict.result, verdict.message) == ("warn", "uid 1001 may not open the cards, which are uid 1000's")
 
 
 def test_without_container_or_npus_no_mounts_are_checked(tmp_path: Path) -> None:
@@ -109,6 +109,6 @@ def test_without_container_or_npus_no_mounts_are_checked(tmp_path: Path) -> None
     without = Bench(tmp_path / "b")
     without.file("/proc/1/cgroup", "0::/kubepods/burstable/pod1\n")
 
-    assert check_container(plain.case()).words == "this is not a container"
-    assert check_container(without.case()).words == "a container without NPUs"
+    assert check_container(plain.case()).message == "this is not a container"
+    assert check_container(without.case()).message == "a container without NPUs"
     assert check_container(without.case(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})).result == "ok"

@@ -35,7 +35,7 @@ def test_links_that_are_up_and_healthy_are_ok(tmp_path: Path) -> None:
 
     verdict = check_device_links(bench.case())
 
-    assert (verdict.result, verdict.words) == ("ok", "2 links up")
+    assert (verdict.result, verdict.message) == ("ok", "2 links up")
 
 
 @pytest.mark.parametrize(("spod", "result"), [(recorded.NO_SUPER_POD, "fail"), (recorded.SUPER_POD, "warn")])
@@ -44,7 +44,7 @@ def test_a_link_that_is_down_is_a_failure_and_on_an_a3_a_warning(tmp_path: Path,
 
     verdict = check_device_links(_bench(tmp_path, answers, spod).case())
 
-    assert (verdict.result, verdict.words) == (result, "the link of device 1 is DOWN")
+    assert (verdict.result, verdict.message) == (result, "the link of device 1 is DOWN")
 
 
 def test_an_unhealthy_network_is_reported_in_the_tools_own_term(tmp_path: Path) -> None:
@@ -52,19 +52,19 @@ def test_an_unhealthy_network_is_reported_in_the_tools_own_term(tmp_path: Path) 
 
     verdict = check_device_links(_bench(tmp_path, answers).case())
 
-    assert (verdict.result, verdict.words) == ("warn", "the network health of device 1 is Unreachable")
+    assert (verdict.result, verdict.message) == ("warn", "the network health of device 1 is Unreachable")
 
 
 def test_one_tls_switch_on_all_devices_is_ok(tmp_path: Path) -> None:
     verdict = check_tls(_bench(tmp_path, _both("-tls", recorded.TLS)).case())
 
-    assert (verdict.result, verdict.words) == ("ok", "the TLS switch is 0 on the devices 0,1 of this host")
+    assert (verdict.result, verdict.message) == ("ok", "the TLS switch is 0 on the devices 0,1 of this host")
 
 
 def test_the_hosts_whose_tls_switches_are_not_compared_are_named(tmp_path: Path) -> None:
     verdict = check_tls(_bench(tmp_path, _both("-tls", recorded.TLS)).case(TWO_HOSTS))
 
-    assert verdict.words == (
+    assert verdict.message == (
         "the TLS switch is 0 on the devices 0,1 of this host; "
         f"not compared: {ELSEWHERE}, where `ranktable doctor` must say the same"
     )
@@ -75,14 +75,14 @@ def test_two_tls_switches_are_a_failure_that_names_the_one_to_set(tmp_path: Path
 
     verdict = check_tls(_bench(tmp_path, answers).case())
 
-    assert (verdict.result, verdict.words) == ("fail", "the TLS switches differ: device 0 has 0, device 1 has 1")
+    assert (verdict.result, verdict.message) == ("fail", "the TLS switches differ: device 0 has 0, device 1 has 1")
     assert verdict.next_step == "hccn_tool -i 1 -tls -s enable 0"
 
 
 def test_a_device_without_a_tls_switch_is_a_warning(tmp_path: Path) -> None:
     verdict = check_tls(_bench(tmp_path, {"-i 0 -tls -g": recorded.TLS}).case())
 
-    assert (verdict.result, verdict.words) == ("warn", "the TLS switch of device 1 is unknown")
+    assert (verdict.result, verdict.message) == ("warn", "the TLS switch of device 1 is unknown")
 
 
 def test_every_pair_of_a_rank_is_pinged_in_turn(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_every_pair_of_a_rank_is_pinged_in_turn(tmp_path: Path) -> None:
 
     verdict = check_device_pairs(bench.case(TWO_HOSTS))
 
-    assert (verdict.result, verdict.words) == ("ok", "2 device pairs can talk")
+    assert (verdict.result, verdict.message) == ("ok", "2 device pairs can talk")
     assert [call for call in bench.calls if "ping" in call] == [f"hccn_tool {arguments}" for arguments in pings]
 
 
@@ -101,7 +101,7 @@ def test_an_unreachable_pair_is_a_failure_in_the_tools_own_words(tmp_path: Path)
     verdict = check_device_pairs(_bench(tmp_path, pings).case(TWO_HOSTS))
 
     assert verdict.result == "fail"
-    assert verdict.words.startswith("device 1 does not reach 10.20.0.7 (decode-0): device 3 PING 10.20.11.16 3")
+    assert verdict.message.startswith("device 1 does not reach 10.20.0.7 (decode-0): device 3 PING 10.20.11.16 3")
 
 
 def test_in_a_super_pod_hccs_counts_and_roce_is_enough(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_limit_on_pinged_pairs_is_kept_and_reported(tmp_path: Path) -> None:
 
     verdict = check_device_pairs(bench.case(tables([server(HERE, "0")], many)))
 
-    assert (verdict.result, verdict.words) == ("ok", "64 device pairs (of 65) can talk")
+    assert (verdict.result, verdict.message) == ("ok", "64 device pairs (of 65) can talk")
 
 
 def test_after_the_ping_deadline_the_number_of_pings_is_reported(tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_after_the_ping_deadline_the_number_of_pings_is_reported(tmp_path: Path)
 
     verdict = check_device_pairs(replace(bench.case(TWO_HOSTS), pings_s=0.0))
 
-    assert (verdict.result, verdict.words) == ("ok", "1 device pair (of 2) can talk")
+    assert (verdict.result, verdict.message) == ("ok", "1 device pair (of 2) can talk")
 
 
 def test_without_npus_or_hccn_tool_nothing_is_queried(tmp_path: Path) -> None:
     cpu, bare = Bench(tmp_path / "a"), Bench(tmp_path / "b", "davinci0")
 
     for check in (check_device_links, check_tls, check_device_pairs):
-        assert check(cpu.case(TWO_HOSTS)).words == "no NPU on this machine"
+        assert check(cpu.case(TWO_HOSTS)).message == "no NPU on this machine"
         assert check(bare.case(TWO_HOSTS)).result == "not here"

@@ -51,7 +51,7 @@ def test_findings_keep_the_tables_order_whichever_finishes_first(tmp_path: Path)
 
     findings = examine(Bench(tmp_path).case(), 20, (DoctorCheck("a", first), DoctorCheck("b", second)))
 
-    assert [finding.verdict.words for finding in findings] == ["first", "second"]
+    assert [finding.verdict.message for finding in findings] == ["first", "second"]
 
 
 def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
     finally:
         gate.set()
 
-    assert [(one.verdict.result, one.verdict.words) for one in findings] == [
+    assert [(one.verdict.result, one.verdict.message) for one in findings] == [
         ("fail", "not done within 2 s"), ("ok", "well"),
     ]  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_an_exception_in_a_check_is_its_finding(tmp_path: Path) -> None:
 
     findings = examine(Bench(tmp_path).case(), 10, (DoctorCheck("a", refuse), DoctorCheck("b", break_down)))
 
-    words = [finding.verdict.words for finding in findings]
+    words = [finding.verdict.message for finding in findings]
     assert words == ["npu-smi info: did not exit within 10 s", "the check failed: KeyError('x')"]
 
 
@@ -100,7 +100,11 @@ def test_a_tool_runs_once_and_one_tool_at_a_time(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.tool("npu-smi", {})
     machine = Machine({"PATH": str(bench.tools)}, root=bench.root, run=run)
-    checks = [DoctorCheck(f"{n}", lambda case, n=n: ok(str(case.machine.ask("npu-smi", str(n % 3))))) for n in range(9)]  # type: ignore[misc]
+
+    def check(number: int) -> DoctorCheck:
+        return DoctorCheck(f"{number}", lambda case: ok(str(case.machine.run_tool("npu-smi", str(number % 3)))))
+
+    checks = [check(number) for number in range(9)]
 
     examine(DoctorInput(machine, DoctorTables()), 20, checks)
 
@@ -120,7 +124,7 @@ def test_a_tool_that_did_not_answer_is_not_retried(tmp_path: Path) -> None:
 
     for _ in range(2):
         with pytest.raises(RanktableError, match="did not exit within 10 s"):
-            machine.ask("npu-smi", "info")
+            machine.run_tool("npu-smi", "info")
     assert len(asked) == 1
 
 
@@ -155,7 +159,7 @@ def test_json_has_the_same_findings_and_the_worst_result() -> None:
 def test_findings_are_combined_with_the_worst_first() -> None:
     verdict = combined([warn("b", "step 2"), fail("a", "step 1"), warn("c", "step 2")], "fine")
 
-    assert (verdict.result, verdict.words, verdict.next_step) == ("fail", "a; b; c", "step 1; step 2")
+    assert (verdict.result, verdict.message, verdict.next_step) == ("fail", "a; b; c", "step 1; step 2")
     assert combined([], "fine") == ok("fine")
     assert worst([]) == "ok"
     assert worst(["not here", "ok"]) == "ok"

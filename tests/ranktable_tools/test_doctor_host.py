@@ -15,20 +15,20 @@ def test_dockers_version_is_read(tmp_path: Path) -> None:
 
     verdict = check_docker(bench.case())
 
-    assert (verdict.result, verdict.words) == ("ok", "Docker version 24.0.7, build afdd53b")
+    assert (verdict.result, verdict.message) == ("ok", "Docker version 24.0.7, build afdd53b")
 
 
 def test_a_docker_that_is_not_running_is_a_warning(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.tool("docker", {}, other="docker: exec format error\n")
 
-    assert check_docker(bench.case()).words == "docker -v: docker: exec format error"
+    assert check_docker(bench.case()).message == "docker -v: docker: exec format error"
 
 
 def test_without_docker_the_next_step_installs_it(tmp_path: Path) -> None:
     verdict = check_docker(Bench(tmp_path).case())
 
-    assert (verdict.result, verdict.words) == ("not here", "docker is not installed")
+    assert (verdict.result, verdict.message) == ("not here", "docker is not installed")
     assert verdict.next_step.startswith("yum install -y docker-engine")
 
 
@@ -36,7 +36,7 @@ def test_in_a_container_docker_is_left_to_the_host(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.file("/run/.containerenv", "")
 
-    assert check_docker(bench.case()).words == "this is a container"
+    assert check_docker(bench.case()).message == "this is a container"
 
 
 def test_with_docker_ip_forward_has_to_be_1(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_with_docker_ip_forward_has_to_be_1(tmp_path: Path) -> None:
     on = check_ip_forward(bench.case())
 
     assert without_docker.result == "not here"
-    assert (off.result, off.words) == ("warn", "net.ipv4.ip_forward is 0")
+    assert (off.result, off.message) == ("warn", "net.ipv4.ip_forward is 0")
     assert off.next_step.startswith("sysctl -w net.ipv4.ip_forward=1")
-    assert (on.result, on.words) == ("ok", "net.ipv4.ip_forward is 1")
+    assert (on.result, on.message) == ("ok", "net.ipv4.ip_forward is 1")
 
 
 def test_in_a_container_ip_forward_is_left_to_the_host(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_in_a_container_ip_forward_is_left_to_the_host(tmp_path: Path) -> None:
 
     verdict = check_ip_forward(bench.case())
 
-    assert (verdict.result, verdict.words) == (
+    assert (verdict.result, verdict.message) == (
         "not here",
         "net.ipv4.ip_forward is 0; this is a container, the host's setting matters",
     )

@@ -15,7 +15,7 @@ from ranktable_tools.doctor.case import DoctorTables
 from ranktable_tools.doctor.listeners import listener
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.network import bypasses, check_address, check_ports, check_proxy, check_reach
-from ranktable_tools.doctor.tcp import ask_port, can_listen
+from ranktable_tools.doctor.tcp import can_listen, probe_port
 from tests.ranktable_tools.bench import ELSEWHERE, HERE, Bench, server, tables
 from tests.security.certificates import Authority
 
@@ -55,15 +55,15 @@ def _given(ports: tuple[int, int], decode_host: str = HERE) -> DoctorTables:
 
 def test_grpc_is_distinguished_from_other_servers() -> None:
     with _listener(SETTINGS) as grpc, _listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as http, _listener(b"") as short:
-        states = [ask_port(HERE, port, 30.0).state for port in (grpc, http, short)]
+        states = [probe_port(HERE, port, 30.0).state for port in (grpc, http, short)]
 
     assert states == ["gRPC", "other", "other"]
-    assert ask_port(HERE, _free_port(), 2.0).state == "free"
+    assert probe_port(HERE, _free_port(), 2.0).state == "free"
 
 
 def test_a_silent_port_costs_no_more_than_its_deadline() -> None:
     with _listener(None) as silent:
-        assert ask_port(HERE, silent, 0.05).state == "other"
+        assert probe_port(HERE, silent, 0.05).state == "other"
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -76,13 +76,13 @@ def test_mutual_tls_is_distinguished_from_other_servers(tmp_path: Path, version:
     context.maximum_version = version
 
     with _listener(SETTINGS, context=context) as port:
-        answer = ask_port(HERE, port, 30.0)
+        answer = probe_port(HERE, port, 30.0)
 
     assert answer.state == "TLS"
 
 
 def test_an_unknown_host_is_reported_with_a_reason() -> None:
-    answer = ask_port("no-such-host.invalid", 1, 2.0)
+    answer = probe_port("no-such-host.invalid", 1, 2.0)
 
     assert answer.state == "unreachable"
     assert answer.reason
@@ -99,7 +99,7 @@ def test_ports_that_are_free_or_answered_by_grpc_are_ok(tmp_path: Path) -> None:
     with _listener(SETTINGS) as taken:
         verdict = check_ports(bench.case(_given((taken, free))))
 
-    assert (verdict.result, verdict.words) == ("ok", f"{taken} answers, {free} is free")
+    assert (verdict.result, verdict.message) == ("ok", f"{taken} answers, {free} is free")
 
 
 def test_a_port_taken_by_something_else_is_a_failure(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_port_taken_by_something_else_is_a_failure(tmp_path: Path) -> None:
         verdict = check_ports(bench.case(_given((taken, _free_port()))))
 
     words = f"127.0.0.1:{taken} (prefill) is taken by something, which does not speak gRPC"
-    assert (verdict.result, verdict.words) == ("fail", words)
+    assert (verdict.result, verdict.message) == ("fail", words)
 
 
 @pytest.mark.parametrize(("host", "family"), [(HERE, socket.AF_INET), ("::1", socket.AF_INET6)])
@@ -133,9 +133,9 @@ def test_node_ports_take_precedence_and_a_wrong_one_is_named(tmp_path: Path) -> 
     named = check_ports(bench.case(_given((1, 1)), {"NODE_PORTS": f"{first},{second}"}))
     wrong = check_ports(bench.case(_given((1, 1)), {"NODE_PORTS": "8088"}))
 
-    assert named.words == f"{first} is free, {second} is free"
+    assert named.message == f"{first} is free, {second} is free"
     assert wrong.result == "fail"
-    assert 'NODE_PORTS is "8088": 1 port, but the global table has 2 instances' in wrong.words
+    assert 'NODE_PORTS is "8088": 1 port, but the global table has 2 instances' in wrong.message
 
 
 def test_without_ports_nothing_is_probed(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_without_ports_nothing_is_probed(tmp_path: Path) -> None:
     unknown = tables([server(HERE, "0")], [server(HERE, "1")])
 
     assert check_ports(bench.case()).result == "not here"
-    assert check_ports(bench.case(unknown)).words == "the table has no server_port and NODE_PORTS is not set"
+    assert check_ports(bench.case(unknown)).message == "the table has no server_port and NODE_PORTS is not set"
     assert check_reach(bench.case(unknown)).result == "not here"
 
 
@@ -154,8 +154,8 @@ def test_remote_instances_answer_or_have_to_be_started(tmp_path: Path) -> None:
     silent = _free_port(ELSEWHERE)
     absent = check_reach(bench.case(_given((1, silent), ELSEWHERE)))
 
-    assert (answering.result, answering.words) == ("ok", "1 instance on other hosts can be reached")
-    assert (absent.result, absent.words) == ("warn", f"nothing listens at {ELSEWHERE}:{silent} (decode)")
+    assert (answering.result, answering.message) == ("ok", "1 instance on other hosts can be reached")
+    assert (absent.result, absent.message) == ("warn", f"nothing listens at {ELSEWHERE}:{silent} (decode)")
     assert absent.next_step == "start that instance"
 
 
@@ -164,7 +164,7 @@ def test_a_host_checks_the_other_role_and_the_scheduler_checks_all(tmp_path: Pat
     prefill, decode = server(HERE, "0", 1), server(HERE, "1", 2)
     others = ([prefill, server(unknown, "0", 3)], [decode, server(unknown, "1", 4)])
     lost = {
-        name: check_reach(bench.case(tables(*others, local=local, scheduler=scheduler))).words
+        name: check_reach(bench.case(tables(*others, local=local, scheduler=scheduler))).message
         for name, local, scheduler in (
             ("prefill", prefill, unknown), ("decode", decode, unknown), ("scheduler", server(HERE), HERE),
             ("scheduler's host", None, HERE), ("instances' host", None, unknown),
@@ -187,7 +187,7 @@ def test_a_host_that_cannot_be_reached_is_a_failure(tmp_path: Path) -> None:
     verdict = check_reach(bench.case(_given((1, 8089), "no-such-host.invalid")))
 
     assert verdict.result == "fail"
-    assert verdict.words.startswith("no-such-host.invalid:8089 (decode): ")
+    assert verdict.message.startswith("no-such-host.invalid:8089 (decode): ")
     assert "no-such-host.invalid (docs/ports.md)" in verdict.next_step
 
 
@@ -200,7 +200,7 @@ def test_the_local_table_has_to_be_this_hosts(tmp_path: Path) -> None:
 
     assert mine.result == "ok"
     assert theirs.result == "fail"
-    assert theirs.words.startswith(f"the local table says {ELSEWHERE}, this machine has ")
+    assert theirs.message.startswith(f"the local table says {ELSEWHERE}, this machine has ")
 
 
 def test_loopback_in_a_table_of_several_hosts_is_a_failure(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_loopback_in_a_table_of_several_hosts_is_a_failure(tmp_path: Path) -> No
 
     verdict = check_address(Bench(tmp_path).case(tables([own], [server("10.9.9.9", "1")], local=own)))
 
-    assert (verdict.result, verdict.words) == ("fail", "the local table says 127.0.0.1, which 10.9.9.9 cannot reach")
+    assert (verdict.result, verdict.message) == ("fail", "the local table says 127.0.0.1, which 10.9.9.9 cannot reach")
 
 
 def test_a_table_without_this_host_is_a_warning(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_table_without_this_host_is_a_warning(tmp_path: Path) -> None:
 
     verdict = check_address(Bench(tmp_path).case(away))
 
-    assert (verdict.result, verdict.words) == ("warn", "none of the table's hosts is this one: 127.0.0.2, 127.0.0.3")
+    assert (verdict.result, verdict.message) == ("warn", "none of the table's hosts is this one: 127.0.0.2, 127.0.0.3")
 
 
 def test_a_proxy_has_to_exclude_the_tables_hosts(tmp_path: Path) -> None:
@@ -224,12 +224,12 @@ def test_a_proxy_has_to_exclude_the_tables_hosts(tmp_path: Path) -> None:
     two_hosts = tables([server(HERE, "0")], [server("10.0.0.19", "1")])
     proxy = {"http_proxy": "http://user:pa55word@proxy:3128"}
 
-    assert check_proxy(bench.case(two_hosts)).words == "no proxy is set"
+    assert check_proxy(bench.case(two_hosts)).message == "no proxy is set"
     lacking = check_proxy(bench.case(two_hosts, {**proxy, "no_proxy": "localhost,127.0.0.1"}))
     whole = check_proxy(bench.case(two_hosts, {**proxy, "NO_PROXY": "localhost,127.0.0.1,10.0.0.0/24"}))
 
     words = "http_proxy set, and no_proxy lacks 10.0.0.19: clients there would use the proxy"
-    assert (lacking.result, lacking.words) == ("warn", words)
+    assert (lacking.result, lacking.message) == ("warn", words)
     assert lacking.next_step == "export no_proxy=${no_proxy:+$no_proxy,}10.0.0.19"
     assert whole.result == "ok"
     assert "pa55word" not in f"{lacking} {whole}"

@@ -35,8 +35,8 @@ def test_the_role_is_derived_from_the_tables(tmp_path: Path, folder: Path, endin
     verdict = check_tables(bench.case(read_tables(_paths(folder, ending), bench.machine())))
 
     assert verdict.result == "ok"
-    assert verdict.words.startswith("1 prefill, 1 decode; ")
-    assert verdict.words.endswith(words)
+    assert verdict.message.startswith("1 prefill, 1 decode; ")
+    assert verdict.message.endswith(words)
 
 
 def test_tables_come_from_the_guides_variables_in_any_order_of_files(tmp_path: Path, folder: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_unreadable_table_is_a_failure_that_suggests_lint(tmp_path: Path, fol
     verdict = check_tables(bench.case(read_tables([global_path, local_path], bench.machine())))
 
     assert verdict.result == "fail"
-    assert "is not in the global table" in verdict.words
+    assert "is not in the global table" in verdict.message
     assert verdict.next_step == f"ranktable lint {global_path} {local_path}"
 
 
@@ -69,7 +69,7 @@ def test_lint_findings_across_tables_are_failures(tmp_path: Path, folder: Path) 
     verdict = check_tables(bench.case(read_tables(_paths(folder), bench.machine()), environ))
 
     assert verdict.result == "fail"
-    assert 'NODE_PORTS is "8088"' in verdict.words
+    assert 'NODE_PORTS is "8088"' in verdict.message
     assert verdict.next_step.startswith("ranktable lint ")
 
 
@@ -84,14 +84,14 @@ def test_two_instances_of_one_gpu_are_fine_if_allowed(tmp_path: Path) -> None:
     ]
 
     assert [verdict.result for verdict in verdicts] == ["ok", "fail"]
-    assert "this process is decode-0" in verdicts[0].words
-    assert "A device_id can be used only once" in verdicts[1].words
+    assert "this process is decode-0" in verdicts[0].message
+    assert "A device_id can be used only once" in verdicts[1].message
 
 
 def test_without_a_table_there_is_nothing_to_check(tmp_path: Path) -> None:
     verdict = check_tables(Bench(tmp_path).case())
 
-    assert (verdict.result, verdict.words) == ("not here", "no global table was given")
+    assert (verdict.result, verdict.message) == ("not here", "no global table was given")
 
 
 def test_a_second_global_table_is_refused(tmp_path: Path, folder: Path) -> None:
@@ -105,7 +105,7 @@ def _secret(tmp_path: Path, text: str | None, mode: int = 0o600, **environ: str)
         path.write_text(text)
         path.chmod(mode)
     verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json")), environ))
-    return verdict.result, verdict.words
+    return verdict.result, verdict.message
 
 
 def test_a_good_secret_is_ok_and_never_shown(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_ones_own_unreadable_secret_is_reported_with_its_mode(tmp_path: Path, mo
 
     verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json"))))
 
-    assert verdict.words == f"{path} has mode 0200: its owner, uid {os.getuid()}, may not read it"
+    assert verdict.message == f"{path} has mode 0200: its owner, uid {os.getuid()}, may not read it"
     assert verdict.next_step == f"chmod 600 {path}"
 
 
@@ -157,7 +157,7 @@ def test_somebody_elses_secret_names_both_users(tmp_path: Path) -> None:
 
     verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json"))))
 
-    assert verdict.words == f"{path} belongs to uid 12345, this is uid 0"
+    assert verdict.message == f"{path} belongs to uid 12345, this is uid 0"
 
 
 def test_variables_meant_for_other_programs_are_reported(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_variables_meant_for_other_programs_are_reported(tmp_path: Path) -> None
     assert check_variables(bench.case(environ={"RANK_TABLE_FILE": "/x"})).result == "warn"
     wrong = check_variables(bench.case(environ={"RANK_TABLE_FILE": "/x", "USE_OPENAI": "yes"}))
     assert wrong.result == "fail"
-    assert wrong.words.startswith("USE_OPENAI is 'yes'; RANK_TABLE_FILE is set")
+    assert wrong.message.startswith("USE_OPENAI is 'yes'; RANK_TABLE_FILE is set")
     assert wrong.next_step == "export USE_OPENAI=1; unset RANK_TABLE_FILE (start_servers.sh does it for its process)"
 
 
@@ -179,4 +179,4 @@ def test_llm_tools_path_leads_to_the_tool_or_is_reported(tmp_path: Path) -> None
     assert check_llm_tools_path(bench.case()).result == "not here"
     assert check_llm_tools_path(bench.case(environ={"LLM_TOOLS_PATH": str(tmp_path)})).result == "ok"
     missing = check_llm_tools_path(bench.case(environ={"LLM_TOOLS_PATH": "/none"}))
-    assert (missing.result, missing.words) == ("fail", "there is no /none/PD_separate/pd_ranktable_tools.py")
+    assert (missing.result, missing.message) == ("fail", "there is no /none/PD_separate/pd_ranktable_tools.py")

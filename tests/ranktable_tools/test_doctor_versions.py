@@ -34,7 +34,7 @@ class Ascend:
         self.bench.tool("npu-smi", {"info": recorded.INFO_A2, "info -t board -i 0": board})
         self._monkeypatch.setattr(versions, "package_version", lambda name: torch_npu)
         verdict = check_versions(self.bench.case())
-        return verdict.result, verdict.words
+        return verdict.result, verdict.message
 
 
 @pytest.fixture

@@ -48,11 +48,11 @@ class RayNodes:
 
     def add(self, **arguments: Any) -> str:
         """Add a node; return its id."""
-        return self._ask(f"add {json.dumps(arguments)}")
+        return self._call(f"add {json.dumps(arguments)}")
 
     def kill(self, node_id: str) -> None:
         """Fail a node as a power cut would: its raylet and everything below it are killed."""
-        assert self._ask(f"kill {node_id}") == "ok"
+        assert self._call(f"kill {node_id}") == "ok"
 
     def close(self) -> None:
         """End all nodes."""
@@ -60,7 +60,7 @@ class RayNodes:
         self._log.close()
         shutil.rmtree(self._folder)
 
-    def _ask(self, command: str) -> str:
+    def _call(self, command: str) -> str:
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()

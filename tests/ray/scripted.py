@@ -3,24 +3,24 @@
 import json
 from collections.abc import Callable
 
-from pdserve.ray_cluster.messages import Look, News, Seat, decode, encode
+from pdserve.ray_cluster.messages import Placement, PollReply, PollRequest, decode, encode
 from pdserve.ray_cluster.need import Need
 
 Answer = str | Exception | None
 
 
 class ScriptedHandle:
-    """One actor. `answers` maps a verb to its answer, None while there is none; `asked` holds the calls it received."""
+    """One actor. `answers` maps a verb to its answer, None while there is none; `calls` holds the calls it received."""
 
     def __init__(self, **answers: Answer) -> None:
         self.answers: dict[str, Answer] = {"start": "", "stop": "stopped", **answers}
-        self.asked: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.killed = False
         self.log, self.exit_status = "", None  # type: tuple[str, int | None]
 
-    def ask(self, verb: str, text: str) -> "ScriptedPending":
+    def call(self, verb: str, text: str) -> "ScriptedPending":
         """Record the call."""
-        self.asked.append((verb, text))
+        self.calls.append((verb, text))
         return ScriptedPending(self, verb, text)
 
     def kill(self) -> None:
@@ -30,11 +30,11 @@ class ScriptedHandle:
     @property
     def verbs(self) -> list[str]:
         """The calls it received, without their texts."""
-        return [verb for verb, _ in self.asked]
+        return [verb for verb, _ in self.calls]
 
     def received_tables(self) -> list[str | None]:
         """The tables that came with the calls."""
-        return [decode(Look, text).global_table for verb, text in self.asked if verb == "news"]
+        return [decode(PollRequest, text).global_table for verb, text in self.calls if verb == "poll"]
 
 
 class ScriptedPending:
@@ -44,14 +44,14 @@ class ScriptedPending:
         self._handle, self._verb, self._text = handle, verb, text
 
     def poll(self) -> str | None:
-        """Return or raise what the script has; `news` is composed of the handle's log and exit status."""
+        """Return or raise what the script has; `poll` is composed of the handle's log and exit status."""
         answer = self._handle.answers.get(self._verb)
         if isinstance(answer, Exception):
             raise answer
-        if self._verb != "news" or answer is not None:
+        if self._verb != "poll" or answer is not None:
             return answer
-        rest = self._handle.log[decode(Look, self._text).offset :]
-        return encode(News(7, rest, len(self._handle.log), False, self._handle.exit_status))
+        rest = self._handle.log[decode(PollRequest, self._text).offset :]
+        return encode(PollReply(7, rest, len(self._handle.log), False, self._handle.exit_status))
 
 
 class ScriptedSession:
@@ -59,8 +59,8 @@ class ScriptedSession:
 
     node_ip = "10.0.0.9"
 
-    def __init__(self, seats: Callable[[int, int], Answer]) -> None:
-        self._seats = seats
+    def __init__(self, placements: Callable[[int, int], Answer]) -> None:
+        self._entries = placements
         self.handles: dict[int, list[ScriptedHandle]] = {}
         self.reserved: tuple[Need, int, str] | None = None
         self.joined: tuple[str | None, int] | None = None
@@ -78,9 +78,9 @@ class ScriptedSession:
         self.reserved = need, num_instances, strategy
 
     def place(self, index: int) -> ScriptedHandle:
-        """Make an actor; its seat is the script's for its bundle and its number within that bundle."""
+        """Make an actor; its placement is the script's for its bundle and its number within that bundle."""
         before = self.handles.setdefault(index, [])
-        before.append(ScriptedHandle(seat=self._seats(index, len(before))))
+        before.append(ScriptedHandle(place=self._entries(index, len(before))))
         return before[-1]
 
     def close(self) -> bool:
@@ -89,9 +89,9 @@ class ScriptedSession:
         return True
 
 
-def seat(node: str, ip: str, port: int, *device_ids: str) -> str:
+def placement(node: str, ip: str, port: int, *device_ids: str) -> str:
     """Return the answer of a node that accepts the instance."""
-    return encode(Seat(node, ip, port, device_ids, (ip,) * len(device_ids)))
+    return encode(Placement(node, ip, port, device_ids, (ip,) * len(device_ids)))
 
 
 def lines(*texts: str) -> str:

@@ -2,14 +2,24 @@
 
 import pytest
 
-from pdserve.ray_cluster.messages import Look, News, NodeRequest, Orders, RemoteFailure, Seat, decode, encode
+from pdserve.ray_cluster.messages import (
+    LaunchRequest,
+    NodeRequest,
+    Placement,
+    PollReply,
+    PollRequest,
+    RemoteFailure,
+    decode,
+    encode,
+)
 from wire.errors import InternalError
 
 _MESSAGES = [
     NodeRequest("npu", ("4", "5"), "0.1.0"),
-    Seat("n", "10.0.0.1", 20000, ("4",), ("10.1.0.1",)),
-    Orders("decode-0", "decode", ("--model", "m"), "g.json", "{}", "l.json", "{}", "s", "/w"),
-    Look(0, None), Look(9, "{}"), News(7, "said\n", 5, False, None), News(7, "", 5, True, -9), RemoteFailure("X", "y"),
+    Placement("n", "10.0.0.1", 20000, ("4",), ("10.1.0.1",)),
+    LaunchRequest("decode-0", "decode", ("--model", "m"), "g.json", "{}", "l.json", "{}", "s", "/w"),
+    PollRequest(0, None), PollRequest(9, "{}"), PollReply(7, "said\n", 5, False, None),
+    PollReply(7, "", 5, True, -9), RemoteFailure("X", "y"),
 ]  # fmt: skip
 
 
@@ -21,17 +31,17 @@ def test_a_message_arrives_as_it_was_sent(message: object) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "Look: not JSON"),
-        ("[]", "Look has list"),
-        ('{"offset": 0}', r"Look has \['offset'\], expected \['global_table', 'offset'\]"),
-        ('{"offset": 0, "global_table": null, "x": 1}', "Look has"),
-        ('{"offset": "0", "global_table": null}', "Look.offset is '0'"),
-        ('{"offset": 0, "global_table": 1}', "Look.global_table is 1"),
+        ("{", "PollRequest: not JSON"),
+        ("[]", "PollRequest has list"),
+        ('{"offset": 0}', r"PollRequest has \['offset'\], expected \['global_table', 'offset'\]"),
+        ('{"offset": 0, "global_table": null, "x": 1}', "PollRequest has"),
+        ('{"offset": "0", "global_table": null}', "PollRequest.offset is '0'"),
+        ('{"offset": 0, "global_table": 1}', "PollRequest.global_table is 1"),
     ],
 )
 def test_invalid_messages_are_refused(text: str, words: str) -> None:
     with pytest.raises(InternalError, match=words):
-        decode(Look, text)
+        decode(PollRequest, text)
 
 
 def test_a_list_of_anything_but_strings_is_refused() -> None:

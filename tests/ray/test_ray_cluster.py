@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pdserve.ray_cluster.messages import Seat, decode
+from pdserve.ray_cluster.messages import Placement, decode
 from pdserve.run_folder import ProcessRecord
 from ranktable_tools.table_file import read_global
 from tests.cluster.conftest import ENGINE_FLAGS
@@ -208,18 +208,18 @@ def test_an_instances_devices_are_those_that_ray_assigned(
     nodes: RayNodes, kind: str, resources: dict[str, object]
 ) -> None:
     node_id = nodes.add(**resources)
-    command = [sys.executable, "-P", "-m", "tests.ray.seats", nodes.address, kind, "2", "2"]
+    command = [sys.executable, "-P", "-m", "tests.ray.place_actors", nodes.address, kind, "2", "2"]
     environ = {**os.environ, **LOOPBACK, "PYTHONPATH": str(Path(__file__).parents[2])}
 
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     nodes.kill(node_id)
 
     assert done.returncode == 0, done.stderr
-    seats = [decode(Seat, line) for line in done.stdout.splitlines()]
-    assert {seat.node_id for seat in seats} == {node_id}
-    given = [device_id for seat in seats for device_id in seat.device_ids]
+    placements = [decode(Placement, line) for line in done.stdout.splitlines()]
+    assert {placement.node_id for placement in placements} == {node_id}
+    given = [device_id for placement in placements for device_id in placement.device_ids]
     assert sorted(given) == (["100", "100", "101", "101"] if kind == "cpu" else ["0", "1", "2", "3"])
-    addresses = {address for seat in seats for address in seat.device_ips}
+    addresses = {address for placement in placements for address in placement.device_ips}
     assert addresses == ({f"192.0.2.1{device_id}" for device_id in "0123"} if kind == "npu" else {"127.0.0.1"})
 
 
@@ -354,7 +354,7 @@ class _Load:
         self._up, self._over = up, threading.Event()
         self.num_asked, self.ended = 0, list[tuple[int | None, str]]()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(count)]
+        self._threads = [threading.Thread(target=self._call) for _ in range(count)]
 
     def __enter__(self) -> "_Load":
         for thread in self._threads:
@@ -373,7 +373,7 @@ class _Load:
         wanted = count + sum(status == 200 for status, _ in self.ended)
         until(lambda: sum(status == 200 for status, _ in self.ended) >= wanted)
 
-    def _ask(self) -> None:
+    def _call(self) -> None:
         while not self._over.is_set():
             with self._lock:
                 self.num_asked += 1

@@ -10,7 +10,7 @@ import pytest
 from flags.options import EngineOptions
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import Watched
-from pdserve.ray_cluster.messages import Orders, decode
+from pdserve.ray_cluster.messages import LaunchRequest, decode
 from pdserve.ray_cluster.need import Need
 from pdserve.ray_site import RaySite
 from pdserve.run_folder import RunFolder
@@ -18,21 +18,21 @@ from pdserve.up_options import UpOptions
 from pdserve.up_request import UpRequest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.table_file import read_global
-from tests.ray.scripted import Answer, ScriptedSession, seat
+from tests.ray.scripted import Answer, ScriptedSession, placement
 from wire.errors import InstanceLost, Unavailable
 
 
 def _on_two_nodes(index: int, time: int) -> Answer:
     """Each bundle on its own node; replacements are placed on a third."""
     node = 3 if time else index + 1
-    return seat(f"node-{node}", f"10.0.0.{node}", 20 + index, str(index))
+    return placement(f"node-{node}", f"10.0.0.{node}", 20 + index, str(index))
 
 
 class _Rig:
-    def __init__(self, folder: Path, seats: Callable[[int, int], Answer], **options: object) -> None:
+    def __init__(self, folder: Path, placements: Callable[[int, int], Answer], **options: object) -> None:
         self.folder = RunFolder(folder)
         self.said: list[str] = []
-        self.session = ScriptedSession(seats)
+        self.session = ScriptedSession(placements)
         up = UpOptions(ray=True, **options)  # type: ignore[arg-type]
         request = UpRequest(up, EngineOptions(model="/m", port=9000), 0.5, 1.0, ("--model", "/m"))
         self.site = RaySite(request, self.folder, self.said.append, self.session.join)
@@ -65,7 +65,7 @@ def test_all_instances_are_placed_before_anything_starts(rig: _Rig) -> None:
     assert rig.table == [("prefill-0", "10.0.0.1", 20), ("decode-0", "10.0.0.2", 21)]
     assert "decode-0 is placed on 10.0.0.2 (node node-2), CPU 1, port 21" in rig.said
     assert (rig.folder.tables / "cluster_secret").stat().st_mode & 0o777 == 0o600
-    assert rig.session.handles[0][0].verbs == ["seat"]
+    assert rig.session.handles[0][0].verbs == ["place"]
 
 
 def test_the_scheduler_runs_locally_without_ray_variables(rig: _Rig) -> None:
@@ -82,21 +82,21 @@ def test_an_instance_gets_its_flags_tables_and_secret(rig: _Rig) -> None:
     child = rig.start()["decode-0"]
     _until(child, rig, 1, "start")
 
-    orders = decode(Orders, dict(rig.session.handles[1][0].asked)["start"])
-    assert (orders.name, orders.role, orders.flags, orders.folder) == (
+    launch_request = decode(LaunchRequest, dict(rig.session.handles[1][0].calls)["start"])
+    assert (launch_request.name, launch_request.role, launch_request.flags, launch_request.folder) == (
         "decode-0",
         "decode",
         ("--model", "/m"),
         os.getcwd(),
     )
-    assert orders.global_table == (rig.folder.tables / orders.global_name).read_text()
-    assert '"10.0.0.2"' in orders.local_table
-    assert orders.secret == (rig.folder.tables / "cluster_secret").read_text()
+    assert launch_request.global_table == (rig.folder.tables / launch_request.global_name).read_text()
+    assert '"10.0.0.2"' in launch_request.local_table
+    assert launch_request.secret == (rig.folder.tables / "cluster_secret").read_text()
 
 
 def test_a_process_that_died_is_restarted_by_its_own_actor(rig: _Rig) -> None:
     child = rig.start()["decode-0"]
-    _until(child, rig, 1, "news")
+    _until(child, rig, 1, "poll")
     before = rig.table
     rig.session.handles[1][0].exit_status = -9
     while child.ended() is None:
@@ -114,9 +114,9 @@ def test_a_process_that_died_is_restarted_by_its_own_actor(rig: _Rig) -> None:
 def test_a_lost_instance_starts_elsewhere_and_the_table_is_updated(rig: _Rig) -> None:
     children = rig.start()
     child = children["decode-0"]
-    _until(children["prefill-0"], rig, 0, "news")
-    _until(child, rig, 1, "news")
-    rig.session.handles[1][0].answers["news"] = InstanceLost("its node has died")
+    _until(children["prefill-0"], rig, 0, "poll")
+    _until(child, rig, 1, "poll")
+    rig.session.handles[1][0].answers["poll"] = InstanceLost("its node has died")
     while child.ended() is None:
         pass
     assert rig.table[1] == ("decode-0", "10.0.0.2", 21)
@@ -143,7 +143,9 @@ def test_an_instance_without_room_at_start_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_table_that_no_process_would_accept_is_refused_at_once(tmp_path: Path) -> None:
-    rig = _Rig(tmp_path, lambda index, time: seat("n", "127.0.0.1" if index else "10.0.0.1", 20 + index, str(index)))
+    rig = _Rig(
+        tmp_path, lambda index, time: placement("n", "127.0.0.1" if index else "10.0.0.1", 20 + index, str(index))
+    )
 
     with pytest.raises(RanktableError, match="write the address at which others reach this host"):
         rig.site.plans()
@@ -161,9 +163,9 @@ def test_closing_stops_each_instance_and_leaves_the_cluster(rig: _Rig) -> None:
 def test_killed_processes_are_named(rig: _Rig, answer: str | None) -> None:
     rig.start()
     rig.session.handles[1][0].answers["stop"] = answer
-    looks = itertools.count()
+    polls = itertools.count()
 
-    assert rig.site.close(lambda: next(looks) > 1) == ["decode-0"]
+    assert rig.site.close(lambda: next(polls) > 1) == ["decode-0"]
     assert rig.session.closed
 
 

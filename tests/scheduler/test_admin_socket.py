@@ -111,7 +111,7 @@ async def test_anything_else_is_refused_with_a_reason_and_measures_nothing(data:
 
 
 async def test_a_silent_client_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_socket, "_ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(admin_socket, "_REQUEST_TIMEOUT_S", 0.05)
     async with admin_socket_open() as (_, name):
         (told,) = await ask(name, b'{"ask": ')
 

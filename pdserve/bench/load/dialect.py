@@ -33,7 +33,7 @@ class ApiDialect(Protocol):
         """Whether the response is streamed."""
         ...
 
-    def body(self, ask: LoadRequest) -> dict[str, Any]:
+    def body(self, request: LoadRequest) -> dict[str, Any]:
         """Return the request body."""
         ...
 
@@ -47,9 +47,9 @@ class Completions:
     path: str = "/v1/completions"
     is_streamed: bool = field(default=True, init=False)
 
-    def body(self, ask: LoadRequest) -> dict[str, Any]:
+    def body(self, request: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
-        fields = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
+        fields = {"model": self.model, "prompt": request.prompt, "max_tokens": request.max_tokens}
         return fields | _streamed() | dict(self.fields)
 
 
@@ -62,12 +62,12 @@ class Chat:
     path: str = "/v1/chat/completions"
     is_streamed: bool = field(default=True, init=False)
 
-    def body(self, ask: LoadRequest) -> dict[str, Any]:
+    def body(self, request: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as the user's message. Raises ConfigError for token ids."""
-        if not isinstance(ask.prompt, str):
+        if not isinstance(request.prompt, str):
             raise ConfigError("a chat needs text: use --backend openai for token ids")
-        messages = [{"role": "user", "content": ask.prompt}]
-        fields = {"model": self.model, "messages": messages, "max_completion_tokens": ask.max_tokens}
+        messages = [{"role": "user", "content": request.prompt}]
+        fields = {"model": self.model, "messages": messages, "max_completion_tokens": request.max_tokens}
         return fields | _streamed() | dict(self.fields)
 
 
@@ -80,9 +80,9 @@ class Embeddings:
     path: str = "/v1/embeddings"
     is_streamed: bool = field(default=False, init=False)
 
-    def body(self, ask: LoadRequest) -> dict[str, Any]:
+    def body(self, request: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
-        return {"model": self.model, "input": ask.prompt} | dict(self.fields)
+        return {"model": self.model, "input": request.prompt} | dict(self.fields)
 
 
 def _streamed() -> dict[str, Any]:
@@ -94,7 +94,7 @@ def read_piece(event: Any) -> StreamEvent:
     if not isinstance(event, dict):
         raise ValueError(f"an event is not an object: {str(event)[:80]}")
     if event.get("error"):
-        return StreamEvent(error=error_words(event))
+        return StreamEvent(error=error_message(event))
     with _of_known_form(event):
         usage = _usage(event)
         choices = event.get("choices")
@@ -127,7 +127,7 @@ def _usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:
     return int(used.get("prompt_tokens") or 0), int(used.get("completion_tokens") or 0)
 
 
-def error_words(answer: Any) -> str:
+def error_message(answer: Any) -> str:
     """Return the message of an error body, in OpenAI's form or another."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     if isinstance(error, dict):

@@ -13,7 +13,7 @@ from pdserve.bench.load.timeline import Timeline
 class Send(Protocol):
     """Sends one request, due at a time of the run's clock; `number` counts from 0."""
 
-    async def __call__(self, number: int, ask: LoadRequest, due_s: float) -> Timeline:
+    async def __call__(self, number: int, request: LoadRequest, due_s: float) -> Timeline:
         """Return its timeline, failed or not."""
         ...
 
@@ -23,31 +23,31 @@ def _unseen(record: LoadRecord) -> None:
 
 
 async def drive(
-    asks: Sequence[LoadRequest], times_s: Sequence[float], send: Send, record: LoadRecord, *,
+    requests: Sequence[LoadRequest], times_s: Sequence[float], send: Send, record: LoadRecord, *,
     clock: Callable[[], float],
     max_concurrency: int | None = None, seen: Callable[[LoadRecord], None] = _unseen,
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
 ) -> None:  # fmt: skip
-    """Send `asks` at `times_s` after now; return when all have ended. `seen` is called after each.
+    """Send `requests` at `times_s` after now; return when all have ended. `seen` is called after each.
 
     Cancelling it cancels the requests in progress; `record` keeps those that have ended.
     """
     places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
 
-    async def one(number: int, ask: LoadRequest, due_s: float) -> None:
+    async def one(number: int, request: LoadRequest, due_s: float) -> None:
         async with _place(places):
             record.start(number, clock())
-            line = await send(number, ask, due_s)
+            line = await send(number, request, due_s)
         record.add(number, line, clock())
         seen(record)
 
     record.begin(clock())
     async with asyncio.TaskGroup() as tasks:
-        for number, (ask, at_s) in enumerate(zip(asks, times_s, strict=True)):
+        for number, (request, at_s) in enumerate(zip(requests, times_s, strict=True)):
             wait_s = record.began_s + at_s - clock()
             if wait_s > 0:
                 await sleep(wait_s)
-            tasks.create_task(one(number, ask, record.began_s + at_s))
+            tasks.create_task(one(number, request, record.began_s + at_s))
 
 
 @contextlib.asynccontextmanager

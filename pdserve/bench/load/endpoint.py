@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 
 from batch.os_errors import system_message
-from pdserve.bench.load.dialect import ApiDialect, error_words, read_piece, read_whole
+from pdserve.bench.load.dialect import ApiDialect, error_message, read_piece, read_whole
 from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.sse import EventReader
 from pdserve.bench.load.timeline import RequestFailure, Timeline
@@ -20,9 +20,9 @@ _MOST_ERROR_BYTES = 64 << 10  # bytes read of an error response
 
 
 class _Failed(Exception):
-    def __init__(self, kind: str, words: str = "") -> None:
-        super().__init__(words)
-        self.failure = RequestFailure(kind, words)
+    def __init__(self, kind: str, message: str = "") -> None:
+        super().__init__(message)
+        self.failure = RequestFailure(kind, message)
 
 
 def _nothing() -> None:
@@ -39,13 +39,13 @@ class Endpoint:
     clock: Callable[[], float] = time.perf_counter
 
     async def send(
-        self, ask: LoadRequest, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
+        self, request: LoadRequest, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
         on_first: Callable[[], None] = _nothing,
     ) -> Timeline:  # fmt: skip
         """Return the request's timeline, which includes any failure instead of raising. `more` is added to the body."""
         sent_s = self.clock()
         answer = _Answer(self.clock, on_first)
-        body = orjson.dumps({**self.dialect.body(ask), **(more or {})})
+        body = orjson.dumps({**self.dialect.body(request), **(more or {})})
         try:
             await self._receive(body, answer)
             failure = answer.lacking()
@@ -66,7 +66,7 @@ class Endpoint:
         headers = {"Content-Type": "application/json"}
         async with self.http.post(self.base_url + self.dialect.path, data=body, headers=headers) as response:
             if response.status != 200:
-                raise _Failed(f"HTTP {response.status}", _words(await response.content.read(_MOST_ERROR_BYTES)))
+                raise _Failed(f"HTTP {response.status}", _error_text(await response.content.read(_MOST_ERROR_BYTES)))
             if not self.dialect.is_streamed:
                 answer.take_whole(await response.read())
                 return
@@ -117,9 +117,9 @@ class _Answer:
         if not self._finished:
             return RequestFailure("broke off", "the stream ended without a finish_reason")
         if self._usage is None:
-            words = "the server does not count tokens (stream_options.include_usage)"
+            message = "the server does not count tokens (stream_options.include_usage)"
             is_whole = self._done or not self._has_pieces
-            return RequestFailure("no usage", words if is_whole else "the stream ended before it")
+            return RequestFailure("no usage", message if is_whole else "the stream ended before it")
         return None
 
     def timeline(self, due_s: float, sent_s: float) -> Timeline:
@@ -132,8 +132,8 @@ class _Answer:
         return Timeline(due_s, sent_s, pieces, end_s, prompt, output, "".join(self._texts))
 
 
-def _words(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     try:
-        return error_words(orjson.loads(body))
+        return error_message(orjson.loads(body))
     except orjson.JSONDecodeError:
         return " ".join(body.decode(errors="replace").split())[:300]

@@ -30,10 +30,10 @@ class LiveLine:
             self._ttfts_s.append(line.ttft_s)
         else:
             self._errors += 1
-        self._bar.set_postfix_str(self.words(record.duration_s), refresh=False)
+        self._bar.set_postfix_str(self.text(record.duration_s), refresh=False)
         self._bar.update(1)
 
-    def words(self, duration_s: float) -> str:
+    def text(self, duration_s: float) -> str:
         """Return the text after the bar."""
         rate = self._tokens / duration_s if duration_s > 0 else 0.0
         ttft = f"{1000 * percentile(self._ttfts_s, 50):.0f} ms" if self._ttfts_s else "-"

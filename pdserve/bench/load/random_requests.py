@@ -30,8 +30,8 @@ class RequestSizes:
 
     def __post_init__(self) -> None:
         if self.input_len < 1 or self.output_len < 1 or self.prefix_len < 0:
-            words = f"--random-input-len {self.input_len} --random-output-len {self.output_len}"
-            raise ConfigError(f"{words} --random-prefix-len {self.prefix_len}: at least 1, 1 and 0")
+            message = f"--random-input-len {self.input_len} --random-output-len {self.output_len}"
+            raise ConfigError(f"{message} --random-prefix-len {self.prefix_len}: at least 1, 1 and 0")
         if not 0 <= self.ratio < 1:
             raise ConfigError(f"--random-range-ratio {self.ratio:g} is not in [0, 1)")
 
@@ -41,16 +41,16 @@ class RequestSizes:
         return self.prefix_len + _around(self.input_len, self.ratio)[1] + _around(self.output_len, self.ratio)[1]
 
 
-def random_asks(
+def make_random_requests(
     count: int, shape: RequestSizes, numbers: random.Random, *, vocabulary: int | None
 ) -> list[LoadRequest]:
     """Return requests of token ids from 100 up to `vocabulary`, 40,000 at most; of words if that is None."""
     source: Sequence[int | str] = _WORDS if vocabulary is None else _ids(vocabulary)
     prefix = numbers.choices(source, k=shape.prefix_len)
-    return [_ask(shape, source, prefix, numbers) for _ in range(count)]
+    return [_request(shape, source, prefix, numbers) for _ in range(count)]
 
 
-def _ask(
+def _request(
     shape: RequestSizes, source: Sequence[int | str], prefix: Sequence[int | str], numbers: random.Random
 ) -> LoadRequest:
     size = numbers.randint(*_around(shape.input_len, shape.ratio))

@@ -36,7 +36,7 @@ def report(
 def _errors(record: LoadRecord) -> Iterator[str]:
     for kind, count in record.errors().most_common():
         first = next(line.failure for line in record.in_order if line.failure and line.failure.kind == kind)
-        yield printable(f"  {count} x {kind}, first: {first.words or 'no message'}")
+        yield printable(f"  {count} x {kind}, first: {first.message or 'no message'}")
 
 
 def _rates(summary: Summary, goals: Mapping[str, float], pooled: bool) -> Iterator[str]:

@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 
 from batch.os_errors import system_message
-from pdserve.bench.load.dialect import error_words
+from pdserve.bench.load.dialect import error_message
 from pdserve.client import own_key, trusting
 from wire.errors import Unavailable
 
@@ -44,7 +44,7 @@ async def get_json(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any
         raise Unavailable(f"{said}: is --base-url that of an OpenAI server?") from error
     if status != 200:
         key = f"; a key is read from {_KEYS}" if status == 401 else ""
-        raise Unavailable(f"{url} answers HTTP {status}: {error_words(answer)}{key}")
+        raise Unavailable(f"{url} answers HTTP {status}: {error_message(answer)}{key}")
     return answer
 
 

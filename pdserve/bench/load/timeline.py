@@ -9,10 +9,10 @@ class RequestFailure:
     """Why a request has no complete answer: a kind, by which failures are counted, and a message."""
 
     kind: str
-    words: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.words}" if self.words else self.kind
+        return f"{self.kind}: {self.message}" if self.message else self.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pdserve.bench.load.arrivals import arrival_times
 from pdserve.bench.load.drive import drive
 from pdserve.bench.load.load_request import LoadRequest
-from pdserve.bench.load.random_requests import RequestSizes, random_asks
+from pdserve.bench.load.random_requests import RequestSizes, make_random_requests
 from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.timeline import Timeline
 from pdserve.bench.pd.request_routes import RequestRoute, nothing
@@ -68,28 +68,28 @@ def all_loads(*, quick: bool) -> tuple[Load, ...]:
 async def send_load(load: Load, way: RequestRoute, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
     """Send a load and return the results. The seed determines the load; no two loads share a prompt."""
     numbers = random.Random(f"{seed} {load.name}")  # else one load's prompts could be cached by another
-    asks = random_asks(load.requests, load.shape, numbers, vocabulary=vocabulary)
+    requests = make_random_requests(load.requests, load.shape, numbers, vocabulary=vocabulary)
     if load.stream_shape is not None:
-        streams = random_asks(load.streams, load.stream_shape, numbers, vocabulary=vocabulary)
-        return await _burst_on_streams(streams, asks, way, clock)
-    times_s = [0.0] * len(asks) if load.rate is None else arrival_times(len(asks), load.rate, 1.0, numbers)
+        streams = make_random_requests(load.streams, load.stream_shape, numbers, vocabulary=vocabulary)
+        return await _burst_on_streams(streams, requests, way, clock)
+    times_s = [0.0] * len(requests) if load.rate is None else arrival_times(len(requests), load.rate, 1.0, numbers)
 
-    async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
-        return await way.send(ask, due_s)
+    async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
+        return await way.send(request, due_s)
 
-    record = LoadRecord(len(asks))
-    await drive(asks, times_s, send, record, clock=clock, max_concurrency=load.at_once)
+    record = LoadRecord(len(requests))
+    await drive(requests, times_s, send, record, clock=clock, max_concurrency=load.at_once)
     return Sent(record, record.in_order)
 
 
 async def _burst_on_streams(
-    streams: Sequence[LoadRequest], asks: Sequence[LoadRequest], way: RequestRoute, clock: Callable[[], float]
+    streams: Sequence[LoadRequest], requests: Sequence[LoadRequest], way: RequestRoute, clock: Callable[[], float]
 ) -> Sent:
-    record = LoadRecord(len(streams) + len(asks))
+    record = LoadRecord(len(streams) + len(requests))
 
-    async def one(number: int, ask: LoadRequest, begun: asyncio.Event | None = None) -> None:
+    async def one(number: int, request: LoadRequest, begun: asyncio.Event | None = None) -> None:
         try:
-            line = await way.send(ask, on_first=nothing if begun is None else begun.set)
+            line = await way.send(request, on_first=nothing if begun is None else begun.set)
         finally:
             if begun is not None:
                 begun.set()  # also for a failed one
@@ -98,9 +98,9 @@ async def _burst_on_streams(
     begun = [asyncio.Event() for _ in streams]
     record.begin(clock())
     async with asyncio.TaskGroup() as tasks:
-        for number, ask in enumerate(streams):
-            tasks.create_task(one(number, ask, begun[number]))
+        for number, request in enumerate(streams):
+            tasks.create_task(one(number, request, begun[number]))
         await asyncio.gather(*(each.wait() for each in begun))
-        for number, ask in enumerate(asks, len(streams)):
-            tasks.create_task(one(number, ask))
+        for number, request in enumerate(requests, len(streams)):
+            tasks.create_task(one(number, request))
     return Sent(record, record.in_order[: len(streams)])

@@ -16,7 +16,7 @@ class Figure:
 
     key: str
     title: str
-    words: str
+    description: str
     more_is_better: bool = False
 
 
@@ -55,8 +55,8 @@ def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_sha
         "longest_gap_p99_ms": _ms([line.longest_gap_s for line in watched], 99),
         "output_tokens_per_s": _tokens(whole) / duration_s if duration_s > 0 else 0.0,
     }
-    words = failures[0] if failures else ""
-    return BenchOutcome(contestant, load.name, figures, len(failures), words, use, client_share)
+    message = failures[0] if failures else ""
+    return BenchOutcome(contestant, load.name, figures, len(failures), message, use, client_share)
 
 
 def medians(outcomes: Sequence[BenchOutcome]) -> list[BenchOutcome]:

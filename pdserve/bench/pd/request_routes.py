@@ -25,7 +25,7 @@ class RequestRoute(Protocol):
     """Sends one request."""
 
     async def send(
-        self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
+        self, request: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
         """Return its timeline; `on_first` is called at its first piece."""
         ...
@@ -39,10 +39,10 @@ class InTurn:
     _turns: Iterator[int] = field(default_factory=itertools.count)
 
     async def send(
-        self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
+        self, request: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
         """Send to the next endpoint."""
-        return await self.endpoints[next(self._turns) % len(self.endpoints)].send(ask, due_s, on_first=on_first)
+        return await self.endpoints[next(self._turns) % len(self.endpoints)].send(request, due_s, on_first=on_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,15 @@ class PairWithoutProxy:
     decode: Endpoint
 
     async def send(
-        self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
+        self, request: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
         """Send to both; the request's time starts at P."""
         sent_s = self.prefill.clock()
-        body = self.prefill.dialect.body(ask) | {"max_tokens": 1, "stream": False, "kv_transfer_params": _PREFILL_HERE}
+        body = self.prefill.dialect.body(request) | {
+            "max_tokens": 1,
+            "stream": False,
+            "kv_transfer_params": _PREFILL_HERE,
+        }
         del body["stream_options"]
         due_s = sent_s if due_s is None else due_s
         try:
@@ -66,5 +70,5 @@ class PairWithoutProxy:
         except Unavailable as error:
             failure = RequestFailure("P refused", str(error))
             return Timeline(due_s, sent_s, end_s=self.prefill.clock(), failure=failure)
-        line = await self.decode.send(ask, due_s, more={"kv_transfer_params": ticket}, on_first=on_first)
+        line = await self.decode.send(request, due_s, more={"kv_transfer_params": ticket}, on_first=on_first)
         return replace(line, sent_s=sent_s)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pdserve.bench.pd.contestants import ServerContestant
 from pdserve.client import Client
 from pdserve.processes import POLL_S, Child, stop, tell, wait
-from pdserve.readiness import ask
+from pdserve.readiness import check_ready
 from pdserve.run_folder import ProcessRecord
 from wire.errors import DeadlineExceeded, Unavailable
 
@@ -54,26 +54,26 @@ def _stop(children: Sequence[Child], contestant: ServerContestant) -> Sequence[P
 def _wait(contestant: ServerContestant, children: Sequence[Child], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     waiting = [Client(url) for url in contestant.urls]
-    words = ""
+    reason = ""
     while waiting:
         for child in children:
             end = child.ended()
             if end is not None:
                 raise Unavailable(end)
-        answered, words = _answers(waiting[0], contestant)
+        answered, reason = _answers(waiting[0], contestant)
         if answered:
             del waiting[0]
             continue
         if time.monotonic() > deadline:
             logs = ", ".join(child.record.log for child in children)
-            silent = words or "it does not answer"
+            silent = reason or "it does not answer"
             raise DeadlineExceeded(f"{contestant.name} is not ready after {timeout_s:g} s: {silent} (logs: {logs})")
         time.sleep(POLL_S)
 
 
 def _answers(client: Client, contestant: ServerContestant) -> tuple[bool, str]:
     if contestant.is_ours:
-        return ask(client)
+        return check_ready(client)
     try:
         return client.get(contestant.ready_path).status == 200, ""
     except Unavailable as error:

@@ -41,8 +41,8 @@ def _rows(outcomes: Sequence[BenchOutcome], contestants: Sequence[str]) -> Itera
             cells = [_cell(here.get(name), figure.key) for name in contestants]
             best = winner(figure, list(here.values()))
             unit = "" if figure.more_is_better else ", ms"
-            words = "even" if best is None else f"{best[0]}, {best[1]:.2f}x"
-            yield ["" if place else load, figure.title + unit, *cells, words]
+            best_text = "even" if best is None else f"{best[0]}, {best[1]:.2f}x"
+            yield ["" if place else load, figure.title + unit, *cells, best_text]
 
 
 def _cell(one: BenchOutcome | None, key: str) -> str:

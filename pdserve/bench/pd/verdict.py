@@ -39,9 +39,9 @@ def where(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
 def _wins(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[str]:
     contests = list(_contests(outcomes, one, other))
     for name in (one, other):
-        won = [words for words, best in contests if best == name]
+        won = [text for text, best in contests if best == name]
         yield f"{name} wins {len(won)} of {len(contests)} figures{':' if won else ''}"
-        yield from (f"  {words}" for words in won)
+        yield from (f"  {text}" for text in won)
 
 
 def _contests(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
@@ -51,7 +51,7 @@ def _contests(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterato
         for figure in FIGURES:
             best = winner(figure, both)
             name, ratio = (None, 1.0) if best is None else best
-            yield f"{figure.words}, {load}: {ratio:.2f}x", name
+            yield f"{figure.description}, {load}: {ratio:.2f}x", name
 
 
 def why(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
@@ -59,24 +59,24 @@ def why(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     for load in _loads(outcomes):
         for one in outcomes:
             if one.load == load and one.use is not None and one.use.busy:
-                yield f"{load}, {one.contestant}: {_busy_words(one)}{_hop_words(one)}"
+                yield f"{load}, {one.contestant}: {_busy_text(one)}{_hop_text(one)}"
 
 
-def _busy_words(one: BenchOutcome) -> str:
+def _busy_text(one: BenchOutcome) -> str:
     assert one.use is not None
     ordered = sorted(one.use.busy.items(), key=lambda pair: -pair[1])
-    words = ", ".join(f"{name} {share:.0%} busy" for name, share in ordered)
+    text = ", ".join(f"{name} {share:.0%} busy" for name, share in ordered)
     (most, high), (least, low) = ordered[0], ordered[-1]
     if high - low >= _APART and high >= _SATURATED:
-        return f"{words}: {most} was the limit, {(1 - low):.0%} of {least}'s time was idle"
+        return f"{text}: {most} was the limit, {(1 - low):.0%} of {least}'s time was idle"
     if high - low >= _APART:
-        return f"{words}: {most} did more of the work, and neither was the limit"
+        return f"{text}: {most} did more of the work, and neither was the limit"
     if low >= _SATURATED:
-        return f"{words}: both were at their limit"
-    return f"{words}: neither was the limit"
+        return f"{text}: both were at their limit"
+    return f"{text}: neither was the limit"
 
 
-def _hop_words(one: BenchOutcome) -> str:
+def _hop_text(one: BenchOutcome) -> str:
     use = one.use
     if use is None or use.hop_ms is None or use.hop_bytes is None:
         return ""

@@ -34,7 +34,7 @@ def test_each_request_is_sent_when_it_is_due(due_ms: list[int]) -> None:
     time, times_s = Time(), sorted(ms / 1000 for ms in due_ms)
     record = LoadRecord(len(times_s))
 
-    async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
+    async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
         return Timeline(due_s, time(), (), time())
 
     asyncio.run(drive([ASK] * len(times_s), times_s, send, record, clock=time, sleep=time.sleep))
@@ -47,7 +47,7 @@ def test_each_request_is_sent_when_it_is_due(due_ms: list[int]) -> None:
 def test_no_more_requests_are_in_flight_than_the_limit() -> None:
     under_way, most = set[int](), [0]
 
-    async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
+    async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
         under_way.add(number)
         most.append(len(under_way))
         for _ in range(3):
@@ -67,7 +67,7 @@ def test_finished_requests_stay_when_a_load_is_interrupted() -> None:
         record, begun = LoadRecord(3), asyncio.Event()
         ended: list[int] = []
 
-        async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
+        async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
             if number:
                 begun.set()
                 await asyncio.Event().wait()
@@ -95,7 +95,7 @@ def test_requests_waiting_for_a_slot_are_not_in_flight() -> None:
     async def run() -> LoadRecord:
         record, begun = LoadRecord(5), asyncio.Event()
 
-        async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
+        async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
             if number == 1:
                 begun.set()
             await asyncio.Event().wait()

@@ -25,7 +25,7 @@ from tests.pdserve.bench.sse_server import (
 )
 
 
-def ask(
+def request(
     answer: Answer, make: type[Chat] | type[Completions] | type[Embeddings] = Completions
 ) -> tuple[Timeline, Asked]:
     """Send one request to a server with this answer."""
@@ -40,7 +40,7 @@ def ask(
 
 
 def test_times_are_those_of_the_pieces_and_counts_those_of_usage() -> None:
-    line, asked = ask(streamed([2.0, 0.5, 0.25, 1.5], prompt=11, tokens_a_piece=3))
+    line, asked = request(streamed([2.0, 0.5, 0.25, 1.5], prompt=11, tokens_a_piece=3))
 
     assert line.failure is None
     assert line.ttft_s == 2.0
@@ -68,7 +68,7 @@ def test_a_role_is_not_a_token_but_reasoning_is() -> None:
         Sent(1.0, delta({}, "stop") + usage(3, 4)),
     ]
 
-    line, asked = ask(Answer(pieces), Chat)
+    line, asked = request(Answer(pieces), Chat)
 
     assert line.failure is None
     assert (line.ttft_s, line.itls_s, line.e2el_s) == (2.0, (1.0,), 4.0)
@@ -86,14 +86,14 @@ def test_an_event_may_arrive_in_pieces_and_among_comments() -> None:
         Sent(1.0, completion("b", "stop") + usage(1, 2)),
     ]
 
-    line, _ = ask(Answer(pieces))
+    line, _ = request(Answer(pieces))
 
     assert line.failure is None
     assert (line.text, line.itls_s) == ("ab", (1.0,))
 
 
 def test_without_text_the_end_counts_as_the_only_piece() -> None:
-    line, _ = ask(Answer([Sent(1.0, completion("")), Sent(2.0, completion("", "length") + usage(1, 2))]))
+    line, _ = request(Answer([Sent(1.0, completion("")), Sent(2.0, completion("", "length") + usage(1, 2))]))
 
     assert line.failure is None
     assert (line.ttft_s, line.e2el_s, line.output_len) == (3.0, 3.0, 2)
@@ -102,7 +102,7 @@ def test_without_text_the_end_counts_as_the_only_piece() -> None:
 def test_vectors_have_an_end_and_no_tokens() -> None:
     whole = json.dumps({"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3}}).encode()
 
-    line, asked = ask(Answer([Sent(1.5, whole)]), Embeddings)
+    line, asked = request(Answer([Sent(1.5, whole)]), Embeddings)
 
     assert line.failure is None
     assert (line.e2el_s, line.pieces_s, line.input_len, line.output_len) == (1.5, (), 3, 0)
@@ -120,7 +120,7 @@ def test_vectors_have_an_end_and_no_tokens() -> None:
     ],
 )
 def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> None:
-    line, _ = ask(Answer([Sent(1.0, body)]), Embeddings)
+    line, _ = request(Answer([Sent(1.0, body)]), Embeddings)
 
     assert str(line.failure).startswith(words)
 
@@ -146,7 +146,7 @@ def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> Non
     ],
 )
 def test_a_failure_is_in_the_timeline_with_its_kind(pieces: Sequence[Sent], status: int, words: str) -> None:
-    line, _ = ask(Answer(pieces, status))
+    line, _ = request(Answer(pieces, status))
 
     assert str(line.failure).startswith(words)
 

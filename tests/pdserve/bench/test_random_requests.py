@@ -7,38 +7,41 @@ from pathlib import Path
 import pytest
 
 from pdserve.bench.load.prompt_files import FilePrompt, read_custom, read_sharegpt
-from pdserve.bench.load.random_requests import RequestSizes, random_asks
+from pdserve.bench.load.random_requests import RequestSizes, make_random_requests
 from pdserve.bench.serve_requests import vocabulary
 from wire.errors import ConfigError
 
 
 def test_random_prompts_have_their_sizes_and_no_special_ids() -> None:
-    asks = random_asks(400, RequestSizes(100, 20, ratio=0.25), random.Random(0), vocabulary=320)
+    requests = make_random_requests(400, RequestSizes(100, 20, ratio=0.25), random.Random(0), vocabulary=320)
 
-    lengths = [len(ask.prompt) for ask in asks]
+    lengths = [len(request.prompt) for request in requests]
     assert (min(lengths), max(lengths)) == (75, 125)
-    assert (min(ask.max_tokens for ask in asks), max(ask.max_tokens for ask in asks)) == (15, 25)
-    assert {token for ask in asks for token in ask.prompt} == set(range(100, 320))
+    assert (min(request.max_tokens for request in requests), max(request.max_tokens for request in requests)) == (
+        15,
+        25,
+    )
+    assert {token for request in requests for token in request.prompt} == set(range(100, 320))
 
 
 def test_a_prefix_is_shared_and_the_rest_is_not() -> None:
-    asks = random_asks(8, RequestSizes(16, 4, prefix_len=32), random.Random(0), vocabulary=50_000)
+    requests = make_random_requests(8, RequestSizes(16, 4, prefix_len=32), random.Random(0), vocabulary=50_000)
 
-    assert len({ask.prompt[:32] for ask in asks}) == 1
-    assert len({ask.prompt[32:] for ask in asks}) == 8
-    assert {len(ask.prompt) for ask in asks} == {48}
-    assert max(int(token) for ask in asks for token in ask.prompt) < 40_000
+    assert len({request.prompt[:32] for request in requests}) == 1
+    assert len({request.prompt[32:] for request in requests}) == 8
+    assert {len(request.prompt) for request in requests} == {48}
+    assert max(int(token) for request in requests for token in request.prompt) < 40_000
 
 
 def test_without_ids_prompts_are_words() -> None:
-    (ask,) = random_asks(1, RequestSizes(12, 4), random.Random(0), vocabulary=None)
+    (request,) = make_random_requests(1, RequestSizes(12, 4), random.Random(0), vocabulary=None)
 
-    assert isinstance(ask.prompt, str)
-    assert len(ask.prompt.split()) == 12
+    assert isinstance(request.prompt, str)
+    assert len(request.prompt.split()) == 12
 
 
 def test_a_seed_repeats_the_load() -> None:
-    first, second = (random_asks(5, RequestSizes(9, 4), random.Random(3), vocabulary=999) for _ in range(2))
+    first, second = (make_random_requests(5, RequestSizes(9, 4), random.Random(3), vocabulary=999) for _ in range(2))
     assert first == second
 
 
@@ -58,7 +61,7 @@ def test_impossible_sizes_are_refused(shape: dict[str, int], words: str) -> None
 
 def test_too_small_a_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match="--vocab-size 100: random prompts use ids from 100"):
-        random_asks(1, RequestSizes(1, 1), random.Random(0), vocabulary=100)
+        make_random_requests(1, RequestSizes(1, 1), random.Random(0), vocabulary=100)
 
 
 def test_the_vocabulary_is_that_of_the_models_folder(tmp_path: Path) -> None:

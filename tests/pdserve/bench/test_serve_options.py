@@ -81,8 +81,8 @@ def test_vllms_sampling_flags_are_fields_of_every_request() -> None:
 def test_requests_use_the_served_name_and_results_the_models() -> None:
     options = parse(["--model", "org/m", "--served-model-name", "tiny"])
 
-    assert (options.asked_model, options.model) == ("tiny", "org/m")
-    assert parse(["--model", "org/m"]).asked_model == "org/m"
+    assert (options.requested_model, options.model) == ("tiny", "org/m")
+    assert parse(["--model", "org/m"]).requested_model == "org/m"
 
 
 def test_vllms_flags_without_effect_are_named_without_values(capsys: pytest.CaptureFixture[str]) -> None:

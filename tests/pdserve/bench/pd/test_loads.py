@@ -19,25 +19,25 @@ class Counting:
     """A way that answers after a few turns of the loop, and records how many requests were in flight at each start."""
 
     def __init__(self, failing: int = 0) -> None:
-        self.asks: list[LoadRequest] = []
+        self.requests: list[LoadRequest] = []
         self.beside: list[int] = []
         self._under_way, self._failing = 0, failing
 
     async def send(
-        self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
+        self, request: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
-        self.asks.append(ask)
+        self.requests.append(request)
         self.beside.append(self._under_way)
         self._under_way += 1
-        fails = len(self.asks) <= self._failing
+        fails = len(self.requests) <= self._failing
         try:
-            for turn in range(ask.max_tokens):
+            for turn in range(request.max_tokens):
                 await asyncio.sleep(0)
                 if turn == 1 and not fails:
                     on_first()
         finally:
             self._under_way -= 1
-        line = made(0.0, [0.1] * ask.max_tokens, input_len=len(ask.prompt))
+        line = made(0.0, [0.1] * request.max_tokens, input_len=len(request.prompt))
         return replace(line, failure=RequestFailure("lost", "")) if fails else line
 
 
@@ -61,7 +61,7 @@ def test_a_burst_starts_after_every_stream_has_begun() -> None:
 
     found = sent(load, way)
 
-    assert [ask.max_tokens for ask in way.asks] == [40, 40, 2, 2, 2]
+    assert [request.max_tokens for request in way.requests] == [40, 40, 2, 2, 2]
     assert way.beside == [0, 1, 2, 3, 4]
     assert [line.output_len for line in found.watched] == [40, 40]
     assert len(found.record.lines) == 5
@@ -78,7 +78,7 @@ def test_no_load_reuses_cached_prompts_of_another() -> None:
     for name, shape in (("a", RequestSizes(64, 2)), ("b", RequestSizes(64, 2)), ("c", RequestSizes(128, 2))):
         way = Counting()
         sent(Load(name, 4, shape, at_once=1), way)
-        begun.extend(tuple(ask.prompt[:16]) for ask in way.asks)  # type: ignore[arg-type]
+        begun.extend(tuple(request.prompt[:16]) for request in way.requests)  # type: ignore[arg-type]
 
     assert len(set(begun)) == 12
 
@@ -89,7 +89,7 @@ def test_a_seed_repeats_a_load() -> None:
     for way, seed in ((first, 1), (second, 1), (other, 2)):
         sent(load, way, seed)
 
-    assert first.asks == second.asks != other.asks
+    assert first.requests == second.requests != other.requests
 
 
 @pytest.mark.parametrize("quick", [False, True])

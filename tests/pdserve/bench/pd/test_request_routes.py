@@ -45,7 +45,7 @@ def test_a_refusal_of_p_fails_the_request() -> None:
 
     assert line.failure is not None
     assert line.failure.kind == "P refused"
-    assert "HTTP 503: full" in line.failure.words
+    assert "HTTP 503: full" in line.failure.message
     assert d_asked.bodies == []
 
 

@@ -1,4 +1,4 @@
-"""Take seats on the nodes of a Ray cluster and print them, one a line: `python seats.py ADDRESS KIND RANKS COUNT`.
+"""Place actors on the nodes of a Ray cluster; print the placements: `python place_actors.py ADDRESS KIND RANKS COUNT`.
 
 It runs in its own process, as `up` does: Ray's threads end with it.
 """
@@ -17,7 +17,7 @@ def _main(address: str, kind: str, ranks: str, count: str) -> None:
     try:
         session.reserve(need_of(kind, int(ranks)), int(count), "pack", 20.0, print)
         wanted = NodeRequest(kind, tuple(str(100 + rank) for rank in range(int(ranks))), __version__)
-        pending = [session.place(index).ask("seat", encode(wanted)) for index in range(int(count))]
+        pending = [session.place(index).call("place", encode(wanted)) for index in range(int(count))]
         deadline = time.monotonic() + 300
         for one in pending:
             while (answer := one.poll()) is None:
