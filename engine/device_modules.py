@@ -1,4 +1,4 @@
-"""Replace parts of a loaded network by a device's own ops, chosen by its attention name (Traits.attention)."""
+"""Replace parts of a loaded network, and of sampling, by a device's own ops, chosen by its Traits.attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +8,11 @@ import torch
 from devices.interface import Device
 from engine.cuda import experts as cuda_experts
 from engine.cuda import modules as cuda_modules
+from engine.cuda import nucleus as cuda_nucleus
 from engine.modules.replace import STAYED as STAYED
 from engine.npu import experts as npu_experts
 from engine.npu import modules as npu_modules
+from engine.sampling.sampler import Nucleus
 
 Replacer = Callable[[Any], tuple[str, ...]]
 """Replaces parts of a network that runs our attention; returns one line per change."""
@@ -19,6 +21,15 @@ REPLACERS: dict[str, tuple[Replacer, ...]] = {
     "cuda": (cuda_modules.replace_modules, cuda_experts.use_grouped_experts),
     "npu": (npu_modules.replace_modules, npu_experts.use_grouped_experts),
 }
+
+
+NUCLEI: dict[str, Callable[[torch.device, int], Nucleus | None]] = {"cuda": cuda_nucleus.find_nucleus}
+
+
+def find_nucleus(device: Device, vocab_size: int) -> Nucleus | None:
+    """Return the device's own way to find the tokens of top_p, None for torch's."""
+    find = NUCLEI.get(device.traits.attention)
+    return None if find is None else find(device.torch_device, vocab_size)
 
 
 def replace_modules(network: Any, device: Device) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from devices.interface import Device
 from engine.sampling.device_choice import choose
 from engine.sampling.device_logprobs import LogprobsToRead, queue_logprobs
 from engine.sampling.logits import shape
-from engine.sampling.sampler import failure, failures_of
+from engine.sampling.sampler import Nucleus, failure, failures_of
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from engine.transfers import Download, upload_ints
 from wire.errors import InternalError, PdserveError
@@ -29,12 +29,12 @@ class DeviceStep:
 
     def __init__(
         self, logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor], pooled: Sequence[torch.Tensor],
-        device: Device,
+        device: Device, nucleus: Nucleus | None = None,
     ) -> None:  # fmt: skip
-        """Launch the rest of a step whose logits are launched; arguments as for step_output.make_output."""
+        """Launch the rest of a step whose logits are launched; arguments as for step_output.make_output and choose."""
         self._rows, self._download = batch.samples, Download(device)
         take = self._download.take
-        choice = choose(logits, self._rows)
+        choice = choose(logits, self._rows, nucleus)
         searching = [i for i, row in enumerate(self._rows) if row.candidates]
         self._searches = _search(logits, self._rows, searching, self._download)
         self._with_logprobs = [i for i, row in enumerate(self._rows) if row.params.logprobs is not None]

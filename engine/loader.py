@@ -17,7 +17,7 @@ from engine.attention.trusted import trusted
 from engine.checkpoints.checkpoint import model_length
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.decode_graphs import graph_rows, num_spare_blocks
-from engine.device_modules import give_back, replace_modules
+from engine.device_modules import find_nucleus, give_back, replace_modules
 from engine.fused.area import SharedWeights, shared_weights
 from engine.fused.decoder import FusedWeights
 from engine.fused.fuse import fuse, will_fuse
@@ -28,6 +28,7 @@ from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, device_budget, plan_pool
 from engine.model_folder import ModelFolder, describe, open_folder, read_network
 from engine.rope import StepRope, rotate_by_sequence
+from engine.sampling.sampler import Nucleus
 from engine.step_limit import DEFAULT_STEP_S
 from engine.torch_model import TorchModel
 from native.engine_library import Threads
@@ -95,6 +96,7 @@ def load_model(
     poolless = _PoollessModel(
         weights, info, backend, rope, device, folder.checkpoint.keeps_logits,
         graph_rows=graph_rows(max_graph_rows, device, backend, rope), step_s=step_s,
+        nucleus=find_nucleus(device, info.vocab_size),
     )  # fmt: skip
     measures = largest_step if kv_cache_memory is None and not device.traits.pools_on_host else None
     headroom = Headroom() if measures is None else poolless.headroom(measures)
@@ -134,6 +136,7 @@ class _PoollessModel:
     keeps_logits: bool
     graph_rows: int
     step_s: float
+    nucleus: Nucleus | None
 
     @property
     def spare_bytes(self) -> int:
@@ -161,6 +164,7 @@ class _PoollessModel:
             self.weights.network, info=replace(self.info, layout=self._layout(blocks)), backend=self.backend,
             rope=self.rope, memory=self.device.make_pool(self._layout(blocks + spare)), keeps_logits=self.keeps_logits,
             fused=self.weights.fused, device=self.device, graph_rows=graph_rows, step_s=self.step_s,
+            nucleus=self.nucleus,
         )  # fmt: skip
 
     def _layout(self, blocks: int) -> PoolLayout:

@@ -26,7 +26,7 @@ from engine.kv.device_block_store import DeviceBlockStore
 from engine.rope import StepRope
 from engine.row_head import RowHead
 from engine.sampling.logprobs import rows_at_once
-from engine.sampling.sampler import TorchChooser
+from engine.sampling.sampler import Nucleus, TorchChooser
 from engine.step import PendingStep, PoolRows, StepBatch, StepOutput
 from engine.step_limit import DEFAULT_STEP_S, queued_s
 from engine.step_metadata import StepMetadata, build
@@ -64,6 +64,7 @@ class TorchModel:
         device: Device | None = None,
         graph_rows: int = 0,
         step_s: float = DEFAULT_STEP_S,
+        nucleus: Nucleus | None = None,
     ) -> None:
         """`network` is the transformers model with our attention; `keeps_logits`: it accepts `logits_to_keep`.
 
@@ -71,7 +72,7 @@ class TorchModel:
         weights if native kernels run it; `reduce` then sums over the ranks, each with a part of them.
         The network and the pool are on `device`, by default the CPU. Decode steps of up to `graph_rows` sequences are
         replayed from graphs once these are captured; the pool then has `num_spare_blocks` more than `info.layout`, for
-        padding rows. `step_s` is the time limit of a step.
+        padding rows. `step_s` is the time limit of a step. `nucleus` finds the tokens of top_p, by default with torch.
         """
         device = device or CpuDevice()
         self._network = network
@@ -90,7 +91,8 @@ class TorchModel:
         self._graphs = None if graph_rows == 0 else self._make_graphs(graph_rows, device, backend)
         self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend, reduce=reduce)
         self._head = RowHead(network)
-        self._chooser = TorchChooser() if self._fused is None else self._fused.chooser
+        self._nucleus = nucleus
+        self._chooser = TorchChooser(nucleus) if self._fused is None else self._fused.chooser
 
     @property
     def info(self) -> EngineInfo:
@@ -155,7 +157,7 @@ class TorchModel:
             self._is_active = True
         try:
             logits, pooled = self._run(batch, layer_done)
-            step = DeviceStep(logits, batch, self._scored(batch), pooled, self._opened)
+            step = DeviceStep(logits, batch, self._scored(batch), pooled, self._opened, self._nucleus)
         except BaseException as error:
             self._settle(error)
             raise

@@ -15,7 +15,7 @@ from engine.attention.interface import AttentionBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
-from engine.device_modules import replace_modules
+from engine.device_modules import find_nucleus, replace_modules
 from engine.fused.decoder import FusedWeights
 from engine.fused.fuse import fuse
 from engine.fused.kernels import NO_KERNELS, find_kernels
@@ -84,6 +84,7 @@ class RankPart:
             self.network, info=info, memory=pool, backend=self.backend,
             keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
             fused=self.fused, reduce=self.reduce, device=self.device, step_s=self.setup.step_s,
+            nucleus=find_nucleus(self.device, info.vocab_size),
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.sampling.logits import is_shaped, shape
-from engine.sampling.sampler import draw
+from engine.sampling.sampler import Nucleus, draw
 from engine.step import SampleRow
 from engine.transfers import upload_ints
 
@@ -22,10 +22,11 @@ class ChosenTokens:
     best: torch.Tensor  # [num_rows], of the scores' dtype
 
 
-def choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> ChosenTokens:
+def choose(logits: torch.Tensor, rows: Sequence[SampleRow], nucleus: Nucleus | None = None) -> ChosenTokens:
     """Choose a token for each row of `logits` [num_rows, vocab_size]; `rows`, in the same order, has the parameters.
 
-    Ids are within the vocabulary even if no token can be chosen.
+    `nucleus` finds the tokens of top_p, by default with torch. Ids are within the vocabulary even if no token can be
+    chosen.
     """
     scores = _shaped(logits, rows)
     if not rows:
@@ -34,7 +35,7 @@ def choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> ChosenTokens:
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:
         places = upload_ints(drawn, scores.device)
-        tokens = draw(scores.index_select(0, places).float(), [rows[i] for i in drawn])
+        tokens = draw(scores.index_select(0, places).float(), [rows[i] for i in drawn], nucleus)
         token_ids = token_ids.index_copy(0, places, tokens)
     return ChosenTokens(token_ids, best)
 

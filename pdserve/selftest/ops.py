@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from devices.interface import Device
+from engine.device_modules import find_nucleus
 from engine.sampling.counter_hash import uniform
 from engine.sampling.sampler import TorchChooser, sample
 from engine.step import SampleRow
@@ -120,8 +121,9 @@ def _row(number: int, *, banned: tuple[int, ...] = (), **params: float) -> Sampl
 def _sampled(
     device: Device, logits: np.ndarray[tuple[int, int], np.dtype[np.float32]], rows: list[SampleRow]
 ) -> list[int]:
+    chooser = TorchChooser(find_nucleus(device, _VOCAB))
     with torch.inference_mode():
-        sampled = sample(torch.from_numpy(logits.copy()).to(device.torch_device), rows, TorchChooser())
+        sampled = sample(torch.from_numpy(logits.copy()).to(device.torch_device), rows, chooser)
     if sampled.failures:
         raise Wrong(f"row {sampled.failures[0][0]}: {sampled.failures[0][1]}")
     return [int(token) for token in sampled.token_ids]

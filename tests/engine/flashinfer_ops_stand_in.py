@@ -3,6 +3,7 @@
 Rules are those that flashinfer-python 0.7.2 states or checks. Each computes in float32 and rounds once.
 """
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -99,6 +100,24 @@ def apply_rope_with_cos_sin_cache(
         made = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         turned.append(made.to(rows.dtype).reshape(rows.shape))
     return turned[0], turned[1]
+
+
+def top_p_renorm_probs(
+    probs: torch.Tensor, top_p: torch.Tensor | float, is_deterministic: bool = False
+) -> torch.Tensor:  # fmt: skip
+    """Zero what is below the lowest of the fewest probabilities [rows, vocab] that reach `top_p`; scale the rest."""
+    if probs.dtype != torch.float32 or not probs.is_contiguous() or not probs.isfinite().all():
+        raise ValueError(f"top_p_renorm_probs: {probs.dtype}, strides {probs.stride()}, or not a number")
+    assert isinstance(top_p, torch.Tensor)
+    if top_p.shape != probs.shape[:1] or top_p.dtype != torch.float32:
+        raise ValueError(f"top_p_renorm_probs: top_p {top_p.dtype} {list(top_p.shape)} for {list(probs.shape)}")
+    calls.append("top_p_renorm_probs")
+    ordered = probs.sort(dim=-1, descending=True).values
+    sums = np.cumsum(ordered.numpy(), axis=-1, dtype=np.float32)  # torch would add up in float64
+    before = torch.from_numpy(sums) < top_p[:, None]
+    last = ordered.gather(1, before.sum(dim=-1, keepdim=True).clamp(max=probs.shape[1] - 1))
+    kept = probs.masked_fill(probs < last, 0.0)
+    return kept / kept.sum(dim=-1, keepdim=True)
 
 
 def _note(name: str, *rows: torch.Tensor, dims: tuple[int, ...]) -> None:

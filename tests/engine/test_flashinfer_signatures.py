@@ -15,6 +15,7 @@ from engine.attention import flashinfer_paged
 from engine.attention.flashinfer_paged import FlashInferAttention, PlanKey
 from engine.attention.interface import AttentionOptions
 from engine.attention.registered import NAME, register
+from engine.cuda import nucleus
 from engine.cuda.flashinfer_ops import FlashInferOps
 from engine.cuda.torch_ops import TorchOps
 from engine.modules.interface import GELU, GELU_TANH, SILU, NormWeight
@@ -59,7 +60,7 @@ def asked_functions() -> list[str]:
     for activation in (SILU, GELU, GELU_TANH):
         assert ops.gate(activation, torch.bfloat16) is not None
     assert ops.rotate(64, torch.bfloat16) is not None
-    return module.names
+    return [*module.names, nucleus._OP]
 
 
 @pytest.fixture(autouse=True)
