@@ -14,6 +14,7 @@ import importlib.util
 import ipaddress
 import os
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -38,6 +39,8 @@ class Collective:
     first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations.
     `one_thread`: all these, and the end of a group, must run on the one thread that issues the device's operations.
     `on_host`: tensors are in host memory, otherwise on the device.
+    `new_stream(device)` makes a stream for a link's operations and returns a context manager that makes it current:
+    NCCL's own stream waits for what the issuing thread's current stream holds, which would be the engine's work.
     `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
     completion is only seen by a thread inside `wait` (gloo).
     `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo calls
@@ -64,6 +67,7 @@ class Collective:
     link_bytes: Callable[[Mapping[str, str]], int]
     free_bytes: Callable[[str], int | None]
     make_link: Callable[[Any, int, int, str, float, str], Any] | None = None
+    new_stream: Callable[[str], Callable[[], AbstractContextManager[object]]] = lambda _: nullcontext
     meet_s: Callable[[Mapping[str, str]], float] = lambda _: _MEET_S
     make_s: float = 0.0
     one_order: bool = False
@@ -251,6 +255,7 @@ COLLECTIVES: dict[str, Collective] = {
     "nccl": Collective(
         "nccl", _nccl_lacking, _make_nccl, _abort_nccl, on_host=False, polls=True, exact=True, lazy=True,
         link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_link=partial(_make_nccl, blocking=False),
+        new_stream=lambda device: open_device(device).new_stream(),
         make_s=_NCCL_LINK_S, one_order=True, links_by_default=True, error_handling="TORCH_NCCL_ASYNC_ERROR_HANDLING",
     ),
     "hccl": Collective(

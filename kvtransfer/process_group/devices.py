@@ -10,6 +10,7 @@ from kvtransfer.process_group.issue import IssueQueue
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0
+MAX_PARKED = 8
 
 
 def device_of(memory: PoolMemory) -> str:
@@ -24,6 +25,7 @@ class GroupDevice:
         self.name = name
         self.making = threading.Lock()  # held while a group of this device is made: one at a time
         self.sends_to: set[str] = set()  # groups that the sender's half is making
+        self.parked: set[str] = set()  # groups that are closed and cannot be freed yet
         self._issue = IssueQueue(f"kv-issue-{name}")
 
     def issue(self, task: Callable[[], _T]) -> "Future[_T]":

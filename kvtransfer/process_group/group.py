@@ -51,6 +51,7 @@ class Group:
     ) -> None:  # fmt: skip
         self._group, self._collective, self._lease, self._keep = group, collective, lease, keep
         self._set_up, self._has_begun = set_up, False
+        self._stream = collective.new_stream(lease.device.name)
         self._name, self._peer, self._progress_s = name, peer, progress_s
         self._under_way = 0
         self._stuck: list[Any] = []  # of the waiter: failed works that may still access the memory
@@ -85,6 +86,9 @@ class Group:
         if busy:
             self._abort()
         self._waiter.join(_LEAVE_S)
+        with self._lock:
+            if self._keep is not None:
+                self._lease.device.parked.add(self._name)
         if self.parked and (operations := self._under_way + len(self._stuck)):
             _log.warning("kv_group_parked", group=self._name, backend=self._collective.name, operations=operations)
 
@@ -94,13 +98,17 @@ class Group:
         return self._closing.is_set() and self._waiter.is_alive()
 
     def _post(self, operation: Callable[[], Any]) -> "Future[None]":
+        def issued() -> Any:
+            with self._stream():  # empty: the memory was complete before
+                return operation()
+
         done: Future[None] = Future()
         with self._lock:
             if self._closing.is_set():
                 raise LinkLost("the group is closed")
             self._under_way += 1
             issue, self._has_begun = self._lease.device.issue if self._has_begun else self._call, True
-            self._works.put((issue(operation), done))
+            self._works.put((issue(issued), done))
         return done
 
     def _call(self, task: Callable[[], Any]) -> "Future[Any]":
@@ -182,7 +190,9 @@ class Group:
         holder = [self._group]
         self._group = None
         self._call(holder.clear).result()  # parked until an abort, which may hang, has ended
-        self._keep = None
+        with self._lock:
+            self._keep = None
+            self._lease.device.parked.discard(self._name)
         self._lease.release()
         if self._set_up is not None:
             self._set_up.close()

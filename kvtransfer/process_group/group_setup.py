@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from devices.collectives import Collective, torch_version
 from kvtransfer.frame import WireError
 from kvtransfer.hello import Hello
-from kvtransfer.process_group.devices import GroupDevice, Lease
+from kvtransfer.process_group.devices import MAX_PARKED, GroupDevice, Lease
 from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.group import Group, in_one_line
 from kvtransfer.process_group.issue import IssueQueue
@@ -74,7 +74,7 @@ def make_group(
         leads = _leads(hello, rank)
         _agree(exchange, collective, rank, timeouts, lease.device, group_name(hello))
         with _turn(exchange, lease.device, leads, timeouts) as end:
-            _refuse_if_full(collective, lease.device.name)
+            _refuse_if_full(collective, lease.device)
             issue = lease.device.issue if set_up is None else set_up.submit
             made = _make(exchange, stream, rank, collective, lease.device.name, issue, timeouts, end)
             group = Group(
@@ -177,10 +177,13 @@ def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, de
     return end
 
 
-def _refuse_if_full(collective: Collective, device: str) -> None:
-    needed, free = collective.link_bytes(os.environ), collective.free_bytes(device)
+def _refuse_if_full(collective: Collective, device: GroupDevice) -> None:
+    name, num_parked = device.name, len(device.parked)
+    if num_parked >= MAX_PARKED:
+        raise Unavailable(f"{num_parked} groups of lost links still hold memory of {name}, the limit is {MAX_PARKED}")
+    needed, free = collective.link_bytes(os.environ), collective.free_bytes(name)
     if free is not None and free < needed:
-        raise Unavailable(f"a link over {collective.name} needs {needed} bytes of {device}, which has {free} free")
+        raise Unavailable(f"a link over {collective.name} needs {needed} bytes of {name}, which has {free} free")
 
 
 def _make(

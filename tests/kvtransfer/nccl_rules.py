@@ -9,6 +9,7 @@ a receive has the bytes and the dtype of the send that it belongs to
 a peer that dies before it has joined fails that call (NCCLUtils.cpp: waitReady raises the communicator's error)
 an operation ends late, after those before it of its communicator only, and holds its memory until then: a send's must
 not change, a receive's has changed only then (WorkNCCL::isCompleted asks the event that pointToPoint recorded last)
+its own stream waits for the current one of the thread that issues: not for the default one, which computes (syncStream)
 a wait without a time returns at once, and reports no failure; one with a time raises
 a wait is for what has ended: else the thread's current stream waits too (WorkNCCL::wait calls synchronizeStream first)
 what fails ends the process, unless torch was configured to leave it to us
@@ -76,13 +77,14 @@ class NcclRules:
     made: int = 0
     _pairs: dict[str, _Pair] = field(default_factory=dict)
     _busy: dict[str, str] = field(default_factory=dict)
+    _current: threading.local = field(default_factory=threading.local)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def collective(self) -> Collective:
         """The table's nccl, with gloo underneath."""
         return replace(
             COLLECTIVES["nccl"], on_host=self.on_host, lacking=lambda: None, make=self.make, make_link=self.make,
-            free_bytes=lambda _: None, make_s=0.0,
+            free_bytes=lambda _: None, make_s=0.0, new_stream=lambda _: self.on_own_stream,
         )  # fmt: skip
 
     def make(self, store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
@@ -112,9 +114,20 @@ class NcclRules:
             return pair
 
     @contextmanager
+    def on_own_stream(self) -> Iterator[None]:
+        """What this thread does is not on the stream that computes."""
+        self._current.is_own = True
+        try:
+            yield
+        finally:
+            self._current.is_own = False
+
+    @contextmanager
     def issuing(self, device: str, what: str) -> Iterator[None]:
         """Hold the device for one operation."""
         with self._lock:
+            if not getattr(self._current, "is_own", False):
+                self._break(f"{what} on the stream that computes on {device}")
             if device in self._busy:
                 self._break(f"{what} on {device} during {self._busy[device]}")
             self._busy[device] = what

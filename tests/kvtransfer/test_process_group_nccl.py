@@ -10,6 +10,7 @@ import torch
 
 from devices.collectives import COLLECTIVES
 from kvtransfer.digest import digest_of
+from kvtransfer.process_group import group_setup
 from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
@@ -18,6 +19,7 @@ from tests.kvtransfer.groups import frame_of, group_threads, hand_over_many, lin
 from tests.kvtransfer.hccl_rules import RuleBroken
 from tests.kvtransfer.nccl_rules import NcclRules, Received, Sent
 from tests.kvtransfer.rig import DEADLINE_S, until
+from wire.errors import Unavailable
 
 
 @pytest.fixture
@@ -172,12 +174,36 @@ def test_no_two_operations_of_a_card_are_issued_at_once() -> None:
     rules = NcclRules()
 
     with (
+        rules.on_own_stream(),
         rules.issuing("cuda:0", "send"),
         rules.issuing("cuda:1", "recv"),
         pytest.raises(RuleBroken, match="recv on cuda:0 during send"),
         rules.issuing("cuda:0", "recv"),
     ):
         pass
+
+
+def test_no_operation_waits_for_the_stream_that_computes() -> None:
+    with (
+        pytest.raises(RuleBroken, match="send on the stream that computes on cuda:0"),
+        NcclRules().issuing("cuda:0", "send"),
+    ):
+        pass
+
+
+def test_groups_of_lost_links_are_limited(rules: NcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_setup, "MAX_PARKED", 1)
+    rules.hung.add("cuda:1")
+    rules.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = "10"
+    p, lost, other = make_node("p", "cuda:0"), make_node("lost", "cuda:1"), make_node("other", "cuda:2")
+    with pytest.raises(LinkLost):
+        link(p, lost, 1, Timeouts(0.2, DEADLINE_S))
+
+    with pytest.raises(Unavailable, match="1 groups of lost links still hold memory of cuda:0, the limit is 1"):
+        link(other, p, 2)
+    until(lambda: not group_threads())
+    with linked(other, p, 3) as ends:
+        assert ends.receive(ends.send(b"freed")) == b"freed"
 
 
 def test_a_receive_of_a_different_size_than_its_send_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
