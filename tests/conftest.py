@@ -1,6 +1,7 @@
 """Fixtures and hooks of all tests: under `scripts/test --all` a test skipped for a missing tool is a failure."""
 
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -66,9 +67,8 @@ def ports_of_its_own() -> Iterator[None]:
     A port is probed first and listened on seconds later, or again after its process was killed: meanwhile nothing else
     of this run may find it.
     """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    own = range(61_000, 65_536)[worker::count]
+    own = range(61_000, 65_536)[_worker() :: count]
     with pytest.MonkeyPatch.context() as patch:
         chosen = functools.wraps(ports._ports_of_no_connection)(lambda: own)
         patch.setattr(ports, "_ports_of_no_connection", chosen)
@@ -87,10 +87,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return scheduling
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collection, a quarter of the time: nearly all that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Begin at the other end in every second worker: what one of two has compiled, the other only reads."""
+    report = yield
+    if isinstance(collector, pytest.Directory) and _worker() % 2:
+        report.result.reverse()
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run before `-m "not long"` selects."""
-    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
+    """Sort, the same in each worker, and mark, before `-m "not long"` selects."""
+    items.sort(key=lambda item: ([not item.nodeid.startswith(folder) for folder in FIRST], item.path))
     mark_the_rest_long(items)
     mark_second_loops_long(items)
 
@@ -106,3 +127,8 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: {reason}"
     return report
+
+
+def _worker() -> int:
+    """Return the number of this process among xdist's workers."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
