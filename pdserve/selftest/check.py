@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+LOST_PEER = "lost peer"
 GROUPS = (
-    "attention", "sampler", "memory", "graphs", "network", "experts", "linear layers", "links", "model",
+    "attention", "sampler", "memory", "graphs", "network", "experts", "linear layers", "links", LOST_PEER, "model",
 )  # fmt: skip
 """In the order of their runs."""
 

@@ -151,6 +151,7 @@ def _checks(
     from pdserve.selftest.attention import attention_checks
     from pdserve.selftest.linears import linear_checks
     from pdserve.selftest.links import link_checks
+    from pdserve.selftest.lost_peer import lost_peer_checks
     from pdserve.selftest.ops import op_checks
     from pdserve.selftest.parts import part_checks
     from pdserve.selftest.pd import TinyModel, model_checks
@@ -168,6 +169,7 @@ def _checks(
         *part_checks(device),
         *linear_checks(device),
         *links,
+        *lost_peer_checks(device, twin, far),
         *model_checks(model, _usable_links(device, twin, links, results)),
     ]
 

@@ -2,6 +2,7 @@
 
     self-test --stdin--> {"open": transport}      --> {} | {"lacking": words}
                          {"expect": seed}         --> {"ticket": {...}}
+                         {"received": true}       --> {"bytes": ...}, once some have arrived
                          {"digests": seed}        --> {"digests": [...]}
                          {"shut": true}           --> {}
 
@@ -15,6 +16,7 @@ import queue
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +29,7 @@ from telemetry import logs
 
 HOST = "127.0.0.1"
 _GONE = 1
+_RECEIVED_S, _POLL_S = 30.0, 0.01
 
 
 def main(argv: Sequence[str]) -> int:
@@ -102,6 +105,11 @@ class _End:
                 secrets.token_hex(16), num_tokens=link_pools.NUM_TOKENS, first_token=0, block_ids=blocks
             )
             return {"ticket": asdict(ticket)}
+        if "received" in request:
+            deadline = time.monotonic() + _RECEIVED_S
+            while not self._receiver.bytes_received and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            return {"bytes": self._receiver.bytes_received}
         if "digests" in request:
             blocks = link_pools.deal_blocks(self._pool.layout, request["digests"])
             return {"digests": link_pools.digests(link_pools.read(self._pool), self._pool.layout, blocks)}

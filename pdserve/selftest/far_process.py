@@ -55,6 +55,11 @@ class FarProcess:
         """Whether the child still runs."""
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """End it by SIGKILL, as a crash would."""
+        self._process.kill()
+        self._process.wait(_LEAVE_S)
+
     def close(self) -> None:
         """Stop the child, by SIGKILL if needed. Idempotent."""
         for pipe in (self._process.stdin, self._process.stdout):

@@ -41,16 +41,14 @@ def works_within(name: str, device: Device) -> bool:
 def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
     pool = link_pools.make_pool(source)
     try:
-        why = link_pools.lacking(name, source, pool) or mismatch(
-            name, source.traits, target.traits, on_one_card=source.name == target.name
-        )
+        why = why_not(name, pool, source, target)
         if why is not None:
             raise NotHere(why)
         end = far.of(target.name)
         try:
             why = end.call({"open": name}).get("lacking")
             if why is None:
-                remark = _hand_over(name, pool, end)
+                remark = hand_over(name, pool, end)
                 end.call({"shut": True})
                 return remark
         except BaseException:
@@ -61,16 +59,23 @@ def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
         pool.close()
 
 
-def _hand_over(name: str, pool: Memory, end: FarProcess) -> str:
+def why_not(name: str, pool: Memory, source: Device, target: Device) -> str | None:
+    """Return why the transport cannot send from the pool on `source` to `target`, or None."""
+    return link_pools.lacking(name, source, pool) or mismatch(
+        name, source.traits, target.traits, on_one_card=source.name == target.name
+    )
+
+
+def hand_over(name: str, pool: Memory, end: FarProcess) -> str:
     """Send the tokens twice, to different blocks: the first time includes connecting and allocating memory."""
-    events, blocks = _Events(), link_pools.deal_blocks(pool.layout, 1)
+    events, blocks = LinkEvents(), link_pools.deal_blocks(pool.layout, 1)
     sent = link_pools.digests(link_pools.fill(pool), pool.layout, blocks)
     sender = KvSender(
         pool, instance_id="selftest-from", epoch=1, transports=(name,), events=events, progress_age=lambda: 0.0
     )
     try:
         for seed in (2, 3):
-            ticket = _ticket(end.call({"expect": seed})["ticket"])
+            ticket = read_ticket(end.call({"expect": seed})["ticket"])
             sender.begin(ticket)
             for layer in range(pool.layout.num_layers):
                 sender.put(ticket.ticket_id, layer, 0, link_pools.NUM_TOKENS, blocks)
@@ -85,11 +90,11 @@ def _hand_over(name: str, pool: Memory, end: FarProcess) -> str:
     return f"{stats.kv_bytes / 1e6:.1f} MB, {stats.kv_bytes / max(stats.seconds, 1e-9) / 1e9:.2f} GB/s"
 
 
-def _ticket(fields: dict[str, Any]) -> Ticket:
+def read_ticket(fields: dict[str, Any]) -> Ticket:
     return Ticket(**{**fields, "endpoints": tuple(KvEndpoint(**endpoint) for endpoint in fields["endpoints"])})
 
 
-class _Events:
+class LinkEvents:
     """Waits for the outcome of one ticket after another; implements SenderEvents."""
 
     def __init__(self) -> None:
@@ -106,6 +111,14 @@ class _Events:
         stats, self._stats = self._stats, None
         self._done.clear()
         return stats
+
+    def wait_lost(self, within_s: float) -> str:
+        """Return why the ticket failed. Raises Wrong if it was finished, or has not failed in time."""
+        if not self._done.wait(within_s):
+            raise Wrong(f"the loss of the peer was not noticed within {within_s:g} s")
+        if self._error is None:
+            raise Wrong("the ticket was finished: its peer was to be lost")
+        return self._error
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
         """Record the statistics of a received prompt."""

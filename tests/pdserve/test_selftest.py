@@ -107,6 +107,8 @@ def test_the_cpu_passes_all_of_its_rows(
     assert found["links: tcp, cpu to cpu"] == "ok"
     assert found["links: process_group, cpu to cpu"] == "ok"
     assert found["links: cuda_ipc, cpu to cpu"] == "not here"
+    assert [found[f"lost peer: {name}, cpu to cpu"] for name in ("shm", "tcp", "process_group")] == ["ok"] * 3
+    assert "noticed after 0." in text
     assert found["model: combined = transformers"] == "ok"
     assert found["model: P/D = transformers"] == "ok"
     assert all(name in said for name in found)
@@ -379,3 +381,12 @@ def test_rows_are_created_once_even_if_none_is_selected(monkeypatch: pytest.Monk
         command.main(("--device", "cpu", "--only", "nosuch"))
 
     assert len(made) == 1
+
+
+def test_a_peer_whose_loss_is_not_noticed_fails_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve.selftest.far_process.FarProcess.kill", lambda self: None)
+
+    _, document, text = run(tmp_path / "r.md", "--device", "cpu", "--only", "lost peer: tcp")
+
+    assert document["failed"] == ["lost peer: tcp, cpu to cpu"]
+    assert "the ticket was finished: its peer was to be lost" in text

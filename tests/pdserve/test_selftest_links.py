@@ -66,13 +66,13 @@ def far_end_is(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 def test_the_ends_of_a_link_are_two_processes_and_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[list[int]] = []
-    hand_over = links._hand_over
+    hand_over = links.hand_over
 
     def watched(name: str, *ends: Any) -> str:
         alive.append(children_of(os.getpid()))
         return hand_over(name, *ends)
 
-    monkeypatch.setattr(links, "_hand_over", watched)
+    monkeypatch.setattr(links, "hand_over", watched)
 
     status, results = run(tmp_path / "r.md", *LINKS)
 
@@ -117,7 +117,7 @@ def test_a_far_end_that_fails_to_open_or_to_close_is_ended(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far_end_is(monkeypatch, FAILS_AT.format(fails))
-    monkeypatch.setattr(links, "_hand_over", lambda *_: "handed over")
+    monkeypatch.setattr(links, "hand_over", lambda *_: "handed over")
     far, cpu = FarProcesses(tmp_path), open_device("cpu")
     try:
         for _ in range(2):
@@ -184,7 +184,7 @@ def test_ctrl_c_within_a_row_ends_the_far_end(
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(links, "_hand_over", interrupted)
+    monkeypatch.setattr(links, "hand_over", interrupted)
 
     assert main(["selftest", "--report", str(tmp_path / "r.md"), *LINKS]) == 130
     assert children_of(os.getpid()) == []
