@@ -39,8 +39,8 @@ class Collective:
     first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations.
     `one_thread`: all these, and the end of a group, must run on the one thread that issues the device's operations.
     `on_host`: tensors are in host memory, otherwise on the device.
-    `new_stream(device)` makes a stream for a link's operations and returns a context manager that makes it current:
-    NCCL's own stream waits for what the issuing thread's current stream holds, which would be the engine's work.
+    `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
+    current: NCCL's own stream waits for what the thread's current stream holds, which would be the engine's work.
     `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
     completion is only seen by a thread inside `wait` (gloo).
     `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo calls
@@ -159,8 +159,9 @@ NCCL_DEFAULTS: Mapping[str, str] = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # not 1: torch exits the process when a thread of its own hangs
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # not 15,000: a failed operation blocks its group for four times this
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": f"{_NCCL_LINK_S - 1:.0f}",  # seconds, not 1,800; torch waits one second longer
+    "NCCL_MAX_P2P_NCHANNELS": "8",  # not 64: each channel of a link takes a multiprocessor while a frame is moved
 }
-"""Defaults of the environment variables that torch reads for NCCL: docs/devices.md."""
+"""Defaults of the environment variables that torch and NCCL read: docs/devices.md."""
 
 
 def set_nccl_defaults(environ: MutableMapping[str, str], host: str) -> None:
@@ -187,6 +188,7 @@ def _make_nccl(
     options = ProcessGroupNCCL.Options()
     if not blocking:
         options.config.blocking = 0
+        options.is_high_priority_stream = True  # from torch's other pool of 32: never a stream of sums or of the engine
     return ProcessGroupNCCL(store, rank, of, options)
 
 
@@ -195,7 +197,9 @@ def _abort_nccl(group: Any, peer: int) -> None:
 
 
 def _nccl_link_bytes(environ: Mapping[str, str]) -> int:
-    return int(_number(environ, "NCCL_MAX_NCHANNELS", 16) * _NCCL_CHANNEL_MIB * _MIB)
+    """Return the size of the channels of point-to-point operations (NCCL's ncclTopoComputeP2pChannels)."""
+    most = _number(environ, "NCCL_MAX_P2P_NCHANNELS", int(NCCL_DEFAULTS["NCCL_MAX_P2P_NCHANNELS"]))
+    return int(min(most, _number(environ, "NCCL_MAX_NCHANNELS", 16)) * _NCCL_CHANNEL_MIB * _MIB)
 
 
 def _hccl_lacking() -> str | None:

@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
+from devices.collectives import Collective
 from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.issue import IssueQueue
 
@@ -27,10 +29,18 @@ class GroupDevice:
         self.sends_to: set[str] = set()  # groups that the sender's half is making
         self.parked: set[str] = set()  # groups that are closed and cannot be freed yet
         self._issue = IssueQueue(f"kv-issue-{name}")
+        self._stream: Callable[[], AbstractContextManager[object]] | None = None
+        self._lock = threading.Lock()
 
     def issue(self, task: Callable[[], _T]) -> "Future[_T]":
         """Run `task` on the device's issuing thread."""
         return self._issue.submit(task)
+
+    def stream(self, collective: Collective) -> Callable[[], AbstractContextManager[object]]:
+        """Return the stream on which all its links issue: it stays empty, and torch has few."""
+        with self._lock:
+            self._stream = self._stream or collective.new_stream(self.name)
+            return self._stream
 
     def close(self) -> None:
         """End the issuing thread."""

@@ -51,7 +51,7 @@ class Group:
     ) -> None:  # fmt: skip
         self._group, self._collective, self._lease, self._keep = group, collective, lease, keep
         self._set_up, self._has_begun = set_up, False
-        self._stream = collective.new_stream(lease.device.name)
+        self._stream = lease.device.stream(collective)
         self._name, self._peer, self._progress_s = name, peer, progress_s
         self._under_way = 0
         self._stuck: list[Any] = []  # of the waiter: failed works that may still access the memory

@@ -52,7 +52,8 @@ def test_torch_reads_every_nccl_variable_by_our_name() -> None:
     header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     text = header.read_text(encoding="utf-8")
 
-    assert [name for name in NCCL_DEFAULTS if f'"{name}"' not in text] == ["TORCH_NCCL_NONBLOCKING_TIMEOUT"]
+    unread = [name for name in NCCL_DEFAULTS if name.startswith("TORCH_") and f'"{name}"' not in text]
+    assert unread == ["TORCH_NCCL_NONBLOCKING_TIMEOUT"]
     assert "NoHandling = 0" in text
     assert "int nccl_nonblocking_timeout();" in (header.parent / "NCCLUtils.hpp").read_text(encoding="utf-8")
 
@@ -76,6 +77,7 @@ class Options:
     """Options of a stand-in for ProcessGroupHCCL and ProcessGroupNCCL."""
 
     _timeout: timedelta = timedelta(minutes=30)
+    is_high_priority_stream: bool = False
     config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(blocking=1))
 
 
@@ -121,7 +123,11 @@ def test_an_nccl_group_has_its_device_variables_and_torchs_timeout(
     nccl = COLLECTIVES["nccl"]
     group = (nccl.make_link if is_link else nccl.make)(object(), 0, 2, "127.0.0.1", 2.5, "cuda:1")  # type: ignore[misc]
 
-    assert group.options.config.blocking == (0 if is_link else 1)
+    with nccl.new_stream("cuda:1")():
+        pass
+    assert (group.options.config.blocking, group.options.is_high_priority_stream) == (
+        (0, True) if is_link else (1, False)
+    )
     assert int(NCCL_DEFAULTS["TORCH_NCCL_NONBLOCKING_TIMEOUT"]) + 1 == nccl.make_s
     assert group.options._timeout == Options()._timeout
     assert group.environ == {**NCCL_DEFAULTS, "NCCL_SOCKET_IFNAME": "lo"}

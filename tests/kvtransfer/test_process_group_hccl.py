@@ -202,8 +202,11 @@ def test_a_link_costs_two_buffers(environ: dict[str, str], num_bytes: int) -> No
 
 
 def test_nccls_cost_follows_its_channels() -> None:
-    assert 90 << 20 < COLLECTIVES["nccl"].link_bytes({}) < 110 << 20
-    assert COLLECTIVES["nccl"].link_bytes({"NCCL_MAX_NCHANNELS": "8"}) == COLLECTIVES["nccl"].link_bytes({}) // 2
+    link_bytes = COLLECTIVES["nccl"].link_bytes
+
+    assert 45 << 20 < link_bytes({}) < 55 << 20
+    assert link_bytes({"NCCL_MAX_P2P_NCHANNELS": "16"}) == 2 * link_bytes({})
+    assert link_bytes({"NCCL_MAX_NCHANNELS": "4"}) == link_bytes({}) // 2
 
 
 def test_the_rules_are_enforced() -> None:
