@@ -15,7 +15,7 @@ import ipaddress
 import os
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ _ABORT_TAG, _ABORT_BYTES = 1, 4 * _MIB  # as large as any payload, because a pee
 _NCCL_CHANNEL_MIB = 6.5  # P2pNcclConnector's users see about 100 MB with 16 channels, 52 MB with 8
 _MEET_S = 60.0
 _HCCL_LEAST_CONNECT_S, _HCCL_GRACE_S = 120, 20  # HCCL_CONNECT_TIMEOUT's minimum; HCCL waits 20 s longer
+_HCCL_LINK_S = _HCCL_LEAST_CONNECT_S + _HCCL_GRACE_S + 20.0  # and the start of the link's process; an estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,6 @@ class Collective:
     `lacking` explains why the backend cannot be used here; it imports torch.
     `make(store, rank, of, host, timeout_s, device)` returns a group; `make_link`, if not None, that of a KV link, whose
     first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations.
-    `one_thread`: all these, and the end of a group, must run on the one thread that issues the device's operations.
     `on_host`: tensors are in host memory, otherwise on the device.
     `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
     current: NCCL's own stream waits for what the thread's current stream holds, which would be the engine's work.
@@ -51,8 +51,10 @@ class Collective:
     `meet_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
     `one_order`: operations of several groups on one device must be issued in the same order on all ranks, or by one
     thread. The all-reduces of tensor parallelism and the KV links are not coordinated, so they cannot both use it.
-    `links_by_default`: KV links use it without being named. Not where a peer that hangs during a link's creation stops
-    every operation of the process: that of HCCL runs inside the first send, which torch_npu puts into its one queue.
+    `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment,
+    and killing that process is the abort: HCCL has none. It also creates the communicator inside the first send, which
+    torch_npu puts into the one queue of a process, so a peer that hangs then would stop every operation of the process.
+    `links_by_default`: KV links use it without being named.
     `error_handling`: the variable that says what torch does when one operation fails.
     """
 
@@ -71,9 +73,10 @@ class Collective:
     meet_s: Callable[[Mapping[str, str]], float] = lambda _: _MEET_S
     make_s: float = 0.0
     one_order: bool = False
-    one_thread: bool = False
     links_by_default: bool = False
     error_handling: str | None = None
+    own_process: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def collective_of(device: str) -> Collective | None:
@@ -212,6 +215,8 @@ HCCL_DEFAULTS: Mapping[str, str] = {
     "TORCH_HCCL_ENABLE_MONITORING": "0",  # with 1 torch_npu exits the process when a thread of its own hangs
     "P2P_HCCL_BUFFSIZE": "20",  # MB: each send/receive communicator has two buffers of this size
     "HCCL_CONNECT_TIMEOUT": "120",  # seconds; HCCL's minimum
+    "HCCL_HOST_SOCKET_PORT_RANGE": "auto",  # not 60000-60031 and 16666: several processes of an NPU would listen on
+    "HCCL_NPU_SOCKET_PORT_RANGE": "auto",  # the same; it must be set on both ends
     "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: until then a lost peer's device memory stays allocated
 }
 """Defaults of the variables that HCCL and torch_npu read: docs/devices.md. Its interface is set in network.py."""
@@ -264,7 +269,8 @@ COLLECTIVES: dict[str, Collective] = {
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,
-        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=10.0, one_order=True,
-        one_thread=True, error_handling="TORCH_HCCL_ASYNC_ERROR_HANDLING",
+        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=_HCCL_LINK_S,
+        links_by_default=True, error_handling="TORCH_HCCL_ASYNC_ERROR_HANDLING", own_process=True,
+        defaults=HCCL_DEFAULTS,
     ),
 }  # fmt: skip

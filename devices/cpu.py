@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from devices.host_memory import available_bytes, total_bytes
 from devices.host_pool import HostPool
 from devices.interface import DeviceBytes, Graph, Traits
+from devices.shared_memory import SharedMemory, map_host_memory, share_host_memory
 from wire.kv_layout import ALIGNMENT, PoolLayout
 
 if TYPE_CHECKING:
@@ -66,6 +67,14 @@ class CpuDevice:
     def make_pool(self, layout: PoolLayout) -> HostPool:
         """See Device."""
         return HostPool(layout)
+
+    def share_memory(self, num_bytes: int) -> SharedMemory:
+        """See Device."""
+        return share_host_memory(num_bytes)
+
+    def map_shared(self, handle: str, fds: tuple[int, ...], num_bytes: int) -> "torch.Tensor":
+        """See Device."""
+        return map_host_memory(fds[0], num_bytes)
 
     def activate(self) -> None:
         """Do nothing: the CPU is current on every thread."""

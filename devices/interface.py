@@ -18,6 +18,8 @@ from wire.kv_layout import PoolLayout
 if TYPE_CHECKING:
     import torch
 
+    from devices.shared_memory import SharedMemory
+
 
 @dataclass(frozen=True, slots=True)
 class Traits:
@@ -135,6 +137,14 @@ class Device(Protocol):
 
     def make_pool(self, layout: PoolLayout) -> Memory:
         """Allocate a KV pool. Raises ConfigError if it does not fit."""
+        ...
+
+    def share_memory(self, num_bytes: int) -> "SharedMemory":
+        """Allocate memory that child processes can map. Raises RuntimeError, also if this kind does not support it."""
+        ...
+
+    def map_shared(self, handle: str, fds: tuple[int, ...], num_bytes: int) -> "torch.Tensor":
+        """Map the memory that the parent process shares, as uint8, [num_bytes]. Raises RuntimeError."""
         ...
 
     def activate(self) -> None:

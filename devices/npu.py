@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from devices import npu_package, versions
 from devices.interface import Traits
@@ -10,6 +11,11 @@ from devices.nodes import has_node
 from devices.npu_graph import NpuGraph, NpuGraphs
 from devices.torch_device import TorchDevice
 from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from devices.shared_memory import SharedMemory
 
 TRAITS = Traits(
     kind="npu", visible_variable="ASCEND_RT_VISIBLE_DEVICES", collective="hccl", block_size=128,
@@ -72,6 +78,18 @@ class NpuDevice(TorchDevice):
     def describe(self) -> str:
         """Return the card, its memory, and the versions of torch and torch_npu."""
         return f"{super().describe()}, torch_npu {importlib.metadata.version('torch_npu')}"
+
+    def share_memory(self, num_bytes: int) -> "SharedMemory":
+        """See Device."""
+        from devices.npu_memory import share_npu_memory
+
+        return share_npu_memory(num_bytes, self._device)
+
+    def map_shared(self, handle: str, fds: tuple[int, ...], num_bytes: int) -> "torch.Tensor":
+        """See Device."""
+        from devices.npu_memory import map_npu_memory
+
+        return map_npu_memory(handle, num_bytes, self._device)
 
     @property
     def captures_graphs(self) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from devices.device_pool import DevicePool
+    from devices.shared_memory import SharedMemory
 
 
 class TorchDevice:
@@ -74,6 +75,14 @@ class TorchDevice:
             raise ConfigError(
                 f"no KV pool of {layout.total_bytes} bytes on {self.name}, which has {free} free: {error}"
             ) from error
+
+    def share_memory(self, num_bytes: int) -> "SharedMemory":
+        """Raise RuntimeError; kinds that support it override this."""
+        raise RuntimeError(f"{self.traits.kind} does not share memory with child processes")
+
+    def map_shared(self, handle: str, fds: tuple[int, ...], num_bytes: int) -> "torch.Tensor":
+        """Raise RuntimeError; kinds that support it override this."""
+        raise RuntimeError(f"{self.traits.kind} does not share memory with child processes")
 
     def activate(self) -> None:
         """See Device."""

@@ -40,10 +40,10 @@ def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
 def warn_of_exit(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
     """Log once if the user's environment makes one failed operation of a process group end this process."""
     collective = collective_of(device_of(memory))
-    setting = None if collective is None else setting_that_exits(collective, environ)
-    if setting is None:
+    if collective is None or (setting := setting_that_exits(collective, environ)) is None:
         return
-    if num_ranks > 1 or any(one.traits.same == "collective" for one in make_transports(named, memory)):
+    has_links = any(one.traits.same == "collective" for one in make_transports(named, memory))
+    if num_ranks > 1 or (has_links and not collective.own_process):
         consequence = "a peer that dies ends this process, not only its link; 0, the default, prevents that"
         log.warning("failed_operation_exits", setting=setting, consequence=consequence)
 

@@ -13,12 +13,15 @@ _NEVER = StopFlag()
 class DeviceStaging:
     """Device memory. Every move has completed when it returns, so other streams and readers need not wait for it.
 
-    It starts at a multiple of `alignment` bytes.
+    It starts at a multiple of `alignment` bytes, or is the given `memory`.
     """
 
-    def __init__(self, num_bytes: int, device: torch.device | str, alignment: int = 1) -> None:
+    def __init__(
+        self, num_bytes: int, device: torch.device | str, alignment: int = 1, memory: torch.Tensor | None = None
+    ) -> None:
         self.num_bytes = num_bytes
-        memory = torch.empty(num_bytes + alignment - 1, dtype=torch.uint8, device=device)
+        if memory is None:
+            memory = torch.empty(num_bytes + alignment - 1, dtype=torch.uint8, device=device)
         start = -memory.data_ptr() % alignment
         self._tensor = memory[start : start + num_bytes]  # [num_bytes]
         self._region = DeviceRegion(self._tensor)

@@ -48,6 +48,13 @@ class Stream:
         """The socket, for transport-specific operations."""
         return self._sock
 
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the peer has closed its end, or this end was shut down; reads nothing."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def read_ahead(self, num_bytes: int) -> None:
         """Receive up to `num_bytes` at a time even if less is requested: fewer calls where messages are small.
 

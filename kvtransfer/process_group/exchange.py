@@ -9,9 +9,10 @@ store; DONE is the last message of either side. Lengths and numbers are bounded.
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Protocol
 
 from kvtransfer.frame import MessageType, Refuse, WireError, decode, pack
-from kvtransfer.stream import LinkLost, Stream
+from kvtransfer.stream import LinkLost
 from native.ticker import run_time
 from wire.errors import from_name
 
@@ -33,6 +34,14 @@ class Word(IntEnum):
     DONE = 6
 
 
+class SetupStream(Protocol):
+    """What an exchange needs of the link's stream."""
+
+    def send(self, pieces: Sequence[memoryview | bytes]) -> None: ...
+
+    def receive_message(self, *, first_byte_s: float, whole_s: float) -> tuple[MessageType, bytearray]: ...
+
+
 class SetupExchange:
     """One end of a set-up and owner of its keys; `name` is the group's.
 
@@ -40,7 +49,7 @@ class SetupExchange:
     caller that makes the group sets it.
     """
 
-    def __init__(self, stream: Stream, name: str) -> None:
+    def __init__(self, stream: SetupStream, name: str) -> None:
         self._stream, self._prefix = stream, f"{name}/"
         self._keys: dict[str, bytes] = {}
         self._num_received, self._over = 0, False

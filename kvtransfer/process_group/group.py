@@ -4,11 +4,11 @@
              the first one -> set-up thread of the group  --work-->
 
     MADE -> closed: no operation in progress, or aborted -> freed
-                    in progress and cannot abort, or stuck in a call -> PARKED with its epoch, never used again -> freed
+                    stuck in a call -> PARKED with its epoch, never used again -> freed
 
 An operation that hangs blocks only this group's waiter thread, and no other link. Nor does a call that hangs: the
 first operation, which may create the communicator, the abort and the end of the group are calls on its set-up thread.
-Only a collective with `one_thread` has all of them on the device's thread.
+Collectives that allow neither (`own_process`): remote_group.py.
 """
 
 import queue
@@ -34,7 +34,6 @@ _log = EventLogger("kvtransfer")
 _TAG = 0
 _LEAVE_S = 1.0
 _MAX_REASON = 200
-_PARKED_POLL_S = 0.2
 _FIRST_POLL_S, _LAST_POLL_S = 0.0002, 0.005
 
 
@@ -42,19 +41,18 @@ class Group:
     """Owner of one group and its threads; `keep` is the memory that operations may access while it exists.
 
     Operations are started by one thread, `close` is called from any. `peer` is the other end's rank. `set_up` is the
-    thread that made the group, if it was not the device's.
+    thread that made the group.
     """
 
     def __init__(
         self, group: Any, collective: Collective, lease: Lease, *, name: str, peer: int, progress_s: float,
-        keep: object, set_up: IssueQueue | None = None,
+        keep: object, set_up: IssueQueue,
     ) -> None:  # fmt: skip
         self._group, self._collective, self._lease, self._keep = group, collective, lease, keep
         self._set_up, self._has_begun = set_up, False
         self._stream = lease.device.stream(collective)
         self._name, self._peer, self._progress_s = name, peer, progress_s
         self._under_way = 0
-        self._stuck: list[Any] = []  # of the waiter: failed works that may still access the memory
         self._fault: str | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -76,7 +74,7 @@ class Group:
         return self._post(lambda: self._group.recv([tensor], self._peer, _TAG))
 
     def close(self) -> None:
-        """Free the group, or abandon it if operations in progress cannot be aborted; idempotent."""
+        """Free the group, or abandon it if a call does not return; idempotent."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -89,8 +87,8 @@ class Group:
         with self._lock:
             if self._keep is not None:
                 self._lease.device.parked.add(self._name)
-        if self.parked and (operations := self._under_way + len(self._stuck)):
-            _log.warning("kv_group_parked", group=self._name, backend=self._collective.name, operations=operations)
+        if self.parked and self._under_way:
+            _log.warning("kv_group_parked", group=self._name, backend=self._collective.name, operations=self._under_way)
 
     @property
     def parked(self) -> bool:
@@ -107,17 +105,12 @@ class Group:
             if self._closing.is_set():
                 raise LinkLost("the group is closed")
             self._under_way += 1
-            issue, self._has_begun = self._lease.device.issue if self._has_begun else self._call, True
+            issue, self._has_begun = self._lease.device.issue if self._has_begun else self._set_up.submit, True
             self._works.put((issue(issued), done))
         return done
 
-    def _call(self, task: Callable[[], Any]) -> "Future[Any]":
-        """Run what may hang: not on the device's thread, unless everything must run there."""
-        return self._lease.device.issue(task) if self._set_up is None else self._set_up.submit(task)
-
     def _abort(self) -> None:
-        if self._collective.abort is not None:
-            self._call(self._abort_now)
+        self._set_up.submit(self._abort_now)
 
     def _abort_now(self) -> None:
         """Abort on the thread that frees the group, so that no other thread drops the last reference to it."""
@@ -134,7 +127,6 @@ class Group:
                 self._await(work)
             except Exception as error:  # noqa: BLE001  torch raises any exception; the caller gets LinkLost
                 self._break(error)
-                self._stuck += [] if work is None else [work]
                 done.set_exception(LinkLost(f"the group failed: {self._fault}"))
             else:
                 done.set_result(None)
@@ -181,21 +173,15 @@ class Group:
             self._abort()
 
     def _free(self) -> None:
-        """Wait until no operation can access the memory any more, then release the group on its thread."""
-        if self._collective.abort is None:
-            pause = threading.Event()
-            while not all(work.is_completed() for work in self._stuck):
-                pause.wait(_PARKED_POLL_S)
-        self._stuck.clear()
+        """Release the group on its thread; no operation accesses the memory any more."""
         holder = [self._group]
         self._group = None
-        self._call(holder.clear).result()  # parked until an abort, which may hang, has ended
+        self._set_up.submit(holder.clear).result()  # parked until an abort, which may hang, has ended
         with self._lock:
             self._keep = None
             self._lease.device.parked.discard(self._name)
         self._lease.release()
-        if self._set_up is not None:
-            self._set_up.close()
+        self._set_up.close()
 
 
 def in_one_line(error: BaseException) -> str:

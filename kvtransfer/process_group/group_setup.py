@@ -9,7 +9,7 @@
 
 A turn ends after twice the connect timeout, or twice the creation time of the collective; a creation that is running
 then ends within as much again. A peer that stops during a set-up delays other set-ups of the device for that long, not
-for the progress timeout. It delays no link that is set up, unless the collective has `one_thread`.
+for the progress timeout. It delays no link that is set up.
 
 The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends ASK; the other
 end tries for a short time and sends BUSY: the leader then releases its turn. So A -> B, B -> C, C -> A never deadlock.
@@ -19,8 +19,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from kvtransfer.process_group.devices import MAX_PARKED, GroupDevice, Lease
 from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.group import Group, in_one_line
 from kvtransfer.process_group.issue import IssueQueue
+from kvtransfer.process_group.link_ends import LinkGroup
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
 from native.ticker import run_time
@@ -62,21 +62,24 @@ def make_group(
     The group owns the lease afterwards; if this raises, the lease is released.
     """
     exchange, name = SetupExchange(stream, group_name(hello)), _readable(hello)
-    set_up = None if collective.one_thread else IssueQueue(f"kv-set-up-{name}")
+    set_up = IssueQueue(f"kv-set-up-{name}")
 
     def give_up() -> None:
         lease.release()
-        if set_up is not None:
-            set_up.close()
+        set_up.close()
 
     timeouts = replace(timeouts, connect_s=max(timeouts.connect_s, collective.make_s))
     try:
         leads = _leads(hello, rank)
-        _agree(exchange, collective, rank, timeouts, lease.device, group_name(hello))
+        if rank == SENDER:
+            lease.device.sends_to.add(group_name(hello))
+        agree(exchange, collective, rank, timeouts)
+        if rank == RECEIVER and group_name(hello) in lease.device.sends_to:  # its one thread would wait for itself
+            raise Unavailable(f"both ends of the link are in this process, on {lease.device.name}")
         with _turn(exchange, lease.device, leads, timeouts) as end:
-            _refuse_if_full(collective, lease.device)
-            issue = lease.device.issue if set_up is None else set_up.submit
-            made = _make(exchange, stream, rank, collective, lease.device.name, issue, timeouts, end)
+            _refuse_if_parked(lease.device)
+            refuse_if_full(collective, lease.device.name)
+            made = _make(exchange, stream, rank, collective, lease.device.name, set_up, timeouts, end)
             group = Group(
                 made, collective, lease, name=name, peer=1 - rank, progress_s=timeouts.progress_s, keep=staging,
                 set_up=set_up,
@@ -84,9 +87,9 @@ def make_group(
             give_up = group.close
             del made  # the Group must have the only reference
             if collective.lazy:
-                _prove(group, staging, hello, rank, max(0.0, end - run_time()))
+                prove(group, staging, hello, rank, max(0.0, end - run_time()))
         if not collective.lazy:
-            _prove(group, staging, hello, rank, timeouts.progress_s)
+            prove(group, staging, hello, rank, timeouts.progress_s)
         exchange.finish(timeouts.progress_s)
     except (RuntimeError, TimeoutError) as error:
         give_up()
@@ -112,19 +115,15 @@ def group_name(hello: Hello) -> str:
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
-def _agree(
-    exchange: SetupExchange, collective: Collective, rank: int, timeouts: Timeouts, device: GroupDevice, group: str
-) -> None:
+def agree(exchange: SetupExchange, collective: Collective, rank: int, timeouts: Timeouts) -> None:
+    """Compare the kind of group that both ends make. Raises Unavailable with both values."""
     mine = f"{collective.name} of torch {torch_version()}"
     if rank == SENDER:
-        device.sends_to.add(group)
         exchange.send(Word.TERMS, mine.encode())
         return
     theirs = exchange.receive([Word.TERMS], timeouts.progress_s)[1].decode("utf-8", "replace")
     if theirs != mine:
         raise Unavailable(f"groups are made with {mine} here, with {theirs[:200]} there")
-    if group in device.sends_to:  # its one issuing thread would wait for itself
-        raise Unavailable(f"both ends of the link are in this process, on {device.name}")
 
 
 def _leads(hello: Hello, rank: int) -> bool:
@@ -177,13 +176,17 @@ def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, de
     return end
 
 
-def _refuse_if_full(collective: Collective, device: GroupDevice) -> None:
-    name, num_parked = device.name, len(device.parked)
-    if num_parked >= MAX_PARKED:
-        raise Unavailable(f"{num_parked} groups of lost links still hold memory of {name}, the limit is {MAX_PARKED}")
-    needed, free = collective.link_bytes(os.environ), collective.free_bytes(name)
+def _refuse_if_parked(device: GroupDevice) -> None:
+    num = len(device.parked)
+    if num >= MAX_PARKED:
+        raise Unavailable(f"{num} groups of lost links still hold memory of {device.name}, the limit is {MAX_PARKED}")
+
+
+def refuse_if_full(collective: Collective, device: str) -> None:
+    """Raise Unavailable, with both values, if a group does not fit into the device's memory."""
+    needed, free = collective.link_bytes(os.environ), collective.free_bytes(device)
     if free is not None and free < needed:
-        raise Unavailable(f"a link over {collective.name} needs {needed} bytes of {name}, which has {free} free")
+        raise Unavailable(f"a link over {collective.name} needs {needed} bytes of {device}, which has {free} free")
 
 
 def _make(
@@ -192,7 +195,7 @@ def _make(
     rank: int,
     collective: Collective,
     device: str,
-    issue: Callable[[Callable[[], Any]], "Future[Any]"],
+    set_up: IssueQueue,
     timeouts: Timeouts,
     end: float,
 ) -> Any:
@@ -205,7 +208,7 @@ def _make(
         create = collective.make_link or collective.make
         return create(LinkStore(exchange), rank, _RANKS, host, timeouts.connect_s, device)
 
-    made = issue(make)
+    made = set_up.submit(make)
     try:
         return made.result(max(0.0, end - run_time()))
     except TimeoutError:
@@ -214,7 +217,7 @@ def _make(
         return made.result(_TURN * timeouts.connect_s)  # running: at most one timeout each for keys and connection
 
 
-def _prove(group: Group, staging: "GroupStaging", hello: Hello, rank: int, timeout_s: float) -> None:
+def prove(group: LinkGroup, staging: "GroupStaging", hello: Hello, rank: int, timeout_s: float) -> None:
     """Send the link's nonce through the group: this verifies the peer, and creates the communicator."""
     if rank == SENDER:
         staging.write(0, hello.nonce)

@@ -4,16 +4,14 @@ Every announced frame is received once and in order; one that is not needed is r
 """
 
 import contextlib
-import select
 import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
-from kvtransfer.process_group.group import Group
 from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
 from native.ticker import run_time
@@ -32,12 +30,28 @@ _LINGER_S = 1.0
 _NEVER = StopFlag()
 
 
+class LinkGroup(Protocol):
+    """The group of one link: group.py in this process, remote_group.py in its own."""
+
+    def send(self, tensor: Any) -> "Future[None]":
+        """Send a part of the staging; the future completes when it may be reused, with LinkLost if the group failed."""
+        ...
+
+    def receive(self, staging: "GroupStaging", num_bytes: int) -> "Future[None]":
+        """Receive the peer's next tensor at the start of `staging`; the future is like that of `send`."""
+        ...
+
+    def close(self) -> None:
+        """Free the group, or abandon it; idempotent."""
+        ...
+
+
 class GroupOutlet:
     """The sender's end: gathers pieces into staging and issues them, without waiting for earlier frames."""
 
     most_frame_bytes = MAX_PAYLOAD_BYTES
 
-    def __init__(self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float) -> None:
+    def __init__(self, group: LinkGroup, staging: "GroupStaging", stream: Stream, progress_s: float) -> None:
         self._group, self._staging, self._waiter = group, staging, _Waiter(stream, progress_s)
         self._ring = Ring(OUTLET_BYTES)
         self._under_way: deque[Future[None]] = deque()
@@ -81,7 +95,7 @@ class GroupInlet:
     """The receiver's end: receives a frame into staging, then copies it to the slots with its digest."""
 
     def __init__(
-        self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float, *, digests: bool
+        self, group: LinkGroup, staging: "GroupStaging", stream: Stream, progress_s: float, *, digests: bool
     ) -> None:
         self._group, self._staging, self._waiter = group, staging, _Waiter(stream, progress_s)
         self._digests = digests
@@ -124,8 +138,6 @@ class _Waiter:
 
     def __init__(self, stream: Stream, progress_s: float) -> None:
         self._stream, self._progress_s = stream, progress_s
-        self._hung_up = select.poll()
-        self._hung_up.register(stream.socket, select.POLLRDHUP)
 
     def wait(self, done: "Future[None]", stop: StopFlag) -> bool:
         """Wait for `done`; return False soon after `stop` is set. Raises LinkLost."""
@@ -137,7 +149,7 @@ class _Waiter:
             except TimeoutError:
                 if stop.is_set():
                     return False
-                if self._hung_up.poll(0):
+                if self._stream.is_hung_up:
                     raise LinkLost("the connection was closed in the middle of a frame") from None
                 if run_time() > deadline:
                     raise LinkLost(f"no data was transferred for {2 * self._progress_s:g} s") from None

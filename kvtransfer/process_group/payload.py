@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from devices.shared_memory import SharedMemory
+from devices.table import open_device
 from kvtransfer.device_staging import DeviceStaging
 from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.staging import Staging
@@ -54,6 +56,15 @@ def make_staging(device: torch.device | str, num_bytes: int, *, on_host: bool) -
         return DeviceStaging(num_bytes, device)
     except torch.OutOfMemoryError as error:
         raise Unavailable(f"no {num_bytes} bytes of staging memory on {device}: {error}") from error
+
+
+def share_staging(device: torch.device | str, num_bytes: int) -> tuple[SharedMemory, GroupStaging]:
+    """Return memory of `device` that a child process can map, and the staging in it. Raises Unavailable."""
+    try:
+        memory = open_device(str(device)).share_memory(num_bytes)
+    except (OSError, RuntimeError) as error:
+        raise Unavailable(f"no {num_bytes} bytes of shared staging memory on {device}: {error}") from error
+    return memory, DeviceStaging(num_bytes, device, memory=memory.tensor)
 
 
 class HostStaging:

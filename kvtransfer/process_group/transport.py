@@ -8,9 +8,9 @@ from kvtransfer.device_memory import device_memory
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.devices import PROCESS_DEVICES, device_of
-from kvtransfer.process_group.group import Group
 from kvtransfer.process_group.group_setup import RECEIVER, SENDER, make_group
-from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet
+from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet, LinkGroup
+from kvtransfer.process_group.remote_group import make_remote_group
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts, TransportTraits
 from wire.types import KvEndpoint
@@ -71,12 +71,17 @@ class ProcessGroupTransport:
 
     def _make(
         self, stream: Stream, hello: Hello, rank: int, staging_bytes: int, timeouts: Timeouts
-    ) -> "tuple[Group, GroupStaging]":
+    ) -> "tuple[LinkGroup, GroupStaging]":
         from kvtransfer.process_group.payload import make_staging
 
         collective, pool = self._collective, device_memory(self._memory)
         assert collective is not None, "an unusable transport is not offered"
-        where = self._device if pool is None else pool.tensor.device
+        where = self._device if pool is None else str(pool.tensor.device)
+        if collective.own_process:
+            memory_of = "cpu" if collective.on_host else where
+            return make_remote_group(
+                stream, hello, rank, collective, self._device, (memory_of, staging_bytes), timeouts
+            )
         staging = make_staging(where, staging_bytes, on_host=collective.on_host)
         lease = PROCESS_DEVICES.lease(self._memory)
         return make_group(stream, hello, rank, collective, lease, staging, timeouts), staging

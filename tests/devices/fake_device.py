@@ -12,6 +12,7 @@ import torch
 
 from devices.device_pool import DevicePool
 from devices.interface import DeviceBytes, Graph, Traits
+from devices.shared_memory import SharedMemory, map_host_memory, share_host_memory
 from tests.devices.held_bytes import HeldByOperations
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
@@ -74,6 +75,12 @@ class FakeDevice:
         if layout.total_bytes > self.total_bytes:
             raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on {self.name}, which has {self.total_bytes}")
         return DevicePool(layout, self)
+
+    def share_memory(self, num_bytes: int) -> SharedMemory:
+        return share_host_memory(num_bytes)
+
+    def map_shared(self, handle: str, fds: tuple[int, ...], num_bytes: int) -> torch.Tensor:
+        return map_host_memory(fds[0], num_bytes)
 
     def activate(self) -> None:
         pass

@@ -73,7 +73,7 @@ def test_transports_are_listed_best_first_with_lanes_and_section() -> None:
     for name, used, _, lanes, _ in table:
         assert int(lanes) == transports.TRAITS[name.strip("`")].lanes
         defaults = [device for device in ("cpu", "cuda", "npu") if name.strip("`") in transports.default_names(device)]
-        assert used == {3: "by default", 1: "by default on GPUs", 0: "when named"}[len(defaults)]
+        assert used == {3: "by default", 2: "by default on GPUs and NPUs", 0: "when named"}[len(defaults)]
         assert f"\n### {name.strip('`')}\n" in TEXT
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from devices import cpu, cuda, npu, table
-from devices.interface import Traits
+from devices import cpu, cuda, table
 from engine.oracle import generate_greedy
 from instance import ranks
 from instance.local import LocalInstance
@@ -154,16 +153,11 @@ def kill_at_the_first_put(instance: LocalInstance, process: psutil.Process, monk
     monkeypatch.setattr(sender, "put", kill)
 
 
-@pytest.mark.parametrize(("traits", "collective"), [(npu.TRAITS, "hccl"), (cuda.TRAITS, "nccl")])
-def test_links_over_the_ranks_own_collective_are_refused_early(
-    traits: Traits, collective: str, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(table.KINDS, traits.kind, FakeKind(traits))
-    named = config(model, Role.PREFILL, traits.kind, None, "process_group", "tcp", ranks=2)
+def test_links_over_the_ranks_own_collective_are_refused_early(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(table.KINDS, "cuda", FakeKind(cuda.TRAITS))
+    named = config(model, Role.PREFILL, "cuda", None, "process_group", "tcp", ranks=2)
 
-    words = (
-        f"--kv-transport process_group: ranks on {traits.kind} all-reduce over {collective}, which KV links cannot use"
-    )
+    words = "--kv-transport process_group: ranks on cuda all-reduce over nccl, which KV links cannot use"
 
     with pytest.raises(ConfigError, match=words):
         ranks.ranks_model(named, lambda error: None)

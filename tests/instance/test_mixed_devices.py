@@ -17,6 +17,7 @@ from tests.instance.device_pair import NUM_TOKENS, PROMPTS, SeveralKind, config,
 from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
 from tests.kvtransfer.groups import group_threads
+from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
 from tests.kvtransfer.hccl_rules import HcclRules
 from tests.kvtransfer.nccl_rules import NcclRules
 from tests.kvtransfer.rig import until
@@ -49,13 +50,10 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, SeveralKind]:
 
 
 @pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
+def rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HcclRules]:
     """Replace hccl by gloo under HCCL's rules, between staging memory of the devices."""
-    made = HcclRules()
-    monkeypatch.setitem(COLLECTIVES, "hccl", replace(made.collective(), on_host=False))
-    yield made
-    assert made.broken == []
-    until(lambda: not group_threads())
+    with hccl_on_cpu(monkeypatch, tmp_path, on_host=False) as made:
+        yield made
 
 
 @pytest.fixture

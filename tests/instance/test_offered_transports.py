@@ -54,7 +54,7 @@ def test_a_requested_transport_that_is_missing_is_refused_with_advice(tmp_path: 
 @pytest.mark.parametrize(
     ("device", "named", "num_ranks", "environ", "setting"),
     [
-        ("cuda:0", ("process_group",), 1, {NCCL: "3"}, f"{NCCL}=3"), ("npu:0", ("hccl",), 1, {HCCL: "1"}, f"{HCCL}=1"),
+        ("cuda:0", ("process_group",), 1, {NCCL: "3"}, f"{NCCL}=3"), ("npu:0", ("hccl",), 1, {HCCL: "1"}, None),
         ("npu:0", ("tcp",), 2, {HCCL: " 3 "}, f"{HCCL}=3"), ("npu:0", ("tcp",), 1, {HCCL: "1"}, None),
         ("cuda:0", ("process_group",), 1, {NCCL: "0"}, None), ("cuda:0", ("process_group",), 1, {NCCL: "2"}, None),
         ("cuda:0", ("process_group",), 1, {HCCL: "1"}, None), ("cpu", ("process_group",), 2, {NCCL: "3"}, None),

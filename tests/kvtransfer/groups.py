@@ -204,7 +204,8 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
 def hurry(ends: Ends, progress_s: float) -> None:
     """From now on either end gives up after this long without progress: setting up the link had more time."""
     for end in (ends.outlet, ends.inlet):
-        end._group._progress_s = end._waiter._progress_s = progress_s
+        group: Any = end._group
+        group._progress_s = end._waiter._progress_s = progress_s
 
 
 def group_threads() -> list[str]:

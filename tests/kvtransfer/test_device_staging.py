@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from kvtransfer.process_group import payload
 from kvtransfer.process_group.payload import GroupStaging, HostStaging, make_staging
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import DevicePool
-from tests.kvtransfer.groups import group_threads
+from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
 from tests.kvtransfer.hccl_rules import HcclRules
-from tests.kvtransfer.rig import fill, make_rig, read, until
+from tests.kvtransfer.rig import fill, make_rig, read
 from wire.errors import Unavailable
 from wire.kv_layout import PoolLayout
 
@@ -93,21 +94,18 @@ def test_a_full_device_is_unavailable_and_not_a_defect(monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
+def rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HcclRules]:
     """HCCL's rules over gloo, with pools that report an NPU and whose memory only torch can reach."""
-    made, numbers = HcclRules(), itertools.count()
+    numbers = itertools.count()
 
     class NpuPool(DevicePool):
         def __init__(self, layout: PoolLayout, seals: int = 0) -> None:
             super().__init__(layout)
             self.device = f"npu:{next(numbers)}"
 
-    monkeypatch.setitem(COLLECTIVES, "hccl", made.collective())
     monkeypatch.setattr(rigs, "Pool", NpuPool)
-    monkeypatch.setattr(payload, "make_staging", lambda device, num_bytes, on_host: DeviceStaging(num_bytes, "cpu"))
-    yield made
-    assert made.broken == []
-    until(lambda: not group_threads())
+    with hccl_on_cpu(monkeypatch, tmp_path, on_host=False) as made:
+        yield made
 
 
 def test_hand_offs_between_device_pools_keep_hccls_rules(rules: HcclRules) -> None:

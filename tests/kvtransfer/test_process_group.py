@@ -235,7 +235,7 @@ class FakeGroup:
         self._freed_by.append(threading.current_thread().name)
 
 
-def test_an_aborted_group_is_released_by_its_devices_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_group_is_released_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     freed_by: list[str] = []
     told, go_on, submit = threading.Event(), threading.Event(), IssueQueue.submit
 
@@ -249,14 +249,17 @@ def test_an_aborted_group_is_released_by_its_devices_thread(monkeypatch: pytest.
     monkeypatch.setattr(IssueQueue, "submit", held_up)
     fake = replace(COLLECTIVES["gloo"], polls=True, abort=lambda group, peer: group.aborted.set())
     lease = PROCESS_DEVICES.lease(make_node("p").pool)
-    group = Group(FakeGroup(freed_by), fake, lease, name="p-d", peer=1, progress_s=DEADLINE_S, keep=None)
+    group = Group(
+        FakeGroup(freed_by), fake, lease, name="p-d", peer=1, progress_s=DEADLINE_S, keep=None,
+        set_up=IssueQueue("kv-set-up-p-d"),
+    )  # fmt: skip
     group.send(torch.zeros(1))
     closing = threading.Thread(target=group.close, name="closing")
     closing.start()
     assert told.wait(DEADLINE_S)
 
     group._waiter.join(DEADLINE_S)
-    assert freed_by == ["kv-issue-cpu"]
+    assert freed_by == ["kv-set-up-p-d"]
     go_on.set()
     closing.join(DEADLINE_S)
 

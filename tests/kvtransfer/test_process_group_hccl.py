@@ -1,44 +1,40 @@
-"""The same links under HCCL's rules: one issuing thread per device, creation in turn, no abort."""
+"""Links whose groups are in processes of their own, under HCCL's rules: what hangs or dies harms its own link only."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
+import psutil
 import pytest
 import torch
 
 from devices.collectives import COLLECTIVES
-from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import (
-    Node,
-    group_threads,
-    hand_over_many,
-    hurry,
-    link,
-    linked,
-    make_node,
-    pools_on,
-    stopping,
-)
-from tests.kvtransfer.hccl_rules import HcclRules, RuleBroken
+from tests.kvtransfer.groups import Ends, Node, hand_over_many, hurry, link, linked, make_node, pools_on
+from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
+from tests.kvtransfer.hccl_rules import HcclRules, RuleBoundGroup, RuleBroken
 from tests.kvtransfer.rig import DEADLINE_S, fill, make_rig, read, until
 from wire.errors import Unavailable
 
 P_BLOCKS, D_BLOCKS = (3, 9, 4, 5, 20, 1), (7, 8, 30, 2, 11, 50)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
-    made = HcclRules()
-    monkeypatch.setitem(COLLECTIVES, "hccl", made.collective())
-    yield made
-    assert made.broken == []
-    until(lambda: not group_threads())
+def rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HcclRules]:
+    with hccl_on_cpu(monkeypatch, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -51,141 +47,110 @@ def _nodes(names: str) -> list[Node]:
     return [make_node(name, f"npu:{number}") for number, name in enumerate(names)]
 
 
-@pytest.mark.usefixtures("rules")
-def test_two_ends_on_one_device_of_one_process_are_refused() -> None:
-    with pytest.raises(Unavailable, match=r"^both ends of the link are in this process, on npu:0$"):
-        link(make_node("p", "npu:0"), make_node("d", "npu:0"))
-
-
 @pytest.mark.usefixtures("npu_pools")
 def test_whole_hand_offs_keep_the_rules(rules: HcclRules) -> None:
     hand_over_many()
 
     assert rules.made == 2
+    assert len({*rules.pids, os.getpid()}) == 3
+
+
+@contextmanager
+def _failing(p: Node, d: Node) -> "Iterator[Future[Ends]]":
+    with ThreadPoolExecutor(1) as makers:
+        yield makers.submit(link, p, d, 7, Timeouts(5.0, DEADLINE_S))
+
+
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+def test_a_failed_set_up_harms_its_own_link_only(how: Literal["hangs", "dies"], rules: HcclRules) -> None:
+    p, d, neighbour = _nodes("pdn")
+    rules.spoil("npu:1", how)
+    with linked(p, neighbour) as ends:
+        before = rules.pids
+        with _failing(p, d) as failing:
+            until(lambda: failing.done() or len(rules.pids) == len(before) + 2)
+            for number in range(10):
+                assert ends.receive(ends.send(b"n" * 1_000, number)) == b"n" * 1_000
+            if how == "hangs":
+                assert not failing.done()
+                for pid in {*rules.pids} - {*before}:
+                    os.kill(pid, signal.SIGKILL)
+            assert isinstance(failing.exception(DEADLINE_S), LinkLost)
+        assert ends.receive(ends.send(b"after")) == b"after"
+
+        rules.repair("npu:1")
+        with linked(p, d, 8) as repaired:
+            assert repaired.receive(repaired.send(b"a new epoch")) == b"a new epoch"
 
 
 @pytest.mark.usefixtures("npu_pools")
-def test_a_corrupt_frame_is_sent_once_more(rules: HcclRules) -> None:
-    with make_rig("process_group", failpoints="kv.send.mid=corrupt@3") as rig:
+def test_a_killed_link_process_loses_only_its_hand_offs(rules: HcclRules) -> None:
+    with make_rig("process_group") as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)
-        ticket = rig.open(20, D_BLOCKS)
-
-        rig.hand_over(ticket, P_BLOCKS)
-        rig.events.wait("acked", ticket.ticket_id)
+        tickets = [rig.open(20, D_BLOCKS)]
+        rig.hand_over(tickets[0], P_BLOCKS)
+        rig.events.wait("acked", tickets[0].ticket_id)
+        for pid in rules.pids:
+            os.kill(pid, signal.SIGKILL)
+        for result in ("failed", "acked"):
+            tickets.append(rig.open(20, D_BLOCKS))
+            rig.hand_over(tickets[-1], P_BLOCKS)
+            rig.events.wait(result, tickets[-1].ticket_id)
 
         assert read(rig.d_pool, D_BLOCKS, 20) == tokens
-        assert rig.receiver.counts.corrupt_frames == 1
+        assert rules.made == 4
 
 
-def test_links_in_a_cycle_are_made_in_turn_on_every_device(rules: HcclRules) -> None:
-    nodes = _nodes("abc")
-    pairs = [(one, two) for one in nodes for two in nodes if one is not two]
-    with ThreadPoolExecutor(len(pairs)) as makers:
-        for round_number in range(5):
-            links = [
-                made.result(DEADLINE_S)
-                for made in [makers.submit(link, *pair, 10 * round_number + i) for i, pair in enumerate(pairs)]
-            ]
-            for i, ends in enumerate(links):
-                assert ends.receive(ends.send(bytes([i]) * 100)) == bytes([i]) * 100
-            for closed in [makers.submit(ends.close) for ends in links]:
-                closed.result(DEADLINE_S)
-
-    assert rules.made == 5 * len(pairs) * 2
-
-
-def test_a_peer_stopped_before_the_proof_holds_only_its_turn(rules: HcclRules) -> None:
-    p, silent, other = _nodes("pso")
-    with stopping(p, silent, Timeouts(1.5, DEADLINE_S), proves=False) as made:
-        with linked(other, p, 8, Timeouts(5.0, DEADLINE_S / 2)) as ends:
-            assert ends.receive(ends.send(b"its turn")) == b"its turn"
-        assert isinstance(made.exception(DEADLINE_S), LinkLost)
-
-
-def test_a_hung_link_is_abandoned_and_freed_after_its_work(rules: HcclRules) -> None:
-    p, d = _nodes("pd")
-    hung = link(p, d, 1)
-    hurry(hung, 0.5)
-    hung.send(b"never taken")
-    with pytest.raises(LinkLost, match=r"no data was transferred for 0\.5 s"):
-        hung.fill(MAX_PAYLOAD_BYTES, 4)
-
-    hung.outlet.close()
-    assert hung.outlet._group.parked
-    with linked(p, d, 2) as rebuilt:
-        assert rebuilt.receive(rebuilt.send(b"a new epoch")) == b"a new epoch"
-    assert hung.outlet._group.parked
-    with pytest.raises(LinkLost):
-        hung.send(b"more")
-
-    hung.close()
-    until(lambda: not hung.outlet._group.parked)
-
-
-def test_a_link_that_hangs_delays_no_other_of_its_device(rules: HcclRules) -> None:
-    p, deaf, hearing = _nodes("pde")
-    with linked(p, deaf, 1) as stalled, linked(p, hearing, 2) as moving:
-        hurry(stalled, 1.0)
-        stalled.send(b"never taken")
-        for number in range(200):
+def test_a_hung_operation_ends_its_link_and_its_process(rules: HcclRules) -> None:
+    p, d, neighbour = _nodes("pdn")
+    with linked(p, neighbour, 1) as moving, linked(p, d, 2) as hung:
+        hurry(hung, 1.0)
+        hung.send(b"never taken")
+        for number in range(50):
             assert moving.receive(moving.send(b"m" * 1_000, number)) == b"m" * 1_000
+        with pytest.raises(LinkLost, match=r"no data was transferred for 1 s"):
+            hung.outlet._under_way[0].result(DEADLINE_S)
+        hung.outlet.close()
+
+        assert not hung.outlet._group.parked  # type: ignore[attr-defined]
+        assert moving.receive(moving.send(b"after")) == b"after"
 
 
-@pytest.mark.parametrize("make_s", [0.0, 10.0])
-def test_a_creation_gets_the_collectives_timeout(
-    make_s: float, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules.make_s, rules.slow_s = make_s, 0.6
-    monkeypatch.setitem(COLLECTIVES, "hccl", rules.collective())
+def test_a_set_up_has_a_time_limit(rules: HcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COLLECTIVES, "hccl", replace(rules.collective(), make_s=0.1))
     p, d = _nodes("pd")
-
-    if make_s:
-        with linked(p, d, timeouts=Timeouts(0.2, DEADLINE_S)) as ends:
-            assert ends.receive(ends.send(b"slow")) == b"slow"
-    else:
-        with pytest.raises(LinkLost):
-            link(p, d, timeouts=Timeouts(0.2, DEADLINE_S))
+    with pytest.raises(LinkLost, match=r"no hccl group within 0\.2 s|the connection was closed|closed"):
+        link(p, d, timeouts=Timeouts(0.2, DEADLINE_S))
 
 
-def test_a_group_creation_outliving_its_link_is_its_devices_only_one(
-    rules: HcclRules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over = threading.Event()
-
-    def hang(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
-        if device == "npu:0" and not over.is_set():
-            with rules.issuing(device, "creation"):
-                assert over.wait(DEADLINE_S)
-        return rules.make(store, rank, of, host, timeout_s, device)
-
-    monkeypatch.setitem(COLLECTIVES, "hccl", replace(rules.collective(), make=hang))
-    p, d = _nodes("pd")
-    for link_epoch in (1, 2):
-        with pytest.raises(LinkLost):
-            link(p, d, link_epoch, Timeouts(0.1, DEADLINE_S))
-    assert rules.broken == []
-
-    over.set()
-    until(lambda: not group_threads())
-    with linked(p, d, 3) as ends:
-        assert ends.receive(ends.send(b"in its turn")) == b"in its turn"
+def test_a_group_ends_with_the_process_that_serves(rules: HcclRules) -> None:
+    script = """
+import time
+from pathlib import Path
+from kvtransfer.process_group import remote_group
+from tests.kvtransfer import hccl_rules
+from tests.kvtransfer.groups import link, make_node
+hccl_rules.install()
+remote_group.PROGRAM = hccl_rules.PROGRAM
+ends = link(make_node("p", "npu:0"), make_node("d", "npu:1"))
+print("linked", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE) as serving:
+        assert serving.stdout is not None
+        assert serving.stdout.readline() == b"linked\n"
+        serving.kill()
+        until(lambda: not any(psutil.pid_exists(pid) for pid in rules.pids))
 
 
-@pytest.mark.parametrize("full", ["p", "d"])
-def test_a_mismatched_link_is_refused_with_both_values(
-    full: str, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p, d = _nodes("pd")
+def test_a_link_that_does_not_fit_is_refused(rules: HcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P2P_HCCL_BUFFSIZE", "64")
     rules.free_bytes = 100 << 20
+    p, d = _nodes("pd")
 
     with pytest.raises((Unavailable, LinkLost)):
         link(p, d)
-    assert rules.made == 0
-
-    rules.free_bytes = 128 << 20
-    with linked(p, d) as ends:
-        assert ends.receive(ends.send(b"fits")) == b"fits"
+    assert rules.pids == []
 
 
 @pytest.mark.parametrize(
@@ -209,22 +174,77 @@ def test_nccls_cost_follows_its_channels() -> None:
     assert link_bytes({"NCCL_MAX_NCHANNELS": "4"}) == link_bytes({}) // 2
 
 
-def test_the_rules_are_enforced() -> None:
-    rules, entered, leave = HcclRules(), threading.Event(), threading.Event()
+class DoneGroup:
+    """A group whose operations are done, or fail, at once."""
 
-    def hold() -> None:
-        with rules.issuing("npu:0", "creation"):
-            entered.set()
-            leave.wait(DEADLINE_S)
+    def __init__(self, error: str = "") -> None:
+        self._error = error
 
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert entered.wait(DEADLINE_S)
-    with pytest.raises(RuleBroken, match="which Thread"), rules.issuing("npu:0", "send"):
-        pass
-    leave.set()
-    holder.join()
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        def wait(timeout: object) -> None:
+            if self._error:
+                raise RuntimeError(self._error)
+
+        return SimpleNamespace(wait=wait)
+
+
+def _send(group: RuleBoundGroup) -> Any:
+    return group.send([torch.zeros(1)], 1, 0)
+
+
+def test_a_creation_that_hangs_stops_its_process(tmp_path: Path) -> None:
+    """Two groups of two devices: the one reason for processes of their own."""
+    rules, over = HcclRules(tmp_path), threading.Event()
+    hanging = RuleBoundGroup(lambda: over.wait(DEADLINE_S) and DoneGroup(), "npu:0", rules)
+    other = RuleBoundGroup(DoneGroup, "npu:1", rules)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        first = one.submit(_send, hanging)
+        until(rules._queue.locked)
+        second = two.submit(_send, other)
+        assert not second.done()
+        with pytest.raises(TimeoutError):
+            second.result(0.1)
+        over.set()
+        for sent in (first, second):
+            sent.result(DEADLINE_S).wait()
+
+
+def test_one_thread_issues_for_a_device(tmp_path: Path) -> None:
+    rules = HcclRules(tmp_path)
+    group = RuleBoundGroup(DoneGroup, "npu:0", rules)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        one.submit(_send, group).result(DEADLINE_S)
+        with pytest.raises(RuleBroken, match="which ThreadPoolExecutor"):
+            two.submit(_send, group).result(DEADLINE_S)
     with pytest.raises(RuleBroken, match="float8"):
         rules.check("npu:0", [torch.zeros(1, dtype=torch.float8_e5m2)])
 
     assert len(rules.broken) == 2
+
+
+@pytest.mark.parametrize(("handling", "num_broken"), [(None, 1), ("1", 1), ("0", 0)])
+def test_a_failure_ends_a_process_by_default(
+    handling: str | None, num_broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_HCCL_ASYNC_ERROR_HANDLING", raising=False)
+    if handling is not None:
+        monkeypatch.setenv("TORCH_HCCL_ASYNC_ERROR_HANDLING", handling)
+    rules = HcclRules(tmp_path)
+
+    with pytest.raises(RuntimeError, match="peer is gone"):
+        _send(RuleBoundGroup(lambda: DoneGroup("peer is gone"), "npu:0", rules)).wait()
+
+    assert len(rules.broken) == num_broken
+
+
+def test_two_processes_need_ports_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_NPU_SOCKET_PORT_RANGE", raising=False)
+    one, other = HcclRules(tmp_path), HcclRules(tmp_path)  # as in two processes
+
+    one._listen("npu:0")
+    one._listen("npu:0")
+    other._listen("npu:1")
+    with pytest.raises(RuntimeError, match="port 16666 of npu:0 is in use"):
+        other._listen("npu:0")
+    monkeypatch.setenv("HCCL_NPU_SOCKET_PORT_RANGE", "auto")
+    other._listen("npu:0")

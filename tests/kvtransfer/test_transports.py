@@ -25,7 +25,7 @@ def test_transports_are_tried_best_first_whatever_the_typed_order(pool: Pool) ->
 def test_none_named_means_the_default_ones(pool: Pool) -> None:
     assert [transport.traits.name for transport in make_transports((), pool)] == ["shm", "tcp"]
     assert default_names("cpu") == ("cuda_ipc", "shm", "tcp")  # the first has no use for a pool of host memory
-    assert default_names("npu:0") == default_names("cpu")  # a peer that hangs would stop the NPU's operations
+    assert default_names("npu:0") == ("cuda_ipc", "shm", "process_group", "tcp")
     assert default_names("cuda:1") == ("cuda_ipc", "shm", "process_group", "tcp")
 
 

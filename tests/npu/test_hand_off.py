@@ -1,20 +1,18 @@
 """Hand-offs from and to the NPU path with real models: over hccl (gloo under hccl's rules) and over tcp."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from devices import npu, table
-from devices.collectives import COLLECTIVES
 from engine.oracle import generate_greedy
 from tests.devices.fake_device import FakeKind
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.device_pair import NUM_TOKENS, PROMPTS, config, serve_pair
-from tests.kvtransfer.groups import group_threads
+from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
 from tests.kvtransfer.hccl_rules import HcclRules
-from tests.kvtransfer.rig import until
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
 from wire.types import Role
@@ -32,13 +30,10 @@ class NpuKind(FakeKind):
 
 
 @pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
-    made = HcclRules()
+def rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HcclRules]:
     monkeypatch.setitem(table.KINDS, "npu", NpuKind(npu.TRAITS))
-    monkeypatch.setitem(COLLECTIVES, "hccl", replace(made.collective(), on_host=False))
-    yield made
-    assert made.broken == []
-    until(lambda: not group_threads())
+    with hccl_on_cpu(monkeypatch, tmp_path, on_host=False) as made:
+        yield made
 
 
 @pytest.mark.usefixtures("attention_in_float32")

@@ -1,0 +1,195 @@
+"""A link's group in a process of its own, so that killing that process aborts whatever hangs in it.
+
+    outlet | inlet --SEND, RECEIVE--> the group's process (child.py), which maps the staging too
+    thread of the group <--DONE, FAILED-- starts the process, relays its set-up messages, and ends it
+
+    MAKING -> MADE -> closed: killed, reaped, then the staging is freed; nothing else can access it
+
+A process that is lost, or that reports nothing for the time limit, ends this group and no other.
+"""
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from devices.collectives import Collective
+from devices.shared_memory import SharedMemory
+from kvtransfer.hello import Hello
+from kvtransfer.process_group.child_messages import PLACE, GroupMessage, GroupSetup
+from kvtransfer.process_group.exchange import SetupExchange
+from kvtransfer.process_group.group import in_one_line
+from kvtransfer.process_group.group_setup import agree, group_name, prove, refuse_if_full
+from kvtransfer.stream import LinkLost, Stream
+from kvtransfer.transport import Timeouts
+from native.ticker import run_time
+from processes.child import ChildProcess
+from processes.rank_channel import Channel, Message
+from processes.rank_payloads import to_json
+from telemetry.logs import EventLogger
+
+if TYPE_CHECKING:
+    from kvtransfer.process_group.payload import GroupStaging
+
+_log = EventLogger("kvtransfer")
+
+PROGRAM = "kvtransfer.process_group.child"
+_LOOK_S = 0.5
+_SEND_S = 5.0
+_LEAVE_S = 2.0
+"""For a killed process to end; it keeps its group parked, with its staging, if it does not."""
+
+
+class RemoteGroup:
+    """Owner of the group's process, the thread that started it, and the staging that both map.
+
+    Operations are started by one thread, `close` is called from any; see LinkGroup. Until `set_up_ended` the thread
+    uses the link's stream, and every operation may take as long as the set-up.
+    """
+
+    def __init__(self, setup: GroupSetup, memory: SharedMemory, stream: Stream, defaults: Mapping[str, str]) -> None:
+        self._setup, self._memory, self._defaults = setup, memory, defaults
+        self._stream: Stream | None = stream
+        self._progress_s, self._since = setup.timeout_s, run_time()
+        self._until = self._since + setup.timeout_s
+        self.made: Future[None] = Future()
+        self._awaited = deque([self.made])
+        self._fault: str | None = None
+        self._process: ChildProcess | None = None
+        self._closing = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"kv-group-{setup.name[:8]}", daemon=True)
+        self._thread.start()
+
+    def send(self, tensor: Any) -> "Future[None]":
+        """See LinkGroup. The bytes are complete: gathering waits for the device."""
+        return self._post(GroupMessage.SEND, tensor.data_ptr() - self._memory.tensor.data_ptr(), tensor.numel())
+
+    def receive(self, staging: "GroupStaging", num_bytes: int) -> "Future[None]":
+        """See LinkGroup."""
+        return self._post(GroupMessage.RECEIVE, 0, num_bytes)
+
+    def set_up_ended(self, progress_s: float) -> None:
+        """Return the link's stream to its owner; from now on each operation may take `progress_s`."""
+        self._stream, self._progress_s = None, progress_s
+
+    def close(self) -> None:
+        """Kill the process, and free the staging when it has ended; idempotent."""
+        with self._lock:
+            self._closing, process, stream = True, self._process, self._stream
+        if stream is not None:
+            stream.shutdown()
+        if process is not None:
+            process.kill()
+        self._thread.join(_LEAVE_S)
+        if self.parked:
+            _log.warning("kv_group_parked", group=self._setup.name, backend=self._setup.collective)
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is closed, but its process has not ended."""
+        return self._closing and self._thread.is_alive()
+
+    def _post(self, kind: GroupMessage, start: int, num_bytes: int) -> "Future[None]":
+        done: Future[None] = Future()
+        with self._lock:
+            if self._fault is not None or self._closing:
+                raise LinkLost(f"the group failed: {self._fault}" if self._fault else "the group is closed")
+            if not self._awaited:
+                self._since = run_time()
+            self._awaited.append(done)
+        try:
+            self._channel.send(kind, PLACE.pack(start, num_bytes), timeout_s=_SEND_S)
+        except OSError as error:
+            raise LinkLost(f"the group failed: {self._fault or error}") from error
+        return done
+
+    def _run(self) -> None:
+        try:
+            self._start()
+            self._serve()
+        except Exception as error:  # noqa: BLE001  the outermost frame of this group's thread
+            self._fail(in_one_line(error))
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                self._process.close()
+            self._process.wait(None)  # only then does nothing access the staging
+        self._memory.free()
+
+    def _start(self) -> None:
+        """Start the process; the kernel ends it with this thread."""
+        with self._lock:
+            if self._closing:
+                raise LinkLost("the link was closed here")
+            self._process = ChildProcess(PROGRAM, environ={**self._defaults, **os.environ})
+        self._channel = Channel(self._process.connection, GroupMessage)
+        self._channel.send(GroupMessage.MAKE, to_json(self._setup), timeout_s=_SEND_S, fds=self._memory.fds)
+
+    def _serve(self) -> None:
+        while True:
+            if self._channel.has_more(_LOOK_S):
+                self._handle(self._channel.receive(_SEND_S))
+            elif (stream := self._stream) is not None and stream.is_hung_up:
+                raise LinkLost("the connection was closed")
+            elif self._awaited and run_time() - self._since > self._progress_s:
+                raise LinkLost(f"no data was transferred for {self._progress_s:g} s")
+
+    def _handle(self, message: Message[GroupMessage]) -> None:
+        if message.kind is GroupMessage.DONE:
+            with self._lock:
+                done, self._since = self._awaited.popleft(), run_time()
+            done.set_result(None)
+        elif message.kind is GroupMessage.FAILED:
+            raise LinkLost(message.payload.decode("utf-8", "replace"))
+        elif self._stream is None:
+            raise LinkLost(f"{message.kind.name} after the set-up")
+        elif message.kind is GroupMessage.FORWARD:
+            self._stream.send([message.payload])
+        elif message.kind is GroupMessage.NEXT:
+            left = max(0.0, self._until - run_time())
+            kind, body = self._stream.receive_message(first_byte_s=left, whole_s=left)
+            self._channel.send(GroupMessage.ARRIVED, bytes([kind]) + body, timeout_s=_SEND_S)
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            self._fault = "the link was closed here" if self._closing else reason
+            awaited, self._awaited = self._awaited, deque()
+        if not self._closing:
+            _log.warning("kv_group_broken", group=self._setup.name, backend=self._setup.collective, reason=self._fault)
+        for done in awaited:
+            done.set_exception(LinkLost(f"the group failed: {self._fault}"))
+
+
+def make_remote_group(
+    stream: Stream, hello: Hello, rank: int, collective: Collective, device: str, staging: tuple[str, int],
+    timeouts: Timeouts,
+) -> "tuple[RemoteGroup, GroupStaging]":  # fmt: skip
+    """Return this end's group, proven to reach the other, and its staging; `staging` is a device and a size.
+
+    No other link waits for this: processes make their communicators independently of each other. Raises LinkLost,
+    WireError, Unavailable.
+    """
+    from kvtransfer.process_group.payload import share_staging
+
+    exchange, limit_s = SetupExchange(stream, group_name(hello)), max(timeouts.connect_s, collective.make_s)
+    agree(exchange, collective, rank, timeouts)
+    refuse_if_full(collective, device)
+    memory, moved = share_staging(*staging)
+    host = stream.socket.getsockname()[0]
+    setup = GroupSetup(group_name(hello), collective.name, device, rank, host, limit_s, *staging, memory.handle)
+    group, end = RemoteGroup(setup, memory, stream, collective.defaults), run_time() + limit_s
+    try:
+        group.made.result(limit_s)
+        prove(group, moved, hello, rank, max(0.0, end - run_time()))
+        exchange.finish(timeouts.progress_s)
+    except TimeoutError as error:
+        group.close()
+        raise LinkLost(f"no {collective.name} group within {limit_s:g} s") from error
+    except BaseException:
+        group.close()
+        raise
+    group.set_up_ended(timeouts.progress_s)
+    return group, moved
