@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engine.batch_state import BatchState
-from engine.finish import ending_at
+from engine.finish import finish_at
 from engine.interface import EngineInfo, PooledPrompt, Prefilled
 from engine.kv.blocks import BlockPool
 from engine.outcome import StepOutcome
@@ -98,10 +98,10 @@ class Advance:
         if sequence.finish is not None:
             return
         length, num_outputs = sequence.prompt_length, sequence.num_outputs
-        ending = ending_at(
+        finished = finish_at(
             sequence.token_ids, num_outputs, state.params, prompt_length=length, max_model_len=self._info.max_model_len
         )
-        finish, stop_token_id = ending or (None, None)
+        finish, stop_token_id = finished or (None, None)
         outcome.tokens.append(
             TokenOutput(state.prompt_id, index, num_outputs - 1, token_id, finish, stop_token_id, logprobs)
         )

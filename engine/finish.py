@@ -4,22 +4,22 @@ from collections.abc import Sequence
 
 from wire.types import FinishReason, RepetitionDetection, SamplingParams
 
-Ending = tuple[FinishReason, int | None]
+Finish = tuple[FinishReason, int | None]
 """The finish reason, and the stop token id if one was the reason."""
 
 
 def finish_of(
     outputs: Sequence[int], params: SamplingParams, *, prompt_length: int, max_model_len: int
-) -> Ending | None:
+) -> Finish | None:
     """Return why a sequence with these output token ids has finished, or None if it continues."""
     if not outputs:
         return None
-    return ending_at(outputs, len(outputs), params, prompt_length=prompt_length, max_model_len=max_model_len)
+    return finish_at(outputs, len(outputs), params, prompt_length=prompt_length, max_model_len=max_model_len)
 
 
-def ending_at(
+def finish_at(
     tokens: Sequence[int], num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int
-) -> Ending | None:
+) -> Finish | None:
     """Return why a sequence has finished, or None. Its last `num_outputs` `tokens`, one or more, are its outputs.
 
     From `min_tokens` outputs on, a stop token or a repetition finishes it. A stop token takes precedence over a length

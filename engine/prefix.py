@@ -1,8 +1,8 @@
 """Names of KV blocks derived from their tokens, so that computed KV can be found and reused. Pure.
 
-    link  = sha256(parent link, the 16 token ids as little-endian int32, salt)
-    first = the link whose parent is 32 zero bytes, or sha256(rotation) where the keys have a special rotation
-    block = a whole number of links, named by its last link
+    digest = sha256(parent digest, the 16 token ids as little-endian int32, salt)
+    first  = the digest whose parent is 32 zero bytes, or sha256(rotation) where the keys have a special rotation
+    block  = a whole number of digests, named by its last one
 
 A name depends on every token from the first one on, so it is the same on every instance and at every block size.
 Prompts with different salt or rotation have no name in common.
@@ -13,18 +13,18 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LINK_TOKENS = 16
+DIGEST_TOKENS = 16
 
-_IDS = struct.Struct(f"<{LINK_TOKENS}i")
+_IDS = struct.Struct(f"<{DIGEST_TOKENS}i")
 
 
 class BlockName(NamedTuple):
-    """The name of a full block: its last link, the link before its first token, its tokens, salt and rotation.
+    """The name of a full block: its last digest, the one before its first token, its tokens, salt and rotation.
 
     Two names are equal only if the tokens are: a collision of digests is no cache hit.
     """
 
-    link: bytes
+    digest: bytes
     parent: bytes
     token_ids: tuple[int, ...]
     salt: str
@@ -33,9 +33,9 @@ class BlockName(NamedTuple):
 
 def why_no_names(block_size: int) -> str | None:
     """Return why blocks of that size have no names, as text for people, or None if they have names."""
-    if block_size % LINK_TOKENS == 0:
+    if block_size % DIGEST_TOKENS == 0:
         return None
-    return f"blocks of {block_size} tokens are not a multiple of {LINK_TOKENS}"
+    return f"blocks of {block_size} tokens are not a multiple of {DIGEST_TOKENS}"
 
 
 class PrefixChain:
@@ -83,8 +83,8 @@ class PrefixChain:
         assert self._block_size is not None
         start = len(self._names) * self._block_size
         own = tuple(token_ids[start : start + self._block_size])
-        parent = self._names[-1].link if self._names else self._root
-        link, salt = parent, self._salt_bytes
-        for at in range(0, self._block_size, LINK_TOKENS):
-            link = hashlib.sha256(link + _IDS.pack(*own[at : at + LINK_TOKENS]) + salt).digest()
-        return BlockName(link, parent, own, self._salt, self._rotation)
+        parent = self._names[-1].digest if self._names else self._root
+        digest, salt = parent, self._salt_bytes
+        for at in range(0, self._block_size, DIGEST_TOKENS):
+            digest = hashlib.sha256(digest + _IDS.pack(*own[at : at + DIGEST_TOKENS]) + salt).digest()
+        return BlockName(digest, parent, own, self._salt, self._rotation)

@@ -71,14 +71,14 @@ class _Shutdown:
 
 
 async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> None:
-    ending = _Shutdown()
-    stop = ending.stop
+    shutdown = _Shutdown()
+    stop = shutdown.stop
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = GrpcServer(config.options.host, config.options.port, config.trust)
     port = await server.start()
     try:
-        host = await _prepare(config, server, port, ending, marks)
+        host = await _prepare(config, server, port, shutdown, marks)
     except BaseException:
         await server.stop(0)
         raise
@@ -97,18 +97,18 @@ async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> 
         log.info("stopping", instance=identity.instance_id)
         for task in beside:
             task.cancel()
-    await server.stop(STOP_GRACE_S if ending.error is None else 0)
+    await server.stop(STOP_GRACE_S if shutdown.error is None else 0)
     await host.stop()
-    if ending.error is not None:
-        raise ending.error
+    if shutdown.error is not None:
+        raise shutdown.error
 
 
 async def _prepare(
-    config: InstanceConfig, server: GrpcServer, port: int, ending: _Shutdown, marks: StartMarks
+    config: InstanceConfig, server: GrpcServer, port: int, shutdown: _Shutdown, marks: StartMarks
 ) -> InstanceHost | None:  # fmt: skip
     """Load the engine, open the KV listeners and serve sessions; return None if a signal arrived before that."""
     began = time.monotonic()
-    loaded = await _load_unless_stopped(config, ending, marks)
+    loaded = await _load_unless_stopped(config, shutdown, marks)
     if loaded is None:
         return None
     marks.set(LOADED)
@@ -171,7 +171,7 @@ async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
 
 
 async def _load_unless_stopped(
-    config: InstanceConfig, ending: _Shutdown, marks: StartMarks
+    config: InstanceConfig, shutdown: _Shutdown, marks: StartMarks
 ) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
     """Load in a daemon thread, so that a signal meanwhile ends the process at once; return None if one arrived."""
     loop = asyncio.get_running_loop()
@@ -179,14 +179,14 @@ async def _load_unless_stopped(
 
     def load() -> None:
         try:
-            built = build_engine(config, ending.lost, marks.set)
+            built = build_engine(config, shutdown.lost, marks.set)
         except Exception as error:  # noqa: BLE001 - passed to the waiting task
             _call_soon(loop, loading.set_exception, error)
         else:
             _call_soon(loop, loading.set_result, built)
 
     threading.Thread(target=load, name="load", daemon=True).start()
-    stopped = loop.create_task(ending.stop.wait())
+    stopped = loop.create_task(shutdown.stop.wait())
     waits: set[asyncio.Future[Any]] = {loading, stopped}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():

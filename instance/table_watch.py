@@ -119,7 +119,7 @@ class EntryWatch:
                 if self.go_on(loop.time()) is Stage.ENDS:
                     return self._gone
             except Exception as error:  # noqa: BLE001 - the outermost frame: keep the state, look again
-                log.error("table_watch_failed", exc=error)
+                log.error("table_watch_failed", error)
             await asyncio.sleep(self._poll_s)
 
     def read(self, path: str) -> OwnTable:
@@ -132,7 +132,7 @@ class EntryWatch:
         if isinstance(found, RanktableError):
             self._troubled = True
             waits = found.code == "not-completed"
-            (log.info if waits else log.warning)("table_waits" if waits else "table_ignored", reason=found)
+            (log.info if waits else log.warning)("table_not_ready" if waits else "table_ignored", error=found)
         elif found is not None:
             self._follow(found, now)
 
@@ -171,21 +171,21 @@ class EntryWatch:
         try:
             self._hold(digest)
         except ConfigError as error:
-            log.warning("table_entry_claimed_twice", reason=error)
+            log.warning("table_entry_in_use", error=error)
 
     def _enter(self, after: Stage) -> None:
         before, self._stage = self._stage, after
         self._host.drain(self._gone if after in (Stage.REFUSES, Stage.ENDS) else None)
         match after:
             case Stage.BELONGS:
-                log.info("entry_is_back", before=before.name.lower())
+                log.info("table_entry_restored", before=before.name.lower())
             case Stage.WORKS_ON:
                 log.warning("table_entry_removed", reason=self._gone, next="ends when its scheduler closes the session")
             case Stage.REFUSES:
                 text = "new prompts are refused; the instance ends when the running ones have finished"
                 log.warning("session_not_closed_by_scheduler", waited_s=LET_GO_S, next=text)
             case Stage.ENDS:
-                log.warning("instance_ends", reason=self._gone, busy=self._host.is_busy)
+                log.warning("instance_stopping", reason=self._gone, busy=self._host.is_busy)
 
     def _why_gone(self, table: GlobalTable) -> str:
         own = self._plan.own

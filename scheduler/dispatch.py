@@ -160,7 +160,7 @@ def _reason(error: Exception, request: GenerationRequest) -> PdserveError:
     """Log and return the error for the client: the first PdserveError among the prompts', else InternalError."""
     reason = next((one for one in _leaves(error) if isinstance(one, PdserveError)), None)
     if reason is None:
-        log.error("request_failed_internally", exc=error, request_id=request.request_id)
+        log.error("request_failed_internally", error, request_id=request.request_id)
         reason = InternalError(f"request {request.request_id} failed; details are in the scheduler's log")
     report = log.debug if isinstance(reason, InvalidRequest) else log.warning  # clients can cause many of these
     name = type(reason).__name__

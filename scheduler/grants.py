@@ -26,18 +26,18 @@ class Grant(AbstractContextManager["Grant"]):
         """Book the prompt's tokens where it is prefilled and its blocks where it is decoded."""
         for instance in (self.prefill, self.decode):
             if instance is not None:
-                instance.in_flight.carry(self._prompt_id, facts.chain)
+                instance.in_flight.register(self._prompt_id, facts.chain)
         if self.prefill is None:
-            self.decode.in_flight.give_prefill(self._prompt_id, facts.num_tokens)
+            self.decode.in_flight.assign_prefill(self._prompt_id, facts.num_tokens)
         else:
-            self.prefill.in_flight.give_to_hand_off(
+            self.prefill.in_flight.assign_hand_off(
                 self._prompt_id, facts.num_tokens, self.decode.index, facts.num_sequences
             )
         blocks = -(-facts.num_tokens // self.decode.description.block_size)
         self.decode.in_flight.book_blocks(self._prompt_id, blocks, facts.num_sequences)
 
     def finished(self, chains: Iterable[Chain]) -> None:
-        """Note the prompt's success; `chains` are its links including those of its outputs."""
+        """Note the prompt's success; `chains` include its outputs."""
         self.decode.in_flight.finished(self._prompt_id, chains)
 
     def release(self) -> None:

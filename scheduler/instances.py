@@ -243,7 +243,7 @@ class Instance:
         for error in errors:
             if isinstance(error, PdserveError):
                 return error
-        log.error("session_broke", exc=errors[0], instance=self.address)
+        log.error("session_failed", errors[0], instance=self.address)
         return InternalError(f"internal error: {errors[0]!r}")
 
     def _end(self, error: InstanceLost) -> None:

@@ -12,16 +12,16 @@ class ControlLimits:
 
     A dead instance is detected when its stream breaks. One that is silent for `suspect_s` gets no new work, and is
     lost after `silence_s`; both are extended by the instance's own starvation, up to `silence_most_s`. One whose engine
-    is stuck is lost when its last progress is older than `progress_s`, or than its turns
-    explain (wire/shared_limits.py).
-    Without starvation or slow turns both are detected within 10 s, a heartbeat's delay included.
-    A session gets a quick reconnect once it has lasted `lived_s`. Concurrent
-    retries are limited to `retry_share` of the active requests, at least `min_retries`; none counts longer than
-    `retry_window_s`. A reservation takes `reserve_s` at most, plus `grammar_s` if a grammar is compiled for it,
-    which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `put_off_s` of that, others may
-    use the prefill instance's next step. An instance that left the table has `drain_s` for its prompts; those left
-    continue elsewhere. Tables that differ at the start are an error after `tables_s`: a changed file does not reach all
-    hosts at once. If a new table leaves no path, requests wait `join_s` for the instances that it adds.
+    is stuck is lost when its last progress is older than `progress_s`, or than its turns explain
+    (wire/shared_limits.py). Without starvation or slow turns both are detected within 10 s, a heartbeat's delay
+    included. A session gets a quick reconnect once it has lasted `lived_s`.
+
+    Concurrent retries are limited to `retry_share` of the active requests, at least `min_retries`; none counts longer
+    than `retry_window_s`. A reservation takes `reserve_s` at most, plus `grammar_s` if a grammar is compiled for it,
+    which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `unassign_after_s` of that,
+    others may use the prefill instance's next step. An instance that left the table has `drain_s` for its prompts;
+    those left continue elsewhere. Tables that differ at the start are an error after `tables_s`: a changed file does
+    not reach all hosts at once. If a new table leaves no path, requests wait `join_s` for the instances that it adds.
     `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none.
     """
 
@@ -48,7 +48,7 @@ class ControlLimits:
     refused_retry_s: float = 10.0
     reserve_s: float = 5.0
     grammar_s: float = 90.0
-    put_off_s: float = 0.1
+    unassign_after_s: float = 0.1
     settle_s: float = 2.0
     drain_s: float = 300.0
     tables_s: float = 5.0

@@ -34,7 +34,7 @@ async def give_back_memory(
         now = resident()
         if is_idle() and now > before + _GROWN_BYTES:
             release()
-            log.debug("memory_given_back", before_bytes=now, after_bytes=resident())
+            log.debug("memory_released", before_bytes=now, after_bytes=resident())
             now = before = resident()
         before = min(before, now)
 

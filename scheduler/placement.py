@@ -131,7 +131,7 @@ def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]
     )
     for start in starts:
         for end in [start] if start.role is Role.COMBINED else decodes:
-            if end.index not in start.unjoined:
+            if end.index not in start.no_transport_to:
                 yield start, end
 
 

@@ -52,11 +52,11 @@ class PathProbe:
         except PdserveError as error:
             if self._found_no_room(error, plan):
                 self._readiness.extend_use(plan)
-                log.debug("probe_found_no_room", **self._readiness.names(plan), reason=error)
+                log.debug("probe_found_no_room", **self._readiness.names(plan), error=error)
                 return True
             self._readiness.discard_use(plan)
             pair = self._readiness.names(plan)
-            self._failures.warning("probe_failed", f"probe of {' and '.join(pair.values())}", **pair, reason=error)
+            self._failures.warning("probe_failed", f"probe of {' and '.join(pair.values())}", **pair, error=error)
             return False
         return True
 

@@ -92,7 +92,7 @@ class PromptRun:
 
     @property
     def chains(self) -> list[Chain]:
-        """The links of the prompt with the output of each sequence."""
+        """The chains of the prompt with the output of each sequence."""
         return [self._chain_with(output[:-1]) for output in self.output.so_far]
 
     @property
@@ -231,7 +231,7 @@ class PromptRun:
                 on_instance.cancel_sequence(sequence)
 
     def _chain_with(self, output: tuple[int, ...]) -> Chain:
-        """Return the links of the prompt and `output`; none for requests that bypass the prefix cache."""
+        """Return the chain of the prompt and `output`; none for requests that bypass the prefix cache."""
         request = self.request
         if request.probe or request.params.prompt_logprobs is not None:
             return ()

@@ -63,7 +63,7 @@ class Registry:
         self._members = Members(expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._forget)
         self.table = TableView(digest=table_digest)
         self._digests = {table_digest}
-        self._strange_tables: dict[tuple[int, str], float] = {}
+        self._different_since: dict[tuple[int, str], float] = {}
         self._scheduler_id = scheduler_id
         self._epochs = itertools.count(epoch)
         self._limits = limits
@@ -134,10 +134,10 @@ class Registry:
 
     def loads(self) -> list[InstanceLoad]:
         """Return the load of every living instance, for placement."""
-        unjoined: dict[int, dict[int, str]] = {}
+        no_transport_to: dict[int, dict[int, str]] = {}
         for gap in self.gaps():
-            unjoined.setdefault(gap.sender, {})[gap.receiver] = gap.why
-        return [_load(instance, unjoined.get(instance.index, {})) for instance in self.living()]
+            no_transport_to.setdefault(gap.sender, {})[gap.receiver] = gap.why
+        return [_load(instance, no_transport_to.get(instance.index, {})) for instance in self.living()]
 
     def slowness(self, indices: Collection[int | None]) -> float:
         """Return the largest slowness of these instances that are living; 1 if none is."""
@@ -221,7 +221,7 @@ class Registry:
         if self._was_ready or description.table_digest in self._digests:
             return
         now = asyncio.get_running_loop().time()
-        since = self._strange_tables.setdefault((expected.index, description.table_digest), now)
+        since = self._different_since.setdefault((expected.index, description.table_digest), now)
         try:
             check_table(expected, description, self.table.digest)
         except Incompatible as error:
@@ -237,7 +237,7 @@ class Registry:
             self._accepted.pop(index, None)
 
 
-def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:
+def _load(instance: Instance, no_transport_to: dict[int, str]) -> InstanceLoad:
     description, ledger = instance.description, instance.in_flight
     return InstanceLoad(
         index=instance.index,
@@ -252,6 +252,6 @@ def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:
         waiting=ledger.load.waiting,
         max_num_seqs=description.max_num_seqs,
         held_for=ledger.held_for,
-        unjoined=unjoined,
+        no_transport_to=no_transport_to,
         is_suspect=instance.is_suspect,
     )

@@ -199,7 +199,7 @@ async def _start_templates(tokens: Tokens) -> None:
     try:
         await tokens.start()
     except (Overloaded, Unavailable, InvalidRequest) as error:
-        log.warning("templates_not_started", reason=str(error))
+        log.warning("templates_not_started", error=str(error))
 
 
 def _missing(control: Control) -> str:

@@ -45,4 +45,4 @@ class TableAgreement:
             return
         difference.logged = digests
         fix = "copy the scheduler's global table to its host: at startup, different tables are an error"
-        log.warning("table_differs", instance=difference.name, there=there, here=here, mend=fix)
+        log.warning("table_differs", instance=difference.name, there=there, here=here, fix=fix)

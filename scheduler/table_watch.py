@@ -43,7 +43,7 @@ class TableWatch:
                 now = asyncio.get_running_loop().time()
                 self._agreement.look(self._registry.living(), self._registry.table.digest, now)
             except Exception as error:  # noqa: BLE001 - the outermost frame: keep the table and check later
-                log.error("table_watch_failed", exc=error)
+                log.error("table_watch_failed", error)
 
     def take(self, found: GlobalTable | RanktableError | None) -> None:
         """Use a new table, or log why it cannot be used."""
@@ -70,9 +70,9 @@ class TableWatch:
         self._troubled = True
         used = self._registry.table
         if error.code == "not-completed":
-            log.info("table_waits", reason=error, version=used.version, digest=used.digest)
+            log.info("table_not_ready", error=error, version=used.version, digest=used.digest)
         else:
-            log.warning("table_ignored", reason=error, version=used.version, digest=used.digest)
+            log.warning("table_ignored", error=error, version=used.version, digest=used.digest)
 
     def _read(self, path: str) -> GlobalTable:
         """Read a table, on a thread. Raises RanktableError also for a table of another scheduler."""

@@ -1,18 +1,17 @@
 """Convert a running request's tokens to pieces of text per choice, the best ones if more are generated."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from scheduler.observability.request_done import RequestDone
-from scheduler.observability.request_log import log_request
+from scheduler.observability.request_log import reporting
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from scheduler.text.best_of import BestOf, ranked
 from scheduler.text.choice import Choice
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.tokens import Tokens
-from wire.errors import Cancelled, InternalError, PdserveError
+from wire.errors import InternalError, PdserveError
 from wire.types import FinishReason, TokenLogprobs, TokenOutput
 
 _BROKEN = (FinishReason.CANCELLED, FinishReason.FAILED)
@@ -94,7 +93,7 @@ class TextOutput:
         Raises a PdserveError if it failed.
         """
         self._put = put
-        with self._observed():
+        with reporting(self._observer.request_done, self._done):
             self._dispatched_s = self._clock() - self._started_s
             try:
                 await dispatcher.run(self._request, self)
@@ -142,27 +141,10 @@ class TextOutput:
         self.served.append(done)
         self._observer.prompt_done(done)
 
-    @contextmanager
-    def _observed(self) -> Iterator[None]:
-        ending, error = "failed", ""
-        try:
-            yield
-            ending = "finished"
-        except (asyncio.CancelledError, Cancelled):
-            ending = "cancelled"
-            raise
-        except Exception as failure:
-            error = type(failure).__name__
-            raise
-        finally:
-            done = self._done(ending, error)
-            self._observer.request_done(done)
-            log_request(done)
-
-    def _done(self, ending: str, error: str) -> RequestDone:
+    def _done(self, outcome: str, error: str) -> RequestDone:
         last_token_s = max((choice.last_token_s or 0.0 for choice in self._choices), default=0.0) - self._started_s
         return RequestDone(
-            self._request, tuple(self.served), ending, self._clock() - self._started_s, self._dispatched_s,
+            self._request, tuple(self.served), outcome, self._clock() - self._started_s, self._dispatched_s,
             self._first_token_s, None if self._first_token_s is None else last_token_s, self.num_output_tokens,
             tuple(choice.finish_reason for choice in self._choices if choice.finish_reason is not None), error,
         )  # fmt: skip

@@ -3,15 +3,13 @@
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from scheduler.observability.request_done import RequestDone
-from scheduler.observability.request_log import log_request
+from scheduler.observability.request_log import reporting
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from scheduler.text_output import Observer
 from scheduler.vectors import Values, collect_vectors
-from wire.errors import Cancelled
 
 
 class VectorRun:
@@ -34,7 +32,13 @@ class VectorRun:
     async def collect(self, dispatcher: Dispatcher) -> list[Values]:
         """Return the vector (or the score, as the only value) of each prompt. Raises the request's error."""
         found: list[Values] = []
-        with self._observed():
+        dispatched_s = self._clock() - self._started_s
+
+        def done(outcome: str, error: str) -> RequestDone:
+            seconds = self._clock() - self._started_s
+            return RequestDone(self._request, tuple(self.served), outcome, seconds, dispatched_s, error=error)
+
+        with reporting(self._observer.request_done, done):
             for at in range(0, len(self._request.prompts), self._at_once):
                 found += await collect_vectors(dispatcher, self._part(at), functools.partial(self._on_prompt_done, at))
         return found
@@ -46,21 +50,3 @@ class VectorRun:
     def _on_prompt_done(self, at: int, done: PromptDone) -> None:
         self.served.append(dataclasses.replace(done, prompt_index=at + done.prompt_index))
         self._observer.prompt_done(done)
-
-    @contextmanager
-    def _observed(self) -> Iterator[None]:
-        dispatched_s, ending, error = self._clock() - self._started_s, "failed", ""
-        try:
-            yield
-            ending = "finished"
-        except (asyncio.CancelledError, Cancelled):
-            ending = "cancelled"
-            raise
-        except Exception as failure:
-            error = type(failure).__name__
-            raise
-        finally:
-            seconds = self._clock() - self._started_s
-            done = RequestDone(self._request, tuple(self.served), ending, seconds, dispatched_s, error=error)
-            self._observer.request_done(done)
-            log_request(done)

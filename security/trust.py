@@ -93,7 +93,7 @@ class Trust:
         if self.secret is None and self.addresses:
             log.warning(
                 "no_cluster_secret", peers="only addresses of the global table are accepted",
-                mend="put cluster_secret beside the global table of every host (docs/security.md)",
+                fix="put cluster_secret beside the global table of every host (docs/security.md)",
             )  # fmt: skip
 
 

@@ -60,5 +60,5 @@ class CappedLog:
                 window.left_out += 1
         for name, left_out in over.items():
             if left_out:
-                self._log.warning("log_lines_left_out", of=name, lines=left_out, within_s=self._window_s)
+                self._log.warning("log_lines_suppressed", of=name, lines=left_out, within_s=self._window_s)
         return is_allowed

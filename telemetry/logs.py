@@ -48,13 +48,13 @@ class EventLogger:
         """Log an event an operator should look at."""
         self._log(logging.WARNING, event, fields)
 
-    def error(self, event: str, exc: BaseException | None = None, **fields: object) -> None:
-        """Log a failure, with the traceback of `exc` if given."""
-        self._log(logging.ERROR, event, fields, exc)
+    def error(self, event: str, raised: BaseException | None = None, /, **fields: object) -> None:
+        """Log a failure, with the traceback of the exception `raised` if given."""
+        self._log(logging.ERROR, event, fields, raised)
 
-    def _log(self, level: int, event: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
+    def _log(self, level: int, event: str, fields: dict[str, object], raised: BaseException | None = None) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", LogEvent(event, fields), exc_info=exc)
+            self._logger.log(level, "%s", LogEvent(event, fields), exc_info=raised)
 
 
 def render(event: str, fields: dict[str, object]) -> str:

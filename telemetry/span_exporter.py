@@ -78,10 +78,10 @@ class SpanExporter:
                 rejected = self._rejected(self._send(self._encode(batch)))
             except NotTaken as error:
                 self._count(0, len(batch))
-                self._capped_log.warning("spans_not_taken", "collector", reason=error, spans=len(batch))
+                self._capped_log.warning("spans_rejected", "collector", error=error, spans=len(batch))
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: traces may fail, requests not
                 self._count(0, len(batch))
-                self._capped_log.warning("spans_lost", type(error).__name__, reason=repr(error), spans=len(batch))
+                self._capped_log.warning("spans_lost", type(error).__name__, error=repr(error), spans=len(batch))
             else:
                 self._count(len(batch) - rejected, rejected)
 

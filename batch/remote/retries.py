@@ -47,5 +47,5 @@ async def _try(attempt: Callable[[], Awaitable[T]], what: str, retries: Retries)
                 raise Unavailable(f"{what}: {error} (tried {failures} times)") from error
             jittered = retries.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
             delay_s = max(jittered, min(error.wait_s, retries.max_delay_s))
-            _log.info("transfer_tried_again", url=what, error=str(error), failures=failures, delay_s=round(delay_s, 1))
+            _log.info("transfer_retried", url=what, error=str(error), failures=failures, delay_s=round(delay_s, 1))
         await asyncio.sleep(delay_s)

@@ -120,7 +120,7 @@ class GrammarStore:
     def _log_old_name(self, backend: str) -> None:
         if is_old_name(backend) and not self._logged_old_name:
             self._logged_old_name = True
-            log.warning("guided_decoding_backend_served_by_llguidance", requested=backend)
+            log.warning("guided_decoding_backend_served_by_llguidance", backend=backend)
 
     def _run(self) -> None:
         """Run the compiler thread. Its child dies with it, so it runs until the store is closed."""

@@ -18,7 +18,7 @@ class NamedBlocks:
     """
 
     def __init__(self) -> None:
-        self._block_by_link: dict[bytes, int] = {}
+        self._block_by_digest: dict[bytes, int] = {}
         self._name_by_block: dict[int, BlockName] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -31,7 +31,7 @@ class NamedBlocks:
         """Return the blocks of the longest leading part of `names`."""
         found: list[int] = []
         for name in names:
-            block_id = self._block_by_link.get(name.link)
+            block_id = self._block_by_digest.get(name.digest)
             if block_id is None or self._name_by_block[block_id] != name:
                 break
             found.append(block_id)
@@ -39,8 +39,8 @@ class NamedBlocks:
 
     def put(self, block_id: int, name: BlockName) -> None:
         """Name a block in use, unless it has a name already or another block has this one."""
-        if name.link not in self._block_by_link and block_id not in self._name_by_block:
-            self._block_by_link[name.link] = block_id
+        if name.digest not in self._block_by_digest and block_id not in self._name_by_block:
+            self._block_by_digest[name.digest] = block_id
             self._name_by_block[block_id] = name
 
     def has_name(self, block_id: int) -> bool:
@@ -67,16 +67,16 @@ class NamedBlocks:
     def evict(self) -> int:
         """Remove the name of the least recently used idle block and return the block."""
         block_id, _ = self._idle.popitem(last=False)
-        del self._block_by_link[self._name_by_block.pop(block_id).link]
+        del self._block_by_digest[self._name_by_block.pop(block_id).digest]
         return block_id
 
     def check(self) -> None:
         """Assert that names and blocks match, and that leaves are evicted before their parents."""
-        assert self._block_by_link == {name.link: block for block, name in self._name_by_block.items()}
+        assert self._block_by_digest == {name.digest: block for block, name in self._name_by_block.items()}
         assert self._idle.keys() <= self._name_by_block.keys(), "an idle block has no name"
         order = {block_id: place for place, block_id in enumerate(self._idle)}
         for block_id, place in order.items():
-            parent = self._block_by_link.get(self._name_by_block[block_id].parent)
+            parent = self._block_by_digest.get(self._name_by_block[block_id].parent)
             assert parent not in order or place < order[parent], f"block {parent} is evicted before its leaf {block_id}"
 
     def _move_behind(self, block_id: int) -> list[int]:
@@ -87,5 +87,5 @@ class NamedBlocks:
             way.append(at)
             if at in self._idle:
                 self._idle.move_to_end(at)
-            at = self._block_by_link.get(self._name_by_block[at].parent)
+            at = self._block_by_digest.get(self._name_by_block[at].parent)
         return way

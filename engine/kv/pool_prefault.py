@@ -49,9 +49,9 @@ class PoolTouch:
         try:
             touched = self._touch()
         except OSError as error:  # an older kernel, or no memory: pages are faulted in at first use
-            log.info("pool_not_touched", error=error)
+            log.info("pool_not_prefaulted", error=error)
         else:
-            log.info("pool_touched", bytes=touched, of=self._memory.layout.total_bytes)
+            log.info("pool_prefaulted", bytes=touched, of=self._memory.layout.total_bytes)
 
     def _touch(self) -> int:
         madvise = ctypes.CDLL(None, use_errno=True).madvise

@@ -21,7 +21,7 @@ class SwapArea:
         self._freed: list[int] = []  # a heap: low slots, which already have memory, are used first
         self._num_touched = 0
         self._references: dict[int, int] = {}
-        self._slot_by_link: dict[bytes, int] = {}
+        self._slot_by_digest: dict[bytes, int] = {}
         self._name_by_slot: dict[int, BlockName] = {}
 
     @property
@@ -71,7 +71,7 @@ class SwapArea:
                 heapq.heappush(self._freed, slot)
                 name = self._name_by_slot.pop(slot, None)
                 if name is not None:
-                    del self._slot_by_link[name.link]
+                    del self._slot_by_digest[name.digest]
 
     def check(self) -> None:
         """Assert that every slot is either held or free, and that names and slots match."""
@@ -81,11 +81,11 @@ class SwapArea:
         assert self._num_touched <= self.num_slots
         assert all(count > 0 for count in self._references.values())
         assert self._name_by_slot.keys() <= held
-        assert self._slot_by_link == {name.link: slot for slot, name in self._name_by_slot.items()}
+        assert self._slot_by_digest == {name.digest: slot for slot, name in self._name_by_slot.items()}
 
     def _slot_of(self, name: BlockName | None) -> int | None:
-        """Return the slot with that name; token ids are compared too, not only the link."""
-        slot = None if name is None else self._slot_by_link.get(name.link)
+        """Return the slot with that name; token ids are compared too, not only the digest."""
+        slot = None if name is None else self._slot_by_digest.get(name.digest)
         return slot if slot is not None and self._name_by_slot[slot] == name else None
 
     def _take(self, count: int) -> list[int]:
@@ -99,9 +99,9 @@ class SwapArea:
         return slots
 
     def _name(self, slot: int, name: BlockName | None) -> None:
-        """Name the slot, unless another slot has the same link."""
-        if name is not None and name.link not in self._slot_by_link:
-            self._slot_by_link[name.link] = slot
+        """Name the slot, unless another slot has the same digest."""
+        if name is not None and name.digest not in self._slot_by_digest:
+            self._slot_by_digest[name.digest] = slot
             self._name_by_slot[slot] = name
 
 

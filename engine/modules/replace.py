@@ -74,7 +74,7 @@ class _Replacing:
                 return
             if difference.is_failure:
                 self._left.add((ops.name, kind))
-                _log.warning("ops_disabled", library=ops.name, parts=kind, error=difference.message)
+                _log.warning("ops_disabled", library=ops.name, parts=kind, reason=difference.message)
             reasons += [difference.message] if difference.message else []
         if reasons:
             if not self._stayed[kind]:

@@ -19,6 +19,6 @@ def raise_open_files() -> int:
         soft = most
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH:
         log.warning(
-            "few_open_files", limit=soft, why="each connection uses one; raise it with `ulimit -Hn` or the unit"
+            "few_open_files", limit=soft, note="each connection uses one; raise it with `ulimit -Hn` or the unit"
         )
     return soft

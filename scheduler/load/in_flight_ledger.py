@@ -13,7 +13,7 @@ _LOADS_UNTIL_SEEN = 2
 
 
 @dataclass(slots=True)
-class _Given:
+class _AssignedPrompt:
     """A prompt assigned for prefill with `receiver`; it uses blocks on the prefill instance until it is handed off."""
 
     receiver: int
@@ -31,14 +31,14 @@ class InFlightLedger:
     def __init__(self, load: LoadSnapshot, changed: Callable[[], None], *, block_size: int = 1) -> None:
         self.load = load
         self._block_size = block_size
-        self._given: dict[str, _Given] = {}
+        self._assigned: dict[str, _AssignedPrompt] = {}
         self._freed_blocks = 0
         self._changed = changed
-        self._given_blocks = PromptCounts()
-        self._held: dict[str, _Given] = {}
+        self._assigned_blocks = PromptCounts()
+        self._held: dict[str, _AssignedPrompt] = {}
         self._tokens = PromptCounts()
         self._unseen = PromptCounts()  # those that no snapshot can include yet: not sent, or just sent
-        self._fresh: dict[str, int] = {}
+        self._num_snapshots: dict[str, int] = {}
         self._blocks = PromptCounts()
         self._whole: dict[str, int] = {}
         self._chains: dict[str, Chain] = {}
@@ -57,7 +57,7 @@ class InFlightLedger:
         """Free blocks minus pending reservations; 0 after a refusal, until the next snapshot."""
         if self._full:
             return 0
-        used = max(self.load.blocks_used - self._freed_blocks, self._given_blocks.total)
+        used = max(self.load.blocks_used - self._freed_blocks, self._assigned_blocks.total)
         return self.load.blocks_total - used - self._blocks.total
 
     @property
@@ -88,7 +88,7 @@ class InFlightLedger:
         """Return how many leading tokens are in blocks of prompts generating there: they need no free block."""
         return self._prefixes.tokens_running(chain) if self._caches else 0
 
-    def carry(self, prompt_id: str, chain: Chain) -> None:
+    def register(self, prompt_id: str, chain: Chain) -> None:
         """Register the chain of a prompt about to be assigned."""
         self._chains[prompt_id] = chain
 
@@ -98,30 +98,30 @@ class InFlightLedger:
             for chain in chains:
                 self._prefixes.note(chain)
 
-    def give_prefill(self, prompt_id: str, num_tokens: int) -> None:
+    def assign_prefill(self, prompt_id: str, num_tokens: int) -> None:
         """Count a prompt about to be sent for prefill."""
         self._tokens.set(prompt_id, num_tokens)
         self._unseen.set(prompt_id, num_tokens)
-        self._fresh.pop(prompt_id, None)
+        self._num_snapshots.pop(prompt_id, None)
 
-    def give_to_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
+    def assign_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
         """Count a prompt about to be sent for prefill, whose KV will be sent to `receiver`."""
-        self.give_prefill(prompt_id, num_tokens)
+        self.assign_prefill(prompt_id, num_tokens)
         blocks = -(-num_tokens // self._block_size)
-        self._given[prompt_id] = _Given(receiver, blocks, sequences)
-        self._given_blocks.set(prompt_id, blocks)
+        self._assigned[prompt_id] = _AssignedPrompt(receiver, blocks, sequences)
+        self._assigned_blocks.set(prompt_id, blocks)
         self._held.pop(prompt_id, None)
 
-    def put_off(self, prompt_id: str) -> None:
+    def unassign(self, prompt_id: str) -> None:
         """Release the prompt's share of the next step and its blocks for others, until it is assigned again."""
         self._drop_tokens(prompt_id)
-        self._take_given(prompt_id)
+        self._remove_assigned(prompt_id)
         self._changed()
 
     def prefill_sent(self, prompt_id: str) -> None:
         """Note that the prefill command was sent."""
         if prompt_id in self._unseen:
-            self._fresh.setdefault(prompt_id, 0)
+            self._num_snapshots.setdefault(prompt_id, 0)
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
         """Book blocks and sequences before requesting a reservation; blocks shared with running prompts are free."""
@@ -151,20 +151,20 @@ class InFlightLedger:
         if prompt_id in self._tokens:
             self._drop_tokens(prompt_id)
             self._prefixes.note(self._chains.get(prompt_id, ()))
-            if prompt_id in self._given:
-                self._held[prompt_id] = self._given[prompt_id]
+            if prompt_id in self._assigned:
+                self._held[prompt_id] = self._assigned[prompt_id]
             self._changed()
 
     def handed_off(self, prompt_id: str) -> None:
         """Note that the prompt's KV was sent and its blocks are free."""
         self._drop_tokens(prompt_id)
-        self._drop_given(prompt_id)
+        self._drop_assigned(prompt_id)
         self._changed()
 
     def drop(self, prompt_id: str) -> None:
         """Remove the prompt from this instance. Idempotent."""
         self._drop_tokens(prompt_id)
-        self._drop_given(prompt_id)
+        self._drop_assigned(prompt_id)
         self._drop_blocks(prompt_id)
         self._sequences.drop(prompt_id)
         self._chains.pop(prompt_id, None)
@@ -178,7 +178,7 @@ class InFlightLedger:
         self._freed_blocks = 0
         for prompt_id in tuple(self._reserved):
             self._drop_blocks(prompt_id)
-        self._see()
+        self._count_snapshot()
         self._changed()
 
     @property
@@ -189,25 +189,25 @@ class InFlightLedger:
     def _drop_tokens(self, prompt_id: str) -> None:
         self._tokens.drop(prompt_id)
         self._unseen.drop(prompt_id)
-        self._fresh.pop(prompt_id, None)
+        self._num_snapshots.pop(prompt_id, None)
 
-    def _see(self) -> None:
+    def _count_snapshot(self) -> None:
         """Count the snapshots since each prompt was sent; after enough of them the instance has counted it."""
-        for prompt_id, seen in tuple(self._fresh.items()):
+        for prompt_id, seen in tuple(self._num_snapshots.items()):
             if seen + 1 < _LOADS_UNTIL_SEEN:
-                self._fresh[prompt_id] = seen + 1
+                self._num_snapshots[prompt_id] = seen + 1
             else:
-                del self._fresh[prompt_id]
+                del self._num_snapshots[prompt_id]
                 self._unseen.drop(prompt_id)
 
-    def _drop_given(self, prompt_id: str) -> None:
-        self._freed_blocks += self._take_given(prompt_id)
+    def _drop_assigned(self, prompt_id: str) -> None:
+        self._freed_blocks += self._remove_assigned(prompt_id)
 
-    def _take_given(self, prompt_id: str) -> int:
+    def _remove_assigned(self, prompt_id: str) -> int:
         """Remove the prompt from those to be handed off; return the blocks it had."""
-        self._given.pop(prompt_id, None)
+        self._assigned.pop(prompt_id, None)
         self._held.pop(prompt_id, None)
-        return self._given_blocks.drop(prompt_id)
+        return self._assigned_blocks.drop(prompt_id)
 
     def _drop_blocks(self, prompt_id: str) -> None:
         self._blocks.drop(prompt_id)

@@ -22,8 +22,8 @@ class InstanceLoad:
 
     `outstanding_tokens` are prompt tokens assigned and not yet prefilled; `sequences` are running, waiting or booked;
     `waiting` of them were preempted from a full pool, or wait for their prefill there. `held_for` is finished KV
-    waiting for a receiver, by the receiver's index; `unjoined` are receivers without a common KV transport, and why.
-    An instance that `is_suspect` has been silent for a while.
+    waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers without a common KV transport,
+    and why. An instance that `is_suspect` has been silent for a while.
     """
 
     index: int
@@ -38,7 +38,7 @@ class InstanceLoad:
     waiting: int
     max_num_seqs: int
     held_for: Mapping[int, HeldPrompts] = field(default_factory=dict)
-    unjoined: Mapping[int, str] = field(default_factory=dict)
+    no_transport_to: Mapping[int, str] = field(default_factory=dict)
     is_suspect: bool = False
 
     @property
@@ -81,7 +81,7 @@ class PromptFacts:
 
     `avoid` are pairs (prefill index, decode index) on which it failed: used only if no other is living, as the cause
     may have been only the link between them. A `pooled` prompt generates nothing.
-    `chain` are the links of its tokens (prefixes.py). By instance index, `known` is how many leading tokens it has
+    `chain` are the digests of its prefixes (prefixes.py). By instance index, `known` is how many leading tokens it has
     probably cached, and `shared` how many are in blocks that other prompts use there.
     """
 

@@ -1,7 +1,7 @@
 """The prompt prefixes that one instance has probably cached, which placement prefers and reservations share.
 
-link  = sha256(salt | all tokens up to here), every 64 tokens: tenants share none
-chain = the links of one prompt, first to last
+digest = sha256(salt | all tokens up to here), every 64 tokens: tenants share none
+chain  = the digests of one prompt, first to last
 
 An estimate: the instance evicts by its own rules without reporting it. Dropped with the session, so with the epoch.
 """
@@ -12,45 +12,45 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-LINK_TOKENS = 64
+DIGEST_TOKENS = 64
 _DIGEST_BYTES = 16
 
 Chain = tuple[bytes, ...]
 
 
 def chain_of(token_ids: Sequence[int], salt: str) -> Chain:
-    """Return the links of a prompt; none for fewer than 64 tokens."""
+    """Return the digests of a prompt; none for fewer than 64 tokens."""
     named, ids = salt.encode(), memoryview(array("I", token_ids)).cast("B")
-    hasher, links = hashlib.sha256(len(named).to_bytes(4, "little") + named), list[bytes]()
-    size = len(ids) // len(token_ids) * LINK_TOKENS if token_ids else 1
+    hasher, digests = hashlib.sha256(len(named).to_bytes(4, "little") + named), list[bytes]()
+    size = len(ids) // len(token_ids) * DIGEST_TOKENS if token_ids else 1
     for end in range(size, len(ids) + 1, size):
         hasher.update(ids[end - size : end])
-        links.append(hasher.copy().digest()[:_DIGEST_BYTES])
-    return tuple(links)
+        digests.append(hasher.copy().digest()[:_DIGEST_BYTES])
+    return tuple(digests)
 
 
 class Prefixes:
-    """Links computed on or sent to one instance, least recently used evicted first, and those in use there now.
+    """Prefixes computed on or sent to one instance, least recently used evicted first, and those in use there now.
 
-    The last links of a chain are evicted first, so a known link has all its predecessors.
+    The last digests of a chain are evicted first, so a known one has all its predecessors.
     """
 
     def __init__(self, num_tokens: int) -> None:
-        """Keep as many links as fit the instance's pool of `num_tokens` tokens."""
-        self._most = max(1, num_tokens // LINK_TOKENS)
+        """Keep as many digests as fit the instance's pool of `num_tokens` tokens."""
+        self._most = max(1, num_tokens // DIGEST_TOKENS)
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._running: dict[str, Chain] = {}
         self._users: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
-        """Return the number of known links."""
+        """Return the number of known digests."""
         return len(self._known)
 
     def note(self, chain: Chain) -> None:
         """Note that the instance has the KV of the whole chain."""
-        for link in reversed(chain):
-            self._known[link] = None
-            self._known.move_to_end(link)
+        for digest in reversed(chain):
+            self._known[digest] = None
+            self._known.move_to_end(digest)
         while len(self._known) > self._most:
             self._known.popitem(last=False)
 
@@ -67,10 +67,10 @@ class Prefixes:
 
     def end(self, prompt_id: str) -> None:
         """Note that the prompt no longer generates there. Idempotent."""
-        for link in self._running.pop(prompt_id, ()):
-            self._users[link] -= 1
-            if not self._users[link]:
-                del self._users[link]
+        for digest in self._running.pop(prompt_id, ()):
+            self._users[digest] -= 1
+            if not self._users[digest]:
+                del self._users[digest]
 
     def tokens_known(self, chain: Chain) -> int:
         """Return how many leading tokens the instance has probably cached."""
@@ -82,4 +82,4 @@ class Prefixes:
 
 
 def _length(chain: Chain, has: Callable[[bytes], bool]) -> int:
-    return LINK_TOKENS * bisect.bisect_left(chain, True, key=lambda link: not has(link))
+    return DIGEST_TOKENS * bisect.bisect_left(chain, True, key=lambda digest: not has(digest))

@@ -116,7 +116,7 @@ class Member:
                 if not self.leaving:
                     await asyncio.sleep(self._next_backoff())
             except Exception as error:  # noqa: BLE001 - the task's outermost frame: a bug in one must not end others
-                log.error("member_task_failed", exc=error, instance=self.expected)
+                log.error("member_task_failed", error, instance=self.expected)
                 self._become(MemberState.LOST, f"internal error: {error!r}")
                 await asyncio.sleep(self._limits.refused_retry_s)
 

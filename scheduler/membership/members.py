@@ -64,7 +64,7 @@ class Members:
             return None
         self._drains.pop(member).cancel()
         member.stay()
-        log.info("instance_stays", instance=member.expected, reason="back in the global table")
+        log.info("instance_kept", instance=member.expected, reason="back in the global table")
         return member
 
     def _new(self, entry: ExpectedInstance) -> Member:

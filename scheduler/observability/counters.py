@@ -78,9 +78,9 @@ class SchedulerCounters:
 
     def request_done(self, done: RequestDone) -> None:
         """Count a request by its outcome; its sizes and times only if it finished."""
-        self.endings[done.ending] += 1
+        self.endings[done.outcome] += 1
         self._count_reasons(done)
-        if done.ending != "finished":
+        if done.outcome != "finished":
             return
         if done.first_token_s is None:
             self.prompt_tokens += done.num_prompt_tokens
@@ -111,11 +111,11 @@ class SchedulerCounters:
         """Count finish reasons. Unfinished sequences get their request's outcome; a vector counts as `stop`."""
         for reason in done.reasons:
             self.reasons[reason] += 1
-        if done.request.poolings and done.ending == "finished":
+        if done.request.poolings and done.outcome == "finished":
             self.reasons["stop"] += len(done.request.poolings)
-        if done.ending != "finished":
+        if done.outcome != "finished":
             left = len(done.request.prompts) * done.request.params.num_sequences - len(done.reasons)
-            self.reasons["abort" if done.ending == "cancelled" else "error"] += left
+            self.reasons["abort" if done.outcome == "cancelled" else "error"] += left
 
     def _observe_phases(self, done: RequestDone) -> None:
         self.queue.observe(done.queue_s)

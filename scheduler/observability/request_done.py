@@ -9,14 +9,14 @@ from scheduler.request import GenerationRequest, PromptDone
 class RequestDone:
     """One finished request. Times are seconds from its arrival, by the scheduler's own clock.
 
-    `ending` is finished, cancelled or failed; `error` the name of the error that failed it. `dispatched_s` is when it
+    `outcome` is finished, cancelled or failed; `error` the name of the error that failed it. `dispatched_s` is when it
     had been read, rendered and tokenised; first and last token are None if there was none. `reasons` has the finish
     reason of each finished sequence. `served` are the prompts whose hand-off is complete.
     """
 
     request: GenerationRequest
     served: tuple[PromptDone, ...]
-    ending: str
+    outcome: str
     seconds: float
     dispatched_s: float = 0.0
     first_token_s: float | None = None

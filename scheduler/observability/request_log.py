@@ -1,18 +1,39 @@
-"""The log line of each finished request: instances, sizes, stage times and outcome; never its text."""
+"""Report each finished request; its log line has instances, sizes, stage times and outcome; never its text."""
 
+import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
 from telemetry.logs import EventLogger
-from wire.errors import InvalidGrammar, UnknownModel
+from wire.errors import Cancelled, InvalidGrammar, UnknownModel
 
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$))""", re.DOTALL)
 _TEMPLATE_WORDS = re.compile(r"(the chat template cannot render this: \w+)\b.*", re.DOTALL)
 _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 log = EventLogger("requests")
+
+
+@contextmanager
+def reporting(observe: Callable[[RequestDone], None], done: Callable[[str, str], RequestDone]) -> Iterator[None]:
+    """Run a request in the block; then pass `done(outcome, name of the error)` to `observe` and log it."""
+    outcome, error = "failed", ""
+    try:
+        yield
+        outcome = "finished"
+    except (asyncio.CancelledError, Cancelled):
+        outcome = "cancelled"
+        raise
+    except Exception as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        finished = done(outcome, error)
+        observe(finished)
+        log_request(finished)
 
 
 def log_request(done: RequestDone) -> None:
@@ -22,7 +43,7 @@ def log_request(done: RequestDone) -> None:
     log.info(
         "request_done",
         request_id=request.request_id,
-        ending=done.ending,
+        ending=done.outcome,
         path=_names(one.path for one in served),
         prefill=_names(one.prefill_instance for one in served),
         decode=_names(one.decode_instance for one in served),

@@ -39,7 +39,7 @@ def spans_of(
         end_ns=end_ns,
         attributes=_attributes(done, model),
         is_server=True,
-        error="" if done.ending != "failed" else done.error or "failed",
+        error="" if done.outcome != "failed" else done.error or "failed",
         state=context.state if context else "",
     )
     return [request, *(_child(request, stage, new_id(8)) for stage in _stages(done, start_ns))]
@@ -101,7 +101,7 @@ def _attributes(done: RequestDone, model: str) -> dict[str, Attribute]:
         "gen_ai.response.finish_reasons": done.reasons,
         "gen_ai.latency.e2e": done.seconds,
         "gen_ai.latency.time_in_queue": done.queue_s,
-        "pdserve.ending": done.ending,
+        "pdserve.ending": done.outcome,
         "pdserve.prompts": len(done.request.prompts),
     }
     return attributes | _phases(done) | _served(done)

@@ -28,18 +28,18 @@ _MESSAGES: dict[type[PdserveError], str] = {
 """The messages for clients: an instance's own message may name addresses and tickets, and is only logged."""
 
 
-def to_error(ending: Refused | Failed | SessionLost, instance: Instance, prompt: PromptRun) -> PdserveError:
+def to_error(failure: Refused | Failed | SessionLost, instance: Instance, prompt: PromptRun) -> PdserveError:
     """Return the error to raise; if the instance reported that it is full, assign it nothing more for now."""
-    if isinstance(ending, SessionLost):
-        return ending.error
-    error = from_name(ending.error, ending.message)
+    if isinstance(failure, SessionLost):
+        return failure.error
+    error = from_name(failure.error, failure.message)
     if isinstance(error, NoCapacity):
         instance.in_flight.refused()
     if isinstance(error, InvalidRequest):
         return error
     report = log.debug if isinstance(error, NoCapacity) else log.warning  # a full pool refuses often; it is retried
     report(
-        "prompt_ended_badly", request_id=prompt.request.request_id, prompt_id=ending.prompt_id, instance=instance,
-        address=instance.address, error=ending.error, message=ending.message,
+        "prompt_failed_on_instance", request_id=prompt.request.request_id, prompt_id=failure.prompt_id,
+        instance=instance, address=instance.address, error=failure.error, message=failure.message,
     )  # fmt: skip
     return type(error)(f"{instance}: {_MESSAGES.get(type(error), 'it failed; the log has the reason')}")

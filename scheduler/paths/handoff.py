@@ -51,10 +51,10 @@ class HandoffPath:
                     match arrival:
                         case _, HandedOff():
                             self._prefill.in_flight.handed_off(prompt.prompt_id)
-                        case on_instance, Refused() | Failed() | SessionLost() as ending if on_instance is on_prefill:
-                            self._on_prefill_failed(ending)
-                        case _, Refused() | Failed() | SessionLost() as ending:
-                            await self._on_decode_failed(ending, on_prefill)
+                        case on_instance, Refused() | Failed() | SessionLost() as failure if on_instance is on_prefill:
+                            self._on_prefill_failed(failure)
+                        case _, Refused() | Failed() | SessionLost() as failure:
+                            await self._on_decode_failed(failure, on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
                 await self._settle(on_prefill, on_decode)
 
@@ -65,34 +65,34 @@ class HandoffPath:
         on_decode.post(Reserve(prompt.state))
         try:
             async with patient(limit_s, self._limits.starved, self._decode.starved_s):
-                with self._put_off() if compiles else nullcontext():
+                with self._unassign_while_compiling() if compiles else nullcontext():
                     while True:
                         match await prompt.next_event():
                             case _, Reserved(ticket=ticket, seconds=seconds):
                                 self._decode.in_flight.reserved(prompt.prompt_id, ticket.first_token)
                                 prompt.add_times(StageTimes(reserve_s=seconds))
                                 return ticket
-                            case _, Refused() | Failed() | SessionLost() as ending:
-                                raise to_error(ending, self._decode, prompt)
+                            case _, Refused() | Failed() | SessionLost() as failure:
+                                raise to_error(failure, self._decode, prompt)
         except TimeoutError:
             raise InstanceLost(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
 
     @contextmanager
-    def _put_off(self) -> Iterator[None]:
+    def _unassign_while_compiling(self) -> Iterator[None]:
         """While a grammar compiles for long, release the prompt's share of the prefill instance's next step."""
         in_flight, prompt_id, facts = self._prefill.in_flight, self._prompt.prompt_id, self._prompt.facts
-        is_put_off = False
+        is_unassigned = False
 
-        def put_off() -> None:
-            nonlocal is_put_off
-            is_put_off = True
-            in_flight.put_off(prompt_id)
+        def unassign() -> None:
+            nonlocal is_unassigned
+            is_unassigned = True
+            in_flight.unassign(prompt_id)
 
-        timer = asyncio.get_running_loop().call_later(self._limits.put_off_s, put_off)
+        timer = asyncio.get_running_loop().call_later(self._limits.unassign_after_s, unassign)
         try:
             yield
-            if is_put_off:
-                in_flight.give_to_hand_off(prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
+            if is_unassigned:
+                in_flight.assign_hand_off(prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
         finally:
             timer.cancel()
 
@@ -111,14 +111,14 @@ class HandoffPath:
         self._on_output()
         self._prompt.enter(f"decoding on {self._decode}")
 
-    def _on_prefill_failed(self, ending: Refused | Failed | SessionLost) -> None:
+    def _on_prefill_failed(self, failure: Refused | Failed | SessionLost) -> None:
         """Handle P's failure. Once P's first tokens are here D may still have committed: an ack can be lost."""
         prompt, loop = self._prompt, asyncio.get_running_loop()
         self._prefill.in_flight.drop(prompt.prompt_id)
         if self._decode_started and prompt.output.all_started:
             return  # P has finished its part
-        error = to_error(ending, self._prefill, prompt)
-        if isinstance(ending, Refused) or not prompt.output.all_started:
+        error = to_error(failure, self._prefill, prompt)
+        if isinstance(failure, Refused) or not prompt.output.all_started:
             raise error
         self._lost_prefill = error
         settles_at = loop.time() + self._limits.settle_s * self._decode.slowness
@@ -129,12 +129,12 @@ class HandoffPath:
         if self._lost_prefill is not None and not self._decode_started and self._prompt.prompt_id == prompt_id:
             self._prompt.fail(self._lost_prefill)
 
-    async def _on_decode_failed(self, ending: Refused | Failed | SessionLost, on_prefill: PromptOnInstance) -> None:
+    async def _on_decode_failed(self, failure: Refused | Failed | SessionLost, on_prefill: PromptOnInstance) -> None:
         """Handle D's failure. If P's first tokens finished all sequences, they may still be in transit."""
         on_prefill.cancel()
         await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness)
         if self._prompt.output.open:
-            error = to_error(ending, self._decode, self._prompt)
+            error = to_error(failure, self._decode, self._prompt)
             self._prompt.fail(self._lost_prefill or error)
 
     async def _settle(self, on_prefill: PromptOnInstance, on_decode: PromptOnInstance) -> None:
@@ -143,4 +143,4 @@ class HandoffPath:
             on_prefill.cancel()
             on_decode.cancel()
         if not await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness):
-            log.warning("handoff_unsettled", request_id=self._prompt.request.request_id, prefill=self._prefill)
+            log.warning("handoff_result_missing", request_id=self._prompt.request.request_id, prefill=self._prefill)

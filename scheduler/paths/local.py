@@ -36,6 +36,6 @@ class LocalPath:
             in_flight.prefill_sent(prompt_id)
             while (arrival := await prompt.next_event()) is not None:
                 match arrival:
-                    case _, Refused() | Failed() | SessionLost() as ending:
-                        raise to_error(ending, self._instance, prompt)
+                    case _, Refused() | Failed() | SessionLost() as failure:
+                        raise to_error(failure, self._instance, prompt)
             on_instance.ended |= prompt.output.all_finished

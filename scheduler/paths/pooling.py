@@ -29,5 +29,5 @@ class PoolingPath:
                         prompt.answer(values)
                         self._on_output()
                         return
-                    case _, Refused() | Failed() | SessionLost() as ending:
-                        raise to_error(ending, self._instance, prompt)
+                    case _, Refused() | Failed() | SessionLost() as failure:
+                        raise to_error(failure, self._instance, prompt)

@@ -58,15 +58,15 @@ class ScriptedDispatcher:
         if self.refuse_with is not None:
             raise self.refuse_with
         self.requests.append(request)
-        ending = "cancelled"
+        outcome = "cancelled"
         try:
             await _Playing(self, request, sink).play()
-            ending = "finished"
+            outcome = "finished"
         except PdserveError:
-            ending = "failed"
+            outcome = "failed"
             raise
         finally:
-            self.endings.append(ending)
+            self.endings.append(outcome)
             self.closed.set()
 
 

@@ -77,7 +77,7 @@ def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
         assert later in (said[0][P0, D1], said[0][P1, D1])
         ended = cluster.processes.pop("decode-0")
         assert ended.wait() == 0
-        assert "instance_ends" in ended.log
+        assert "instance_stopping" in ended.log
         assert "decode-0 (127.0.0.1, devices 1) is gone from the global table" in ended.log.replace(
             removed["server_ip"], "127.0.0.1"
         )
@@ -110,8 +110,8 @@ def test_unusable_tables_leave_the_cluster_as_it_is(tmp_path: Path, fake_model: 
         cluster.wait_log("scheduler", "table_ignored")
         cluster.wait_log("decode-0", "table_ignored")
         cluster.publish(status="initializing")
-        cluster.wait_log("scheduler", "table_waits")
-        cluster.wait_log("decode-0", "table_waits")
+        cluster.wait_log("scheduler", "table_not_ready")
+        cluster.wait_log("decode-0", "table_not_ready")
         cluster.publish()
         cluster.wait_log("scheduler", "table_valid_again")
         cluster.wait_log("decode-0", "table_valid_again")
@@ -119,7 +119,7 @@ def test_unusable_tables_leave_the_cluster_as_it_is(tmp_path: Path, fake_model: 
         cluster.wait_states({"prefill-0": "living", "decode-0": "living", "decode-1": "living"})
 
         assert scheduler.log.count("table_ignored") == 1
-        assert scheduler.log.count("table_waits") == 1
+        assert scheduler.log.count("table_not_ready") == 1
         assert decode.log.count("table_ignored") == 1
         assert cluster.version()[0] == 2
         assert _ask(cluster, "hello", 4)

@@ -12,29 +12,29 @@ from engine.prefix import PrefixChain, why_no_names
 IDS = tuple(range(1000, 1100))
 
 
-def links_by_hand(token_ids: tuple[int, ...], salt: str) -> list[bytes]:
-    """Return every link of 16 tokens, by the definition."""
-    links, parent = [], bytes(32)
+def digests_by_hand(token_ids: tuple[int, ...], salt: str) -> list[bytes]:
+    """Return every digest of 16 tokens, by the definition."""
+    digests, parent = [], bytes(32)
     for start in range(0, len(token_ids) // 16 * 16, 16):
         packed = b"".join(token.to_bytes(4, "little") for token in token_ids[start : start + 16])
         parent = hashlib.sha256(parent + packed + salt.encode()).digest()
-        links.append(parent)
-    return links
+        digests.append(parent)
+    return digests
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=70), st.text(max_size=4))
-def test_a_block_of_sixteen_has_the_link_by_definition(token_ids: list[int], salt: str) -> None:
+def test_a_block_of_sixteen_has_the_digest_by_definition(token_ids: list[int], salt: str) -> None:
     names = PrefixChain(salt, 16).names(token_ids, len(token_ids))
 
-    assert [name.link for name in names] == links_by_hand(tuple(token_ids), salt)
+    assert [name.digest for name in names] == digests_by_hand(tuple(token_ids), salt)
     assert [name.token_ids for name in names] == [tuple(token_ids[i * 16 : i * 16 + 16]) for i in range(len(names))]
-    assert all(name.parent == before.link for before, name in pairwise(names))
+    assert all(name.parent == before.digest for before, name in pairwise(names))
 
 
 @pytest.mark.parametrize("block_size", [32, 48])
-def test_larger_blocks_are_named_by_the_link_at_their_end(block_size: int) -> None:
-    small = [name.link for name in PrefixChain("t", 16).names(IDS, 96)]
-    large = [name.link for name in PrefixChain("t", block_size).names(IDS, 96)]
+def test_larger_blocks_are_named_by_the_digest_at_their_end(block_size: int) -> None:
+    small = [name.digest for name in PrefixChain("t", 16).names(IDS, 96)]
+    large = [name.digest for name in PrefixChain("t", block_size).names(IDS, 96)]
 
     assert large == small[block_size // 16 - 1 :: block_size // 16]
 
@@ -48,10 +48,10 @@ def test_only_full_blocks_of_the_requested_tokens_have_names() -> None:
 
 def test_no_name_is_shared_by_other_salts_or_after_another_token() -> None:
     other = (*IDS[:20], 7, *IDS[21:])
-    mine = [name.link for name in PrefixChain("a", 16).names(IDS, 96)]
+    mine = [name.digest for name in PrefixChain("a", 16).names(IDS, 96)]
 
-    assert not set(mine) & {name.link for name in PrefixChain("b", 16).names(IDS, 96)}
-    changed = [name.link for name in PrefixChain("a", 16).names(other, 96)]
+    assert not set(mine) & {name.digest for name in PrefixChain("b", 16).names(IDS, 96)}
+    changed = [name.digest for name in PrefixChain("a", 16).names(other, 96)]
     assert (changed[0], set(mine[1:]) & set(changed[1:])) == (mine[0], set())
 
 
@@ -62,9 +62,9 @@ def test_a_fork_continues_by_itself() -> None:
     mine, other = (*IDS[:32], *range(16)), (*IDS[:32], *range(16, 32))
 
     assert left.name(1, mine) == right.name(1, other)
-    assert left.name(2, mine).link == links_by_hand(mine, "")[2]
-    assert right.name(2, other).link == links_by_hand(other, "")[2]
-    assert chain.names(IDS, 48)[2].link == links_by_hand(IDS, "")[2]
+    assert left.name(2, mine).digest == digests_by_hand(mine, "")[2]
+    assert right.name(2, other).digest == digests_by_hand(other, "")[2]
+    assert chain.names(IDS, 48)[2].digest == digests_by_hand(IDS, "")[2]
 
 
 def test_a_disabled_chain_names_nothing() -> None:

@@ -92,7 +92,7 @@ def test_two_blocks_of_one_name_have_one_slot() -> None:
     model.close()
 
 
-def test_blocks_of_one_link_with_other_tokens_are_not_one() -> None:
+def test_blocks_of_one_digest_with_other_tokens_are_not_one() -> None:
     model = Recording()
     area, (name,) = SwapArea(model, 3 * BLOCK_BYTES), names("t", 1)
     other = name._replace(token_ids=tuple(range(1, 17)))

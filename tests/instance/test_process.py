@@ -154,10 +154,10 @@ def test_a_load_that_outlives_the_event_loop_ends_without_errors(
         return None, ()
 
     async def stop_while_it_loads() -> object:
-        ending = process._Shutdown()
+        shutdown = process._Shutdown()
         stopping = asyncio.create_task(asyncio.to_thread(loading.wait, WAIT_S))
-        stopping.add_done_callback(lambda _: ending.stop.set())
-        return await process._load_unless_stopped(config, ending, StartMarks())
+        stopping.add_done_callback(lambda _: shutdown.stop.set())
+        return await process._load_unless_stopped(config, shutdown, StartMarks())
 
     monkeypatch.setattr(process, "build_engine", build)
     monkeypatch.setattr(threading, "excepthook", broken.append)
@@ -174,8 +174,8 @@ def test_a_loss_after_the_event_loop_has_closed_is_harmless() -> None:
     async def begin() -> process._Shutdown:
         return process._Shutdown()
 
-    ending = asyncio.run(begin())
+    shutdown = asyncio.run(begin())
 
-    ending.lost(InstanceLost("rank 1 is gone"))
+    shutdown.lost(InstanceLost("rank 1 is gone"))
 
-    assert str(ending.error) == "rank 1 is gone"
+    assert str(shutdown.error) == "rank 1 is gone"

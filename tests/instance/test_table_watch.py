@@ -147,7 +147,7 @@ def test_a_removed_entry_ends_the_instance_once_the_session_ends(
 
     gone, last = (message for message in caplog.messages if not message.startswith("table_changed"))
     assert gone.startswith("table_entry_removed ")
-    assert last.startswith("instance_ends ")
+    assert last.startswith("instance_stopping ")
     words = f"decode-0 (192.0.2.2, devices 0) is gone from the global table {followed.path}"
     assert words in gone
     assert words in last

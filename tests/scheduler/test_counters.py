@@ -92,12 +92,12 @@ def test_token_boundaries_end_at_the_models_length() -> None:
 
 
 @pytest.mark.covers("B.finish.3")
-@pytest.mark.parametrize(("ending", "reason"), [("cancelled", "abort"), ("failed", "error")])
-def test_sequences_cut_short_are_counted_as_abort(ending: str, reason: str) -> None:
+@pytest.mark.parametrize(("outcome", "reason"), [("cancelled", "abort"), ("failed", "error")])
+def test_sequences_cut_short_are_counted_as_abort(outcome: str, reason: str) -> None:
     counters = SchedulerCounters()
     request = _request(3, 3, n=2, temperature=1.0)
 
-    counters.request_done(RequestDone(request, (), ending, 1.0, reasons=("stop",)))
+    counters.request_done(RequestDone(request, (), outcome, 1.0, reasons=("stop",)))
 
     assert counters.reasons == {"stop": 1, reason: 3}
     assert counters.whole.count == 0

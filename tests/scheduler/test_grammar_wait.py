@@ -66,7 +66,7 @@ async def test_others_are_served_meanwhile() -> None:
         answer = await collect(dispatch, request(PROMPT))
 
         assert answer.tokens[0, 0] == expected(PROMPT, 4)
-        assert loop.time() - began < 6 * ControlLimits().put_off_s + 0.5
+        assert loop.time() - began < 6 * ControlLimits().unassign_after_s + 0.5
         assert [(await one).tokens[0, 0] for one in compiling] == [expected(PROMPT, 4)] * 6
         assert loop.time() - began < 2 * _COMPILES_S
         assert [instance.in_flight.outstanding_tokens for instance in cluster.control.registry.living()] == [0, 0]

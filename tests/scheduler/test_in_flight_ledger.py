@@ -24,157 +24,157 @@ class _Changes:
 
 
 def test_a_ledger_entry_ends_with_the_next_load_report() -> None:
-    books = InFlightLedger(load(), _Changes())
-    books.book_blocks("p", 4, 1)
-    books.update(load())
-    assert books.blocks_free == 6
+    ledger = InFlightLedger(load(), _Changes())
+    ledger.book_blocks("p", 4, 1)
+    ledger.update(load())
+    assert ledger.blocks_free == 6
 
-    books.reserved("p")
-    assert books.blocks_free == 6
-    books.update(load(used=4))
-    assert books.blocks_free == 6
+    ledger.reserved("p")
+    assert ledger.blocks_free == 6
+    ledger.update(load(used=4))
+    assert ledger.blocks_free == 6
 
 
 def test_sequences_count_until_they_run() -> None:
-    books = InFlightLedger(load(), _Changes())
-    books.book_blocks("p", 4, 3)
-    books.reserved("p")
-    books.update(load(used=4))
+    ledger = InFlightLedger(load(), _Changes())
+    ledger.book_blocks("p", 4, 3)
+    ledger.reserved("p")
+    ledger.update(load(used=4))
 
-    assert books.sequences == 3
-    books.decoding("p")
-    books.update(load(used=4, running=3))
-    assert books.sequences == 3
+    assert ledger.sequences == 3
+    ledger.decoding("p")
+    ledger.update(load(used=4, running=3))
+    assert ledger.sequences == 3
 
 
 def test_a_refusal_closes_the_instance_until_its_next_load() -> None:
-    books = InFlightLedger(load(), _Changes())
-    books.refused()
+    ledger = InFlightLedger(load(), _Changes())
+    ledger.refused()
 
-    assert books.blocks_free == 0
-    books.update(load())
-    assert books.blocks_free == 10
+    assert ledger.blocks_free == 0
+    ledger.update(load())
+    assert ledger.blocks_free == 10
 
 
 def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
-    books = InFlightLedger(load(), _Changes())
-    books.give_prefill("p", 100)
+    ledger = InFlightLedger(load(), _Changes())
+    ledger.assign_prefill("p", 100)
     for _ in range(3):
-        books.update(load())  # the command is not sent yet: these cannot include it
-    assert books.outstanding_tokens == 100
+        ledger.update(load())  # the command is not sent yet: these cannot include it
+    assert ledger.outstanding_tokens == 100
 
-    books.prefill_sent("p")
-    books.update(load())  # may have been made before the command came
-    assert books.outstanding_tokens == 100
-    books.update(load(uncomputed=70))
-    assert books.outstanding_tokens == 70
-    books.prefilled("p")
-    assert books.outstanding_tokens == 0
+    ledger.prefill_sent("p")
+    ledger.update(load())  # may have been made before the command came
+    assert ledger.outstanding_tokens == 100
+    ledger.update(load(uncomputed=70))
+    assert ledger.outstanding_tokens == 70
+    ledger.prefilled("p")
+    assert ledger.outstanding_tokens == 0
 
 
 def test_dropping_a_prompt_returns_all_it_held_and_reports_it() -> None:
     changes = _Changes()
-    books = InFlightLedger(load(), changes)
-    books.give_prefill("p", 100)
-    books.book_blocks("p", 4, 1)
-    books.drop("p")
-    books.drop("p")
+    ledger = InFlightLedger(load(), changes)
+    ledger.assign_prefill("p", 100)
+    ledger.book_blocks("p", 4, 1)
+    ledger.drop("p")
+    ledger.drop("p")
 
-    assert (books.outstanding_tokens, books.blocks_free, books.sequences) == (0, 10, 0)
+    assert (ledger.outstanding_tokens, ledger.blocks_free, ledger.sequences) == (0, 10, 0)
     assert changes.count == 2
 
 
 def test_blocks_of_a_handed_off_prompt_count_until_it_is_gone() -> None:
-    books = InFlightLedger(load(), _Changes(), block_size=16)
-    books.give_to_hand_off("p", 50, receiver=7, sequences=2)
-    assert (books.blocks_free, books.held_for) == (6, {})
+    ledger = InFlightLedger(load(), _Changes(), block_size=16)
+    ledger.assign_hand_off("p", 50, receiver=7, sequences=2)
+    assert (ledger.blocks_free, ledger.held_for) == (6, {})
 
-    books.update(load(used=4))
-    books.prefilled("p")
-    assert (books.blocks_free, books.held_for) == (6, {7: HeldPrompts(2, 64)})
-    books.handed_off("p")
-    assert (books.blocks_free, books.held_for) == (10, {})
-    books.update(load(used=1))
-    assert books.blocks_free == 9
+    ledger.update(load(used=4))
+    ledger.prefilled("p")
+    assert (ledger.blocks_free, ledger.held_for) == (6, {7: HeldPrompts(2, 64)})
+    ledger.handed_off("p")
+    assert (ledger.blocks_free, ledger.held_for) == (10, {})
+    ledger.update(load(used=1))
+    assert ledger.blocks_free == 9
 
 
 def test_held_blocks_are_counted_by_receiver_until_the_prompt_ends() -> None:
-    books = InFlightLedger(load(), _Changes(), block_size=16)
+    ledger = InFlightLedger(load(), _Changes(), block_size=16)
     for number, receiver in enumerate((7, 7, 8)):
-        books.give_to_hand_off(f"p{number}", 16, receiver, 1)
-        books.prefilled(f"p{number}")
+        ledger.assign_hand_off(f"p{number}", 16, receiver, 1)
+        ledger.prefilled(f"p{number}")
 
-    assert books.held_for == {7: HeldPrompts(2, 32), 8: HeldPrompts(1, 16)}
-    books.drop("p0")
-    books.handed_off("p2")
-    books.handed_off("p2")
-    assert books.held_for == {7: HeldPrompts(1, 16)}
+    assert ledger.held_for == {7: HeldPrompts(2, 32), 8: HeldPrompts(1, 16)}
+    ledger.drop("p0")
+    ledger.handed_off("p2")
+    ledger.handed_off("p2")
+    assert ledger.held_for == {7: HeldPrompts(1, 16)}
 
 
 def running_ledger(*, sought: int) -> InFlightLedger:
     """Return the ledger of an instance where a prompt of CHAIN generates, in 7 blocks of 16 tokens."""
-    books = InFlightLedger(load(), _Changes(), block_size=16)
-    books.carry("running", CHAIN)
-    books.book_blocks("running", 7, 1)
-    books.reserved("running", 0)
-    books.decoding("running")
-    books.update(load(used=7, running=1, sought=sought))
-    return books
+    ledger = InFlightLedger(load(), _Changes(), block_size=16)
+    ledger.register("running", CHAIN)
+    ledger.book_blocks("running", 7, 1)
+    ledger.reserved("running", 0)
+    ledger.decoding("running")
+    ledger.update(load(used=7, running=1, sought=sought))
+    return ledger
 
 
 def test_a_generating_prompts_prefix_blocks_are_shared() -> None:
-    books = running_ledger(sought=96)
-    books.carry("p", CHAIN)
-    books.book_blocks("p", 7, 1)
+    ledger = running_ledger(sought=96)
+    ledger.register("p", CHAIN)
+    ledger.book_blocks("p", 7, 1)
 
-    assert books.tokens_shared(CHAIN) == 64
-    assert books.blocks_free == 0  # 10, less 7 in use, less 3 that are not shared
-    books.reserved("p", 64)
-    assert books.blocks_free == 0
-    books.drop("p")
-    assert books.blocks_free == 3
+    assert ledger.tokens_shared(CHAIN) == 64
+    assert ledger.blocks_free == 0  # 10, less 7 in use, less 3 that are not shared
+    ledger.reserved("p", 64)
+    assert ledger.blocks_free == 0
+    ledger.drop("p")
+    assert ledger.blocks_free == 3
 
 
 def test_a_reservations_smaller_count_wins() -> None:
-    books = running_ledger(sought=96)
-    books.carry("p", CHAIN)
-    books.book_blocks("p", 7, 1)
-    books.reserved("p", 32)
+    ledger = running_ledger(sought=96)
+    ledger.register("p", CHAIN)
+    ledger.book_blocks("p", 7, 1)
+    ledger.reserved("p", 32)
 
-    assert books.blocks_free == -2
+    assert ledger.blocks_free == -2
 
 
 def test_unused_cached_blocks_count_as_free() -> None:
-    books = running_ledger(sought=96)
-    books.drop("running")
-    books.update(load(sought=96))
-    books.carry("p", CHAIN)
-    books.book_blocks("p", 7, 1)
-    books.reserved("p", 64)
+    ledger = running_ledger(sought=96)
+    ledger.drop("running")
+    ledger.update(load(sought=96))
+    ledger.register("p", CHAIN)
+    ledger.book_blocks("p", 7, 1)
+    ledger.reserved("p", 64)
 
-    assert (books.tokens_known(CHAIN), books.tokens_shared(CHAIN)) == (64, 0)
-    assert books.blocks_free == 3
+    assert (ledger.tokens_known(CHAIN), ledger.tokens_shared(CHAIN)) == (64, 0)
+    assert ledger.blocks_free == 3
 
 
 def test_an_instance_without_prefix_cache_shares_no_blocks() -> None:
-    books = running_ledger(sought=0)
-    books.carry("p", CHAIN)
-    books.book_blocks("p", 7, 1)
+    ledger = running_ledger(sought=0)
+    ledger.register("p", CHAIN)
+    ledger.book_blocks("p", 7, 1)
 
-    assert (books.tokens_known(CHAIN), books.tokens_shared(CHAIN)) == (0, 0)
-    assert books.blocks_free == -4
+    assert (ledger.tokens_known(CHAIN), ledger.tokens_shared(CHAIN)) == (0, 0)
+    assert ledger.blocks_free == -4
 
 
 def test_a_prompt_counts_on_prefill_and_its_output_on_decode() -> None:
-    books, whole = InFlightLedger(load(sought=1), _Changes(), block_size=16), chain_of(range(200), "")
-    books.carry("prefilled", CHAIN)
-    books.give_to_hand_off("prefilled", 100, receiver=7, sequences=1)
-    books.prefilled("prefilled")
-    books.finished("prefilled", [whole])
-    assert books.tokens_known(whole) == 64
+    ledger, whole = InFlightLedger(load(sought=1), _Changes(), block_size=16), chain_of(range(200), "")
+    ledger.register("prefilled", CHAIN)
+    ledger.assign_hand_off("prefilled", 100, receiver=7, sequences=1)
+    ledger.prefilled("prefilled")
+    ledger.finished("prefilled", [whole])
+    assert ledger.tokens_known(whole) == 64
 
-    books.carry("generated", CHAIN)
-    books.decoding("generated")
-    books.finished("generated", [whole])
-    books.drop("generated")
-    assert (books.tokens_known(whole), books.tokens_shared(whole)) == (128, 0)
+    ledger.register("generated", CHAIN)
+    ledger.decoding("generated")
+    ledger.finished("generated", [whole])
+    ledger.drop("generated")
+    assert (ledger.tokens_known(whole), ledger.tokens_shared(whole)) == (128, 0)

@@ -188,7 +188,7 @@ def test_the_most_output_a_pool_holds_fits_and_one_more_does_not(
 
 
 def test_the_most_output_is_that_of_pools_a_prompt_can_reach() -> None:
-    apart = prefill(0, unjoined={2: "no KV transport in common"})
+    apart = prefill(0, no_transport_to={2: "no KV transport in common"})
     ends = [decode(1), decode(2, blocks_total=1000, blocks_free=1000)]
 
     most = most_output([apart, *ends], 100, 1)
@@ -200,7 +200,11 @@ def test_the_most_output_is_that_of_pools_a_prompt_can_reach() -> None:
 
 def test_the_most_output_is_that_of_pairs_that_can_start_the_prompt() -> None:
     small = prefill(0, blocks_total=10)
-    apart, large, end = prefill(1, unjoined={2: "no KV transport in common"}), decode(2, blocks_total=1000), decode(3)
+    apart, large, end = (
+        prefill(1, no_transport_to={2: "no KV transport in common"}),
+        decode(2, blocks_total=1000),
+        decode(3),
+    )
     loads = [small, apart, large, end]
 
     most = most_output(loads, 500, 1)
@@ -213,7 +217,7 @@ def test_the_most_output_is_that_of_pairs_that_can_start_the_prompt() -> None:
 
 def test_without_a_path_nothing_bounds_the_output() -> None:
     assert most_output([], 10, 1) is None
-    assert most_output([prefill(0, unjoined={1: "no KV transport in common"}), decode(1)], 10, 1) is None
+    assert most_output([prefill(0, no_transport_to={1: "no KV transport in common"}), decode(1)], 10, 1) is None
 
 
 def test_prefill_holding_half_its_pool_for_receivers_is_full() -> None:
@@ -316,7 +320,7 @@ _any_load = st.builds(
     outstanding_tokens=st.sampled_from([0, 100, 600]), blocks_free=st.integers(0, 40), sequences=st.integers(0, 8),
     waiting=st.sampled_from([0, 0, 1]), blocks_total=st.sampled_from([20, 100]), max_num_seqs=st.sampled_from([2, 8]),
     held_for=st.sampled_from([{}, {1: HeldPrompts(1, 16)}, {2: HeldPrompts(8, 600)}]),
-    unjoined=st.sampled_from([{}, {1: "cut"}]),
+    no_transport_to=st.sampled_from([{}, {1: "cut"}]),
 )  # fmt: skip
 
 
@@ -329,7 +333,9 @@ def test_the_plan_is_the_best_pair_of_all_that_are_free(
 ) -> None:
     """The oracle tries every pair in order; `avoid` names a pair that does not exist, and changes nothing."""
     loads = [
-        dataclasses.replace(one, index=index, unjoined={} if index in one.unjoined else one.unjoined)
+        dataclasses.replace(
+            one, index=index, no_transport_to={} if index in one.no_transport_to else one.no_transport_to
+        )
         for index, one in enumerate(loads)
     ]
     known = {index: min(held, num_tokens) for index, held in known.items()}
@@ -347,7 +353,7 @@ def test_the_plan_is_the_best_pair_of_all_that_are_free(
         ),
     )
     alone = {one.index for one in starts if pooled or one.role is Role.COMBINED}
-    pairs = [(s, e) for s in starts for e in ([s] if s.index in alone else ends) if e.index not in s.unjoined]
+    pairs = [(s, e) for s in starts for e in ([s] if s.index in alone else ends) if e.index not in s.no_transport_to]
     peers = [max(1, sum(one.role is role for one in loads)) for role in (Role.PREFILL, Role.DECODE)]
     fitting = [
         (s, e) for s, e in pairs

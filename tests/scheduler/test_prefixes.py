@@ -5,7 +5,7 @@ import hashlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.load.prefixes import LINK_TOKENS, Chain, Prefixes, chain_of
+from scheduler.load.prefixes import DIGEST_TOKENS, Chain, Prefixes, chain_of
 
 LONG = tuple(range(1000))
 
@@ -14,9 +14,9 @@ def test_a_chain_has_one_hash_for_each_64_tokens_and_all_before() -> None:
     chain = chain_of(LONG[:200], "")
 
     assert len(chain) == 3
-    for count, link in enumerate(chain, 1):
+    for count, digest in enumerate(chain, 1):
         told = b"".join(token.to_bytes(4, "little") for token in LONG[: 64 * count])
-        assert link == hashlib.sha256(bytes(4) + told).digest()[:16]
+        assert digest == hashlib.sha256(bytes(4) + told).digest()[:16]
     assert chain_of(LONG[:63], "") == chain_of((), "") == ()
 
 
@@ -59,7 +59,7 @@ def test_tokens_are_shared_while_a_prompt_runs_and_cached_after() -> None:
 
 
 def test_chains_are_bounded_by_the_pool_and_evicted_from_the_end() -> None:
-    it = Prefixes(5 * LINK_TOKENS)
+    it = Prefixes(5 * DIGEST_TOKENS)
     first, second = chain_of(LONG[:256], "first"), chain_of(LONG[:192], "second")
     it.note(first)
     it.note(second)
@@ -81,11 +81,11 @@ def chains(draw: st.DrawFn) -> Chain:
 @settings(max_examples=200)
 @given(st.integers(0, 12), st.lists(chains(), max_size=12), chains())
 def test_the_known_prefix_is_the_chain_from_its_first_hash(most: int, noted: list[Chain], asked: Chain) -> None:
-    it = Prefixes(most * LINK_TOKENS)
+    it = Prefixes(most * DIGEST_TOKENS)
     for chain in noted:
         it.note(chain)
 
-    known = [link in it._known for link in asked]
-    assert known == sorted(known, reverse=True), "a link is known without the ones before it"
+    known = [digest in it._known for digest in asked]
+    assert known == sorted(known, reverse=True), "a digest is known without the ones before it"
     assert it.tokens_known(asked) == 64 * sum(known)
-    assert len(it) == min(max(1, most), len({link for chain in noted for link in chain}))
+    assert len(it) == min(max(1, most), len({digest for chain in noted for digest in chain}))

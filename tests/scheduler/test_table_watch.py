@@ -93,7 +93,7 @@ def test_a_broken_table_is_logged_once_and_the_last_stays(tmp_path: Path, caplog
     assert half.startswith("table_ignored ")
     assert "not JSON" in half
     assert f"version=1 digest={followed.plan.table_digest}" in half
-    assert waits.startswith("table_waits ")
+    assert waits.startswith("table_not_ready ")
     assert "initializing" in waits
     assert "this scheduler is 192.0.2.1; to move the scheduler, stop this one and start the other" in other
     assert followed.registry.table.version == 1

@@ -109,8 +109,8 @@ def test_a_retried_prompt_is_counted() -> None:
 
 
 def test_a_failure_is_an_error_and_a_disconnected_client_is_not() -> None:
-    failed = _spans(_done(ending="failed", error="InstanceLost", first_token_s=None, last_token_s=None, reasons=()))
-    cancelled = _spans(_done(ending="cancelled", first_token_s=None, last_token_s=None))
+    failed = _spans(_done(outcome="failed", error="InstanceLost", first_token_s=None, last_token_s=None, reasons=()))
+    cancelled = _spans(_done(outcome="cancelled", first_token_s=None, last_token_s=None))
 
     assert [span.error for span in failed] == ["InstanceLost"]
     assert [(span.error, span.attributes["pdserve.ending"]) for span in cancelled] == [("", "cancelled")]

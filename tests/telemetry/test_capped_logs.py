@@ -42,7 +42,7 @@ def test_the_same_text_is_written_once_a_window(
         log.warning("refused", "unknown_peer", who="a")
         clock.now += 60.0
 
-    said = ["refused who=a", "log_lines_left_out of=unknown_peer lines=1 within_s=60", "refused who=a"]
+    said = ["refused who=a", "log_lines_suppressed of=unknown_peer lines=1 within_s=60", "refused who=a"]
     assert _lines(caplog) == said
 
 
@@ -63,7 +63,7 @@ def test_omitted_lines_are_reported_with_the_next_line_of_any_reason(
     log.warning("refused", "other secret", who="b")
     log.warning("refused", "other secret", who="c")
 
-    said = ["log_lines_left_out of=unknown_peer lines=97 within_s=60", "refused who=b", "refused who=c"]
+    said = ["log_lines_suppressed of=unknown_peer lines=97 within_s=60", "refused who=b", "refused who=c"]
     assert _lines(caplog)[3:] == said
 
 

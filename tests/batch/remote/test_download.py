@@ -124,7 +124,7 @@ async def test_no_log_line_has_the_secrets_of_a_url(tmp_path: Path, caplog: pyte
         url = server.url(SIGNED)
         await download(url, tmp_path / "in", rules=LOOPBACK, limits=replace(LIMITS, retries=replace(RETRIES, tries=4)))
 
-    assert len([line for line in caplog.messages if line.startswith("transfer_tried_again")]) == 3
+    assert len([line for line in caplog.messages if line.startswith("transfer_retried")]) == 3
     assert "SECRET" not in caplog.text
 
 
