@@ -65,10 +65,10 @@ def test_the_table_has_a_column_for_each_server(capsys: pytest.CaptureFixture[st
 
 
 def test_cpu_time_is_split_by_thread() -> None:
-    told = cpu_by_thread(os.getpid())
+    reported = cpu_by_thread(os.getpid())
 
-    assert told["loop"] > 0
-    assert cpu_s(os.getpid()) >= sum(told.values())
+    assert reported["loop"] > 0
+    assert cpu_s(os.getpid()) >= sum(reported.values())
 
 
 @pytest.mark.long

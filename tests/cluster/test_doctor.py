@@ -29,8 +29,8 @@ def ask(cluster: GuideCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             monkeypatch.setenv(name, value)
         capsys.readouterr()
         status = main(["doctor", "--format", "json", "--mib", "1", "--url", cluster.client.base_url])
-        told = json.loads(capsys.readouterr().out)
-        return status, {finding["name"]: finding for finding in told["findings"]}
+        reported = json.loads(capsys.readouterr().out)
+        return status, {finding["name"]: finding for finding in reported["findings"]}
 
     return run
 

@@ -30,8 +30,8 @@ def _shown(pdserve: Pdserve) -> str:
     below = pdserve.everything()[1:]
     lines = [" ".join(psutil.Process(process.pid).cmdline()) for process in below]
     logs = [log.read_text(errors="replace") for log in (pdserve.folder.path / "logs").iterdir()]
-    told = [pdserve(command) for command in ("status", "logs", "collect-env")]
-    return "\n".join([*lines, *logs, *(one.stdout + one.stderr for one in told)])
+    reported = [pdserve(command) for command in ("status", "logs", "collect-env")]
+    return "\n".join([*lines, *logs, *(one.stdout + one.stderr for one in reported)])
 
 
 def test_a_key_by_flag_is_required_over_https_and_shown_nowhere(

@@ -103,8 +103,8 @@ def test_a_pair_without_a_common_transport_is_reported_then_serves(tmp_path: Pat
 
         assert len(gap) == 1
         assert (reply.status, ready.status, status.returncode, links.returncode) == (503, 503, 1, 1)
-        for told in (reply.body, ready.body, status.stdout.encode(), links.stdout.encode()):
-            assert apart.encode() in told
+        for reported in (reply.body, ready.body, status.stdout.encode(), links.stdout.encode()):
+            assert apart.encode() in reported
         assert scheduler.log.count("no_kv_transport ") == 1
         assert scheduler.log.count("kv_transport_found ") == 1
         assert (link["transport"], link["state"], link["error"]) == ("shm", "up", "")

@@ -58,8 +58,8 @@ def test_a_cluster_reports_a_request_in_metrics_logs_and_traces(pdserve: Pdserve
         metrics = pdserve.client.get("/metrics").body.decode()
         assert pdserve("down").returncode == 0
 
-    told = {line.partition("{")[0] for line in metrics.splitlines() if line.startswith("vllm:")}
-    assert {f"vllm:{name}" for name in NAMES} - told == set()
+    reported = {line.partition("{")[0] for line in metrics.splitlines() if line.startswith("vllm:")}
+    assert {f"vllm:{name}" for name in NAMES} - reported == set()
     assert 'vllm:generation_tokens_total{engine="cluster",model_name="tiny"} 6.0' in metrics
     assert 'vllm:request_success_total{engine="cluster",finished_reason="length",model_name="tiny"} 1.0' in metrics
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in metrics

@@ -100,9 +100,9 @@ class Oracle:
     def generate(self, text: str = PROMPT, **settings: Any) -> list[str]:
         """Return the texts that `generate` makes of a prompt, by default greedily and of 8 tokens."""
         ids = torch.tensor([self.ids(text)])
-        told = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | settings
+        reported = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | settings
         with torch.no_grad():
-            made = self.network.generate(ids, attention_mask=torch.ones_like(ids), **told)
+            made = self.network.generate(ids, attention_mask=torch.ones_like(ids), **reported)
         return [self.tokenizer.decode(row[ids.shape[1] :], skip_special_tokens=True) for row in made]
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:

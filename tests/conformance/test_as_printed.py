@@ -121,14 +121,14 @@ def test_the_examples_of_clients_run(printed: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.covers("A2.32")
-@pytest.mark.parametrize("told", ["flag", "environment"])
-def test_a_key_is_required_before_p_and_d(tmp_path: Path, fake_model: Path, told: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("reported", ["flag", "environment"])
+def test_a_key_is_required_before_p_and_d(tmp_path: Path, fake_model: Path, reported: str) -> None:  # noqa: F811
     key, cluster = "token-abc123", GuideCluster(tmp_path, fake_model, flags=("--engine=fake",))
     body = '{"model": "tiny", "prompt": "a", "max_tokens": 2}'
     with cluster:
         cluster.start(*cluster.names)
-        env = {"VLLM_API_KEY": "beaten" if told == "flag" else key}
-        cluster.start("scheduler", env=env, flags=("--api-key", key) if told == "flag" else ())
+        env = {"VLLM_API_KEY": "beaten" if reported == "flag" else key}
+        cluster.start("scheduler", env=env, flags=("--api-key", key) if reported == "flag" else ())
         cluster.wait_ready()
 
         def status(*headers: str, path: str = "/v1/completions") -> str:

@@ -59,10 +59,12 @@ def test_an_echo_returns_the_prompt_and_max_tokens_0_nothing_else(served: Served
     assert whole["text"] == PROMPT + served.text()
     assert alone["usage"]["completion_tokens"] == 0
     assert alone["choices"][0]["text"] == PROMPT
-    for key, told in alone["choices"][0]["logprobs"].items():
-        assert len(told) == len(ids)
+    for key, reported in alone["choices"][0]["logprobs"].items():
+        assert len(reported) == len(ids)
         if key != "top_logprobs":
-            assert told == pytest.approx(whole["logprobs"][key][: len(ids)], abs=1e-4) if key[0] == "t" else told
+            assert (
+                reported == pytest.approx(whole["logprobs"][key][: len(ids)], abs=1e-4) if key[0] == "t" else reported
+            )
 
 
 @pytest.mark.covers("A11.11", "A11.12", "B.completion.3")

@@ -46,13 +46,13 @@ def frames(response: httpx.Response) -> Iterator[list[str]]:
 def test_a_stream_ends_with_the_complete_answer(http: httpx.Client) -> None:
     whole = http.post("/generate", json=ASKED).json()["text"]
     with http.stream("POST", "/generate", json=ASKED | {"stream": True}) as response:
-        told = list(frames(response))
+        reported = list(frames(response))
 
     assert whole[0].startswith("the quick brown fox")
     assert len(whole[0]) > len("the quick brown fox")
-    assert told[-1] == whole
-    assert len(told) > 1
-    assert all(whole[0].startswith(text) for (text,) in told)
+    assert reported[-1] == whole
+    assert len(reported) > 1
+    assert all(whole[0].startswith(text) for (text,) in reported)
 
 
 @pytest.mark.covers("A8.105")

@@ -54,8 +54,8 @@ def test_expensive_grammars_end_within_their_limits(served: Served) -> None:
     for number in range(40):
         asked = {"type": "object", "properties": {f"k{number}": {"const": number}}, "required": [f"k{number}"]}
         schema = asked | {"additionalProperties": False}
-        told = served.text(guided_json=schema, guided_whitespace_pattern="", max_tokens=40)
-        assert json.loads(told) == {f"k{number}": number}
+        reported = served.text(guided_json=schema, guided_whitespace_pattern="", max_tokens=40)
+        assert json.loads(reported) == {f"k{number}": number}
 
 
 MIXED: list[dict[str, Any]] = [

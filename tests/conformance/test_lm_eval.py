@@ -68,9 +68,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluate(tasks: Path, task: str, kind: str, *flags: str, **model_args: Any) -> list[Any]:
     """Return the answers of a `kind` of model to each question of `task`, as lm-eval logs them."""
     output = tasks / f"{task}-{kind}"
-    told = ",".join(f"{name}={value}" for name, value in model_args.items())
+    reported = ",".join(f"{name}={value}" for name, value in model_args.items())
     command = [
-        sys.executable, "-m", "lm_eval", "--model", kind, "--model_args", told, "--tasks", task, "--include_path",
+        sys.executable, "-m", "lm_eval", "--model", kind, "--model_args", reported, "--tasks", task, "--include_path",
         str(tasks), "--output_path", str(output), "--log_samples", *flags,
     ]  # fmt: skip
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tasks / "home"), "OPENAI_API_KEY": "x"}

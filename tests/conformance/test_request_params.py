@@ -54,8 +54,8 @@ DOCUMENTS = "{% for document in documents %}{{ document.title }}: {{ document.te
 def test_documents_reach_the_templates_that_print_them(served: Served) -> None:
     documents = [{"title": "fox", "text": "quick"}, {"title": "dog", "text": "lazy"}]
 
-    told = served.said(chat_template=DOCUMENTS, documents=documents)
-    assert told == served.text(prompt="fox: quickdog: lazy")
+    reported = served.said(chat_template=DOCUMENTS, documents=documents)
+    assert reported == served.text(prompt="fox: quickdog: lazy")
     assert served.said(documents=documents) == served.said()
 
 
@@ -81,9 +81,9 @@ def test_response_format_requests_json(compared: Compared, surface: str) -> None
     ask = compared.text if surface == "completion" else compared.said
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 
-    told = ask(response_format=schema, guided_whitespace_pattern="", temperature=1.0, max_tokens=400, seed=2)
-    jsonschema.validate(json.loads(told), PERSON)
-    compared.agree(surface, told)
+    reported = ask(response_format=schema, guided_whitespace_pattern="", temperature=1.0, max_tokens=400, seed=2)
+    jsonschema.validate(json.loads(reported), PERSON)
+    compared.agree(surface, reported)
     assert ask(response_format={"type": "text"}) == ask()
     assert compared.refused(response_format={"type": "xml"})["param"] == "response_format"
     assert compared.refused(response_format={"type": "json_schema"})["param"] == "response_format.json_schema"
@@ -94,17 +94,17 @@ def test_response_format_requests_json(compared: Compared, surface: str) -> None
 def test_guided_json_holds_at_every_seed(compared: Compared, form: str) -> None:
     schema: Any = json.dumps(PERSON) if form == "text" else PERSON
     for seed in range(10):
-        told = compared.text(guided_json=schema, guided_whitespace_pattern="[ ]?", seed=seed, **SAMPLED)
-        jsonschema.validate(json.loads(told), PERSON)
-        compared.agree(str(seed), told)
+        reported = compared.text(guided_json=schema, guided_whitespace_pattern="[ ]?", seed=seed, **SAMPLED)
+        jsonschema.validate(json.loads(reported), PERSON)
+        compared.agree(str(seed), reported)
     assert compared.refused(guided_json="{")["param"] == "guided_json"
 
 
 @pytest.mark.covers("A4.67")
 def test_guided_regex_holds_at_every_seed(served: Served) -> None:
     for seed in range(10):
-        told = served.said(guided_regex="[a-c]{3,5}-[0-9]+x", seed=seed, **SAMPLED)
-        assert re.fullmatch("[a-c]{3,5}-[0-9]+x", told)
+        reported = served.said(guided_regex="[a-c]{3,5}-[0-9]+x", seed=seed, **SAMPLED)
+        assert re.fullmatch("[a-c]{3,5}-[0-9]+x", reported)
     assert served.refused(guided_regex="[a")["param"] == "guided_regex"
 
 
@@ -143,8 +143,8 @@ def test_the_whitespace_pattern_defines_what_is_between_tokens(served: Served, p
     properties = {"a": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
     for seed in range(5):
-        told = served.text(guided_json=schema, guided_whitespace_pattern=pattern, seed=seed, **SAMPLED)
-        assert set(re.sub(r'[{}":a0-9-]', "", told)) <= set(allowed), told
+        reported = served.text(guided_json=schema, guided_whitespace_pattern=pattern, seed=seed, **SAMPLED)
+        assert set(re.sub(r'[{}":a0-9-]', "", reported)) <= set(allowed), reported
 
 
 @pytest.mark.covers("B.structured.1", "A4.72")
@@ -165,9 +165,9 @@ def test_a_field_that_constrains_nothing_is_not_blamed_for_another(served: Serve
 def test_structured_outputs_is_todays_name_of_the_same(served: Served) -> None:
     asked = {"seed": 4, **SAMPLED}
 
-    told = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **asked)
-    jsonschema.validate(json.loads(told), PERSON)
-    assert told == served.text(guided_json=PERSON, guided_whitespace_pattern="", **asked)
+    reported = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **asked)
+    jsonschema.validate(json.loads(reported), PERSON)
+    assert reported == served.text(guided_json=PERSON, guided_whitespace_pattern="", **asked)
     assert served.text(structured_outputs={"choice": ["one"]}) == "one"
     chunks = events(served.post("/v1/completions", prompt=PROMPT, stream=True, structured_outputs={"choice": ["one"]}))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "one"
@@ -188,7 +188,7 @@ def test_the_guides_own_schema_with_references_is_followed(compared: Compared) -
     answer = compared.completion(guided_json=json.dumps(schema), max_tokens=5)
     assert answer["choices"][0]["finish_reason"] == "length"
 
-    told = compared.text(guided_json=json.dumps(schema), temperature=0.7, seed=3, max_tokens=300)
-    if told.endswith("}"):
-        jsonschema.validate(json.loads(told), schema)
-    compared.agree("character", told)
+    reported = compared.text(guided_json=json.dumps(schema), temperature=0.7, seed=3, max_tokens=300)
+    if reported.endswith("}"):
+        jsonschema.validate(json.loads(reported), schema)
+    compared.agree("character", reported)

@@ -130,9 +130,9 @@ def test_combined_and_p_d_agree_with_everything_at_once(compared: Compared) -> N
     compared.agree("ids", [choice["token_ids"] for choice in choices])
     compared.agree("texts", [choice["text"] for choice in choices])
     for choice in choices:
-        told = choice["logprobs"]
-        assert len(told["tokens"]) == len(choice["prompt_token_ids"]) + len(choice["token_ids"])
-        compared.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in told["top_logprobs"]])
+        reported = choice["logprobs"]
+        assert len(reported["tokens"]) == len(choice["prompt_token_ids"]) + len(choice["token_ids"])
+        compared.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in reported["top_logprobs"]])
 
 
 @pytest.mark.covers("B.logprobs.1", "B.logprobs.2")

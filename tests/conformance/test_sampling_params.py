@@ -109,9 +109,9 @@ def test_a_stop_string_is_in_the_output_only_when_requested(served: Served, orac
 
 def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(compared: Compared) -> None:
     listed = {"logprobs": 0, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
-    told = compared.completion(**listed)["choices"][0]["logprobs"]
-    assert all({"token_id:40", "token_id:41"} <= set(one) for one in told["top_logprobs"])
-    compared.agree("listed", [[*one] for one in told["top_logprobs"]])
+    reported = compared.completion(**listed)["choices"][0]["logprobs"]
+    assert all({"token_id:40", "token_id:41"} <= set(one) for one in reported["top_logprobs"])
+    compared.agree("listed", [[*one] for one in reported["top_logprobs"]])
 
     rule = {"max_pattern_size": 4, "min_count": 3}
     asked = {"allowed_token_ids": [40], "max_tokens": 20, "return_token_ids": True}
@@ -175,17 +175,17 @@ def test_truncate_prompt_tokens_keeps_the_last(served: Served, oracle: Oracle) -
 
 @pytest.mark.covers("A3.57")
 def test_prompt_logprobs_are_the_log_softmax(served: Served, oracle: Oracle) -> None:
-    told = served.completion(prompt_logprobs=2)["choices"][0]["prompt_logprobs"]
+    reported = served.completion(prompt_logprobs=2)["choices"][0]["prompt_logprobs"]
     ids = oracle.ids(PROMPT)
     expected = oracle.logprobs(ids)
 
-    assert len(told) == len(ids)
-    assert told[0] is None
+    assert len(reported) == len(ids)
+    assert reported[0] is None
     for at in range(1, len(ids)):
         row = expected[at - 1]
-        assert told[at][str(ids[at])]["logprob"] == pytest.approx(row[ids[at]].item(), abs=1e-4)
+        assert reported[at][str(ids[at])]["logprob"] == pytest.approx(row[ids[at]].item(), abs=1e-4)
         likeliest = row.topk(2).indices.tolist()
-        assert [told[at][str(token_id)]["rank"] for token_id in likeliest] == [1, 2]
+        assert [reported[at][str(token_id)]["rank"] for token_id in likeliest] == [1, 2]
     assert len(served.chat(prompt_logprobs=0)["prompt_logprobs"]) == served.chat()["usage"]["prompt_tokens"]
     assert served.refused(prompt_logprobs=1, stream=True)["param"] == "prompt_logprobs"
     assert served.refused(prompt_logprobs=-1)["param"] == "prompt_logprobs"

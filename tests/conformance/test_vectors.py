@@ -102,11 +102,11 @@ def test_chats_and_vectors_are_served_side_by_side(served: Served, oracle: Oracl
 
 @pytest.mark.covers("B.tokenizer.1", "B.tokenizer.2", "B.tokenizer.3")
 def test_tokens_are_those_of_transformers_and_back(served: Served, oracle: Oracle) -> None:
-    told = posted(served, "/tokenize", prompt=PROMPT, return_token_strs=True)
+    reported = posted(served, "/tokenize", prompt=PROMPT, return_token_strs=True)
     chat = posted(served, "/tokenize", messages=CHAT)
 
     ids = oracle.tokenizer.encode(PROMPT)
-    assert told == {
+    assert reported == {
         "count": len(ids), "max_model_len": 512, "tokens": ids,
         "token_strs": oracle.tokenizer.convert_ids_to_tokens(ids),
     }  # fmt: skip

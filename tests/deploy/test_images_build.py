@@ -80,7 +80,7 @@ def test_the_pinned_torch_is_that_of_the_constraints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "values"),
+    ("reported", "kind", "values"),
     [
         ("image=asked\npython=3.12\n", "cpu", {"TORCH": "2.13.0"}),
         ("image=asked\npython=3.11\ntorch=2.12.1+cu130\n", "cuda", {"TORCH": "2.12.1"}),
@@ -91,9 +91,9 @@ def test_the_pinned_torch_is_that_of_the_constraints() -> None:
     ],
 )
 def test_the_image_follows_the_base_images_torch(
-    docker: StubDocker, capsys: Capture, told: str, kind: str, values: dict[str, str]
+    docker: StubDocker, capsys: Capture, reported: str, kind: str, values: dict[str, str]
 ) -> None:
-    docker.answers_run(told, 0)
+    docker.answers_run(reported, 0)
 
     line = _line(capsys)
 
@@ -158,7 +158,7 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("told", "flags", "said"),
+    ("reported", "flags", "said"),
     [
         (CANN, ["--with-torchvision-npu=v0.16.0-6.0.rc3"], "is for torch 2.1, the image's torch is 2.13.0: use a"),
         (CANN, ["--with-torchvision-npu=main"], "--with-torchvision-npu=main: write a tag"),
@@ -183,9 +183,9 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
     ],
 )  # fmt: skip
 def test_contradicting_flags_are_refused_before_the_build(
-    docker: StubDocker, capsys: Capture, told: str, flags: list[str], said: str
+    docker: StubDocker, capsys: Capture, reported: str, flags: list[str], said: str
 ) -> None:
-    docker.answers_run(told, 0)
+    docker.answers_run(reported, 0)
 
     assert said in _refusal(capsys, docker, *flags)
 

@@ -124,14 +124,14 @@ def test_ports_missing_in_a_platforms_table_are_the_instances_own(tmp_path: Path
 
 
 def test_the_scheduler_gets_their_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = list[tuple[str, list[str], dict[str, str]]]()
-    monkeypatch.setattr(os, "execvpe", lambda *words: told.append(words))
+    reported = list[tuple[str, list[str], dict[str, str]]]()
+    monkeypatch.setattr(os, "execvpe", lambda *words: reported.append(words))
     path = _file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server(B, 0)]))
     ip = read_global(str(path)).scheduler.server_ip
     flags = ["--role", "scheduler", "--ip", ip, "--folder", str(tmp_path / "s"), "--port", "8088", "--table", str(path)]
 
     assert main(["start", *flags, "--", "true"]) == 0
 
-    environ = told[0][2]
+    environ = reported[0][2]
     assert environ["NODE_PORTS"] == "8088,8088"
     assert [address.port for address in resolve(environ).instance_addresses] == [8088, 8088]

@@ -106,18 +106,18 @@ def test_the_process_gets_its_tables_and_its_own_secret_file(tmp_path: Path) -> 
     mounted.chmod(0o440)
     start = Start("prefill", "192.0.2.1", tmp_path / "state", secret=mounted, device_type="cpu")
 
-    told = variables(start, Path("local"), Path("global"))
+    reported = variables(start, Path("local"), Path("global"))
 
-    copied = Path(told.pop("PDSERVE_SECRET_FILE"))
-    assert told == {"GLOBAL_RANK_TABLE_FILE_PATH": "global", "RANK_TABLE_FILE_PATH": "local"}
+    copied = Path(reported.pop("PDSERVE_SECRET_FILE"))
+    assert reported == {"GLOBAL_RANK_TABLE_FILE_PATH": "global", "RANK_TABLE_FILE_PATH": "local"}
     assert (copied.read_text(), copied.stat().st_mode & 0o777) == ("s" * 64 + "\n", 0o600)
     with pytest.raises(RanktableError, match=r"--secret .*none: cannot be read: .*No such file"):
         variables(Start("prefill", "192.0.2.1", tmp_path, secret=tmp_path / "none"), Path("l"), Path("g"))
 
 
 def test_the_environment_is_what_start_servers_resolves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = list[tuple[str, list[str], dict[str, str]]]()
-    monkeypatch.setattr(os, "execvpe", lambda *words: told.append(words))
+    reported = list[tuple[str, list[str], dict[str, str]]]()
+    monkeypatch.setattr(os, "execvpe", lambda *words: reported.append(words))
     parts = [part("scheduler", "192.0.2.9"), part("prefill", "192.0.2.1"), part("decode", "192.0.2.2")]
     pods = [Pod(str(number), ("192.0.2.1", "192.0.2.2"), leaving=False) for number in range(3)]
     decision = decide({str(number): text for number, text in enumerate(parts)}, pods, None, ClusterSize(1, 1))
@@ -126,7 +126,7 @@ def test_the_environment_is_what_start_servers_resolves(tmp_path: Path, monkeypa
 
     assert main(["start", *flags, "--timeout", "5", "--", "sh", "start_servers.sh", "--model=m"]) == 0
 
-    program, words, environ = told[0]
+    program, words, environ = reported[0]
     assert (program, words) == ("sh", ["sh", "start_servers.sh", "--model=m"])
     assert resolve(environ).name == "prefill-0"
 

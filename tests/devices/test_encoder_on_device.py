@@ -106,7 +106,7 @@ def test_an_instance_opens_its_encoder_on_the_device_of_its_flag(bert: Path, mon
 
 
 def test_an_encoder_whose_device_is_lost_ends_its_instance(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, told = DyingDevice(), list[PdserveError]()
+    device, reported = DyingDevice(), list[PdserveError]()
 
     class DyingKind(FakeKind):
         def open(self, index: int = 0) -> DyingDevice:
@@ -118,7 +118,7 @@ def test_an_encoder_whose_device_is_lost_ends_its_instance(bert: Path, monkeypat
 
     monkeypatch.setitem(KINDS, "fake", DyingKind())
     config = InstanceConfig(EngineOptions(model=str(bert), device="fake"), Role.COMBINED, device_ids=("0",))
-    loaded = load_encoder_engine(config, told.append)
+    loaded = load_encoder_engine(config, reported.append)
     assert loaded is not None
     engine, _ = loaded
     monkeypatch.setattr("engine.pooling.encoder.Encoder.run", fail)
@@ -128,5 +128,5 @@ def test_an_encoder_whose_device_is_lost_ends_its_instance(bert: Path, monkeypat
         ((failed, error),) = engine.step().failed
         assert failed == name
         assert "InstanceLost: fake:0 fails a small test op" in str(error)
-    assert [type(error) for error in told] == [InstanceLost]
+    assert [type(error) for error in reported] == [InstanceLost]
     engine.close()

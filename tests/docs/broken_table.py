@@ -45,8 +45,8 @@ def _tables() -> Iterator[str]:
         yield "| what is broken | what is said | status |"
         yield "|---|---|---|"
         for broken in inputs:
-            told = answer(broken)
-            yield f"| {broken.what} | {_cell(told.said)} | {told.status} |"
+            reported = answer(broken)
+            yield f"| {broken.what} | {_cell(reported.said)} | {reported.status} |"
         yield ""
 
 

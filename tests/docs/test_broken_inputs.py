@@ -13,15 +13,15 @@ CODES = [code for code, _, _ in rules()]
 
 @pytest.mark.parametrize("broken", INPUTS)
 def test_a_broken_input_ends_with_status_2_and_writes_nothing(broken: Broken) -> None:
-    told = answer(broken)
+    reported = answer(broken)
 
-    assert (told.status, told.new) == (2, ())
+    assert (reported.status, reported.new) == (2, ())
     if broken.rule is None:
-        assert broken.command.begins in told.said[: len(broken.command.begins) + len("TIME-ERROR: ")]
-        assert len(told.said.splitlines()) == 1
+        assert broken.command.begins in reported.said[: len(broken.command.begins) + len("TIME-ERROR: ")]
+        assert len(reported.said.splitlines()) == 1
     else:
-        assert f"[{broken.rule}]" in told.said
-        assert "note: " not in told.said
+        assert f"[{broken.rule}]" in reported.said
+        assert "note: " not in reported.said
 
 
 def test_every_rule_has_a_broken_input_and_a_chinese_sentence() -> None:

@@ -84,24 +84,26 @@ def _handed_on(method: ast.FunctionDef, others: Mapping[str, ast.FunctionDef]) -
 
 def _signature(function: ast.FunctionDef, *, is_method: bool = False) -> Signature:
     """Return names, kinds and defaults; a default that is no literal stands as its text."""
-    told = function.args
-    positional = [*told.posonlyargs, *told.args]
-    defaults = [Parameter.empty] * (len(positional) - len(told.defaults)) + [_value(one) for one in told.defaults]
+    reported = function.args
+    positional = [*reported.posonlyargs, *reported.args]
+    defaults = [Parameter.empty] * (len(positional) - len(reported.defaults)) + [
+        _value(one) for one in reported.defaults
+    ]
     made = [
         Parameter(
-            one.arg, Parameter.POSITIONAL_ONLY if place < len(told.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD,
+            one.arg, Parameter.POSITIONAL_ONLY if place < len(reported.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD,
             default=default,
         )
         for place, (one, default) in enumerate(zip(positional, defaults, strict=True))
     ]  # fmt: skip
-    if told.vararg:
-        made.append(Parameter(told.vararg.arg, Parameter.VAR_POSITIONAL))
-    for one, default in zip(told.kwonlyargs, told.kw_defaults, strict=True):
+    if reported.vararg:
+        made.append(Parameter(reported.vararg.arg, Parameter.VAR_POSITIONAL))
+    for one, default in zip(reported.kwonlyargs, reported.kw_defaults, strict=True):
         made.append(
             Parameter(one.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else _value(default))
         )
-    if told.kwarg:
-        made.append(Parameter(told.kwarg.arg, Parameter.VAR_KEYWORD))
+    if reported.kwarg:
+        made.append(Parameter(reported.kwarg.arg, Parameter.VAR_KEYWORD))
     return Signature(made[1:] if is_method else made)
 
 

@@ -363,26 +363,33 @@ class Varlen:
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = inspect.signature(varlen_attn).bind(*args, **kwargs)
         given.apply_defaults()
-        told = given.arguments
-        self.calls.append(told)
+        reported = given.arguments
+        self.calls.append(reported)
         real: Any = varlen_attn
-        of_meta = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in told.items()}
+        of_meta = {
+            name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in reported.items()
+        }
         shape = real(**of_meta).shape
-        query, keys, values, ends = told["query"], told["key"], told["value"], (told["cu_seq_q"], told["cu_seq_k"])
+        query, keys, values, ends = (
+            reported["query"],
+            reported["key"],
+            reported["value"],
+            (reported["cu_seq_q"], reported["cu_seq_k"]),
+        )
         assert query.is_contiguous()
         assert [one.dtype for one in (query, keys, values, *ends)] == [torch.bfloat16] * 3 + [torch.int32] * 2
         assert (int(ends[0][-1]), int(ends[1][-1])) == (len(query), len(keys))
         counts, lengths = (one.diff() for one in ends)
-        assert (told["max_q"], told["max_k"]) == (int(counts.max()), int(lengths.max()))
+        assert (reported["max_q"], reported["max_k"]) == (int(counts.max()), int(lengths.max()))
         outputs = []
         for number, (count, length) in enumerate(zip(counts.tolist(), lengths.tolist(), strict=True)):
             first, start = int(ends[0][number]), int(ends[1][number])
             group = query.shape[1] // keys.shape[1]
-            assert group == 1 or told["enable_gqa"]
+            assert group == 1 or reported["enable_gqa"]
             own = [x[start : start + length].double().repeat_interleave(group, 1) for x in (keys, values)]
-            scores = torch.einsum("qhd,khd->hqk", query[first : first + count].double(), own[0]) * told["scale"]
+            scores = torch.einsum("qhd,khd->hqk", query[first : first + count].double(), own[0]) * reported["scale"]
             at, key = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
-            left, right = told["window_size"]
+            left, right = reported["window_size"]
             assert right == 0
             hidden = key > at
             if left >= 0:

@@ -72,9 +72,9 @@ def followed(model: Watched) -> list[bool]:
 def stopping(name: str, length: int, after: int, **params: object) -> tuple[PromptState, list[int]]:
     """Return a prompt that a stop id ends after this many tokens, and these."""
     state = prompt(name, length)
-    told = wanted(state)[:after]
-    assert told[-1] not in told[:-1]
-    return replace(state, params=replace(state.params, stop_token_ids=(told[-1],), **params)), told  # type: ignore[arg-type]
+    reported = wanted(state)[:after]
+    assert reported[-1] not in reported[:-1]
+    return replace(state, params=replace(state.params, stop_token_ids=(reported[-1],), **params)), reported  # type: ignore[arg-type]
 
 
 def test_the_next_step_is_launched_before_the_last_one_is_collected() -> None:
@@ -105,20 +105,20 @@ def test_no_token_is_computed_beyond_the_length_limits() -> None:
 
 
 def test_a_stop_id_wastes_one_row_and_frees_its_block_later() -> None:
-    state, told = stopping("a", 6, 3)
+    state, reported = stopping("a", 6, 3)
     with watched(replace(AHEAD, num_blocks=4)) as (core, model):
         core.add(state)
         answers = Answers()
         while ("a", 0) not in answers.finish:
             answers.take(core.step().tokens)
 
-        assert answers.tokens["a", 0] == told
+        assert answers.tokens["a", 0] == reported
         assert core.load().running == 0
         assert (core.blocks.num_used, core.has_work()) == (1, True), "the block of the row that is launched"
         core.blocks.check()
         assert core.step().tokens == ()
         assert (core.blocks.num_used, core.has_work()) == (0, False)
-        assert model.num_tokens == 6 + len(told)
+        assert model.num_tokens == 6 + len(reported)
 
 
 def test_one_sequence_that_stops_leaves_the_others_of_its_prompt() -> None:
@@ -208,27 +208,27 @@ def test_a_failed_launch_ends_its_prompts_without_output() -> None:
 
 
 def test_a_failure_in_a_stopped_sequences_extra_row_is_ignored() -> None:
-    state, told = stopping("a", 6, 3)
+    state, reported = stopping("a", 6, 3)
     with watched() as (core, model):
         core.add(state)
         model.fails = {("collect", 3)}  # the prompt, two tokens, and the row behind the stop id
         answers = run(core)
 
-        assert (answers.tokens["a", 0], answers.failed) == (told, [])
+        assert (answers.tokens["a", 0], answers.failed) == (reported, [])
         assert answers.finish["a", 0] is FinishReason.STOP
 
 
 def test_a_held_prompts_chunks_are_reported_at_launch() -> None:
     with watched(chunk=6) as (core, model):
-        told: list[tuple[int, int, int]] = []
+        reported: list[tuple[int, int, int]] = []
 
         def on_layer(layer: int, chunks: Sequence[Chunk]) -> None:
-            told.extend((len(model.batches), chunk.start, chunk.end) for chunk in chunks if layer == 0)
+            reported.extend((len(model.batches), chunk.start, chunk.end) for chunk in chunks if layer == 0)
 
         core.add(prompt("h", 14), hold=True)
         ends = [len(core.step(on_layer).prefilled) for _ in range(3)]
 
-        assert told == [(1, 0, 6), (2, 6, 12), (3, 12, 14)]
+        assert reported == [(1, 0, 6), (2, 6, 12), (3, 12, 14)]
         assert ends == [0, 0, 1]
         assert model.events.index(("launch", 2)) < model.events.index(("collect", 1))
         core.release("h")

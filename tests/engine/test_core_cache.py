@@ -78,10 +78,10 @@ def test_the_last_token_is_computed_even_if_all_is_cached() -> None:
 def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
     with counted() as (core, computed):
         turn = prompt("turn", 20, max_tokens=30)
-        told = answer(core, turn)
+        reported = answer(core, turn)
         computed.since()
 
-        answer(core, replace(turn, prompt_id="next", token_ids=(*turn.token_ids, *told, 5, 6, 7)))
+        answer(core, replace(turn, prompt_id="next", token_ids=(*turn.token_ids, *reported, 5, 6, 7)))
         assert computed.since() == 53 - 48 + 29
 
 
@@ -202,16 +202,16 @@ def test_cached_tokens_are_reported_with_the_first_token() -> None:
 def test_held_prompts_announce_cached_kv_with_the_first_chunk() -> None:
     with counted(chunk=10) as (core, _):
         answer(core, prompt("p", 40, max_tokens=1))
-        told: list[Chunk] = []
+        reported: list[Chunk] = []
         longer = replace(prompt("p", 40), prompt_id="h", token_ids=(*prompt("p", 40).token_ids, *range(20)))
         core.add(longer, hold=True)
         while not core.load().held_prompts:
-            core.step(lambda layer, chunks: told.extend(chunks))
+            core.step(lambda layer, chunks: reported.extend(chunks))
 
-        assert [(chunk.start, chunk.end) for chunk in told] == [
+        assert [(chunk.start, chunk.end) for chunk in reported] == [
             (0, 42), (0, 42), (42, 52), (42, 52), (52, 60), (52, 60)
         ]  # fmt: skip
-        assert all(len(chunk.block_ids) == 4 for chunk in told)
+        assert all(len(chunk.block_ids) == 4 for chunk in reported)
         core.release("h")
 
 

@@ -38,9 +38,9 @@ def _chat(core: EngineCore) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Hold a conversation of three turns; return each turn's prompt and answer."""
     turns, token_ids = [], _ids(37, 1)
     for number in range(3):
-        told = _answer(core, f"turn{number}", token_ids)
-        turns.append((token_ids, told))
-        token_ids = (*token_ids, *told, *_ids(11, 2 + number))
+        reported = _answer(core, f"turn{number}", token_ids)
+        turns.append((token_ids, reported))
+        token_ids = (*token_ids, *reported, *_ids(11, 2 + number))
     return turns
 
 
@@ -56,7 +56,7 @@ def test_a_chat_with_the_cache_equals_one_without_and_transformers(kind: str, tm
     assert without.blocks.num_cached == 0
     prompts = [token_ids for token_ids, _ in turns]
     expected = Oracle(path, "float32").generate_greedy(prompts, NUM_TOKENS, ignore_eos=True)
-    assert [list(told) for _, told in turns] == expected
+    assert [list(reported) for _, reported in turns] == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"swap_bytes": 1 << 20}], ids=["rebuilt", "copied"])
@@ -66,12 +66,12 @@ def test_preempted_prompts_of_one_prefix_answer_as_with_room_for_all(options: di
         PromptState(f"p{i}", "r", (*_ids(40, 1), *_ids(5 + 13 * i, 3 + i)), SamplingParams(30, seed=i, n=1 + i % 2))
         for i in range(6)
     ]
-    told: list[Answers] = []
+    reported: list[Answers] = []
     for core in (_core(path, prefix_caching=False), _core(path, TIGHT, **options)):
         for state in states:
             core.add(state)
-        told.append(run(core))
-    roomy, tight = told
+        reported.append(run(core))
+    roomy, tight = reported
 
     assert core.load().preemptions > 0
     assert core.blocks.num_used == 0

@@ -75,13 +75,13 @@ def test_every_layer_is_reported_for_held_prompts_only(runs_ahead: bool) -> None
     with engine() as (core, _):
         core.add(prompt("free", 5))
         core.add(prompt("held", 6), hold=True)
-        told = list[tuple[int, list[tuple[str, int, int]]]]()
+        reported = list[tuple[int, list[tuple[str, int, int]]]]()
         for _ in range(2):
-            core.step(lambda layer, chunks: told.append((layer, [(c.prompt_id, c.start, c.end) for c in chunks])))
+            core.step(lambda layer, chunks: reported.append((layer, [(c.prompt_id, c.start, c.end) for c in chunks])))
 
         first = [(0, [("held", 0, 6)]), (1, [("held", 0, 6)])]
-        assert told[:2] == first
-        assert told[2:] == ([] if runs_ahead else [(0, []), (1, [])]), "a layer is progress, unless only launched"
+        assert reported[:2] == first
+        assert reported[2:] == ([] if runs_ahead else [(0, []), (1, [])]), "a layer is progress, unless only launched"
         core.release("held")
         core.cancel("free")
 

@@ -107,7 +107,7 @@ def test_answers_under_pressure_equal_those_of_an_unbounded_pool(
 def test_a_pool_of_a_tenth_preempts_and_answers_the_same() -> None:
     states = states_of([(STARTS[i % 3], 5 + i, SamplingParams(60, seed=i, n=1 + i % 2), "") for i in range(24)])
     needed = sum(map(blocks_asked, states))
-    told: list[dict[tuple[str, int], list[int]]] = []
+    reported: list[dict[tuple[str, int], list[int]]] = []
     for num_blocks, swap_bytes in ((needed, 0), (-(-needed // 10), 0), (-(-needed // 10), 1 << 20)):
         model = FakeModel(replace(CONFIG, num_blocks=num_blocks))
         core = EngineCore(
@@ -115,7 +115,7 @@ def test_a_pool_of_a_tenth_preempts_and_answers_the_same() -> None:
         )
         answers, _ = run_to_the_end(core, states, 24)
         assert (core.load().preemptions > 0) == (num_blocks < needed)
-        told.append(answers.tokens)
+        reported.append(answers.tokens)
         model.close()
 
-    assert told[0] == told[1] == told[2]
+    assert reported[0] == reported[1] == reported[2]

@@ -202,23 +202,23 @@ class Driver(RuleBasedStateMachine):
         for output in outputs:
             key = output.prompt_id, output.sequence
             assert key not in self.finish, f"{output} after its end"
-            told = self.outputs.setdefault(key, [])
-            assert output.index == len(told), f"{output} after {len(told)} tokens"
+            reported = self.outputs.setdefault(key, [])
+            assert output.index == len(reported), f"{output} after {len(reported)} tokens"
             if output.token_id is not None:
-                told.append(output.token_id)
+                reported.append(output.token_id)
             if output.finish is not None:
                 self.finish[key] = output.finish
                 self.compare(key)
 
     def compare(self, key: tuple[str, int]) -> None:
-        state, told = self.states[key[0]], self.outputs[key]
-        assert tuple(told) == expected_tokens(
-            CONFIG, state.token_ids, state.params, count=len(told), salts=[CONFIG.salt], sequence=key[1]
+        state, reported = self.states[key[0]], self.outputs[key]
+        assert tuple(reported) == expected_tokens(
+            CONFIG, state.token_ids, state.params, count=len(reported), salts=[CONFIG.salt], sequence=key[1]
         )
         if self.finish[key] is FinishReason.LENGTH:
-            assert len(told) == state.params.max_tokens
+            assert len(reported) == state.params.max_tokens
         if self.finish[key] is FinishReason.STOP:
-            assert told[-1] in state.params.stop_token_ids
+            assert reported[-1] in state.params.stop_token_ids
 
     def release(self, name: str) -> None:
         """End a held prompt; its sequences go on elsewhere, which ends them here."""

@@ -125,14 +125,14 @@ def test_across_a_hand_off_the_tokens_are_the_same(models: Models) -> None:
         while first is None:
             result = p.step(lambda layer, now: chunks.extend(now) if layer == 1 else None)  # noqa: B023
             first = next(iter(result.prefilled), None)
-        told = {(state.prompt_id, i): list(output) for i, output in enumerate(first.state.outputs)}
+        reported = {(state.prompt_id, i): list(output) for i, output in enumerate(first.state.outputs)}
         if not first.finished:
             d.admit(first.state, hand_over(state, p_model, chunks, d, d_model))
             p.release(state.prompt_id)
-            for key, more in run(d, starting_with(told)).tokens.items():
-                told[key] = more
+            for key, more in run(d, starting_with(reported)).tokens.items():
+                reported[key] = more
 
-        assert told == generate(reference, [state])
+        assert reported == generate(reference, [state])
 
 
 @pytest.mark.parametrize("given", [1, 4, 9])
@@ -145,8 +145,8 @@ def test_resumed_from_some_of_its_tokens_the_rest_are_the_same(models: Models, g
         outputs = tuple(tuple(whole[state.prompt_id, i][:given]) for i in range(state.params.num_sequences))
         if any(len(whole[state.prompt_id, i]) > given for i in range(state.params.num_sequences)):
             core.add(replace(state, outputs=outputs))
-            told = run(core, starting_with({(state.prompt_id, i): list(o) for i, o in enumerate(outputs)})).tokens
-            assert told == {key: tokens for key, tokens in whole.items() if key[0] == state.prompt_id}
+            reported = run(core, starting_with({(state.prompt_id, i): list(o) for i, o in enumerate(outputs)})).tokens
+            assert reported == {key: tokens for key, tokens in whole.items() if key[0] == state.prompt_id}
 
 
 def test_a_cached_prefix_changes_no_token(models: Models) -> None:

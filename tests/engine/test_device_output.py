@@ -106,9 +106,9 @@ def test_rows_without_a_token_fail_with_the_same_message(candidates: tuple[int, 
 
     got, expected = launched(logits, batch), at_once(logits, batch)
 
-    told = [sorted((row, str(why)) for row, why in one.failures) for one in (got, expected)]
-    assert told[0] == told[1]
-    assert [row for row, _ in told[0]] == [1, 2, 3, 5]
+    reported = [sorted((row, str(why)) for row, why in one.failures) for one in (got, expected)]
+    assert reported[0] == reported[1]
+    assert [row for row, _ in reported[0]] == [1, 2, 3, 5]
     assert all(0 <= token < VOCAB_SIZE for token in choose(logits, rows).token_ids.tolist()), "it may be carried on"
 
 

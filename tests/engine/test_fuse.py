@@ -199,11 +199,11 @@ def test_layers_are_reported_in_order_after_their_kv_is_written(
     backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
 ) -> None:
     decoder = _decoder(_fused(_network(make_tiny_model("llama", tmp_path)), threads), backend())
-    told: list[tuple[int, bool]] = []
+    reported: list[tuple[int, bool]] = []
 
-    _run(decoder, [([9], 1)], lambda layer: told.append((layer, bool(decoder._pools[layer].keys[0].any()))))
+    _run(decoder, [([9], 1)], lambda layer: reported.append((layer, bool(decoder._pools[layer].keys[0].any()))))
 
-    assert told == [(0, True), (1, True)]
+    assert reported == [(0, True), (1, True)]
 
 
 @pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])

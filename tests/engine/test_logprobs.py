@@ -25,9 +25,9 @@ def test_they_are_the_log_softmax_in_plain_arithmetic(vocab_size: int, seed: int
     logits = _logits(len(tops), vocab_size, seed)
     token_ids = [(seed + i) % vocab_size for i in range(len(tops))]
 
-    told = token_logprobs(logits, token_ids, tops)
+    reported = token_logprobs(logits, token_ids, tops)
 
-    for row, token_id, top, one in zip(logits.tolist(), token_ids, tops, told, strict=True):
+    for row, token_id, top, one in zip(logits.tolist(), token_ids, tops, reported, strict=True):
         total = math.log(math.fsum(map(math.exp, row)))
         best = sorted(range(vocab_size), key=lambda token: -row[token])[:top]
         assert one.logprob == pytest.approx(row[token_id] - total, abs=1e-5)
@@ -65,9 +65,9 @@ def test_listed_tokens_are_the_log_softmaxs_beside_any_rows() -> None:
     logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(5))
     expected = logits.log_softmax(dim=-1)
 
-    told = token_logprobs(logits, [3, 5, 7], [(40, 2), 1, (40, 2)])
+    reported = token_logprobs(logits, [3, 5, 7], [(40, 2), 1, (40, 2)])
 
-    assert [one.top_ids for one in told] == [(40, 2), (int(logits[1].argmax()),), (40, 2)]
+    assert [one.top_ids for one in reported] == [(40, 2), (int(logits[1].argmax()),), (40, 2)]
     for row in (0, 2):
-        assert list(told[row].top_logprobs) == expected[row, [40, 2]].tolist()
-    assert token_logprobs(logits[2:], [7], [(40, 2)]) == told[2:]
+        assert list(reported[row].top_logprobs) == expected[row, [40, 2]].tolist()
+    assert token_logprobs(logits[2:], [7], [(40, 2)]) == reported[2:]

@@ -97,8 +97,8 @@ def test_scored_rows_come_in_slices_of_any_size() -> None:
     logits = _logits(5)
     scores = tuple(ScoreRow(row, 2 * row, top=row) for row in range(5))
 
-    told = make_output(torch.empty(0, 30), StepBatch((), (), (), scores), iter([logits[:3], logits[3:]])).scores
+    reported = make_output(torch.empty(0, 30), StepBatch((), (), (), scores), iter([logits[:3], logits[3:]])).scores
 
-    for row, one in enumerate(told):
+    for row, one in enumerate(reported):
         assert one.logprob == pytest.approx(float(logits[row].log_softmax(dim=-1)[2 * row]), abs=1e-6)
         assert len(one.top_ids) == row

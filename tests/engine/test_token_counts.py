@@ -20,8 +20,8 @@ def test_they_are_those_of_the_whole_however_it_grew(prompt: list[int], outputs:
         counts.update(whole[:end], len(prompt))
 
     assert list(counts.ids) == list(dict.fromkeys(whole))
-    told = dict(zip(counts.ids, counts.outputs, strict=True))
-    assert {token: count for token, count in told.items() if count} == Counter(outputs)
+    reported = dict(zip(counts.ids, counts.outputs, strict=True))
+    assert {token: count for token, count in reported.items() if count} == Counter(outputs)
 
 
 @given(
@@ -34,5 +34,5 @@ def test_a_fork_continues_from_the_same_counts_and_leaves_them_alone(
     fork = counts.fork().update([*both, *other], 0)
     counts.update([*both, *one], 0)
 
-    for told, whole in ((counts, [*both, *one]), (fork, [*both, *other])):
-        assert dict(zip(told.ids, told.outputs, strict=True)) == Counter(whole)
+    for reported, whole in ((counts, [*both, *one]), (fork, [*both, *other])):
+        assert dict(zip(reported.ids, reported.outputs, strict=True)) == Counter(whole)

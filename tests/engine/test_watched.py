@@ -61,12 +61,12 @@ def serving(
     fails: Callable[[str], None], device: DyingDevice, *, runs_ahead: bool = False, touch_s: float = WAIT_S
 ) -> Iterator[tuple[EngineCore, FailingModel, list[PdserveError]]]:
     """An engine on a watched model, and what is reported to its owner; no time passes for what has not failed."""
-    model, told = FailingModel(fails, runs_ahead=runs_ahead), list[PdserveError]()
-    watch = DeviceWatch(device, told.append, touch_s, clock=lambda: 0.0)
+    model, reported = FailingModel(fails, runs_ahead=runs_ahead), list[PdserveError]()
+    watch = DeviceWatch(device, reported.append, touch_s, clock=lambda: 0.0)
     core = EngineCore(
         WatchedModel(model, watch), max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32
     )  # fmt: skip
-    yield core, model, told
+    yield core, model, reported
     core.close()
 
 
@@ -84,7 +84,7 @@ def once(what: str, error: Exception, then: Callable[[], None] = lambda: None) -
 
 @pytest.mark.parametrize("what", ["launch", "collect"])
 def test_a_failed_step_on_a_working_device_ends_its_prompts_only(what: str) -> None:
-    with serving(once(what, RuntimeError("this step")), DyingDevice()) as (core, _, told):
+    with serving(once(what, RuntimeError("this step")), DyingDevice()) as (core, _, reported):
         core.add(prompt("bad", 3))
         (failed,) = run(core).failed
         core.add(prompt("good", 3))
@@ -92,7 +92,7 @@ def test_a_failed_step_on_a_working_device_ends_its_prompts_only(what: str) -> N
 
     assert "RuntimeError: this step" in str(failed[1])
     assert answers.tokens["good", 0] == wanted(prompt("good", 3))
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("what", ["launch", "collect"])
@@ -104,7 +104,7 @@ def test_a_dead_device_ends_the_instance_and_is_not_used_again(what: str, runs_a
         device.fails_with = RuntimeError(FAULT)
 
     fails = once(what, RuntimeError(FAULT), die)
-    with serving(fails, device, runs_ahead=runs_ahead) as (core, model, told):
+    with serving(fails, device, runs_ahead=runs_ahead) as (core, model, reported):
         core.add(prompt("a", 3))
         core.add(prompt("b", 3))
         first = run(core).failed
@@ -112,7 +112,7 @@ def test_a_dead_device_ends_the_instance_and_is_not_used_again(what: str, runs_a
         core.add(prompt("c", 3))
         later = run(core).failed
 
-    (lost,) = told
+    (lost,) = reported
     assert isinstance(lost, InstanceLost)
     assert str(lost) == (
         "fake:0 fails a small test op: RuntimeError: CUDA error: an illegal memory access was encountered (after "
@@ -127,12 +127,12 @@ def test_a_dead_device_ends_the_instance_and_is_not_used_again(what: str, runs_a
 def test_a_hung_device_is_waited_for_up_to_the_limit() -> None:
     device = DyingDevice()
     fails = once("launch", RuntimeError("launch failed"), device.answers.clear)
-    with serving(fails, device, touch_s=LATE_S) as (core, _, told):
+    with serving(fails, device, touch_s=LATE_S) as (core, _, reported):
         core.add(prompt("a", 3))
         run(core)
     device.answers.set()
 
-    assert [str(error) for error in told] == [
+    assert [str(error) for error in reported] == [
         "fake:0 did not finish a small test op within 0.05 s (after RuntimeError: launch failed); "
         "without it this instance cannot go on"
     ]
@@ -140,20 +140,20 @@ def test_a_hung_device_is_waited_for_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize("what", ["launch", "collect"])
 def test_a_device_that_hangs_is_lost_even_if_nothing_fails(what: str) -> None:
-    device, told = DyingDevice(), SimpleQueue[PdserveError]()
+    device, reported = DyingDevice(), SimpleQueue[PdserveError]()
 
     def hang(asked: str) -> None:
         if asked == what and device.answers.is_set():
             device.answers.clear()
             assert device.answers.wait(WAIT_S)
 
-    model = WatchedModel(FailingModel(hang), DeviceWatch(device, told.put, LATE_S))
+    model = WatchedModel(FailingModel(hang), DeviceWatch(device, reported.put, LATE_S))
     core = EngineCore(model, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32)
     core.add(prompt("a", 3))
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run, core)
         try:
-            lost = told.get(timeout=WAIT_S)
+            lost = reported.get(timeout=WAIT_S)
         finally:
             device.answers.set()
         failed = running.result(WAIT_S).failed
@@ -164,13 +164,13 @@ def test_a_device_that_hangs_is_lost_even_if_nothing_fails(what: str) -> None:
         "; without it this instance cannot go on"
     )
     assert [(name, str(lost) in str(error)) for name, error in failed] == [("a", True)], "nothing more is asked of it"
-    assert told.empty()
+    assert reported.empty()
     core.close()
 
 
 def test_a_device_that_computes_is_not_lost_however_long_a_step_takes() -> None:
-    device, told, now = DyingDevice(), list[PdserveError](), [0.0]
-    watch = DeviceWatch(device, told.append, WAIT_S, clock=lambda: now[0])
+    device, reported, now = DyingDevice(), list[PdserveError](), [0.0]
+    watch = DeviceWatch(device, reported.append, WAIT_S, clock=lambda: now[0])
 
     with watch.guard():
         now[0] += WAIT_S
@@ -187,27 +187,27 @@ def test_a_device_that_computes_is_not_lost_however_long_a_step_takes() -> None:
         device.fails_with = RuntimeError(FAULT)
         assert not watch.look()
 
-    assert "fails a small test op" in str(told)
+    assert "fails a small test op" in str(reported)
 
 
 def test_a_device_that_is_full_is_not_lost() -> None:
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
     device = DyingDevice(fails_with=full)
-    with serving(once("launch", full), device) as (core, _, told):
+    with serving(once("launch", full), device) as (core, _, reported):
         core.add(prompt("a", 3))
         (failed,) = run(core).failed
         core.add(prompt("good", 3))
         answers = run(core)
 
     assert "out of memory" in str(failed[1])
-    assert (told, answers.failed) == ([], [])
+    assert (reported, answers.failed) == ([], [])
 
 
 @pytest.mark.parametrize("what", ["copy_block", "save_blocks", "load_blocks"])
 def test_copies_of_blocks_are_guarded_too(what: str) -> None:
-    device, told = DyingDevice(fails_with=RuntimeError(FAULT)), list[PdserveError]()
+    device, reported = DyingDevice(fails_with=RuntimeError(FAULT)), list[PdserveError]()
     model = FailingModel(once(what, RuntimeError(FAULT)))
-    guarded = WatchedModel(model, DeviceWatch(device, told.append, WAIT_S))
+    guarded = WatchedModel(model, DeviceWatch(device, reported.append, WAIT_S))
     arguments: Any = (1, 2) if what == "copy_block" else ((1,), (2,))
 
     with pytest.raises(InstanceLost, match="fails a small test op"):
@@ -215,7 +215,7 @@ def test_copies_of_blocks_are_guarded_too(what: str) -> None:
     with pytest.raises(InstanceLost, match="fails a small test op"):
         getattr(guarded, what)(*arguments)
 
-    assert (len(told), model.asked) == (1, [what])
+    assert (len(reported), model.asked) == (1, [what])
     model.close()
 
 
@@ -231,10 +231,10 @@ def fail() -> None:
 
 
 def test_a_device_gets_the_time_of_its_queued_steps() -> None:
-    device, told = DyingDevice(), list[PdserveError]()
+    device, reported = DyingDevice(), list[PdserveError]()
     device.answers.clear()
-    model = watched(FailingModel(lambda what: fail()), device, told.append, 0.05)
-    guard = guard_of(device, told.append, 0.05)
+    model = watched(FailingModel(lambda what: fail()), device, reported.append, 0.05)
+    guard = guard_of(device, reported.append, 0.05)
 
     with pytest.raises(InstanceLost, match=r"did not finish a small test op within 0\.1 s"):
         model.copy_block(1, 2)
@@ -242,5 +242,5 @@ def test_a_device_gets_the_time_of_its_queued_steps() -> None:
         fail()
     device.answers.set()
 
-    assert len(told) == 2, "each of the two watches"
+    assert len(reported) == 2, "each of the two watches"
     model.close()

@@ -55,15 +55,17 @@ class Passage:
     def ended(self, ticket: Ticket) -> str:
         """Wait for the sender's outcome and return it; what committed is byte-exact, what did not is free."""
         events, ticket_id = self.rig.events, ticket.ticket_id
-        told = [report for report in events.reports if report[1] == ticket_id]
-        assert self.is_over(ticket, within_s=DEADLINE_S), f"only {told} came, the last messages {self.last_messages()}"
-        told = [report for report in events.reports if report[1] == ticket_id]
-        assert {kind in ("committed", "ended") for kind, _ in told} == {True, False}, told
+        reported = [report for report in events.reports if report[1] == ticket_id]
+        assert self.is_over(ticket, within_s=DEADLINE_S), (
+            f"only {reported} came, the last messages {self.last_messages()}"
+        )
+        reported = [report for report in events.reports if report[1] == ticket_id]
+        assert {kind in ("committed", "ended") for kind, _ in reported} == {True, False}, reported
         if ticket_id in events.commits:
             description, block_ids, _ = events.commits[ticket_id]
             assert (description, block_ids) == (DESCRIPTION, D_BLOCKS)
             assert read(self.rig.d_pool, D_BLOCKS, NUM_TOKENS) == self.tokens
-        assert len(told) == 2, told
+        assert len(reported) == 2, reported
         return "acked" if ticket_id in events.acks else "failed"
 
     def is_over(self, ticket: Ticket, *, within_s: float) -> bool:

@@ -91,6 +91,8 @@ def test_an_event_emitted_after_the_event_loop_closed_is_dropped() -> None:
 
     session.emit(Heartbeat())
 
+    assert session._queue.empty()
+
 
 def test_events_while_a_session_opens_follow_its_first_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:

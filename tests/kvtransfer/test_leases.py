@@ -431,7 +431,11 @@ def test_an_ack_delayed_by_a_long_put_ends_no_lease(one_link: OneLink) -> None:
 
 def test_bytes_sent_after_a_wait_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair()
-    near, far, told = Stream(one, progress_timeout_s=30.0), Stream(other, progress_timeout_s=30.0), threading.Event()
+    near, far, reported = (
+        Stream(one, progress_timeout_s=30.0),
+        Stream(other, progress_timeout_s=30.0),
+        threading.Event(),
+    )
     waits, wait = threading.Event(), near._wait_writable
 
     def report_and_wait(deadline: float) -> None:
@@ -443,14 +447,14 @@ def test_bytes_sent_after_a_wait_are_reported(monkeypatch: pytest.MonkeyPatch) -
     with contextlib.suppress(BlockingIOError):
         while True:
             full += one.send(bytes(1 << 16))
-    sending = threading.Thread(target=near.send, args=([data], told.set))
+    sending = threading.Thread(target=near.send, args=([data], reported.set))
     sending.start()
     assert waits.wait(DEADLINE_S)
 
     far.drain(full + len(data))
     sending.join(DEADLINE_S)
 
-    assert told.is_set()
+    assert reported.is_set()
     assert far.bytes_received == full + len(data)
     for stream in (near, far):
         stream.close()

@@ -492,9 +492,9 @@ def test_counts_of_an_older_epoch_stay_with_their_instance(transport: str) -> No
             rig.events.wait("acked", ticket.ticket_id)
             until(lambda: len(rig.sender.links()) == 1)
 
-            (told,) = rig.sender.links()
-            assert (told.state, told.failures) == ("up", 1)
-            assert told.bytes_sent == rig.sender.bytes_sent == 40 * rig.p_pool.layout.token_bytes
+            (reported,) = rig.sender.links()
+            assert (reported.state, reported.failures) == ("up", 1)
+            assert reported.bytes_sent == rig.sender.bytes_sent == 40 * rig.p_pool.layout.token_bytes
 
 
 def test_close_waits_for_the_links_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,8 +255,8 @@ class Ranks(RuleBasedStateMachine):
             for token in range(TOKENS):
                 self.send(path, tensor, token, token + 1, corrupt=is_corrupt())
         speaker = min(p for p, d in self.paths if d == 0)
-        told = PROMPT if path == (speaker, 0) else b""
-        commit = self.halves[path].commit(told, digest_of([told]))
+        reported = PROMPT if path == (speaker, 0) else b""
+        commit = self.halves[path].commit(reported, digest_of([reported]))
         if commit is not None:
             self.to_d[path].append(commit)
 

@@ -180,12 +180,12 @@ def test_a_fixed_decode_step_reads_only_its_inputs(options: AttentionOptions, wi
     backend, pool = NpuAttention(), case.pool_with_past()
     decode = backend.plan_decode(inputs)
 
-    told = decode.prepare(host)
+    reported = decode.prepare(host)
     step = decode.step()
     step.write(pool.keys, pool.values, case._new("keys"), case._new("values"))
     got = step.attend(case._new("query"), pool.keys, pool.values, options)
 
-    assert told == {"actual_seq_lengths_kv": [4, 128, 129, 271, 1], "actual_seq_kvlen": [4, 128, 129, 271, 1]}
+    assert reported == {"actual_seq_lengths_kv": [4, 128, 129, 271, 1], "actual_seq_kvlen": [4, 128, 129, 271, 1]}
     torch.testing.assert_close(got.float(), case.expected(options), rtol=1e-2, atol=1e-2)
 
 

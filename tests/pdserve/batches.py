@@ -45,8 +45,8 @@ def without_ids(line: Mapping[str, Any]) -> dict[str, Any]:
     if response is None:
         return {"custom_id": line["custom_id"], "error": line["error"]}
     body = {name: value for name, value in (response["body"] or {}).items() if name not in ("id", "created", "pdserve")}
-    told = {"status_code": response["status_code"], "body": body}
-    return {"custom_id": line["custom_id"], "response": told, "error": line["error"]}
+    reported = {"status_code": response["status_code"], "body": body}
+    return {"custom_id": line["custom_id"], "response": reported, "error": line["error"]}
 
 
 @dataclass(frozen=True, slots=True)

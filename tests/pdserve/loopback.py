@@ -50,10 +50,10 @@ class Loopback:
         if waits and not self.hold.is_set():
             self.held.release()
             self.hold.wait(300)
-        told = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
+        reported = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
         usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
         choice = {"index": 0, "text": f"said {body.get('prompt')}", "logprobs": None, "finish_reason": "stop"}
-        return told | {"choices": [choice], "usage": usage}
+        return reported | {"choices": [choice], "usage": usage}
 
     def __enter__(self) -> Self:
         return self

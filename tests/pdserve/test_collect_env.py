@@ -73,20 +73,20 @@ def test_the_report_has_versions_hardware_tables_and_findings(tmp_path: Path, fo
     bench.file("/proc/meminfo", "MemTotal:       1056 kB\nMemAvailable:    528 kB\n")
     bench.file("/etc/os-release", 'NAME=x\nPRETTY_NAME="EulerOS 2.0 (SP10)"\n')
 
-    told: dict[str, Any] = json.loads(report(_case(bench, folder, OMP_NUM_THREADS="4"), 20, as_json=True))
+    reported: dict[str, Any] = json.loads(report(_case(bench, folder, OMP_NUM_THREADS="4"), 20, as_json=True))
 
-    assert told["software"]["pdserve"]
-    assert told["software"]["system"].startswith("EulerOS 2.0 (SP10), Linux ")
-    assert (told["hardware"]["cpu"], told["hardware"]["cpu flags"]) == ("Kunpeng 920", "avx2 amx_bf16")
-    assert told["hardware"]["memory"] == "1056 kB, 528 kB available"
-    assert told["packages"]["grpcio"]
-    assert told["environment"]["OMP_NUM_THREADS"] == "4"
-    assert told["tables"] == {
+    assert reported["software"]["pdserve"]
+    assert reported["software"]["system"].startswith("EulerOS 2.0 (SP10), Linux ")
+    assert (reported["hardware"]["cpu"], reported["hardware"]["cpu flags"]) == ("Kunpeng 920", "avx2 amx_bf16")
+    assert reported["hardware"]["memory"] == "1056 kB, 528 kB available"
+    assert reported["packages"]["grpcio"]
+    assert reported["environment"]["OMP_NUM_THREADS"] == "4"
+    assert reported["tables"] == {
         "scheduler": IP,
         "prefill-0": f"{IP} devices 4,5 port 8088",
         "decode-0": f"{IP} devices 6,7 port 8089",
     }
-    assert {"ports", "versions", "links"} <= {check["name"] for check in told["doctor"]}
+    assert {"ports", "versions", "links"} <= {check["name"] for check in reported["doctor"]}
 
 
 def test_npu_versions_are_included(tmp_path: Path) -> None:

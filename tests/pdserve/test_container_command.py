@@ -96,9 +96,9 @@ def test_a_wrong_file_is_one_line_with_its_place_and_status_2(
 
     assert main([tool, "--config=cluster.yaml"]) == 2
 
-    told = capsys.readouterr().err
-    assert told.startswith(f"{tool}.sh: {words}")
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith(f"{tool}.sh: {words}")
+    assert reported.count("\n") == 1
 
 
 def test_a_wrong_value_is_reported_with_its_line(capsys: Capture) -> None:

@@ -70,18 +70,18 @@ def table(tmp_path: Path) -> Table:
     return Table(tmp_path)
 
 
-def _errors(told: dict[str, Any]) -> Sequence[str]:
-    return [one["error"] for one in told["instances"]]
+def _errors(reported: dict[str, Any]) -> Sequence[str]:
+    return [one["error"] for one in reported["instances"]]
 
 
 def test_instances_of_one_cluster_differ_in_nothing(table: Table) -> None:
-    told = table.ask()
+    reported = table.ask()
 
-    assert told["differences"] == []
-    assert [(one["index"], one["role"], one["model"], one["dtype"], one["error"]) for one in told["instances"]] == [
+    assert reported["differences"] == []
+    assert [(one["index"], one["role"], one["model"], one["dtype"], one["error"]) for one in reported["instances"]] == [
         (0, "prefill", "m", "float32", ""), (1, "decode", "m", "float32", ""),
     ]  # fmt: skip
-    json.dumps(told)
+    json.dumps(reported)
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ def test_instances_of_one_cluster_differ_in_nothing(table: Table) -> None:
 def test_a_mismatch_is_reported_with_both_values(table: Table, change: dict[str, Any], words: str) -> None:
     table.say[1] = replace(table.say[1], **change)
 
-    told = table.ask()
+    reported = table.ask()
 
-    assert any(words in difference for difference in told["differences"])
+    assert any(words in difference for difference in reported["differences"])
 
 
 def test_a_missing_instance_is_an_error_and_not_a_mismatch(table: Table) -> None:
-    told = table.ask(num=1)
+    reported = table.ask(num=1)
 
-    first, second = told["instances"]
+    first, second = reported["instances"]
     assert (first["error"], second["refused"]) == ("", False)
     assert second["error"].startswith(f"{HOST}:{table.ports[1]}: ")
 
@@ -130,9 +130,9 @@ def test_instances_with_mutual_tls_need_the_three_files(table: Table, tmp_path: 
 
 
 def test_node_ports_override_the_tables_ports(table: Table) -> None:
-    told = table.ask(num=0, NODE_PORTS="1,2")
+    reported = table.ask(num=0, NODE_PORTS="1,2")
 
-    assert [one["address"] for one in told["instances"]] == [f"{HOST}:1", f"{HOST}:2"]
+    assert [one["address"] for one in reported["instances"]] == [f"{HOST}:1", f"{HOST}:2"]
 
 
 def test_an_invalid_timeout_and_incomplete_tls_are_refused(table: Table) -> None:

@@ -87,8 +87,10 @@ def test_log_probabilities_may_differ_by_rounding_alone() -> None:
 def test_prompt_logprobs_are_compared_with_the_next_tokens() -> None:
     reference = script(Decoded((7, 8)))
 
-    def judged(token_ids: list[int], *told: TokenLogprobs | None) -> str:
-        return str(equal_prompt_logprobs(reference, [ASK], [CaseOutput({0: token_ids}, prompt_logprobs=list(told))]))
+    def judged(token_ids: list[int], *reported: TokenLogprobs | None) -> str:
+        return str(
+            equal_prompt_logprobs(reference, [ASK], [CaseOutput({0: token_ids}, prompt_logprobs=list(reported))])
+        )
 
     assert judged([7, 8], None, TOLD[0]) == "None"
     assert "token 0" in judged([7, 8], TOLD[0], TOLD[0])

@@ -66,11 +66,11 @@ def test_text_and_tokens_must_end_with_the_stop_string() -> None:
     judge, prompts = ends_before_stop(decode), [CasePrompt((1,), DRAWN, stops=("ij",))]
     reference = spoken("abcdefghijklmnop")
 
-    def judged(told: str, text: str) -> str | None:
-        return judge(reference, prompts, [CaseOutput({0: list(ids(told))}, text=text)])
+    def judged(reported: str, text: str) -> str | None:
+        return judge(reference, prompts, [CaseOutput({0: list(ids(reported))}, text=text)])
 
     assert judged("abcdefghij", "abcdefgh") is None
     assert judged("abcdefghij", "abcdefghij") == "prompt 0: 'abcdefghij' in place of 'abcdefgh'"
-    for told in ("abcdefghi", "abcdefghijk", "abcdefgXij"):
-        assert "are not the tokens up to 'ij'" in str(judged(told, "abcdefgh"))
+    for reported in ("abcdefghi", "abcdefghijk", "abcdefgXij"):
+        assert "are not the tokens up to 'ij'" in str(judged(reported, "abcdefgh"))
     assert judge(reference, prompts, [CaseOutput(text="abcdefgh")]) is not None

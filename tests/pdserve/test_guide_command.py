@@ -85,9 +85,9 @@ def test_a_wrong_file_is_one_line_with_its_place_and_status_2(
 
     assert main(["--config=cluster.yaml"]) == 2
 
-    told = capsys.readouterr().err
-    assert f"-ERROR: {words}" in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert f"-ERROR: {words}" in reported
+    assert reported.count("\n") == 1
 
 
 def test_the_script_of_the_clone_takes_the_file_too() -> None:

@@ -47,16 +47,16 @@ async def test_it_answers_without_a_key_and_leaves_nothing_behind(
 
 
 async def test_a_lost_engine_ends_the_body_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Callable[[PdserveError], None]] = []
+    reported: list[Callable[[PdserveError], None]] = []
     start, tasks = LocalInstance.start, asyncio.all_tasks()
 
     async def overhear(config: object, on_lost: Callable[[PdserveError], None]) -> LocalInstance:
-        told.append(on_lost)
+        reported.append(on_lost)
         return await start(config, on_lost)  # type: ignore[arg-type]
 
     async def lose() -> None:
         async with asyncio.timeout(WAIT_S), inner_app(_options(tmp_path), SchedulerOptions()):
-            await asyncio.to_thread(told[0], InternalError("a rank has died"))
+            await asyncio.to_thread(reported[0], InternalError("a rank has died"))
             await asyncio.Event().wait()
 
     monkeypatch.setattr(LocalInstance, "start", overhear)

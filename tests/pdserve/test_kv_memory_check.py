@@ -25,9 +25,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 def test_config_json_gives_the_kv_size_the_engine_finds(tmp_path: Path, kind: str) -> None:
     folder = make_tiny_model(kind, tmp_path)
 
-    told = kv_tensors(read_json(folder / "config.json"), "bfloat16", 1)
+    reported = kv_tensors(read_json(folder / "config.json"), "bfloat16", 1)
 
-    assert told == rehearse(open_checkpoint(folder), "bfloat16")
+    assert reported == rehearse(open_checkpoint(folder), "bfloat16")
 
 
 def test_a_head_on_two_ranks_counts_twice(llama: EngineOptions) -> None:

@@ -145,9 +145,9 @@ def test_fallbacks_and_failures_are_shown_with_reasons(
 def test_as_json_it_is_one_object(admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["links", "--url", admin_socket.url, "--mib", "2", "--json"]) == 0
 
-    told = json.loads(capsys.readouterr().out)
-    assert (told["url"], told["mib"], told["note"]) == (admin_socket.url, 2, "")
-    assert [(link["prefill"], link["decode"], link["bytes_per_s"]) for link in told["links"]] == [
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["url"], reported["mib"], reported["note"]) == (admin_socket.url, 2, "")
+    assert [(link["prefill"], link["decode"], link["bytes_per_s"]) for link in reported["links"]] == [
         ("prefill-0", "decode-0", 1e9), ("prefill-0", "decode-1", 1e9),
     ]  # fmt: skip
 

@@ -185,7 +185,7 @@ def test_without_the_variable_no_parent_is_watched() -> None:
     assert environ == {"KEPT": "1"}
 
 
-@pytest.mark.parametrize("told", ["", "x", "1000000", "-1"])
-def test_anything_but_a_pipe_is_refused(told: str) -> None:
-    with pytest.raises(ConfigError, match=f"{VARIABLE} is '{told}', which is not a pipe"):
-        die_with_parent({VARIABLE: told})
+@pytest.mark.parametrize("reported", ["", "x", "1000000", "-1"])
+def test_anything_but_a_pipe_is_refused(reported: str) -> None:
+    with pytest.raises(ConfigError, match=f"{VARIABLE} is '{reported}', which is not a pipe"):
+        die_with_parent({VARIABLE: reported})

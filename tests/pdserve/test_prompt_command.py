@@ -70,9 +70,9 @@ def test_a_chat_keeps_its_history(
 
     assert chat.main(_flags(server, "--system-prompt", "be brief")) == 0
 
-    told = capsys.readouterr()
-    assert told.out == "you said one\nyou said two\n"
-    assert told.err == "HTTP 400: it is too long\n"
+    reported = capsys.readouterr()
+    assert reported.out == "you said one\nyou said two\n"
+    assert reported.err == "HTTP 400: it is too long\n"
     system, one = {"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}
     answer, two = {"role": "assistant", "content": "you said one"}, {"role": "user", "content": "two"}
     assert server.bodies[0] == {"model": "m", "messages": [system, one], "stream": True}
@@ -212,9 +212,9 @@ def test_a_failing_answer_ends_its_line_before_the_error(
 
     assert main(["chat", *_flags(server, *(["-q", "break"] if quick else []))]) == quick
 
-    told = capsys.readouterr()
-    assert told.out == "you said \n"
-    assert told.err == ("pdserve chat: " if quick else "") + "the instance is gone\n"
+    reported = capsys.readouterr()
+    assert reported.out == "you said \n"
+    assert reported.err == ("pdserve chat: " if quick else "") + "the instance is gone\n"
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_its_text(

@@ -84,8 +84,10 @@ def test_a_list_of_files_stays_a_list_before_typed_words() -> None:
 def test_every_command_takes_a_file_and_refuses_unknown_keys(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, _config("ip: 10.0.0.1\n# a comment\nprefil-server-list: 4\n")]) == 2
 
-    told = capsys.readouterr().err
-    assert told == "ranktable: cluster.yaml:3: unknown key 'prefil-server-list': did you mean prefill-server-list?\n"
+    reported = capsys.readouterr().err
+    assert (
+        reported == "ranktable: cluster.yaml:3: unknown key 'prefil-server-list': did you mean prefill-server-list?\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,10 +104,10 @@ def test_a_bad_value_is_one_line_with_its_place_and_status_2(
 ) -> None:
     assert main(["gen", _config(text)]) == 2
 
-    told = capsys.readouterr().err
-    assert told.startswith("ranktable: cluster.yaml:")
-    assert words in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith("ranktable: cluster.yaml:")
+    assert words in reported
+    assert reported.count("\n") == 1
 
 
 def test_doctor_checks_the_table_that_start_servers_would_use(capsys: pytest.CaptureFixture[str]) -> None:

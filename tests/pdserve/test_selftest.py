@@ -347,10 +347,10 @@ def test_help_names_the_groups_that_there_are(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         command.main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as reported:
         command.main(["--device", "cpu", "--only", "nosuch"])
 
-    groups = str(told.value).partition("the groups are ")[2]
+    groups = str(reported.value).partition("the groups are ")[2]
     assert groups.startswith("attention, ")
     assert f"the groups are {groups} (default: all)" in shown
 

@@ -27,13 +27,13 @@ class _Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.said: list[str] = []
-        self.told: list[tuple[ProcessRecord, ...]] = []
+        self.reported: list[tuple[ProcessRecord, ...]] = []
         self.spawned: list[tuple[str, bool]] = []
         self.no_fork = self.serves = False
         self.removed: set[str] = set()
         self._folder = folder
         self.supervisor = Supervisor(
-            LIMITS, self._spawn, self.said.append, self.told.append, lambda plan: plan.name not in self.removed,
+            LIMITS, self._spawn, self.said.append, self.reported.append, lambda plan: plan.name not in self.removed,
             lambda record: self.serves,
         )  # fmt: skip
 
@@ -46,7 +46,7 @@ class _Cluster:
         ])  # fmt: skip
 
     def record(self, name: str) -> ProcessRecord:
-        return next(record for record in self.told[-1] if record.name == name)
+        return next(record for record in self.reported[-1] if record.name == name)
 
     def wait_dead(self, name: str) -> None:
         child = next(child for child in self.supervisor.children if child.record.name == name)

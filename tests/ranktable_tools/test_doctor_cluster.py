@@ -89,34 +89,34 @@ def test_the_schedulers_address_is_the_tables_by_default(tmp_path: Path) -> None
 
 
 def test_one_model_on_all_instances_is_ok(tmp_path: Path) -> None:
-    told = {"instances": [_instance(), _instance(), _instance(error="gone")], "differences": []}
+    reported = {"instances": [_instance(), _instance(), _instance(error="gone")], "differences": []}
     before = 'a warning\n{not JSON\n{"level": "warning", "event": "a log line"}\n'
 
-    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: before + json.dumps(told, indent=2) + "\nafter\n"}))
+    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: before + json.dumps(reported, indent=2) + "\nafter\n"}))
 
     assert verdict.message == "2 instances with SmolLM2, bfloat16; 1 more do not answer"
     assert verdict.result == "ok"
 
 
 def test_tls_flags_are_passed_on(tmp_path: Path) -> None:
-    told = {"instances": [_instance()], "differences": []}
-    case = _case(Bench(tmp_path), {f"{DESCRIBE} --tls-cert=a.pem": json.dumps(told)})
+    reported = {"instances": [_instance()], "differences": []}
+    case = _case(Bench(tmp_path), {f"{DESCRIBE} --tls-cert=a.pem": json.dumps(reported)})
 
     assert check_model(replace(case, tls=("--tls-cert=a.pem",))).result == "ok"
 
 
 def test_two_models_are_a_failure_in_pdserves_own_message(tmp_path: Path) -> None:
-    told = {"instances": [_instance(), _instance(model="Qwen3")], "differences": ["model weights differ: a, b"]}
+    reported = {"instances": [_instance(), _instance(model="Qwen3")], "differences": ["model weights differ: a, b"]}
 
-    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
+    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(reported)}))
 
     assert (verdict.result, verdict.message) == ("fail", "model weights differ: a, b")
 
 
 def test_an_instance_that_refuses_us_is_a_failure(tmp_path: Path) -> None:
-    told = {"instances": [_instance(error="cluster secrets differ: a, b", refused=True)], "differences": []}
+    reported = {"instances": [_instance(error="cluster secrets differ: a, b", refused=True)], "differences": []}
 
-    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
+    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(reported)}))
 
     assert (verdict.result, verdict.message) == ("fail", "cluster secrets differ: a, b")
     assert verdict.next_step == "give every host the same cluster_secret"
@@ -124,9 +124,9 @@ def test_an_instance_that_refuses_us_is_a_failure(tmp_path: Path) -> None:
 
 def test_a_server_that_is_not_an_instance_fails_no_secret_check(tmp_path: Path) -> None:
     words = "127.0.0.1:8088: Received http2 header with status: 404"
-    told = {"instances": [_instance(error=words, refused=True)], "differences": []}
+    reported = {"instances": [_instance(error=words, refused=True)], "differences": []}
 
-    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
+    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(reported)}))
 
     assert (verdict.result, verdict.message) == ("fail", words)
     assert verdict.next_step == "check which server listens there: server_port and NODE_PORTS are the instances' ports"
@@ -148,9 +148,9 @@ def test_the_last_output_line_is_shown_if_pdserve_fails(tmp_path: Path) -> None:
 
 
 def test_links_are_listed_with_their_speed(tmp_path: Path) -> None:
-    told = {"note": "", "links": [_link(), _link(decode="decode-1", transport="tcp", bytes_per_s=None)]}
+    reported = {"note": "", "links": [_link(), _link(decode="decode-1", transport="tcp", bytes_per_s=None)]}
 
-    verdict = check_links(_case(Bench(tmp_path), {LINKS: json.dumps(told)}))
+    verdict = check_links(_case(Bench(tmp_path), {LINKS: json.dumps(reported)}))
 
     assert verdict.result == "ok"
     assert verdict.message == "prefill-0 to decode-0 shm 5.25 GB/s, prefill-0 to decode-1 tcp"

@@ -60,9 +60,9 @@ def test_json_names_every_check(files: list[str], capsys: pytest.CaptureFixture[
 
     assert main(["doctor", *CPU, "--format", "json", *files]) == 0
 
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     assert {"tables", "ports", "reach", "no_proxy", "cores", "versions", "links"} <= {
-        finding["name"] for finding in told["findings"]
+        finding["name"] for finding in reported["findings"]
     }
 
 
@@ -115,9 +115,9 @@ def test_each_step_of_the_guides_environment_is_reported(
 
     main(["doctor", "--format", "json", "--device-type", "npu"])
 
-    told = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
-    assert "23.0.5" in told["versions"]["words"]
-    assert told["cards"]["words"].endswith("2 x 910B4")
-    assert told["docker"]["words"] in ("Docker version 24.0.7, build afdd53b", "this is a container")
-    assert "net.ipv4.ip_forward" in told["ip_forward"]["words"]
-    assert told["LLM_TOOLS_PATH"]["words"] == "there is no /none/PD_separate/pd_ranktable_tools.py"
+    reported = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert "23.0.5" in reported["versions"]["words"]
+    assert reported["cards"]["words"].endswith("2 x 910B4")
+    assert reported["docker"]["words"] in ("Docker version 24.0.7, build afdd53b", "this is a container")
+    assert "net.ipv4.ip_forward" in reported["ip_forward"]["words"]
+    assert reported["LLM_TOOLS_PATH"]["words"] == "there is no /none/PD_separate/pd_ranktable_tools.py"

@@ -148,10 +148,10 @@ def test_colours_are_opt_in_and_a_tools_own_are_removed() -> None:
 
 
 def test_json_has_the_same_findings_and_the_worst_result() -> None:
-    told = json.loads(json_text("t", FINDINGS))
+    reported = json.loads(json_text("t", FINDINGS))
 
-    assert told["result"] == "fail"
-    assert told["findings"][1] == {
+    assert reported["result"] == "fail"
+    assert reported["findings"][1] == {
         "name": "no_proxy", "result": "warn", "words": "http_proxy set", "next_step": "export no_proxy=x",
     }  # fmt: skip
 

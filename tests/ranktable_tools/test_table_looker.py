@@ -33,12 +33,12 @@ def test_a_hung_file_is_reported_once_and_waited_for(tmp_path: Path) -> None:
 
     async def looks() -> list[object]:
         looker = TableLooker(WatchedTable(str(pipe), lambda path: 7), timeout_s=0.05)
-        told = [await looker.look(), await looker.look()]
+        reported = [await looker.look(), await looker.look()]
         await asyncio.to_thread(pipe.write_text, "x")
         async with asyncio.timeout(300):
             while (found := await looker.look()) is None:
                 pass
-        return [*told, found]
+        return [*reported, found]
 
     slow, again, found = asyncio.run(looks())
 
@@ -58,13 +58,13 @@ def test_an_unchanged_table_is_reported_after_a_hang(tmp_path: Path) -> None:
 
     async def looks() -> list[object]:
         looker = TableLooker(WatchedTable(str(file), slowly, 3), timeout_s=0.05)
-        told = await looker.look()
+        reported = await looker.look()
         opened.set()
         looker._timeout_s = 30.0  # from here on only a slow machine delays a read
         async with asyncio.timeout(300):
             while (found := await looker.look()) is None:
                 pass
-        return [told, found, await looker.look()]
+        return [reported, found, await looker.look()]
 
     slow, found, later = asyncio.run(looks())
 

@@ -38,8 +38,8 @@ def watched(path: Path) -> WatchedTable[GlobalTable]:
 
 def looks(watched: WatchedTable[GlobalTable], count: int = 4) -> list[object]:
     """Return the reports of this many reads, errors as text."""
-    told = (watched.look() for _ in range(count))
-    return [str(found) if isinstance(found, RanktableError) else found for found in told if found is not None]
+    reported = (watched.look() for _ in range(count))
+    return [str(found) if isinstance(found, RanktableError) else found for found in reported if found is not None]
 
 
 def decodes(found: list[object]) -> list[int]:
@@ -108,42 +108,42 @@ def test_a_broken_file_is_reported_once_and_the_last_table_stays(
 ) -> None:
     replace(path, broken)
 
-    told = looks(watched, 6)
+    reported = looks(watched, 6)
 
-    assert len(told) == 1
-    assert words in str(told[0])
+    assert len(reported) == 1
+    assert words in str(reported[0])
     assert watched.table == read_global(_written(path, OLD))
 
 
 def test_a_missing_file_is_reported_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     path.unlink()
 
-    told = looks(watched, 6)
+    reported = looks(watched, 6)
 
-    assert len(told) == 1
-    assert "cannot be read" in str(told[0])
+    assert len(reported) == 1
+    assert "cannot be read" in str(reported[0])
     replace(path, NEW)
     assert decodes(looks(watched)) == [2]
 
 
 def test_a_slowly_written_table_is_not_an_error(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     text = json.dumps(NEW)
-    told: list[object] = []
+    reported: list[object] = []
     for end in range(1, len(text), 97):
         path.write_text(text[:end])
-        told += looks(watched, 1)
+        reported += looks(watched, 1)
     path.write_text(text)
 
-    assert decodes(told + looks(watched)) == [2]
+    assert decodes(reported + looks(watched)) == [2]
 
 
 def test_a_table_broken_again_is_reported_again(path: Path, watched: WatchedTable[GlobalTable]) -> None:
-    told: list[object] = []
+    reported: list[object] = []
     for document in ("{", OLD, "{"):
         replace(path, document)
-        told += [isinstance(one, str) for one in looks(watched)]
+        reported += [isinstance(one, str) for one in looks(watched)]
 
-    assert told == [True, False, True]
+    assert reported == [True, False, True]
 
 
 @pytest.mark.parametrize("trouble", ["{", {**NEW, "status": "initializing"}, None])

@@ -101,6 +101,6 @@ def lines(*texts: str) -> str:
 
 def as_json(text: str) -> dict[str, object]:
     """Return a message after a round trip through JSON."""
-    told = json.loads(text)
-    assert isinstance(told, dict)
-    return told
+    reported = json.loads(text)
+    assert isinstance(reported, dict)
+    return reported

@@ -19,8 +19,8 @@ def test_events_arrive_in_order_in_small_messages(sizes: list[int]) -> None:
     packed = pack([_cancel(number, size) for number, size in enumerate(sizes)])
 
     parsed = [pb.CommandMessage.FromString(message.SerializeToString()) for message in packed]
-    told = [one.cancel for message in parsed for one in (message, *message.more)]
-    assert [(cancel.prompt_id, len(cancel.reason)) for cancel in told] == [(f"{n}", s) for n, s in enumerate(sizes)]
+    reported = [one.cancel for message in parsed for one in (message, *message.more)]
+    assert [(cancel.prompt_id, len(cancel.reason)) for cancel in reported] == [(f"{n}", s) for n, s in enumerate(sizes)]
     for message in parsed:
         assert not message.more or sum(one.ByteSize() for one in message.more) <= PACK_BYTES
 

@@ -52,23 +52,23 @@ async def ask(name: str, data: bytes) -> list[dict[str, Any]]:
     """Send bytes to the socket and return its answer up to the end."""
     reader, writer = await asyncio.open_unix_connection("\0" + name)
     writer.write(data)
-    told = await reader.read()
+    reported = await reader.read()
     writer.close()
-    return [json.loads(line) for line in told.splitlines()]
+    return [json.loads(line) for line in reported.splitlines()]
 
 
 async def test_every_pair_is_reported_before_and_after_measuring() -> None:
     async with admin_socket_open("PDD") as (cluster, name):
-        told = await ask(name, ASK)
+        reported = await ask(name, ASK)
 
-        assert [next(iter(one)) for one in told] == ["measuring", "link", "measuring", "link", "end"]
-        assert told[2] == {
+        assert [next(iter(one)) for one in reported] == ["measuring", "link", "measuring", "link", "end"]
+        assert reported[2] == {
             "measuring": {
                 "prefill": "prefill-0", "prefill_address": "10.0.0.1:8000",
                 "decode": "decode-1", "decode_address": "10.0.0.1:8002",
             }, "number": 2, "of": 2,
         }  # fmt: skip
-        assert told[3]["link"] == told[2]["measuring"] | {
+        assert reported[3]["link"] == reported[2]["measuring"] | {
             "transport": "fake", "state": "up", "round_trip_s": 0.0001, "bytes_per_s": 1e9, "bytes_sent": 0,
             "failures": 0, "fallbacks": 0, "digests": True, "passed_over": [],
                 "not_offered": [], "error": "",
@@ -80,10 +80,10 @@ async def test_every_pair_is_reported_before_and_after_measuring() -> None:
 
 async def test_zero_bytes_only_look() -> None:
     async with admin_socket_open() as (cluster, name):
-        told = await ask(name, b'{"ask": "links", "num_bytes": 0}\n')
+        reported = await ask(name, b'{"ask": "links", "num_bytes": 0}\n')
 
-        assert told[1]["link"]["error"] == ""
-        assert told[1]["link"]["round_trip_s"] is None
+        assert reported[1]["link"]["error"] == ""
+        assert reported[1]["link"]["round_trip_s"] is None
         assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
 
 
@@ -104,18 +104,18 @@ async def test_zero_bytes_only_look() -> None:
 )
 async def test_anything_else_is_refused_with_a_reason_and_measures_nothing(data: bytes, words: str) -> None:
     async with admin_socket_open() as (cluster, name):
-        (told,) = await ask(name, data)
+        (reported,) = await ask(name, data)
 
-        assert words in told["error"]
+        assert words in reported["error"]
         assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
 
 
 async def test_a_silent_client_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_socket, "_REQUEST_TIMEOUT_S", 0.05)
     async with admin_socket_open() as (_, name):
-        (told,) = await ask(name, b'{"ask": ')
+        (reported,) = await ask(name, b'{"ask": ')
 
-        assert "within 0.05 s" in told["error"]
+        assert "within 0.05 s" in reported["error"]
 
 
 async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +123,11 @@ async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(admin_socket, "_ROOT", 4712)
     async with admin_socket_open() as (cluster, name):
         try:
-            told = await ask(name, ASK)
+            reported = await ask(name, ASK)
         except ConnectionError:
-            told = []
+            reported = []
 
-        assert told == []
+        assert reported == []
         assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
 
 
@@ -148,9 +148,9 @@ async def test_measurements_run_one_at_a_time_and_a_cancel_frees_the_slot() -> N
 
 async def until_measured(name: str) -> list[dict[str, Any]]:
     """Retry while another client measures: no event reports when the server sees that a connection was closed."""
-    while "error" in (told := await ask(name, ASK))[-1]:  # noqa: ASYNC110
+    while "error" in (reported := await ask(name, ASK))[-1]:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    return told
+    return reported
 
 
 async def test_excess_clients_are_cut_and_the_socket_stays_open() -> None:
@@ -159,21 +159,21 @@ async def test_excess_clients_are_cut_and_the_socket_stays_open() -> None:
         cut = [await asyncio.wait_for(reader.read(1), WAIT_S) for reader, _ in crowd[admin_socket._MAX_CLIENTS :]]
         for _, writer in crowd:
             writer.close()
-        told = await until_measured_or_cut(name)
+        reported = await until_measured_or_cut(name)
 
         assert set(cut) == {b""}
-        assert told[-1] == {"end": True}
+        assert reported[-1] == {"end": True}
 
 
 async def until_measured_or_cut(name: str) -> list[dict[str, Any]]:
     """As `until_measured`, also while there are too many clients."""
     while True:
         try:
-            told = await ask(name, ASK)
+            reported = await ask(name, ASK)
         except ConnectionError:
-            told = []
-        if told and "end" in told[-1]:
-            return told
+            reported = []
+        if reported and "end" in reported[-1]:
+            return reported
         await asyncio.sleep(0.01)
 
 
@@ -195,9 +195,9 @@ async def test_an_unreadable_client_is_cut_and_the_socket_stays_open(
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
                     asker.connect("\0" + name)
                     await until(functools.partial(_is_cut, asker))
-        told = await ask(name, ASK)
+        reported = await ask(name, ASK)
 
-        assert told[-1] == {"end": True}
+        assert reported[-1] == {"end": True}
         assert caplog.text.count("admin_client_failed") == admin_socket._MAX_CLIENTS + 1
 
 
@@ -256,11 +256,11 @@ async def test_the_admin_socket_is_named_by_the_schedulers_port(model_folder: Pa
     name = socket_name("127.0.0.1", free_port)
     async with asyncio.timeout(WAIT_S):
         await until(lambda: serving.done() or _listens(name))
-        told = await ask(name, ASK)
+        reported = await ask(name, ASK)
         stop.set()
         await serving
 
-    assert told[1]["link"]["error"].startswith("10.0.0.1:8001 is connecting")
+    assert reported[1]["link"]["error"].startswith("10.0.0.1:8001 is connecting")
     assert not _listens(name)
 
 

@@ -95,13 +95,13 @@ async def test_a_stop_token_ends_the_text_and_is_the_stop_reason(serve: Any, mod
 
     async with serve(says) as served:
         body = {"model": served.model, "prompt": "hi", "stop_token_ids": [5], "skip_special_tokens": False}
-        told = (await served.client.post("/v1/completions", json=body)).json()
+        reported = (await served.client.post("/v1/completions", json=body)).json()
         ids["stop"] = served.context.tokens.eos_token_ids[0]
         silent = (await served.client.post("/v1/completions", json=body)).json()
         shown = (await served.client.post("/v1/completions", json=body | {"include_stop_str_in_output": True})).json()
 
         text = served.context.tokens.decode((70, 71))
-        assert {key: value for key, value in told["choices"][0].items() if value is not None} == {
+        assert {key: value for key, value in reported["choices"][0].items() if value is not None} == {
             "index": 0, "text": text, "finish_reason": "stop", "stop_reason": 5,
         }  # fmt: skip
         assert (silent["choices"][0]["text"], silent["choices"][0]["stop_reason"]) == (text, None)
@@ -186,7 +186,7 @@ async def test_a_failure_before_the_first_token_is_an_http_status(serve: Any) ->
 
 @pytest.mark.covers("B.stream.6")
 @pytest.mark.parametrize(
-    ("error", "fields", "told"),
+    ("error", "fields", "reported"),
     [
         (HandoffFailed("the KV did not arrive whole"), {}, (500, None, "the KV did not arrive whole")),
         (
@@ -198,7 +198,7 @@ async def test_a_failure_before_the_first_token_is_an_http_status(serve: Any) ->
     ids=["hand-off", "grammar"],
 )
 async def test_a_failure_in_mid_stream_is_an_error_event_and_ends_it(
-    serve: Any, error: PdserveError, fields: dict[str, Any], told: tuple[int, str | None, str]
+    serve: Any, error: PdserveError, fields: dict[str, Any], reported: tuple[int, str | None, str]
 ) -> None:
     async with serve() as served:
         served.dispatcher.fail_after, served.dispatcher.error = 1, error
@@ -207,7 +207,7 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_ends_it(
         )
 
         *chunks, last = events(response)
-        assert tuple(last["error"][name] for name in ("code", "param", "message")) == told
+        assert tuple(last["error"][name] for name in ("code", "param", "message")) == reported
         assert not any(chunk["choices"][0]["finish_reason"] for chunk in chunks)
 
 

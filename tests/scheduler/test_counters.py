@@ -169,8 +169,8 @@ def test_each_instance_reports_the_tokens_of_its_steps() -> None:
     silent = LoadSnapshot(blocks_total=1)
     view = _view(
         *(
-            InstanceView(index, "c", Role.COMBINED, str(index), "living", "", None, told)
-            for index, told in enumerate((load, silent))
+            InstanceView(index, "c", Role.COMBINED, str(index), "living", "", None, reported)
+            for index, reported in enumerate((load, silent))
         )
     )
 

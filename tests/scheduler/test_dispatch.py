@@ -80,8 +80,8 @@ async def test_a_client_error_is_no_warning_and_its_grammar_is_not_logged(
             with pytest.raises(error):
                 await collect(cluster.control.dispatch, request(LONG))
 
-    (told,) = [record.getMessage() for record in caplog.records if "request_failed" in record.getMessage()]
-    assert "error=InternalError" in told
+    (reported,) = [record.getMessage() for record in caplog.records if "request_failed" in record.getMessage()]
+    assert "error=InternalError" in reported
 
 
 @virtual
@@ -178,8 +178,8 @@ async def test_queued_requests_fail_when_the_last_path_is_lost() -> None:
         cluster.kill(0)
         await asyncio.wait(readers, timeout=3.0)
 
-        told = {str(reader.exception()) for reader in readers} - {"prefill-0 was lost: its connection broke"}
-        assert told == {"no path can serve this now; missing: prefill-0"}
+        reported = {str(reader.exception()) for reader in readers} - {"prefill-0 was lost: its connection broke"}
+        assert reported == {"no path can serve this now; missing: prefill-0"}
         assert all(isinstance(reader.exception(), Unavailable) for reader in readers)
         assert cluster.control.dispatch.ledger.failed == 5
         assert cluster.control.dispatch.ledger.inflight == 0

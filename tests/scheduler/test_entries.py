@@ -78,10 +78,10 @@ def test_node_ports_apply_to_the_entries_of_the_start() -> None:
     bare = [replace(one, server_port=None) for one in (P, D)]
     followed = entries(table(bare[:1], bare[1:]), "9088,9089")
 
-    told = followed.follow(table(bare[:1], [*bare[1:], server(4, 8090), server(5, None)]))
+    reported = followed.follow(table(bare[:1], [*bare[1:], server(4, 8090), server(5, None)]))
 
     assert [address for _, address in seats(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089", "10.0.0.4:8090"]
-    assert told.left_out == (
+    assert reported.left_out == (
         "decode instance on 10.0.0.5 is left out: server_group_list[2].server_list[2] of the global table has no "
         "server_port, and NODE_PORTS is for the instances of the start",
     )
@@ -100,10 +100,10 @@ def test_a_removed_initial_entry_needs_a_port_to_return() -> None:
     followed = entries(table(bare[:1], bare[1:]), "9088,9089,9090")
     followed.follow(table(bare[:1], bare[1:2]))
 
-    told = followed.follow(table(bare[:1], bare[1:]))
+    reported = followed.follow(table(bare[:1], bare[1:]))
 
-    assert len(told.left_out) == 1
-    assert len(told.expected) == 2
+    assert len(reported.left_out) == 1
+    assert len(reported.expected) == 2
 
 
 def test_a_changed_port_is_another_instance() -> None:

@@ -70,13 +70,13 @@ async def test_each_frame_of_a_stream_has_all_the_text_so_far(serve: Any) -> Non
         body = {"prompt": "hello", "n": 2, "stream": True, "max_tokens": len(served.ids(" 你好 world"))}
         response = await served.client.post("/generate", json=body)
 
-        told = frames(response.text)
+        reported = frames(response.text)
         assert response.status_code == 200
-        assert told[-1] == {"text": ["hello 你好 world"] * 2}
-        assert len(told) > 2
-        for before, after in itertools.pairwise(told):
+        assert reported[-1] == {"text": ["hello 你好 world"] * 2}
+        assert len(reported) > 2
+        for before, after in itertools.pairwise(reported):
             assert all(new.startswith(old) for old, new in zip(before["text"], after["text"], strict=True))
-        assert all(text.startswith("hello") for frame in told for text in frame["text"])
+        assert all(text.startswith("hello") for frame in reported for text in frame["text"])
 
 
 @pytest.mark.covers("A8.105")

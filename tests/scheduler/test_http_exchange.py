@@ -126,18 +126,18 @@ async def test_a_body_is_read_as_it_comes_and_its_end_is_reported_once() -> None
 
 
 async def test_a_disconnect_is_reported_once_before_the_answer_ends() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     early, late, finished = (_exchange()[0] for _ in range(3))
-    early.receive.when_gone(lambda: told.append("early"))
+    early.receive.when_gone(lambda: reported.append("early"))
     early.leave("gone")
     late.leave("gone")
-    late.receive.when_gone(lambda: told.append("late"))
-    finished.receive.when_gone(lambda: told.append("finished"))
+    late.receive.when_gone(lambda: reported.append("late"))
+    finished.receive.when_gone(lambda: reported.append("finished"))
     await finished.run(_app(200, [], b"x"))
     finished.leave("gone")
     early.leave("gone")
 
-    assert told == ["early", "late"]
+    assert reported == ["early", "late"]
     assert early.receive.why_gone == "gone"
 
 

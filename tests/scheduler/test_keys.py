@@ -220,7 +220,7 @@ async def test_keys_appear_in_no_repr_help_log_or_answer(
     try:
         async with serve() as served:
             app = _locked(served)
-            told = [
+            reported = [
                 (await _ask(app, path, headers=[(b"authorization", given)]))[2]
                 for path in ("/v1/models", "/v1/none", "/metrics")
                 for given in (f"Bearer {KEY}".encode(), f"Bearer {KEY}wrong".encode())
@@ -231,7 +231,7 @@ async def test_keys_appear_in_no_repr_help_log_or_answer(
     with suppress(SystemExit):
         parse(["--api-key", KEY, "--help"])
 
-    assert KEY not in repr(config) + str(config) + caplog.text + capsys.readouterr().out + repr(told)
+    assert KEY not in repr(config) + str(config) + caplog.text + capsys.readouterr().out + repr(reported)
     assert caplog.text
 
 

@@ -53,9 +53,9 @@ def _with(role: Role, endpoints: tuple[KvEndpoint, ...]) -> InstanceDescription:
 def test_two_instances_need_a_transport_that_reaches(
     sender: tuple[KvEndpoint, ...], receiver: tuple[KvEndpoint, ...], words: str | None
 ) -> None:
-    told = missing_transport(_with(Role.PREFILL, sender), _with(Role.DECODE, receiver))
+    reported = missing_transport(_with(Role.PREFILL, sender), _with(Role.DECODE, receiver))
 
-    assert told is None if words is None else told is not None and words in told
+    assert reported is None if words is None else reported is not None and words in reported
 
 
 def _apart(roles: str, *transports: str, **changes: object) -> FakeCluster:
@@ -85,9 +85,9 @@ async def test_the_only_pair_is_named_and_a_client_gets_the_reason_at_once(caplo
     assert [str(gap) for gap in cluster.control.registry.gaps()] == [
         f"they cannot transfer KV: {APART}; name one transport for both in --kv-transport"
     ]
-    told = report(cluster.control)
-    assert not told.ready
-    assert any(APART in missing for missing in told.missing)
+    reported = report(cluster.control)
+    assert not reported.ready
+    assert any(APART in missing for missing in reported.missing)
     with pytest.raises(Unavailable, match=f"no path can serve this now; missing: .*{APART}"):
         await collect(cluster.control.dispatch, request(PROMPT))
     said = [line for line in caplog.messages if line.startswith("no_kv_transport")]
@@ -161,9 +161,9 @@ async def test_measuring_an_impossible_pair_needs_no_instance() -> None:
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())
 
-    (told,) = await measured(LinkProbe(cluster.control.registry))
+    (reported,) = await measured(LinkProbe(cluster.control.registry))
 
-    assert APART in told.error
+    assert APART in reported.error
     assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
     running.cancel()
 
@@ -179,10 +179,10 @@ async def test_a_pair_without_transport_shows_no_stale_link() -> None:
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())
 
-    (told,) = await measured(LinkProbe(cluster.control.registry))
+    (reported,) = await measured(LinkProbe(cluster.control.registry))
 
-    assert told.link is None
-    assert APART in told.error
+    assert reported.link is None
+    assert APART in reported.error
     running.cancel()
 
 

@@ -49,8 +49,8 @@ async def test_a_lost_instance_is_reported_and_other_links_are_measured() -> Non
 
         lost, found = await measured(LinkProbe(cluster.control.registry))
 
-        (told,) = [one for one in report(cluster.control).view["instances"] if one["why"]]
-        assert lost.error == f"{told['address']} is {told['state']}: {told['why']}"
+        (reported,) = [one for one in report(cluster.control).view["instances"] if one["why"]]
+        assert lost.error == f"{reported['address']} is {reported['state']}: {reported['why']}"
         assert lost.link is None
         assert lost.error.startswith("10.0.0.1:8001 is lost: ")
         assert found.error == ""
@@ -63,9 +63,9 @@ async def test_an_instances_reason_for_an_unmeasured_link_is_shown() -> None:
     async with FakeCluster("PD").serving() as cluster:
         del cluster.peers["decode-1"]
 
-        (told,) = await measured(LinkProbe(cluster.control.registry))
+        (reported,) = await measured(LinkProbe(cluster.control.registry))
 
-        assert (told.link, told.error) == (None, "decode-1 cannot be reached")
+        assert (reported.link, reported.error) == (None, "decode-1 cannot be reached")
 
 
 @virtual
@@ -74,9 +74,9 @@ async def test_a_silent_instance_costs_at_most_its_deadline() -> None:
         cluster.instances[0].behaviour.deaf = True
         began = asyncio.get_running_loop().time()
 
-        (told,) = await measured(LinkProbe(cluster.control.registry, timeout_s=7.0))
+        (reported,) = await measured(LinkProbe(cluster.control.registry, timeout_s=7.0))
 
-        assert told.error == "prefill-0 did not report on this link within 7 s"
+        assert reported.error == "prefill-0 did not report on this link within 7 s"
         assert asyncio.get_running_loop().time() - began == pytest.approx(7.0)
         cluster.instances[0].behaviour.deaf = False
         (again,) = await measured(LinkProbe(cluster.control.registry))
@@ -90,9 +90,9 @@ async def test_an_instance_that_dies_meanwhile_is_reported_at_once() -> None:
         began = asyncio.get_running_loop().time()
         asyncio.get_running_loop().call_later(0.5, cluster.kill, 0)
 
-        (told,) = await measured(LinkProbe(cluster.control.registry))
+        (reported,) = await measured(LinkProbe(cluster.control.registry))
 
-        assert told.error.startswith("prefill-0 was lost")
+        assert reported.error.startswith("prefill-0 was lost")
         assert asyncio.get_running_loop().time() - began < 1.0
 
 
@@ -104,9 +104,9 @@ async def test_frames_are_checked_unless_both_ends_disable_it() -> None:
     running = asyncio.create_task(cluster.control.registry.run())
     await until(lambda: not cluster.control.registry.missing())
 
-    told = await measured(LinkProbe(cluster.control.registry), 0)
+    reported = await measured(LinkProbe(cluster.control.registry), 0)
 
-    assert [one.digests for one in told] == [False, True, True, True]
+    assert [one.digests for one in reported] == [False, True, True, True]
     assert [one.kv_digests for one in cluster.control.view().instances] == ["off", "on", "off", "on"]
     running.cancel()
 
@@ -119,11 +119,11 @@ async def test_better_transports_not_offered_are_listed_with_reasons() -> None:
     running = asyncio.create_task(cluster.control.registry.run())
     await until(lambda: not cluster.control.registry.missing())
 
-    (told,) = await measured(LinkProbe(cluster.control.registry))
+    (reported,) = await measured(LinkProbe(cluster.control.registry))
 
-    assert told.link is not None
-    assert told.link.transport == "fake"
-    assert told.not_offered == ("cuda_ipc: no GPU", "shm: not named")
+    assert reported.link is not None
+    assert reported.link.transport == "fake"
+    assert reported.not_offered == ("cuda_ipc: no GPU", "shm: not named")
     running.cancel()
 
 
@@ -139,9 +139,9 @@ async def test_all_better_transports_are_listed(used: str, better: tuple[str, ..
     running = asyncio.create_task(cluster.control.registry.run())
     await until(lambda: not cluster.control.registry.missing())
 
-    (told,) = await measured(LinkProbe(cluster.control.registry), 0)
+    (reported,) = await measured(LinkProbe(cluster.control.registry), 0)
 
-    assert told.not_offered == better
+    assert reported.not_offered == better
     running.cancel()
 
 
@@ -200,11 +200,11 @@ async def test_answers_reach_only_their_waiters() -> None:
 def test_measuring_works_over_grpc_too() -> None:
     async def run() -> None:
         async with asyncio.timeout(300), serving_over_grpc() as cluster:
-            (told,) = await measured(LinkProbe(cluster.control.registry))
+            (reported,) = await measured(LinkProbe(cluster.control.registry))
 
-            assert told.error == ""
-            assert told.link is not None
-            assert (told.link.transport, told.link.bytes_per_s) == ("fake", 1e9)
+            assert reported.error == ""
+            assert reported.link is not None
+            assert (reported.link.transport, reported.link.bytes_per_s) == ("fake", 1e9)
 
     asyncio.run(run())
 

@@ -351,6 +351,7 @@ async def test_at_startup_an_instance_may_have_any_table_in_use_so_far() -> None
 
     await cluster.control.registry.wait_path(5.0)
 
+    assert not cluster.control.registry.missing()
     running.cancel()
 
 
@@ -367,6 +368,7 @@ async def test_a_table_changing_during_the_start_is_accepted() -> None:
     cluster.use(*cluster.all)
     await cluster.control.registry.wait_path(5.0)
 
+    assert not cluster.control.registry.missing()
     running.cancel()
 
 

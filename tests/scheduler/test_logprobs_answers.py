@@ -21,22 +21,22 @@ async def test_a_completion_has_tokens_offsets_and_top_logprobs(serve: Any) -> N
         body = {"model": served.model, "prompt": "San", "logprobs": 2}
         choice = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]
 
-        ids, told = served.ids("hello world"), choice["logprobs"]
-        assert "".join(told["tokens"]) == choice["text"] == "hello world"
-        assert told["token_logprobs"] == pytest.approx([-token_id / 100 for token_id in ids])
-        lengths = [len(token) for token in told["tokens"]]
-        assert told["text_offset"] == [sum(lengths[:at]) for at in range(len(ids))]
-        assert [len(best) for best in told["top_logprobs"]] == [3] * len(ids)
+        ids, reported = served.ids("hello world"), choice["logprobs"]
+        assert "".join(reported["tokens"]) == choice["text"] == "hello world"
+        assert reported["token_logprobs"] == pytest.approx([-token_id / 100 for token_id in ids])
+        lengths = [len(token) for token in reported["tokens"]]
+        assert reported["text_offset"] == [sum(lengths[:at]) for at in range(len(ids))]
+        assert [len(best) for best in reported["top_logprobs"]] == [3] * len(ids)
         names = [served.context.tokens.decode([token_id]) for token_id in (1, 2)]
-        assert told["top_logprobs"][0] == pytest.approx({names[0]: -0.01, names[1]: -0.02, "hello": -ids[0] / 100})
+        assert reported["top_logprobs"][0] == pytest.approx({names[0]: -0.01, names[1]: -0.02, "hello": -ids[0] / 100})
 
 
 async def test_logprobs_0_returns_only_the_chosen_tokens(serve: Any) -> None:
     async with serve("hello") as served:
         body = {"model": served.model, "prompt": "San", "logprobs": 0}
-        told = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
+        reported = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
 
-        assert told["top_logprobs"] == [{"hello": told["token_logprobs"][0]}]
+        assert reported["top_logprobs"] == [{"hello": reported["token_logprobs"][0]}]
 
 
 @pytest.mark.covers("B.logprobs.2")
@@ -47,13 +47,13 @@ async def test_an_echo_with_logprobs_begins_with_null_and_the_prompts(serve: Any
 
         prompt, output = served.ids("San Francisco"), served.ids("hello")
         for choice in choices:
-            told = choice["logprobs"]
-            assert told["token_logprobs"][0] is None
-            assert told["top_logprobs"][0] is None
+            reported = choice["logprobs"]
+            assert reported["token_logprobs"][0] is None
+            assert reported["top_logprobs"][0] is None
             expected = [-token_id / 100 for token_id in (*prompt, *output)][1:]
-            assert told["token_logprobs"][1:] == pytest.approx(expected)
-            assert "".join(told["tokens"]) == choice["text"] == "San Franciscohello"
-            assert told["text_offset"][len(prompt)] == len("San Francisco")
+            assert reported["token_logprobs"][1:] == pytest.approx(expected)
+            assert "".join(reported["tokens"]) == choice["text"] == "San Franciscohello"
+            assert reported["text_offset"][len(prompt)] == len("San Francisco")
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -65,14 +65,16 @@ async def test_text_offset_indexes_the_text(serve: Any, as_ids: bool, skips: boo
         body = {"model": served.model, "prompt": prompt, "logprobs": 0, "echo": True, "skip_special_tokens": skips}
         choice = (await served.client.post("/v1/completions", json=body | {"max_tokens": 99})).json()["choices"][0]
 
-        told, whole = choice["logprobs"], choice["text"]
+        reported, whole = choice["logprobs"], choice["text"]
         found = [
-            (token, at) for token, at in zip(told["tokens"], told["text_offset"], strict=True) if "\ufffd" not in token
+            (token, at)
+            for token, at in zip(reported["tokens"], reported["text_offset"], strict=True)
+            if "\ufffd" not in token
         ]
         hidden = {token for token, at in found if not whole.startswith(token, at)}
         assert hidden <= ({"<|im_start|>", "<|im_end|>", "<|endoftext|>"} if skips else set())
-        assert told["text_offset"] == sorted(told["text_offset"])
-        assert whole[told["text_offset"][-1] :] == "!"
+        assert reported["text_offset"] == sorted(reported["text_offset"])
+        assert whole[reported["text_offset"][-1] :] == "!"
 
 
 async def test_offsets_continue_across_the_chunks_of_a_stream(serve: Any) -> None:
@@ -140,11 +142,11 @@ async def test_prompt_logprobs_are_by_id_with_rank(serve: Any) -> None:
         chat = await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT})
 
         ids = served.ids("San Francisco")
-        told = completion.json()["choices"][0]["prompt_logprobs"]
-        assert len(told) == len(ids)
-        assert told[0] is None
-        assert told[1][str(ids[1])]["logprob"] == pytest.approx(-ids[1] / 100)
-        assert told[1]["1"] == {
+        reported = completion.json()["choices"][0]["prompt_logprobs"]
+        assert len(reported) == len(ids)
+        assert reported[0] is None
+        assert reported[1][str(ids[1])]["logprob"] == pytest.approx(-ids[1] / 100)
+        assert reported[1]["1"] == {
             "logprob": pytest.approx(-0.01), "rank": 1, "decoded_token": served.context.tokens.decode([1]),
         }  # fmt: skip
         assert len(chat.json()["prompt_logprobs"]) == chat.json()["usage"]["prompt_tokens"]

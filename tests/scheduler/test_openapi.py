@@ -25,9 +25,9 @@ async def test_the_description_is_valid_and_names_every_open_route(serve: Any) -
         document = (await served.client.get("/openapi.json")).json()
 
     openapi_spec_validator.validate(document)
-    told = {(method, path) for path, operations in document["paths"].items() for method in operations}
+    reported = {(method, path) for path, operations in document["paths"].items() for method in operations}
     described = {"/openapi.json", "/docs"}
-    assert told == {
+    assert reported == {
         (method.lower(), route.path.replace(":path", ""))
         for route in open_routes(SchedulerOptions(enable_docs=True))
         for method in route.methods.split()

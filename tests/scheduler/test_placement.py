@@ -264,18 +264,20 @@ def test_a_link_holds_at_most_its_share_of_the_receivers_sequences() -> None:
     ],
 )  # fmt: skip
 def test_the_reason_for_waiting_has_the_values(loads: list[InstanceLoad], words: str) -> None:
-    told = why_waiting(loads, PromptFacts(100, 50))
+    reported = why_waiting(loads, PromptFacts(100, 50))
 
-    assert words in told
-    assert bool(told) == bool(words)
+    assert words in reported
+    assert bool(reported) == bool(words)
     assert not loads or bool(words) == (place(loads, PromptFacts(100, 50)) is None)
 
 
 def test_many_obstacles_are_summarised() -> None:
-    told = why_waiting([prefill(i, outstanding_tokens=600 + i) for i in range(9)] + [decode(9)], PromptFacts(100, 50))
+    reported = why_waiting(
+        [prefill(i, outstanding_tokens=600 + i) for i in range(9)] + [decode(9)], PromptFacts(100, 50)
+    )
 
-    assert told.count("prompt tokens to compute") == 4
-    assert told.endswith("; and 5 more")
+    assert reported.count("prompt tokens to compute") == 4
+    assert reported.endswith("; and 5 more")
 
 
 def test_an_instance_with_a_full_next_step_has_no_room() -> None:

@@ -15,8 +15,8 @@ def test_a_chain_has_one_hash_for_each_64_tokens_and_all_before() -> None:
 
     assert len(chain) == 3
     for count, digest in enumerate(chain, 1):
-        told = b"".join(token.to_bytes(4, "little") for token in LONG[: 64 * count])
-        assert digest == hashlib.sha256(bytes(4) + told).digest()[:16]
+        reported = b"".join(token.to_bytes(4, "little") for token in LONG[: 64 * count])
+        assert digest == hashlib.sha256(bytes(4) + reported).digest()[:16]
     assert chain_of(LONG[:63], "") == chain_of((), "") == ()
 
 

@@ -97,5 +97,5 @@ def test_a_failure_is_logged_with_its_error(caplog: pytest.LogCaptureFixture) ->
     log_request(RequestDone(request, (), "failed", 1.5, error="InstanceLost"))
 
     (event,) = _events(caplog)
-    told = {name: event.fields[name] for name in ("request_id", "ending", "error", "first_token_ms")}
-    assert told == {"request_id": "r7", "ending": "failed", "error": "InstanceLost", "first_token_ms": "-"}
+    reported = {name: event.fields[name] for name in ("request_id", "ending", "error", "first_token_ms")}
+    assert reported == {"request_id": "r7", "ending": "failed", "error": "InstanceLost", "first_token_ms": "-"}

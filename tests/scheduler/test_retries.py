@@ -33,8 +33,8 @@ class Linked(FakeInstance):
             self.lost_acks -= 1
             event = Failed(event.prompt_id, "InstanceLost", LOST)
         elif isinstance(event, Failed) and event.error == "HandoffFailed" and event.message == "set to fail":
-            told = ("NoCapacity", FULL) if self.finds_no_room else ("InstanceLost", LOST)
-            event = Failed(event.prompt_id, *told)
+            reported = ("NoCapacity", FULL) if self.finds_no_room else ("InstanceLost", LOST)
+            event = Failed(event.prompt_id, *reported)
         super()._emit(event)
 
 

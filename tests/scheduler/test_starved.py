@@ -89,9 +89,9 @@ async def test_it_is_ready_while_a_pair_takes_work(roles: str, is_ready: bool) -
         await until(lambda: cluster.control.ready() and not cluster.control.readiness.due())
         cluster.network.freeze(cluster.expected[1].address)
         await until(lambda: _states(cluster)[1] is MemberState.SUSPECT)
-        told = report(cluster.control)
+        reported = report(cluster.control)
 
-        assert (told.ready, told.missing) == (is_ready, ("decode-0 at 10.0.0.1:8001 (suspect: it is silent)",))
+        assert (reported.ready, reported.missing) == (is_ready, ("decode-0 at 10.0.0.1:8001 (suspect: it is silent)",))
         cluster.network.thaw(cluster.expected[1].address)
         await until(lambda: _states(cluster)[1] is MemberState.LIVING)
         assert (report(cluster.control).ready, report(cluster.control).missing) == (True, ())

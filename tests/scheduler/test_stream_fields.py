@@ -60,10 +60,10 @@ async def test_usage_names_instances_only_where_requested(serve: Any, path: str,
     async with serve("hello world") as served:
         for options, shown in (({}, False), ({"include_instances": True}, True)):
             body = {"model": served.model, "stream": True, "stream_options": {"include_usage": True} | options}
-            told = events(await served.client.post(path, json=body | base))[-1]["pdserve"]
+            reported = events(await served.client.post(path, json=body | base))[-1]["pdserve"]
 
-            assert told["path"] == "handoff"
-            assert ("prefill_instance" in told, "decode_instance" in told) == (shown, shown)
+            assert reported["path"] == "handoff"
+            assert ("prefill_instance" in reported, "decode_instance" in reported) == (shown, shown)
 
 
 @pytest.mark.covers("B.usage.5")

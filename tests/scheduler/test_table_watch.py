@@ -144,8 +144,8 @@ def test_a_later_entry_without_a_port_is_left_out_with_a_warning(
     followed.read(table(_server(3, 8089), _server(4)))
 
     assert followed.names == ["prefill-0 192.0.2.2:9088", "decode-0 192.0.2.3:9089"]
-    (told,) = [message for message in caplog.messages if message.startswith("instance_left_out")]
-    assert "decode instance on 192.0.2.4 is left out" in told
+    (reported,) = [message for message in caplog.messages if message.startswith("instance_left_out")]
+    assert "decode instance on 192.0.2.4 is left out" in reported
 
 
 async def test_the_file_is_watched_forever_despite_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

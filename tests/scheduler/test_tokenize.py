@@ -131,7 +131,7 @@ async def test_tokenizer_info_is_served_by_flag_alone(serve: Any) -> None:
     async with serve(enable_tokenizer_info_endpoint=True) as served:
         info = (await served.client.get("/tokenizer_info")).json()
 
-        told = {name: info[name] for name in ("bos_token", "eos_token", "chat_template", "vocab_size")}
-        assert told == {
+        reported = {name: info[name] for name in ("bos_token", "eos_token", "chat_template", "vocab_size")}
+        assert reported == {
             "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "chat_template": CHATML, "vocab_size": 384,
         }  # fmt: skip

@@ -64,7 +64,7 @@ def test_stages_follow_each_other_with_their_measured_durations() -> None:
 def test_each_stage_names_its_instance() -> None:
     stages = {span.name: span.attributes for span in _spans(_done(_served()))}
 
-    where = {name: told.get("pdserve.instance") for name, told in stages.items()}
+    where = {name: reported.get("pdserve.instance") for name, reported in stages.items()}
     assert where == {
         "llm_request": None, "queue": None, "reserve": "decode-0", "prefill": "prefill-0", "send": "prefill-0",
         "first_step": "decode-0", "decode": None,
@@ -75,14 +75,14 @@ def test_each_stage_names_its_instance() -> None:
 
 
 def test_the_request_span_has_vllms_attribute_names() -> None:
-    told = _spans(_done(_served()))[0].attributes
+    reported = _spans(_done(_served()))[0].attributes
 
-    assert told["gen_ai.request.id"] == "cmpl-1"
-    assert (told["gen_ai.usage.prompt_tokens"], told["gen_ai.usage.completion_tokens"]) == (3, 5)
-    assert told["gen_ai.response.finish_reasons"] == ("stop",)
-    assert told["gen_ai.latency.time_to_first_token"] == 0.5
-    assert told["gen_ai.latency.time_in_model_prefill"] == pytest.approx(0.39)
-    assert told["pdserve.path"] == ("handoff",)
+    assert reported["gen_ai.request.id"] == "cmpl-1"
+    assert (reported["gen_ai.usage.prompt_tokens"], reported["gen_ai.usage.completion_tokens"]) == (3, 5)
+    assert reported["gen_ai.response.finish_reasons"] == ("stop",)
+    assert reported["gen_ai.latency.time_to_first_token"] == 0.5
+    assert reported["gen_ai.latency.time_in_model_prefill"] == pytest.approx(0.39)
+    assert reported["pdserve.path"] == ("handoff",)
 
 
 def test_a_local_path_has_only_its_own_stages() -> None:

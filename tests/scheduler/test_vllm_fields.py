@@ -156,12 +156,12 @@ async def test_listed_tokens_have_their_log_probabilities(serve: Any) -> None:
         said = (await served.client.post("/v1/chat/completions", json=chat)).json()["choices"][0]
 
         own = served.ids("hello")[0]
-        told = text.json()["choices"][0]["logprobs"]
-        assert told["top_logprobs"][0] == pytest.approx(
+        reported = text.json()["choices"][0]["logprobs"]
+        assert reported["top_logprobs"][0] == pytest.approx(
             {"token_id:9": -0.09, "token_id:5": -0.05, f"token_id:{own}": -own / 100}
         )
         assert [one["token"] for one in said["logprobs"]["content"][0]["top_logprobs"]] == ["token_id:9", "token_id:5"]
-        assert [one["rank"] for one in told["ranked"][0].values()] == [own, None, None]
+        assert [one["rank"] for one in reported["ranked"][0].values()] == [own, None, None]
 
 
 @pytest.mark.anyio

@@ -65,6 +65,10 @@ async def test_a_cancelled_wait_leaves_the_next_one_alone() -> None:
     await asyncio.sleep(1)
     waiting.cancel()
     await asyncio.wait({waiting})
-    asyncio.get_running_loop().call_later(2, wakeup.set)
+    loop = asyncio.get_running_loop()
+    set_at = loop.time() + 2
+    loop.call_at(set_at, wakeup.set)
 
     await wakeup.wait(after(10))
+
+    assert loop.time() == set_at

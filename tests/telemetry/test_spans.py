@@ -18,16 +18,18 @@ HEADERS = [
 
 @pytest.mark.parametrize("header", HEADERS)
 def test_headers_are_read_as_opentelemetry_reads_them(header: str) -> None:
-    told = trace.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": header})).get_span_context()
+    reported = trace.get_current_span(
+        TraceContextTextMapPropagator().extract({"traceparent": header})
+    ).get_span_context()
 
     found = read_context(header)
 
-    if not told.is_valid:
+    if not reported.is_valid:
         assert found is None
         return
     assert found is not None
-    assert (int.from_bytes(found.trace_id), int.from_bytes(found.parent_id)) == (told.trace_id, told.span_id)
-    assert found.is_sampled == told.trace_flags.sampled
+    assert (int.from_bytes(found.trace_id), int.from_bytes(found.parent_id)) == (reported.trace_id, reported.span_id)
+    assert found.is_sampled == reported.trace_flags.sampled
 
 
 def test_a_valid_tracestate_is_kept() -> None:

@@ -111,12 +111,12 @@ def test_the_time_left_grows_while_no_line_is_done() -> None:
 
 def test_without_a_terminal_a_plain_line_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdserve.batch_run.progress, "EVERY_S", 0.0)
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     class Lines(io.StringIO):
         def flush(self) -> None:
             if self.getvalue().count("\n") >= 3:
-                told.set()
+                reported.set()
 
     stream = Lines()
     view = ProgressView(stream=stream)
@@ -124,7 +124,7 @@ def test_without_a_terminal_a_plain_line_is_repeated(monkeypatch: pytest.MonkeyP
 
     async def watch() -> None:
         async with view.kept():
-            await asyncio.wait_for(told.wait(), 30)
+            await asyncio.wait_for(reported.wait(), 30)
 
     asyncio.run(watch())
 

@@ -63,11 +63,11 @@ def test_a_file_for_every_command_works_for_this_one(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text("model: m\nport: 9000\nprefill: 2\nshare-devices: true\nmax-inflight: 7\ndtype: float32\n")
 
-    told = parsed(*ENDS, "--config", str(file))
+    reported = parsed(*ENDS, "--config", str(file))
     at_url = parsed(*AT_URL, "--config", str(file))
 
-    assert (told.engine.model, told.engine.dtype, told.max_inflight) == ("m", "float32", 7)
-    assert (told.engine.share_devices, told.metrics, at_url.max_inflight) == (False, None, 7)
+    assert (reported.engine.model, reported.engine.dtype, reported.max_inflight) == ("m", "float32", 7)
+    assert (reported.engine.share_devices, reported.metrics, at_url.max_inflight) == (False, None, 7)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_a_key_comes_from_the_flag_the_file_or_the_environment(tmp_path: Path) -
 
 
 def test_the_in_process_model_needs_no_key(capsys: pytest.CaptureFixture[str]) -> None:
-    told = parsed(*ENDS, "--api-key", "k", "--ssl-keyfile", "f", VLLM_API_KEY="v")
+    reported = parsed(*ENDS, "--api-key", "k", "--ssl-keyfile", "f", VLLM_API_KEY="v")
 
-    assert (told.api_key, told.scheduler.api_key, told.scheduler.ssl_keyfile) == (None, (), None)
+    assert (reported.api_key, reported.scheduler.api_key, reported.scheduler.ssl_keyfile) == (None, (), None)
     assert "without effect: --api-key (no HTTP server runs here); --ssl-keyfile" in capsys.readouterr().err
 
 

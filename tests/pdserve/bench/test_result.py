@@ -115,7 +115,7 @@ def test_without_a_terminal_there_is_no_live_line() -> None:
 
 def test_vectors_have_no_row_of_output_tokens() -> None:
     summary = summarize(RECORD, ["e2el"], (50.0, 99.0), {})
-    told = [list(report(RECORD, summary, ClientCpu(2.7, 3.0), {}, pooled=pooled)) for pooled in (False, True)]
+    reported = [list(report(RECORD, summary, ClientCpu(2.7, 3.0), {}, pooled=pooled)) for pooled in (False, True)]
 
-    rows = [[line.split("  ")[0] for line in lines] for lines in told]
+    rows = [[line.split("  ")[0] for line in lines] for lines in reported]
     assert [row for row in rows[0] if row not in rows[1]] == ["output tokens"]

@@ -67,10 +67,10 @@ def test_a_command_line_of_vllm_is_accepted() -> None:
 
 def test_vllms_sampling_flags_are_fields_of_every_request() -> None:
     flags = "--temperature 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --presence-penalty 1 --repetition-penalty 1.1"
-    told = parse(shlex.split(f"{flags} --frequency-penalty -1 --logprobs 3 --ignore-eos"))
+    reported = parse(shlex.split(f"{flags} --frequency-penalty -1 --logprobs 3 --ignore-eos"))
     chat = parse(["--backend", "openai-chat", "--logprobs", "3"])
 
-    assert told.sampling_fields == {
+    assert reported.sampling_fields == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": -1.0, "presence_penalty": 1.0,
         "repetition_penalty": 1.1, "ignore_eos": True, "logprobs": 3,
     }  # fmt: skip
@@ -89,11 +89,11 @@ def test_vllms_flags_without_effect_are_named_without_values(capsys: pytest.Capt
     options = parse(shlex.split("--trust-remote-code --tokenizer_mode auto --request-id-prefix=x- --num-prompts 7"))
 
     assert options.num_prompts == 7
-    told = capsys.readouterr().err
-    assert told.startswith(
+    reported = capsys.readouterr().err
+    assert reported.startswith(
         "without effect: --trust-remote-code (prompts are made without a tokenizer); --tokenizer-mode ("
     )
-    assert told.count("\n") == 1
+    assert reported.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", REFUSED)

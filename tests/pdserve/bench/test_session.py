@@ -32,26 +32,26 @@ def asked(status: int | None, content: str = "") -> str:
         finally:
             await runner.cleanup()
 
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as reported:
         asyncio.run(run())
-    return str(told.value)
+    return str(reported.value)
 
 
 def test_a_missing_server_is_reported_with_a_reason() -> None:
-    told = asked(None)
+    reported = asked(None)
 
-    assert "/v1/models does not answer: no connection: Connection refused" in told
-    assert "ssl" not in told
+    assert "/v1/models does not answer: no connection: Connection refused" in reported
+    assert "ssl" not in reported
 
 
 def test_a_refused_key_names_the_sources_of_keys() -> None:
-    told = asked(401, '{"error": {"message": "this server requires a key"}}')
+    reported = asked(401, '{"error": {"message": "this server requires a key"}}')
 
-    assert "HTTP 401: this server requires a key" in told
-    assert told.endswith("; a key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY")
+    assert "HTTP 401: this server requires a key" in reported
+    assert reported.endswith("; a key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY")
 
 
 def test_a_foreign_server_is_reported_as_not_pdserve() -> None:
-    told = asked(404, "<!DOCTYPE HTML>\n<html>")
+    reported = asked(404, "<!DOCTYPE HTML>\n<html>")
 
-    assert told.endswith("/v1/models answers HTTP 404 without JSON: is --base-url that of an OpenAI server?")
+    assert reported.endswith("/v1/models answers HTTP 404 without JSON: is --base-url that of an OpenAI server?")

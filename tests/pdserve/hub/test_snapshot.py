@@ -33,11 +33,14 @@ def test_the_librarys_own_cache_is_used_and_progress_goes_to_stderr(
 ) -> None:
     snapshot = find_snapshot(DownloadJob("facebook/opt-125m"), environ(hub, tmp_path))
 
-    told = capfd.readouterr()
+    reported = capfd.readouterr()
     assert Path(snapshot.folder).is_relative_to(tmp_path / "home" / "hub" / "models--facebook--opt-125m")
     assert (Path(snapshot.folder) / "model.safetensors").read_text() == "weights"
     assert {token for _, _, token in hub.seen} == {hub.token}
-    assert (told.out, [line.split()[0] for line in told.err.splitlines()]) == ("", ["downloading", "downloaded"])
+    assert (reported.out, [line.split()[0] for line in reported.err.splitlines()]) == (
+        "",
+        ["downloading", "downloaded"],
+    )
 
 
 def test_a_refusal_is_quoted(hub: FakeHub, tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ async def test_a_busy_or_lost_server_is_retried_after_its_retry_after() -> None:
     assert 0.25 <= sleeps.slept[1] <= 0.5
 
 
-@pytest.mark.parametrize("told", ["", "soon", "\u00b2", "-3", "1.5", "9" * 400])
-async def test_an_invalid_retry_after_counts_as_none(told: str) -> None:
-    script, sleeps = Script(Answer(429, {"retry-after": told}, b"{}"), GOOD), Sleeps()
+@pytest.mark.parametrize("reported", ["", "soon", "\u00b2", "-3", "1.5", "9" * 400])
+async def test_an_invalid_retry_after_counts_as_none(reported: str) -> None:
+    script, sleeps = Script(Answer(429, {"retry-after": reported}, b"{}"), GOOD), Sleeps()
 
     await HttpSurface(script, retry_for_s=60, sleep=sleeps).get_json("/x")
 
@@ -139,15 +139,15 @@ async def test_a_refused_key_names_the_sources_of_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         Answer(404, {}, b"<!DOCTYPE HTML>\n<html>"), Answer(200, {}, b"<html>"), Answer(405, {}, b""),
         answer(200, data=[]), answer(200, models=["a"]), answer(200, data=[{"id": "tiny"}]),
     ],
 )  # fmt: skip
-async def test_a_foreign_server_is_reported_as_foreign(told: Answer) -> None:
+async def test_a_foreign_server_is_reported_as_foreign(reported: Answer) -> None:
     with pytest.raises(ConfigError, match=r"^GET /v1/models lists no model .* must be the URL of") as said:
-        await HttpSurface(Script(told), retry_for_s=0).choose("")
+        await HttpSurface(Script(reported), retry_for_s=0).choose("")
 
     assert "html" not in str(said.value)
 

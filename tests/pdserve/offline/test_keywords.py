@@ -13,7 +13,7 @@ from wire.errors import ConfigError
 
 
 def test_every_flag_is_a_keyword_and_vllms_are_translated(capsys: pytest.CaptureFixture[str]) -> None:
-    told = read_keywords(
+    reported = read_keywords(
         "m",
         {
             "dtype": "half", "max_model_len": 128, "kv_cache_memory": "16MiB", "gpu_memory_utilization": 0.5,
@@ -22,7 +22,7 @@ def test_every_flag_is_a_keyword_and_vllms_are_translated(capsys: pytest.Capture
         },
     )  # fmt: skip
 
-    engine, scheduler = told.engine, told.scheduler
+    engine, scheduler = reported.engine, reported.scheduler
     assert (engine.model, engine.dtype, engine.max_model_len, engine.kv_cache_memory) == ("m", "float16", 128, 2**24)
     assert (engine.gpu_memory_utilization, engine.enable_prefix_caching, engine.swap_bytes) == (0.5, False, 2**30)
     assert (engine.served_model_name, engine.quantization) == (("a", "b"), None)
@@ -57,9 +57,9 @@ def test_every_keyword_of_vllms_own_class_is_known(capsys: pytest.CaptureFixture
         "config_format": "auto", "enable_prompt_embeds": False, "enable_sleep_mode": False, "additional_config": None,
         "swap_space": 4, "max_seq_len_to_capture": 8192, "disable_async_output_proc": False,
     }  # fmt: skip
-    told = read_keywords("m", given)
+    reported = read_keywords("m", given)
 
-    assert told.engine.kv_cache_memory == 2**24
+    assert reported.engine.kv_cache_memory == 2**24
     assert capsys.readouterr().err.startswith("without effect: runner (")
 
 

@@ -130,9 +130,9 @@ def test_log_probabilities_are_the_log_softmax_by_token_id_with_ranks(local: LLM
     assert found.logprobs is not None
     assert output.prompt_logprobs is not None
     assert output.prompt_logprobs[0] is None
-    told = [one for one in (*output.prompt_logprobs[1:], *found.logprobs) if one is not None]
-    assert len(told) == len(prompt) + len(found.token_ids) - 1
-    for row, token_id, one in zip(table, [*prompt, *found.token_ids][1:], told, strict=False):
+    reported = [one for one in (*output.prompt_logprobs[1:], *found.logprobs) if one is not None]
+    assert len(reported) == len(prompt) + len(found.token_ids) - 1
+    for row, token_id, one in zip(table, [*prompt, *found.token_ids][1:], reported, strict=False):
         assert token_id in one
         assert one[token_id].rank == int((row > row[token_id]).sum()) + 1
         for other, entry in one.items():
@@ -385,8 +385,8 @@ def test_vllms_keywords_with_neutral_values_are_accepted(local: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=2)
 
     plain = local.generate("hello", params)[0].outputs[0].token_ids
-    told = local.generate("hello", params, lora_request=None, tokenization_kwargs=None, mm_processor_kwargs=None)
-    assert told[0].outputs[0].token_ids == plain
+    reported = local.generate("hello", params, lora_request=None, tokenization_kwargs=None, mm_processor_kwargs=None)
+    assert reported[0].outputs[0].token_ids == plain
 
 
 def test_tokenizer_defaults_and_token_counts_are_available(local: LLM, oracle: Oracle) -> None:

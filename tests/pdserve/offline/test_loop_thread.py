@@ -146,10 +146,10 @@ def test_an_interrupt_at_submission_leaves_no_work(is_handed_over: bool, monkeyp
     thread = LoopThread(place.open)
     hand_over, work = thread._loop.call_soon_threadsafe, wait(threading.Event(), place)
 
-    def interrupted(*told: Any) -> None:
+    def interrupted(*reported: Any) -> None:
         monkeypatch.undo()
         if is_handed_over:
-            hand_over(*told)
+            hand_over(*reported)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(thread._loop, "call_soon_threadsafe", interrupted)
@@ -201,18 +201,18 @@ class _SlowToClose(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.closing, self.told = threading.Event(), threading.Event()
+        self.closing, self.reported = threading.Event(), threading.Event()
 
     def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:  # type: ignore[override]
         handle = super().call_soon_threadsafe(*args, **kwargs)
         if self.closing.is_set():
-            self.told.set()
+            self.reported.set()
         return handle
 
     def close(self) -> None:
         if not self.is_closed():
             self.closing.set()
-            assert self.told.wait(WAIT_S)
+            assert self.reported.wait(WAIT_S)
         super().close()
 
 

@@ -11,8 +11,8 @@ OUTPUT = RequestOutput("r", "p", [1] * 30, None, [CompletionOutput(0, "t", [2] *
 class Bar:
     """A stub of tqdm, as far as it is used."""
 
-    def __init__(self, **told: Any) -> None:
-        self.told, self.count, self.postfix, self.closed = told, 0, "", False
+    def __init__(self, **reported: Any) -> None:
+        self.reported, self.count, self.postfix, self.closed = reported, 0, "", False
         self.format_dict = {"elapsed": 2.0}
 
     def update(self, count: int) -> None:
@@ -25,15 +25,15 @@ class Bar:
 def test_it_counts_prompts_and_shows_tokens_per_second() -> None:
     bars: list[Bar] = []
 
-    def make(**told: Any) -> Bar:
-        bars.append(Bar(**told))
+    def make(**reported: Any) -> Bar:
+        bars.append(Bar(**reported))
         return bars[0]
 
     with ProgressBar(2, make) as progress:
         progress.done(OUTPUT)
         progress.done(OUTPUT)
 
-    assert (bars[0].told["total"], bars[0].told["desc"]) == (2, "Processed prompts")
+    assert (bars[0].reported["total"], bars[0].reported["desc"]) == (2, "Processed prompts")
     assert (bars[0].count, bars[0].closed) == (2, True)
     assert bars[0].postfix == "est. speed input: 30.00 toks/s, output: 10.00 toks/s"
 
