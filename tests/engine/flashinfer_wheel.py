@@ -84,26 +84,24 @@ def _handed_on(method: ast.FunctionDef, others: Mapping[str, ast.FunctionDef]) -
 
 def _signature(function: ast.FunctionDef, *, is_method: bool = False) -> Signature:
     """Return names, kinds and defaults; a default that is no literal stands as its text."""
-    reported = function.args
-    positional = [*reported.posonlyargs, *reported.args]
-    defaults = [Parameter.empty] * (len(positional) - len(reported.defaults)) + [
-        _value(one) for one in reported.defaults
-    ]
+    spec = function.args
+    positional = [*spec.posonlyargs, *spec.args]
+    defaults = [Parameter.empty] * (len(positional) - len(spec.defaults)) + [_value(one) for one in spec.defaults]
     made = [
         Parameter(
-            one.arg, Parameter.POSITIONAL_ONLY if place < len(reported.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD,
+            one.arg, Parameter.POSITIONAL_ONLY if place < len(spec.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD,
             default=default,
         )
         for place, (one, default) in enumerate(zip(positional, defaults, strict=True))
     ]  # fmt: skip
-    if reported.vararg:
-        made.append(Parameter(reported.vararg.arg, Parameter.VAR_POSITIONAL))
-    for one, default in zip(reported.kwonlyargs, reported.kw_defaults, strict=True):
+    if spec.vararg:
+        made.append(Parameter(spec.vararg.arg, Parameter.VAR_POSITIONAL))
+    for one, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
         made.append(
             Parameter(one.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else _value(default))
         )
-    if reported.kwarg:
-        made.append(Parameter(reported.kwarg.arg, Parameter.VAR_KEYWORD))
+    if spec.kwarg:
+        made.append(Parameter(spec.kwarg.arg, Parameter.VAR_KEYWORD))
     return Signature(made[1:] if is_method else made)
 
 
