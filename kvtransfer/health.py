@@ -80,6 +80,10 @@ class Health:
         if state.ready_at is None:
             state.ready_at = now
 
+    def wait_for(self, name: str, meanwhile: str) -> None:
+        """Record that `name`, whose set-up is slow, is being set up, and that a worse transport is used meanwhile."""
+        self.used, self._states[name].reason = meanwhile, "its link is being set up"
+
     def use(self, name: str) -> Change:
         """Send new tickets over `name` from now on; return whether it is worse or better than the one before."""
         before, after = self._rank(self._in_reach[0] if self.used is None else self.used), self._rank(name)

@@ -1,7 +1,8 @@
 """All links of the sender to one rank of one process of an instance: chooses the link and transport of each ticket.
 
     ticket --> least loaded link over the best transport that is up; none: a new link, dialled best first
-    beside a loaded link a second lane is dialled; beside a worse transport in use a better one is tried again
+    beside a loaded link a second lane is dialled; beside a worse transport in use a better one is tried again, or one
+    whose set-up is slow for the first time
 
 Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained.
 """
@@ -13,6 +14,7 @@ from kvtransfer.dial import out_of_reach
 from kvtransfer.health import Change, Health
 from kvtransfer.link import Link
 from kvtransfer.link_ops import Begin, CheckLeases, LinkSettings, Measure, Measured, PeerKey
+from kvtransfer.process_group.devices import device_of
 from kvtransfer.transport import Transport
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, PdserveError, Unavailable
@@ -29,6 +31,7 @@ class Peer:
     def __init__(self, settings: LinkSettings, key: PeerKey, link_epochs: Iterator[int]) -> None:
         self.key = key
         self._settings, self._link_epochs = settings, link_epochs
+        self._device = device_of(settings.memory)
         self._transports = {transport.traits.name: transport for transport in settings.transports}
         self._ranks = {name: rank for rank, name in enumerate(self._transports)}
         self._endpoints: Sequence[KvEndpoint] = ()
@@ -206,13 +209,26 @@ class Peer:
                         self._widen(link)
                     return link
             in_reach = [self._transports[name] for name in self._health.order()]
-            link = self._make([*in_reach, *(self._transports[name] for name in self._lacking)], spare=False)
+            lacking = [self._transports[name] for name in self._lacking]
+            link = self._make([*self._without_slow(in_reach), *lacking], spare=False)
             taken = take(link)
             assert taken
             if self._retired:
                 link.drain()
             self._start(link)
             return link
+
+    def _without_slow(self, in_reach: Sequence[Transport]) -> Sequence[Transport]:
+        """Return the transports that a ticket can wait for; a better but slow one is set up beside them."""
+        quick = [one for one in in_reach if not one.traits.is_slow(self._device)]
+        slow = [one for one in in_reach if one.traits.is_slow(self._device)]
+        if not quick or not slow:
+            return in_reach
+        name, first = slow[0].traits.name, quick[0].traits.name
+        if self._ranks[name] < self._ranks[first] and self._may_try() and not self._health.rests(name):
+            self._trial = self._spare(slow[0])
+            self._health.wait_for(name, first)
+        return quick
 
     def _learn(self, endpoints: Sequence[KvEndpoint]) -> None:
         if tuple(endpoints) == tuple(self._endpoints):

@@ -26,16 +26,18 @@ class TransportTraits:
     `name` is the value of --kv-transport, and the label in messages and metrics. `lanes` is the number of simultaneous
     links to one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no
     port and reach no other host or network namespace; all others use the instance's TCP listener. `by_default`: whether
-    it is used without --kv-transport for a pool on this device, such as "cuda:0". `reads_pool`: the receiver reads the
-    sender's pool, some time after the announcement. `two_processes`: on a device, both ends cannot be in one process.
-    `through_host`: the KV of a device is copied through host memory at both ends. `same` is the trait of devices that
-    must be equal at both ends. `purpose` completes "NAME, which ..., ".
+    it is used without --kv-transport for a pool on this device, such as "cuda:0". `is_slow`: whether the set-up for
+    such a pool may take longer than a ticket can wait: a quicker one carries the tickets until then. `reads_pool`: the
+    receiver reads the sender's pool, some time after the announcement. `two_processes`: on a device, both ends cannot
+    be in one process. `through_host`: the KV of a device is copied through host memory at both ends. `same` is the
+    trait of devices that must be equal at both ends. `purpose` completes "NAME, which ..., ".
     """
 
     name: str
     lanes: int = 1
     one_host: bool = False
     by_default: Callable[[str], bool] = lambda _: True
+    is_slow: Callable[[str], bool] = lambda _: False
     reads_pool: bool = False
     two_processes: bool = False
     through_host: bool = False

@@ -126,6 +126,38 @@ def test_new_tickets_move_to_the_better_link(
         assert rig.sender.bytes_sent == 40 * rig.p_pool.layout.token_bytes
 
 
+@pytest.mark.parametrize("names", [BOTH, ("shm",)])
+def test_no_ticket_waits_for_a_slow_set_up_if_others_are_quick(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_rig(monkeypatch, names) as (rig, made):
+        made["shm"].traits = replace(made["shm"].traits, is_slow=lambda _: True)
+        if names == BOTH:
+            made["shm"].free.clear()
+            assert hand_over(rig) == "tcp"
+            assert made["shm"].waiting.wait(DEADLINE_S)
+            assert _link(rig).passed_over == ("shm: its link is being set up",)
+            made["shm"].free.set()
+            until(lambda: _link(rig).transport == "shm")
+
+        assert hand_over(rig) == "shm"
+        assert (_link(rig).passed_over, _link(rig).fallbacks) == ((), 0)
+
+
+def test_a_slow_set_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch) as (rig, made):
+        made["shm"].traits = replace(made["shm"].traits, is_slow=lambda _: True)
+        made["shm"].refuses = True
+        assert hand_over(rig) == "tcp"
+        until(lambda: "the test refuses shm" in str(_link(rig).passed_over))
+        assert hand_over(rig) == "tcp"
+
+        made["shm"].refuses = False
+        rig.clock.now += 1.0
+        until(lambda: _link(rig).transport == "shm")
+        assert _link(rig).fallbacks == 0
+
+
 def test_a_slow_dial_of_the_better_one_is_on_no_tickets_path(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch) as (rig, made):
         made["shm"].refuses = True
