@@ -3,10 +3,10 @@
 Its ops are tests/npu/ops.py: call `require_npu_ops()` first, or use the fixture `npu_ops` of tests/npu/conftest.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from devices.npu import TRAITS
-from tests.devices.fake_device import FakeDevice
+from tests.devices.fake_device import FakeDevice, FakeKind
 
 
 @dataclass
@@ -15,3 +15,14 @@ class NpuOnCpu(FakeDevice):
 
     def __init__(self, index: int = 0, total_bytes: int = 1 << 30) -> None:
         super().__init__(index, TRAITS, total_bytes)
+
+
+@dataclass
+class NpuKind(FakeKind):
+    """Each device that is opened is another NPU."""
+
+    opened: list[NpuOnCpu] = field(default_factory=list)
+
+    def open(self, index: int = 0) -> NpuOnCpu:
+        self.opened.append(NpuOnCpu(len(self.opened)))
+        return self.opened[-1]

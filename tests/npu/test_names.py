@@ -77,6 +77,16 @@ def test_torch_npu_reads_every_variable_by_our_name(wheel: Wheel) -> None:
     assert "NoHandling = 0" in text
 
 
+def test_storages_have_the_calls_that_share_memory(wheel: Wheel) -> None:
+    text = wheel.source("torch_npu/utils/storage.py")
+    calls = attributes_of(
+        ast.parse((_ROOT / "devices/npu_memory.py").read_text(encoding="utf-8")), ("storage", "_STORAGE")
+    )
+
+    assert {"_share_npu_", "_new_shared_npu", "_release_ipc_counter_npu"} == calls
+    assert [name for name in calls if f'setattr(torch.UntypedStorage, "{name}"' not in text] == []
+
+
 def test_every_op_that_we_use_has_a_schema_and_a_meta_kernel(npu_ops: NpuOps) -> None:
     used = {name for _, tree in sources() for name in attributes_of(tree, ("torch.ops.npu",))}
 
