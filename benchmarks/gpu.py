@@ -12,6 +12,7 @@ steps     | decode after 2,048 tokens, in batches; prefill 4 x 2,048   | bytes r
 peers     | vLLM if installed, else   transformers, eager and SDPA   | the same                  |
 hand-off  | KV between two processes by cuda_ipc                       | a copy within the device  | 80%
 pd        | P and D on the device against one combined instance        |                           |
+tp        | tokens/s of 32 streams on two devices against one          | the same on one device    | 160%
 
 Fractions are of an H200's limits (4.3 TB/s, 788 TFLOP/s), or with --limits here of those measured in the same run.
 Without a GPU it prints that and measures nothing.
@@ -29,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.torch_start import name_backends
 
-PARTS = ("limits", "layers", "steps", "peers", "hand-off", "pd")
+PARTS = ("limits", "layers", "steps", "peers", "hand-off", "pd", "tp")
+_DEFAULT = PARTS[:-1]  # tp needs two devices
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -37,11 +39,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="kind of device (default: cuda)")
     parser.add_argument("--shapes", nargs="+", default=["1b", "8b"], choices=("1b", "8b"), help="default: 1b 8b")
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="what to measure (default: all)")
+    parser.add_argument(
+        "--parts", nargs="+", default=_DEFAULT, choices=PARTS, help="what to measure (default: all but tp)"
+    )
     parser.add_argument("--rounds", type=int, help="timed rounds per figure (default: 20, with --tiny 2)")
     parser.add_argument(
         "--limits", default="h200", choices=("h200", "here"), help="limits to compare with (default: h200)"
     )
+    parser.add_argument("--transport", help="KV transport of hand-off and pd (default: the device's first)")
     parser.add_argument("--tiny", action="store_true", help="a smoke run on a tiny model")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     args = parser.parse_args(arguments)
@@ -76,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in measure(args, device):
         rows.append(row)
         print(" ".join(cell for cell in row.cells() if cell), file=sys.stderr, flush=True)
+        if args.json:  # after each row: a run that is stopped leaves those it measured
+            document = {"about": about, "tiny": args.tiny, "rows": [row.document() for row in rows]}
+            Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(markdown(rows))
-    if args.json:
-        document = {"about": about, "tiny": args.tiny, "rows": [row.document() for row in rows]}
-        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -8,13 +8,17 @@ from benchmarks.card.rows import Row
 from benchmarks.kv.pair import Ours
 from benchmarks.kv.shapes import BLOCK_SIZE, MIB, shape_named
 from devices.interface import Device
+from kvtransfer.transports import make_transports
+from pdserve.selftest import link_pools
 
 GOAL = 0.80
 
 
-def measure_hand_off(device: Device, limits: Limits, *, mib: int, rounds: int, judged: bool) -> Iterator[Row]:
+def measure_hand_off(
+    device: Device, limits: Limits, transport: str | None, *, mib: int, rounds: int, judged: bool
+) -> Iterator[Row]:  # fmt: skip
     """Yield a row with the digest off, which has the goal, and one with it on; the bytes are checked once each."""
-    transport = "shm" if device.traits.pools_on_host else "cuda_ipc"
+    transport = transport or best_transport(device)
     shape = shape_named("default")
     num_bytes = shape.tokens_of(mib * MIB) * shape.token_bytes
     blocks = -(-shape.tokens_of(num_bytes) // BLOCK_SIZE)
@@ -27,3 +31,13 @@ def measure_hand_off(device: Device, limits: Limits, *, mib: int, rounds: int, j
             num_bytes / seconds / 1e9, "GB/s", limits.copied_bytes_s / 1e9, "a copy within the device",
             GOAL if judged and not digest else None, f"{seconds * 1e3:.4g} ms, first put to ack",
         )  # fmt: skip
+
+
+def best_transport(device: Device) -> str:
+    """Return the best transport between two processes on this device; process groups need a device for each."""
+    pool = link_pools.make_pool(device)
+    try:
+        traits = [transport.traits for transport in make_transports((), pool)]
+    finally:
+        pool.close()
+    return next(one.name for one in traits if one.same != "collective")

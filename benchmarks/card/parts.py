@@ -11,6 +11,7 @@ from benchmarks.card.peers import measure_peers
 from benchmarks.card.rows import Row
 from benchmarks.card.shapes import SHAPES, TINY
 from benchmarks.card.steps import measure_steps
+from benchmarks.card.tensor_parallel import measure_tensor_parallel
 from devices.interface import Device
 from wire.errors import PdserveError
 
@@ -41,9 +42,10 @@ def measure(args: argparse.Namespace, device: Device) -> Iterator[Row]:
         "steps": steps,
         "peers": peers,
         "hand-off": lambda: measure_hand_off(
-            device, limits, mib=1 if tiny else 1024, rounds=rounds, judged=judged
+            device, limits, args.transport, mib=1 if tiny else 1024, rounds=rounds, judged=judged
         ),
-        "pd": lambda: measure_pd(shapes[0], device, requests=2 if tiny else 20, tiny=tiny),
+        "pd": lambda: measure_pd(shapes[0], device, args.transport, requests=2 if tiny else 20, tiny=tiny),
+        "tp": lambda: measure_tensor_parallel(shapes[0], device, tiny=tiny),
     }  # fmt: skip
     for part in args.parts:
         try:

@@ -1,0 +1,31 @@
+"""Print, as one line of JSON, whether a kind of device can be used here, and how many. A broken driver may hang it."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine.torch_start import name_backends
+
+
+def main(kind: str) -> None:
+    """Probe one kind."""
+    name_backends()
+    from devices.table import find_kind
+
+    found = find_kind(kind)
+    lacking = found.lacking()
+    if lacking is None:
+        import torch
+
+        device = found.open()
+        count = 1 if found.traits.pools_on_host else torch.get_device_module(device.torch_device).device_count()
+        print(json.dumps({"count": count, "described": device.describe()}))
+    else:
+        node = "its device node is" if found.sees_card() else "no device node of it is"
+        print(json.dumps({"lacking": f"{node} in /dev; {lacking}"}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,176 @@
+"""The steps of a first contact: each a few commands that exist, their limit, and where their figures are."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contact.report import Figure
+from devices.table import find_kind
+from pdserve.selftest.check import GROUPS, LOST_PEER
+
+LIMIT_S = 480.0
+VLLM = "0.32.0"
+_ROOT = Path(__file__).resolve().parents[2]
+_PROBE_S = 120.0
+_TESTS = {
+    "cuda": ("tests/kvtransfer/test_device_gpu.py", "tests/engine/test_quantization_kept_gpu.py"),
+    "npu": ("tests/npu/test_on_npu.py",),
+}
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The devices of one kind that can be used here."""
+
+    kind: str
+    count: int
+    described: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Commands that run one after another until one fails. `not_here` is why none can run on this machine."""
+
+    name: str
+    commands: tuple[Command, ...]
+    figures: Callable[[], tuple[Figure, ...]] = tuple
+    outputs: tuple[Path, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    limit_s: float = LIMIT_S
+    not_here: str | None = None
+
+
+def find_card(kind: str) -> Card | str:
+    """Return the devices of this kind, or why none can be used. A child process looks: a driver may hang."""
+    command = [sys.executable, "-P", str(_ROOT / "benchmarks" / "contact" / "probe.py"), kind]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S)
+        found = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return f"its libraries did not answer within {_PROBE_S:g} s"
+    except (IndexError, ValueError):
+        return f"looking for it ended with status {done.returncode}: {' '.join(done.stderr.split())[-300:]}"
+    return found["lacking"] if "lacking" in found else Card(kind, found["count"], found["described"])
+
+
+def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
+    """Return all steps in order, also those that this machine cannot run."""
+    alone = None if card.count > 1 else "one device is visible"
+    visible = find_kind(card.kind).traits.visible_variable
+    both = {} if visible is None else {visible: "0,1"}
+    return [
+        _selftest("selftest", [f"{group}: " for group in GROUPS if group != LOST_PEER], card, folder),
+        _selftest("lost-peer", [f"{LOST_PEER}: "], card, folder),
+        _rates("engine-1b", "1b", ["limits", "layers", "steps"], card, folder, tiny),
+        _rates("engine-8b", "8b", ["limits", "layers", "steps"], card, folder, tiny),
+        _rates("pd-one-card", "1b", ["limits", "hand-off", "pd"], card, folder, tiny),
+        _rates("pd-two-cards", "1b", ["pd"], card, folder, tiny, "process_group", not_here=alone, environ=both),
+        _rates("tp-2", "8b", ["tp"], card, folder, tiny, not_here=alone, environ=both),
+        _tests(card, folder),
+        *_vllm(card, folder),
+    ]
+
+
+def _selftest(name: str, only: list[str], card: Card, folder: Path) -> Step:
+    report = folder / f"{name}.md"
+    command = (*_python("-m", "pdserve", "selftest"), "--device", card.kind, "--report", str(report), "--only", *only)
+    return Step(name, (command,), lambda: _checked(report), (report,))
+
+
+def _rates(
+    name: str, shape: str, parts: list[str], card: Card, folder: Path, tiny: bool, transport: str | None = None, *,
+    not_here: str | None = None, environ: Mapping[str, str] | None = None,
+) -> Step:  # fmt: skip
+    rows = folder / f"{name}.json"
+    command = (
+        *_python(str(_ROOT / "benchmarks" / "gpu.py")), "--device", card.kind, "--shapes", shape, "--limits", "here",
+        "--parts", *parts, "--json", str(rows), *(("--tiny",) if tiny else ()),
+        *(("--transport", transport) if transport else ()),
+    )  # fmt: skip
+    return Step(name, (command,), lambda: _measured(rows), (rows,), environ or {}, not_here=not_here)
+
+
+def _tests(card: Card, folder: Path) -> Step:
+    """Run the tests that every machine without such a card skips."""
+    files = [str(_ROOT / name) for name in _TESTS.get(card.kind, ())]
+    why = "no test needs this kind of device" if not files else None
+    if importlib.util.find_spec("pytest") is None:
+        why = "pytest is not installed: scripts/install --with test"
+    command = (*_python("-m", "pytest"), "-n0", "-p", "no:cacheprovider", "-rs", *files)
+    return Step("device-tests", (command,), lambda: _last_line(folder / "logs" / "device-tests.log"), not_here=why)
+
+
+def _vllm(card: Card, folder: Path) -> list[Step]:
+    """Install vLLM into an environment of its own in the folder; then run it and our engine in turn on one model."""
+    why = None if card.kind == "cuda" else "vLLM's wheel on PyPI is for GPUs"
+    home, model = folder / "peers", folder / "model-1b"
+    venv, log = home / "vllm", folder / "logs" / "vllm.log"
+    install = (str(venv / "bin" / "python"), "-m", "pip", "install", f"vllm=={VLLM}")
+    write = (*_python(str(_ROOT / "benchmarks" / "card" / "model_folder.py")), card.kind, "1b", str(model))
+    bench = (
+        *_python("-m", "pdserve", "bench", "engine"),
+        "--device",
+        card.kind,
+        "--model",
+        str(model),
+        "--peer",
+        "vllm",
+    )
+    return [
+        Step("vllm-install", (_python("-m", "venv", str(venv)), install), not_here=why),
+        Step("vllm", (write, bench), lambda: _compared(log), environ={"PEERS_HOME": str(home)}, not_here=why),
+    ]
+
+
+def _last_line(log: Path) -> tuple[Figure, ...]:
+    lines = log.read_text(encoding="utf-8").split("\n") if log.exists() else []
+    return tuple(Figure(line.strip("= ")) for line in lines[-2:-1])
+
+
+def _python(*arguments: str) -> Command:
+    return (sys.executable, "-P", *arguments)
+
+
+def _checked(report: Path) -> tuple[Figure, ...]:
+    """Return a self-test's summary, what failed, and its links."""
+    if not report.exists():
+        return ()
+    text = report.read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
+    shown = [
+        f"{one['group']}: {one['name']}: {one['verdict']}: {one['words']}"
+        for one in document["results"]
+        if one["verdict"] == "FAILED" or (one["verdict"] == "ok" and one["group"] in ("links", LOST_PEER))
+    ]
+    running = [f"did not finish: {document['running']}"] if document["running"] else []
+    summary = text.partition("\n")[0].removeprefix("# pdserve selftest on ")
+    return tuple(map(Figure, (summary, *shown, *running)))
+
+
+def _measured(rows: Path) -> tuple[Figure, ...]:
+    """Return the rows of benchmarks/gpu.py."""
+    if not rows.exists():
+        return ()
+    found = []
+    for row in json.loads(rows.read_text(encoding="utf-8"))["rows"]:
+        value = (row["note"] or "not measured") if row["value"] is None else f"{row['value']:,.4g} {row['unit']}"
+        who = f", {row['who']}" if row["who"] else ""
+        found.append(Figure(f"{row['measure']}{who}: {value}", row["fraction"], is_missing=row["value"] is None))
+    return tuple(found)
+
+
+def _compared(log: Path) -> tuple[Figure, ...]:
+    """Return the rows that `pdserve bench engine` printed into the log."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    rows = [json.loads(line) for line in lines if line.startswith('{"measure"')]
+    return tuple(
+        Figure(f"{row['measure']}: {row['tokens_per_s']} tokens/s, vLLM {row['peer_tokens_per_s']}", row["fraction"])
+        for row in rows
+        if "peer_tokens_per_s" in row
+    )
