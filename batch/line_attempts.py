@@ -17,8 +17,8 @@ from telemetry.capped_logs import CappedLog
 from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 
 _BUSY = 429
-_PASSING = frozenset({_BUSY, 408, 502, 503, 504})
-"""Statuses that do not depend on the line: it is retried."""
+_TEMPORARY = frozenset({_BUSY, 408, 502, 503, 504})
+"""Statuses whose cause is not the line: it is retried."""
 _PROBES = ("/health", "/ready")
 _PROBE_S = 30.0
 
@@ -57,14 +57,14 @@ class LineAttempts:
             return failed(custom_id, request_id, 504, str(hung))
 
     async def _retry(self, request: LineRequest, headers: Mapping[str, str]) -> Answer:
-        """Send until the answer depends on the line, or the tries are used up.
+        """Send until the answer has no temporary status, or the tries are used up.
 
         Raises Unavailable, and DeadlineExceeded for a line that hangs.
         """
         failures = busy = 0
         while True:
             answer, lost = await self._try(request, headers)
-            if answer is not None and answer.status not in _PASSING:
+            if answer is not None and answer.status not in _TEMPORARY:
                 return self._checked(answer)
             if answer is not None and answer.status == _BUSY:
                 busy += 1

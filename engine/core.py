@@ -164,7 +164,7 @@ class EngineCore:
             try:
                 self._launched.popleft().pending.collect()
             except Exception as error:  # noqa: BLE001 - no caller is left: logged
-                _log.error("last_step_failed", error)
+                _log.error("step_failed_at_close", error)
         self._model.close()
 
     def step(self, on_layer: OnLayer | None = None) -> StepResult:

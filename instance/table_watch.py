@@ -116,7 +116,7 @@ class EntryWatch:
         while True:
             try:
                 self.take(await looker.look(), loop.time())
-                if self.go_on(loop.time()) is Stage.ENDS:
+                if self.advance(loop.time()) is Stage.ENDS:
                     return self._gone
             except Exception as error:  # noqa: BLE001 - the outermost frame: keep the state, look again
                 log.error("table_watch_failed", error)
@@ -136,7 +136,7 @@ class EntryWatch:
         elif found is not None:
             self._follow(found, now)
 
-    def go_on(self, now: float) -> Stage:
+    def advance(self, now: float) -> Stage:
         """Apply what is due at `now`, and return the stage of the instance."""
         if self._changed_at is not None and now - self._changed_at > LET_GO_S + DRAIN_S:
             self._changed_at = None

@@ -4,7 +4,7 @@ mismatch --the sender resends it--> corrupt           it still held the blocks, 
          --the sender sends ABORT--> dropped          it had ended the ticket, and reused the blocks
          --the link is lost--> corrupt                the sender can answer no more
 
-A sender sends one of these in any case, also for a ticket that has ended here since: it received NACK before that.
+After a NACK the sender does one of these in any case, also if the ticket has ended here in the meantime.
 """
 
 import threading
@@ -22,7 +22,7 @@ class SuspectFrames:
         with self._lock:
             self._by_link.setdefault(link, {}).setdefault(ticket_id, set()).add(number)
 
-    def comes_again(self, ticket_id: str, link: int, number: int) -> bool:
+    def is_resent(self, ticket_id: str, link: int, number: int) -> bool:
         """Return whether this frame is one of them, and remove it."""
         if link not in self._by_link:
             return False

@@ -130,7 +130,7 @@ class TicketTable:
             self._receipts.add(link)
 
     def arriving(self, link: int) -> AbstractContextManager[None]:
-        """Return a context in which a frame without a ticket is received on the link, so that nothing else can be."""
+        """Mark the link as busy with a frame of no ticket, such as a probe's: meanwhile nothing else can arrive."""
         return self._arrivals.frame(link)
 
     def handle(self, link: int, message: TicketMessage, inlet: Inlet) -> None:
@@ -213,7 +213,7 @@ class TicketTable:
                     verdict = ticket.accept(frame, link)
             except HandoffFailed as error:
                 self._end(ticket, str(error))
-        if self._suspects.comes_again(frame.ticket_id, link, frame.number):
+        if self._suspects.is_resent(frame.ticket_id, link, frame.number):
             _log.warning("kv_frame_corrupt", ticket=frame.ticket_id, frame=frame.number)
             self.count(corrupt_frames=1)
         if ticket is not None and verdict is FrameVerdict.MOVE:

@@ -12,7 +12,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--system-prompt", metavar="TEXT", help="the first message, of the role `system`")
     arguments = parser.parse_args(argv)
     conversation = _Conversation(arguments.system_prompt)
-    return PromptCommand(arguments).go_on("/v1/chat/completions", conversation.body, conversation.remember, _delta_text)
+    return PromptCommand(arguments).run("/v1/chat/completions", conversation.body, conversation.remember, _delta_text)
 
 
 class _Conversation:

@@ -10,7 +10,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command."""
     parser = prompt_parser("complete", "Have a served model continue texts.", own_limit="16")
     arguments = parser.parse_args(argv)
-    return PromptCommand(arguments).go_on(
+    return PromptCommand(arguments).run(
         "/v1/completions", lambda text: {"prompt": text}, lambda text, answer: None, _choice_text
     )
 

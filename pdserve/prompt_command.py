@@ -54,7 +54,7 @@ class PromptCommand:
         self._client = Client(url, timeout_s=_SILENCE_S, api_key=arguments.api_key)
         self._model = arguments.model_name or self._first_model(url)
 
-    def go_on(
+    def run(
         self, path: str, body: Callable[[str], Mapping[str, Any]], on_answer: Callable[[str, str], None],
         read_choice: Callable[[Mapping[str, Any]], str],
     ) -> int:  # fmt: skip

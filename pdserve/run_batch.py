@@ -9,7 +9,7 @@ from batch.input_file import UnusableLines
 from batch.job import BatchJob, BatchStopped, InputLimits, RetryPolicy
 from batch.prepared_job import PreparedJob, prepare
 from batch.runner import BatchProgress, run_batch
-from pdserve.batch_run.backend_choice import BatchServer, ModelHere, Nobody, check_models, model_here, server
+from pdserve.batch_run.backend_choice import BatchServer, LocalModel, NoBackend, check_models, local_model, server
 from pdserve.batch_run.files import BatchFiles, local_files, send
 from pdserve.batch_run.interruption import Interruption
 from pdserve.batch_run.metrics import serve_metrics
@@ -68,7 +68,7 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
             print(f"the answers of an earlier run were uploaded: {files.target}", flush=True)
             return
         with prepare(_job(request, files)) as prepared:
-            source = (answers or model_here(request)) if prepared.left else None
+            source = (answers or local_model(request)) if prepared.left else None
             ended: list[BatchProgress] = []
             with _explain_resuming(prepared), _ignore_late_interrupt(ended):
                 interruption.run(_answer(request, prepared, source, view, ended.append))
@@ -83,7 +83,7 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
 
 
 async def _answer(
-    request: BatchRequest, prepared: PreparedJob, source: ModelHere | BatchServer | None, view: ProgressView,
+    request: BatchRequest, prepared: PreparedJob, source: LocalModel | BatchServer | None, view: ProgressView,
     ended: Callable[[BatchProgress], None],
 ) -> None:  # fmt: skip
     """Answer the remaining lines and write the output; show progress, and serve metrics where requested.
@@ -91,11 +91,11 @@ async def _answer(
     `ended` is called once the output is written.
     """
     async with contextlib.AsyncExitStack() as stack:
-        backend = Nobody() if source is None else await stack.enter_async_context(source.opened())
+        backend = NoBackend() if source is None else await stack.enter_async_context(source.opened())
         if prepared.left:
             await check_models(backend, prepared.earlier.models, prepared.earlier.place)
         if request.metrics is not None:
-            engine = backend if isinstance(source, ModelHere) else None
+            engine = backend if isinstance(source, LocalModel) else None
             await stack.enter_async_context(serve_metrics(*request.metrics, lambda: view.last, engine))
         await stack.enter_async_context(view.kept())
         ended(await run_batch(prepared, backend, on_progress=view.take))

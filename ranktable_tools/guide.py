@@ -1,4 +1,4 @@
-"""The guide's `pd_ranktable_tools --mode gen|merge|merge-local`: its flags, its files, its messages."""
+"""The command of Ascend's P/D guide, `pd_ranktable_tools --mode gen|merge|merge-local`: flags, files and messages."""
 
 import argparse
 import sys

@@ -88,4 +88,4 @@ LOADS = (
     *metrics_of(LoadSnapshot),
     MetricRow(_COUNTER, "preemptions", vllm=Exposed("num_preemptions", "Prompts preempted for lack of blocks")),
 )
-"""The metrics of a load: one for each field that declares its own, and those that differ; in the order of the pages."""
+"""The metrics of a load, in their order on /metrics: one for each field that declares its own, and the others."""

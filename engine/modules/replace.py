@@ -127,7 +127,7 @@ class _Replacing:
         if layers and not self._check.same_logits(overwrite):
             for layer in layers:
                 layer.keeps_input = True
-            _log.info("layers_keep_inputs", layers=len(layers))
+            _log.info("inputs_not_overwritten", layers=len(layers))
 
 
 def _is_free(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Compare a kept layer with its dequantised weight on the same random rows.
+"""Compare a layer that stays quantised (kept.py) with its dequantised weight, on the same random rows.
 
 Rows are standard normal, so an output of a weight row w has the deviation |w|, and its error the deviation of the
 format's rounding. The mean square over the rows estimates it; with 32 rows, twice that is never reached by chance.

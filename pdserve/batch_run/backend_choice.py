@@ -18,10 +18,10 @@ from pdserve.up_request import fill_model
 from scheduler.config import SchedulerConfig
 from wire.errors import ConfigError, Unavailable
 
-_PASSING = (408, 425, 429)  # transient statuses below 500
+_TEMPORARY = (408, 425, 429)  # transient statuses below 500
 
 
-class Nobody:
+class NoBackend:
     """A BatchBackend for a batch whose lines are all answered."""
 
     async def send(
@@ -32,7 +32,7 @@ class Nobody:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelHere:
+class LocalModel:
     """A model that this process loads; its files are on this machine."""
 
     config: SchedulerConfig
@@ -67,7 +67,7 @@ class BatchServer:
         served = _served(answer)
         if served is None:
             problem = f"{shown} answers GET /v1/models with {answer.status} and lists no model"
-            if answer.status >= 500 or answer.status in _PASSING:
+            if answer.status >= 500 or answer.status in _TEMPORARY:
                 raise Unavailable(problem)
             raise ConfigError(f"{problem}: --base-url must be that of an OpenAI server, such as http://HOST:PORT")
         for name in self.names:
@@ -84,11 +84,11 @@ async def check_models(backend: BatchBackend, models: Collection[str], place: Pa
             raise ConfigError(f"{place} has good answers of the model {name}, and {rest}: serve the same model")
 
 
-def model_here(request: BatchRequest) -> ModelHere:
+def local_model(request: BatchRequest) -> LocalModel:
     """Prepare the model's files. Raises ConfigError."""
     namespace = argparse.Namespace(**vars(request.namespace))
     fill_model(namespace)
-    return ModelHere(SchedulerConfig(from_namespace(EngineOptions, namespace), request.scheduler))
+    return LocalModel(SchedulerConfig(from_namespace(EngineOptions, namespace), request.scheduler))
 
 
 def server(request: BatchRequest) -> BatchServer:

@@ -192,10 +192,10 @@ def parse(argv: Sequence[str]) -> ServeOptions:
         parser.add_argument(
             name, nargs="+", action="extend", metavar="KEY=VALUE", default=argparse.SUPPRESS, help=what
         )  # fmt: skip
-    problem, notice = settle(argv)
+    arguments, notice = settle(argv)
     if notice:
         print(notice, file=sys.stderr, flush=True)
-    namespace = parser.parse_args(problem)
+    namespace = parser.parse_args(arguments)
     for name in ("header", "metadata"):
         if name in namespace:
             setattr(namespace, name, tuple(getattr(namespace, name)))

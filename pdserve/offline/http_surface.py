@@ -23,7 +23,7 @@ from wire.errors import (
 
 _CARD = {"id", "root", "max_model_len"}
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 10.0
-_PASSING = (Overloaded, Unavailable, DeadlineExceeded)  # DeadlineExceeded: the request waited too long in the queue
+_TEMPORARY = (Overloaded, Unavailable, DeadlineExceeded)  # DeadlineExceeded: the request waited too long in the queue
 _ERRORS: Mapping[int, type[PdserveError]] = {
     401: ConfigError, 403: ConfigError, 404: UnknownModel, 429: Overloaded, 503: Unavailable, 504: DeadlineExceeded,
 }  # fmt: skip
@@ -99,7 +99,7 @@ class HttpSurface:
             except Unavailable as gone:
                 error = gone
             failed_s = clock() if failed_s is None else failed_s
-            if not isinstance(error, _PASSING) or clock() + wait_s > failed_s + self.retry_for_s:
+            if not isinstance(error, _TEMPORARY) or clock() + wait_s > failed_s + self.retry_for_s:
                 raise error
             await self._sleep(max(min(requested_s, _LONGEST_WAIT_S), random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

@@ -190,7 +190,7 @@ def _usable_links(
 
     It runs the link checks that --only left out.
     """
-    from pdserve.selftest.links import works_within
+    from pdserve.selftest.links import works_in_one_process
 
     end = f", {device.name} to {twin.name}"
 
@@ -199,6 +199,6 @@ def _usable_links(
         left = [check for check in links if check.name.endswith(end) and (check.group, check.name) not in ran]
         ended = [one for one in (*results, *run_all(left)) if one.group == "links" and one.name.endswith(end)]
         usable = [one.name.removesuffix(end) for one in ended if one.verdict is CheckStatus.OK]
-        return [name for name in usable if works_within(name, device)]
+        return [name for name in usable if works_in_one_process(name, device)]
 
     return names

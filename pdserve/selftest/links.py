@@ -33,7 +33,7 @@ def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -
             yield SelftestCheck("links", row, functools.partial(_send, name, source, target, far))
 
 
-def works_within(name: str, device: Device) -> bool:
+def works_in_one_process(name: str, device: Device) -> bool:
     """Return whether both ends of this transport may be in one process, on one device."""
     return device.traits.pools_on_host or not TRAITS[name].two_processes
 
@@ -117,7 +117,7 @@ class LinkEvents:
         if not self._done.wait(within_s):
             raise Wrong(f"the loss of the peer was not noticed within {within_s:g} s")
         if self._error is None:
-            raise Wrong("the ticket was finished: its peer was to be lost")
+            raise Wrong("the ticket was finished although its peer was killed")
         return self._error
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:

@@ -11,9 +11,9 @@ from ranktable_tools.kube.announcer import Announcer, PartOwner
 from ranktable_tools.kube.api import KubeApi, access_in_pod
 from ranktable_tools.kube.drain import drain
 from ranktable_tools.kube.merging import ClusterSize
-from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
+from ranktable_tools.kube.platform_table import PlatformTable, convert_if_changed, node_ports, wait_for_platform
 from ranktable_tools.kube.retry_loop import repeat, until_signal
-from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
+from ranktable_tools.kube.start import Start, exec_command, generate, variables, wait_for_table
 from ranktable_tools.kube.waiting import WaitLimits
 from ranktable_tools.kube.writer import ConfigMapNames, Writer
 from ranktable_tools.tables import Role
@@ -25,13 +25,13 @@ def start(arguments: argparse.Namespace) -> int:
         cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
         arguments.device_type, arguments.device_ip_from, arguments.secret,
     )  # fmt: skip
-    patience = WaitLimits(arguments.timeout, _say)
+    limits = WaitLimits(arguments.timeout, _say)
     if arguments.table:
-        environ = _platform_variables(wanted, _platform(arguments), patience)
+        environ = _platform_variables(wanted, _platform(arguments), limits)
     else:
         local = generate(wanted, _say, os.environ)
-        environ = variables(wanted, local, wait_for_table(wanted, local, patience))
-    become(arguments.words, environ)
+        environ = variables(wanted, local, wait_for_table(wanted, local, limits))
+    exec_command(arguments.words, environ)
     return 0
 
 
@@ -61,7 +61,7 @@ def follow(arguments: argparse.Namespace) -> int:
     platform = _platform(arguments)
 
     def turn() -> list[str]:
-        bring(platform, arguments.folder)
+        convert_if_changed(platform, arguments.folder)
         return []
 
     repeat(turn, until_signal(), arguments.every, _say)
@@ -77,9 +77,9 @@ def drain_instance(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _platform_variables(wanted: Start, platform: PlatformTable, patience: WaitLimits) -> dict[str, str]:
+def _platform_variables(wanted: Start, platform: PlatformTable, limits: WaitLimits) -> dict[str, str]:
     present = present_devices(wanted.device_type or find_kind())
-    local, path, table = wait_for_platform(platform, wanted, patience, present)
+    local, path, table = wait_for_platform(platform, wanted, limits, present)
     environ = variables(wanted, local, path)
     ports = None if wanted.port is None or wanted.role != "scheduler" else node_ports(table, wanted.port)
     return environ if ports is None else {**environ, "NODE_PORTS": ports}

@@ -39,17 +39,17 @@ class PlatformTable:
 
 
 def wait_for_platform(
-    platform: PlatformTable, start: Start, patience: WaitLimits, present: Sequence[str] = ()
+    platform: PlatformTable, start: Start, limits: WaitLimits, present: Sequence[str] = ()
 ) -> tuple[Path, Path, GlobalTable]:
     """Return the local table's path, the table's path, and the table. Raises RanktableError, also on timeout.
 
     It waits for a table that is missing, not completed, or without this pod, but not for one with a mistake.
     `present` are this container's devices, which distinguish two instances of one role on one host.
     """
-    return wait_for("the platform's table", lambda: _look(platform, start, present), patience)
+    return wait_for("the platform's table", lambda: _check_table(platform, start, present), limits)
 
 
-def bring(platform: PlatformTable, folder: Path) -> Path:
+def convert_if_changed(platform: PlatformTable, folder: Path) -> Path:
     """Return the file to read: the platform's own, or its updated conversion. Raises RanktableError."""
     _check_completed(platform.path)
     opened = read_table(str(platform.path), platform.dialect, platform.options)
@@ -70,9 +70,9 @@ def node_ports(table: GlobalTable, port: int) -> str | None:
     return ",".join(str(port) for _ in table.instances)
 
 
-def _look(platform: PlatformTable, start: Start, present: Sequence[str]) -> tuple[Path, Path, GlobalTable]:
+def _check_table(platform: PlatformTable, start: Start, present: Sequence[str]) -> tuple[Path, Path, GlobalTable]:
     try:
-        path = bring(platform, start.folder)
+        path = convert_if_changed(platform, start.folder)
         table = read_global(str(path))
     except RanktableError as error:
         if error.code in _NOT_YET:

@@ -73,14 +73,14 @@ def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Pa
     return own / made.locals[0].file_name
 
 
-def wait_for_table(start: Start, local: Path, patience: WaitLimits) -> Path:
+def wait_for_table(start: Start, local: Path, limits: WaitLimits) -> Path:
     """Return the cluster's table once it is complete and has this pod in its role; RanktableError on timeout."""
     path = start.folder / TABLE_FILE
-    wait_for("the cluster's table", lambda: _look(start.role, path, local), patience)
+    wait_for("the cluster's table", lambda: _check_table(start.role, path, local), limits)
     return path
 
 
-def become(command: Sequence[str], environ: Mapping[str, str]) -> None:
+def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Replace this process by the command. Raises RanktableError if there is none."""
     if not command:
         raise RanktableError("no command: write it after --, as start ... -- sh start_servers.sh --model=/models/m")
@@ -90,7 +90,7 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> None:
         raise RanktableError(f"{command[0]}: cannot be run: {error.strerror}") from error
 
 
-def _look(role: Role, path: Path, local: Path) -> None:
+def _check_table(role: Role, path: Path, local: Path) -> None:
     """Raise NotYet while this pod cannot start. A table may have its address from an earlier pod."""
     if not path.exists():
         raise NotYet(f"{path} is not there yet")

@@ -28,17 +28,17 @@ class WaitLimits:
     sleep: Callable[[float], None] = time.sleep
 
 
-def wait_for(what: str, look: Callable[[], _Found], patience: WaitLimits) -> _Found:
-    """Return the result of `look` once it no longer raises NotYet; on timeout RanktableError with the last reason."""
-    began = logged_at = patience.clock()
+def wait_for(what: str, read: Callable[[], _Found], limits: WaitLimits) -> _Found:
+    """Return the result of `read` once it no longer raises NotYet; on timeout RanktableError with the last reason."""
+    began = logged_at = limits.clock()
     while True:
         try:
-            return look()
+            return read()
         except NotYet as error:
-            now = patience.clock()
-            if now - began >= patience.timeout_s:
-                raise RanktableError(f"{what} is not there after {patience.timeout_s:g} s: {error}") from error
+            now = limits.clock()
+            if now - began >= limits.timeout_s:
+                raise RanktableError(f"{what} is not there after {limits.timeout_s:g} s: {error}") from error
             if now - logged_at >= _LOG_EVERY_S:
                 logged_at = now
-                patience.say(f"waiting for {what}: {error}")
-        patience.sleep(_POLL_S)
+                limits.say(f"waiting for {what}: {error}")
+        limits.sleep(_POLL_S)

@@ -67,7 +67,7 @@ class AnswerWriter:
 
 
 class QueuedSend:
-    """Sends what is written, in order, over a wrapped `send` or that of another ASGI server; `close` stops it."""
+    """A ByteSink over any ASGI `send`: a task sends the queued parts in order; `close` stops it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

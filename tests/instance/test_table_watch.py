@@ -88,7 +88,7 @@ class Followed:
         self.write(document)
         for _ in range(3):
             self.watch.take(self._file.look(), now)
-        return self.watch.go_on(now)
+        return self.watch.advance(now)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_removed_hosts_stay_peers_while_instances_drain(tmp_path: Path) -> None:
 
     followed.read(table(OWN), 2.0)
     assert followed.trust.has_address("192.0.2.3")
-    followed.watch.go_on(3.0 + LET_GO_S + DRAIN_S)
+    followed.watch.advance(3.0 + LET_GO_S + DRAIN_S)
 
     assert not followed.trust.has_address("192.0.2.3")
     assert followed.trust.has_address("192.0.2.1")
@@ -143,7 +143,7 @@ def test_a_removed_entry_ends_the_instance_once_the_session_ends(
     assert followed.read(table(OTHER), 1.0) is Stage.WORKS_ON
     assert followed.host.draining is None
     followed.host.in_session = False
-    assert followed.watch.go_on(2.0) is Stage.ENDS
+    assert followed.watch.advance(2.0) is Stage.ENDS
 
     gone, last = (message for message in caplog.messages if not message.startswith("table_changed"))
     assert gone.startswith("table_entry_removed ")
@@ -158,19 +158,19 @@ def test_a_removed_instance_refuses_new_work_and_finishes_its_own(tmp_path: Path
     followed.host.is_busy = True
     followed.read(table(OTHER), 1.0)
 
-    assert followed.watch.go_on(1.0 + LET_GO_S) is Stage.REFUSES
+    assert followed.watch.advance(1.0 + LET_GO_S) is Stage.REFUSES
     assert followed.host.draining is not None
     assert "is gone from the global table" in followed.host.draining
     followed.host.is_busy = False
 
-    assert followed.watch.go_on(2.0 + LET_GO_S) is Stage.ENDS
+    assert followed.watch.advance(2.0 + LET_GO_S) is Stage.ENDS
 
 
 def test_an_entry_that_comes_back_keeps_its_instance(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     followed.host.is_busy = True
     followed.read(table(OTHER), 1.0)
-    followed.watch.go_on(1.0 + LET_GO_S)
+    followed.watch.advance(1.0 + LET_GO_S)
 
     assert followed.read(table(OWN, OTHER), 2.0 + LET_GO_S) is Stage.BELONGS
     assert followed.host.draining is None

@@ -355,7 +355,7 @@ def test_a_batch_whose_model_is_lost_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
-    monkeypatch.setattr(run_batch, "model_here", lambda request: Dying(number))
+    monkeypatch.setattr(run_batch, "local_model", lambda request: Dying(number))
     monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
     typed = ["-i", str(source), "-o", str(output), "--max-inflight", "1"]
 
@@ -364,7 +364,7 @@ def test_a_batch_whose_model_is_lost_can_be_resumed(
     ):
         run_batch.main(typed)
     before = output.exists()
-    monkeypatch.setattr(run_batch, "model_here", lambda request: Dying(100))
+    monkeypatch.setattr(run_batch, "local_model", lambda request: Dying(100))
     status = run_batch.main(typed)
 
     assert (before, status) == (False, 0)
@@ -376,7 +376,7 @@ def test_lines_of_another_model_name_suggest_served_model_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
-    monkeypatch.setattr(run_batch, "model_here", lambda request: Elsewhere(0))
+    monkeypatch.setattr(run_batch, "local_model", lambda request: Elsewhere(0))
     monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
 
     assert run_batch.main(["-i", str(source), "-o", str(output)]) == 0
@@ -390,7 +390,7 @@ def test_misspelt_fields_are_named_once_at_the_end_with_their_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
-    monkeypatch.setattr(run_batch, "model_here", lambda request: Misspelt(100))
+    monkeypatch.setattr(run_batch, "local_model", lambda request: Misspelt(100))
     monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
 
     assert run_batch.main(["-i", str(source), "-o", str(output)]) == 0
@@ -404,7 +404,7 @@ def test_a_signal_after_all_answers_suggests_no_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
-    monkeypatch.setattr(run_batch, "model_here", lambda request: SlowToEnd(100))
+    monkeypatch.setattr(run_batch, "local_model", lambda request: SlowToEnd(100))
     monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
 
     status = run_batch.main(["-i", str(source), "-o", str(output)])
