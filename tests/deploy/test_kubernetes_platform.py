@@ -10,7 +10,7 @@ from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.names import TABLE_FILE
-from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
+from ranktable_tools.kube.platform_table import PlatformTable, convert_if_changed, node_ports, wait_for_platform
 from ranktable_tools.kube.start import Start
 from ranktable_tools.kube.waiting import WaitLimits
 from ranktable_tools.launch_plan import resolve
@@ -50,13 +50,13 @@ def test_one_of_another_dialect_is_converted_and_its_changes_followed(tmp_path: 
     groups = [group(0, server(A)), group(1, server(A, 0)), group(2, server(B, 0))]
     path, state = _file(tmp_path, grouped(*groups)), tmp_path / "state"
     platform = PlatformTable(path, 8088, "kubeinfer", ReadOptions(num_prefill=1))
-    first = bring(platform, state)
+    first = convert_if_changed(platform, state)
     written = first.stat().st_mtime_ns
-    bring(platform, state)
+    convert_if_changed(platform, state)
     same = first.stat().st_mtime_ns
     before = read_global(str(first))
     _file(tmp_path, grouped(*groups, group(3, server(C, 0))))
-    bring(platform, state)
+    convert_if_changed(platform, state)
 
     assert first == tmp_path / "state" / TABLE_FILE
     assert written == same

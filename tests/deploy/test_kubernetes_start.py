@@ -12,7 +12,7 @@ from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.merging import ClusterSize, decide
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE
 from ranktable_tools.kube.own_devices import own_device_ids
-from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
+from ranktable_tools.kube.start import Start, exec_command, generate, variables, wait_for_table
 from ranktable_tools.kube.waiting import WaitLimits
 from ranktable_tools.launch_plan import resolve
 from tests.deploy.kube_parts import part
@@ -137,7 +137,7 @@ def test_the_environment_is_what_start_servers_resolves(tmp_path: Path, monkeypa
 ])  # fmt: skip
 def test_a_command_that_cannot_be_run_is_reported(words: list[str], message: str) -> None:
     with pytest.raises(RanktableError, match=message):
-        become(words, {})
+        exec_command(words, {})
 
 
 def test_a_wrong_command_line_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
