@@ -1,5 +1,6 @@
 """A KV pool in a device's memory: one contiguous allocation, and the event after which its KV is complete."""
 
+import threading
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -35,6 +36,7 @@ class DevicePool:
         start = -self._allocation.data_ptr() % align
         self._tensor: torch.Tensor | None = self._allocation[start : start + layout.total_bytes]
         self._written: Event | None = None
+        self._num_marks, self._marking = 0, threading.Condition()
 
     @property
     def device(self) -> str:
@@ -62,7 +64,20 @@ class DevicePool:
         """Record an event on the engine's stream: `ready` then waits for all KV launched so far."""
         event = self._device.event()
         event.record()
-        self._written = event
+        with self._marking:
+            self._written = event
+            self._num_marks += 1
+            self._marking.notify_all()
+
+    @property
+    def num_marks(self) -> int:
+        """The number of events recorded so far."""
+        return self._num_marks
+
+    def await_marks(self, count: int, timeout_s: float) -> bool:
+        """Wait, on another thread than the engine's, until `count` events are recorded; return whether they are."""
+        with self._marking:
+            return self._marking.wait_for(lambda: self._num_marks >= count, timeout_s)
 
     def mark(self) -> "Event | None":
         """Return the latest event, after which all KV reported so far is complete. None before the first."""

@@ -27,7 +27,10 @@ def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: 
         far_by_rank: dict[Rank, FarRank] = {}
         for pool in pools:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            far = FarRank(ours, pool.layout.rank, pool.explain, config.trust)
+            far = FarRank(
+                ours, pool.layout.rank, pool.explain, config.trust,
+                num_marks=lambda: getattr(memories[0], "num_marks", 0),
+            )  # fmt: skip
             undo.callback(far.close)
             with theirs:
                 pool.hand_over(to_json(_settings(config, identity)), theirs.fileno())

@@ -41,6 +41,10 @@ class DeviceMemory(Protocol):
         """
         ...
 
+    def await_marks(self, count: int, timeout_s: float) -> bool:
+        """Wait until `count` marks were made since the pool was; return whether they were in time."""
+        ...
+
     def ready(self) -> None:
         """Make torch's current stream wait for the newest mark; must not block."""
         ...

@@ -47,11 +47,18 @@ _CLOSE_S = 6.0
 class FarRank:
     """Owner of our end of one rank's socket and of two threads: one sends the queued messages, one receives."""
 
-    def __init__(self, end: socket.socket, rank: Rank, lost: Callable[[str], PdserveError], trust: Trust) -> None:
-        """`lost` ends the instance and returns the error; `trust` is followed: the rank is sent changed addresses."""
+    def __init__(
+        self, end: socket.socket, rank: Rank, lost: Callable[[str], PdserveError], trust: Trust,
+        num_marks: Callable[[], int] = lambda: 0,
+    ) -> None:  # fmt: skip
+        """`lost` ends the instance and returns the error; `trust` is followed: the rank is sent changed addresses.
+
+        `num_marks` counts the marks of rank 0's pool; the rank makes its own in the same order.
+        """
         self.rank = rank
         self.endpoints: tuple[KvEndpoint, ...] = ()
         self.counters = RankCounters()
+        self.num_marks = num_marks
         self._socket, self._channel, self._lost, self._trust = end, Channel(end, RankMessage), lost, trust
         self._addresses = frozenset(trust.addresses)
         self._sender: FarSender | None = None
@@ -164,7 +171,10 @@ class FarRank:
 
 
 class FarSender:
-    """Implements all_ranks.RankSender. Layers are reported once all ranks have written them, so this rank has too."""
+    """Implements all_ranks.RankSender. A put carries the number of rank 0's mark behind the layer.
+
+    The rank may not have launched that layer yet: it waits until it has made as many marks of its own.
+    """
 
     def __init__(self, far: FarRank, events: SenderEvents) -> None:
         self._far, self._events = far, events
@@ -191,7 +201,8 @@ class FarSender:
         with self._putting:
             growth = self._tables.growth(ticket_id, block_ids)
             if growth is not None:
-                self._far.send(RankMessage.PUT, pack_numbers(ticket_id, layer, start, end, growth[0], blocks=growth[1]))
+                numbers = (layer, start, end, self._far.num_marks(), growth[0])
+                self._far.send(RankMessage.PUT, pack_numbers(ticket_id, *numbers, blocks=growth[1]))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
         """See Sender."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, Self
 
 from kvtransfer.block_tables import TablesReceived
+from kvtransfer.device_memory import device_memory
 from kvtransfer.interface import PoolMemory, SendStats
 from kvtransfer.quorum import Shares
 from kvtransfer.rank_messages import (
@@ -52,7 +53,7 @@ class RankHalf:
         self, memory: PoolMemory, settings: HalfSettings, end: socket.socket, progress_age: Callable[[], float]
     ) -> None:
         """Open both and send rank 0 our endpoints. Raises PdserveError, which is sent to rank 0 too."""
-        self._socket, self._channel = end, Channel(end, RankMessage)
+        self._memory, self._socket, self._channel = memory, end, Channel(end, RankMessage)
         self._outbox = RankOutbox(
             self._channel, "kv-rank-say", send_s=_SEND_S, failed=self._broken, tick=self._send_counters
         )  # fmt: skip
@@ -163,9 +164,10 @@ class RankHalf:
                 self._tables.begin(ticket.ticket_id)
                 self._sender.begin(ticket)
             case RankMessage.PUT:
-                ticket_id, (layer, start, end, kept, *more) = unpack_numbers(payload, 4)
+                ticket_id, (layer, start, end, marks, kept, *more) = unpack_numbers(payload, 5)
                 blocks = self._tables.take(ticket_id, kept, more)
                 if blocks is not None:
+                    self._await_marks(marks)
                     self._sender.put(ticket_id, layer, start, end, blocks)
             case RankMessage.COMMIT:
                 ticket_id, description = unpack_bytes(payload)
@@ -185,6 +187,12 @@ class RankHalf:
                 threading.Thread(target=self._close_half, args=(half,), name="kv-rank-close", daemon=True).start()
             case _:
                 self._reports.take(message)
+
+    def _await_marks(self, count: int) -> None:
+        """Wait until this rank has launched what rank 0 had when it reported a layer. Raises TimeoutError."""
+        pool = device_memory(self._memory)
+        if pool is not None and not pool.await_marks(count, _SEND_S):
+            raise TimeoutError(f"a layer that rank 0 reported was not launched here within {_SEND_S:g} s")
 
     def _close_half(self, half: KvSender | KvReceiver) -> None:
         half.close()

@@ -30,6 +30,7 @@ from processes.rank_payloads import from_json, pack_error, to_json, unpack_error
 from security.trust import LiveAddresses, Trust
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
 from tests.kvtransfer.rig import DEADLINE_S, Pool, Recorder, until
+from tests.kvtransfer.test_device_marks import MarkedPool
 from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Unavailable
 from wire.kv_layout import PoolLayout, Rank
 from wire.load import LinkStatus
@@ -168,6 +169,37 @@ def test_a_killed_ranks_process_ends_its_tickets_and_is_lost(side: str) -> None:
             rig.events.wait("failed", ticket.ticket_id)
         until(lambda: bool(rig.lost))
         assert rig.lost == ["rank 1 of 2 has stopped transferring its KV: the other end is gone"]
+
+
+def test_a_put_waits_until_the_rank_has_launched_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's host may be a step ahead of the rank's: the newest mark there may be of an earlier layer."""
+    with make_rank_rig("tcp", p_ranks=2, d_ranks=1, far=True) as rig:
+        (half,), (far,) = rig.halves, rig.far
+        pool, waiting, put = MarkedPool(rig.p_pools[1].layout), threading.Event(), threading.Event()
+        wait_for, marks = pool.await_marks, list[object]()
+
+        def await_marks(count: int, timeout_s: float) -> bool:
+            waiting.set()
+            return wait_for(count, timeout_s)
+
+        def note(*args: object) -> None:
+            marks.append(pool.mark())
+            put.set()
+
+        monkeypatch.setattr(pool, "await_marks", await_marks)
+        monkeypatch.setattr(half, "_memory", pool)
+        monkeypatch.setattr(half._sender, "put", note)
+        monkeypatch.setattr(far, "num_marks", lambda: 2)
+        ticket = rig.open(50, range(4))
+        rig.sender.begin(ticket)
+        pool.written()
+        rig.put_all(ticket, range(4), layers=1)
+
+        assert waiting.wait(DEADLINE_S)
+        assert not put.is_set()
+        pool.written()
+        assert put.wait(DEADLINE_S)
+        assert marks == [pool.ahead.marks[1]]
 
 
 def test_a_rank_requests_a_ticket_announced_late(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,11 +388,11 @@ def test_a_put_carries_only_the_blocks_that_the_rank_does_not_know(met: Met) -> 
         RankMessage.COMMIT,
         RankMessage.CLOSE,
     ]
-    puts = [unpack_numbers(payload, 4)[1] for kind, payload in heard if kind == RankMessage.PUT]
-    assert [len(numbers) - 4 for numbers in puts] == [8000, 0, 1, 10, 10]
+    puts = [unpack_numbers(payload, 5)[1] for kind, payload in heard if kind == RankMessage.PUT]
+    assert [len(numbers) - 5 for numbers in puts] == [8000, 0, 1, 10, 10]
     heard_tables = TablesReceived()
     heard_tables.begin("t")
-    assert [heard_tables.take("t", put[3], put[4:]) for put in puts] == [tuple(table) for table in tables]
+    assert [heard_tables.take("t", put[4], put[5:]) for put in puts] == [tuple(table) for table in tables]
 
 
 def test_a_kept_block_table_is_reused_up_to_its_known_blocks() -> None:
