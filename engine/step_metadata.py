@@ -61,13 +61,9 @@ class StepMetadata:
         """Rows to sample: [num_samples] int64."""
         return self._tensors[3]
 
-    def carry(self, carried: Sequence[tuple[int, int]], token_ids: torch.Tensor) -> None:
-        """Copy tokens sampled by the previous step into `token_ids`, on the device.
-
-        `carried` are (row, sample), as in StepBatch; `token_ids` [num_samples] int64 are that step's samples.
-        """
-        rows, samples = upload(torch.tensor(carried, dtype=torch.int64).T.contiguous(), self._device)
-        self._tensors[0].index_copy_(0, rows, token_ids.index_select(0, samples))
+    def carry(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Copy tokens sampled by the previous step, [len(rows)], into these rows of `token_ids`, on the device."""
+        self._tensors[0].index_copy_(0, rows, token_ids.to(torch.int64))
 
     def rows(self) -> Iterator[tuple[slice, BatchSequence]]:
         """Yield (rows of the flattened step, sequence) for each sequence."""

@@ -31,9 +31,9 @@ from engine.step import PendingStep, PoolRows, StepBatch, StepOutput
 from engine.step_limit import DEFAULT_STEP_S, queued_s
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
-from engine.transfers import upload_ints
+from engine.transfers import upload, upload_ints
 from native import library
-from wire.errors import InternalError
+from wire.errors import InstanceLost, InternalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class TorchModel:
         """`network` is the transformers model with our attention; `keeps_logits`: it accepts `logits_to_keep`.
 
         `rope` gets the lengths of each step's rows, if the network's RoPE depends on them. `fused` has the network's
-        weights if native kernels run it; `reduce` then sums over the ranks, each with a part of them.
+        weights if native kernels run it. `reduce` sums over the ranks, each with a part of the weights; only rank 0
+        samples, and the caller of `launch` marks the layers in the pool.
         The network and the pool are on `device`, by default the CPU. Decode steps of up to `graph_rows` sequences are
         replayed from graphs once these are captured; the pool then has `num_spare_blocks` more than `info.layout`, for
         padding rows. `step_s` is the time limit of a step. `nucleus` finds the tokens of top_p, by default with torch.
@@ -86,7 +87,8 @@ class TorchModel:
         self._last_choice: torch.Tensor | None = None  # [num_samples] int64: samples of the last step launched
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
-        self._written: Callable[[], None] | None = getattr(memory, "written", None)
+        self._reduce = reduce
+        self._written: Callable[[], None] | None = None if reduce else getattr(memory, "written", None)
         attach(network, self._attention)
         self._graphs = None if graph_rows == 0 else self._make_graphs(graph_rows, device, backend)
         self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend, reduce=reduce)
@@ -158,6 +160,8 @@ class TorchModel:
         try:
             logits, pooled = self._run(batch, layer_done)
             step = DeviceStep(logits, batch, self._scored(batch), pooled, self._opened, self._nucleus)
+        except InstanceLost:  # what waits for a lost rank may have no end, and the instance ends
+            raise
         except BaseException as error:
             self._settle(error)
             raise
@@ -196,8 +200,7 @@ class TorchModel:
     def _logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> torch.Tensor:
         metadata = build(batch, block_size=self._memory.layout.block_size, device=self._device)
         if batch.carried:
-            assert self._last_choice is not None, "carried tokens are sampled by an earlier step"
-            metadata.carry(batch.carried, self._last_choice)
+            self._carry(batch.carried, metadata)
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
@@ -207,6 +210,22 @@ class TorchModel:
                 return replayed
         with self._attending(metadata, layer_done):
             return self._forward(metadata)
+
+    def _carry(self, carried: Sequence[tuple[int, int]], metadata: StepMetadata) -> None:
+        """Put tokens that the previous step has sampled into the step's inputs, on the device.
+
+        Rank 0 sampled them; the other ranks add zeros to them.
+        """
+        rows, samples = upload(torch.tensor(carried, dtype=torch.int64).T.contiguous(), self._device)
+        if self._last_choice is None:
+            assert self._reduce is not None, "carried tokens are sampled by an earlier step"
+            token_ids = torch.zeros_like(samples)
+        else:
+            token_ids = self._last_choice.index_select(0, samples)
+        if self._reduce is not None:
+            token_ids = token_ids.to(torch.int32)  # which every process group can sum
+            self._reduce(token_ids)
+        metadata.carry(rows, token_ids)
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:

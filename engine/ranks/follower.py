@@ -1,10 +1,11 @@
 """A rank other than 0: it computes its part of each step on its own pool, without sampling."""
 
 import os
+from collections import deque
 from collections.abc import Callable
 
 from devices.host_pool import HostPool
-from devices.interface import Memory
+from devices.interface import Event, Memory
 from engine.ranks.budget import with_budget
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks
@@ -12,10 +13,14 @@ from engine.ranks.packing import unpack_copies, unpack_step
 from engine.ranks.rank_part import RankPart, load_part, part_info
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import PoolSetup, RankSetup
+from engine.ranks.written_layers import WrittenLayers
+from engine.step import StepBatch
 from engine.torch_model import TorchModel
 from native.ticker import run_time
 from processes.rank_payloads import from_json
 from wire.kv_layout import PoolLayout
+
+_LOOK_S = 0.001
 
 
 class Follower:
@@ -26,14 +31,16 @@ class Follower:
         self._reduce = Reduce()
         self.part: RankPart = with_budget(load_part(setup, self._reduce))
         self._model: TorchModel | None = None
+        self._pool: Memory | None = None
         self._clock = clock
         self._progress_at: float | None = None  # when the running step last finished a layer
+        self._launched: deque[Event] = deque()  # behind each step that is not done on the device
 
     @property
     def pool(self) -> Memory:
         """This rank's pool, after `take_pool`."""
-        assert self._model is not None
-        return self._model.memory
+        assert self._pool is not None
+        return self._pool
 
     def take_pool(self, payload: bytes, fds: tuple[int, ...]) -> None:
         """Map the pool that rank 0 made, or make one on this rank's device. Raises ConfigError."""
@@ -41,8 +48,8 @@ class Follower:
         self.part.check_held(whole.tensors)
         setup, device = self.part.setup, self.part.device
         layout = PoolLayout(whole.tensors, num_blocks=whole.num_blocks, block_size=setup.block_size, rank=setup.rank)
-        pool = HostPool.join(layout, fds[0]) if fds else device.make_pool(layout)
-        self._model = self.part.make_model(part_info(self.part, layout), pool)
+        self._pool = HostPool.join(layout, fds[0]) if fds else device.make_pool(layout)
+        self._model = self.part.make_model(part_info(self.part, layout), self._pool)
 
     def connect(self, way: str, store_fd: int, marks_fd: int) -> None:
         """Connect to the other ranks. Raises ReduceFailed."""
@@ -50,13 +57,31 @@ class Follower:
         os.close(marks_fd)
 
     def step(self, payload: bytes) -> None:
-        """Compute this rank's part of a step; on a device, record an event after each layer. Raises ReduceFailed."""
+        """Compute this rank's part of a step; on a device, mark each layer. Raises ReduceFailed."""
         assert self._model is not None
         self._progress_at = self._clock()
-        self._reduce.begin()
-        on_host = self.part.device.traits.pools_on_host
-        self._model.logits(unpack_step(payload), None if on_host else self._layer_done)
-        self._progress_at = None
+        if self.part.device.traits.pools_on_host:
+            self._reduce.begin()
+            self._model.logits(unpack_step(payload))
+        else:
+            self._step_on_device(unpack_step(payload))
+        stream = self._reduce.stream
+        if stream is not None:
+            self._launched.append(stream.mark())
+        else:
+            self._progress_at = None
+
+    def finish(self, has_message: Callable[[float], bool]) -> None:
+        """Wait until the launched steps are done, or for a message. Raises the device's error.
+
+        `has_message(timeout_s)` waits for one.
+        """
+        while self._launched:
+            if self._launched[0].is_done:
+                self._launched.popleft()
+                self._progress_at = self._clock() if self._launched else None
+            elif has_message(_LOOK_S):
+                return
 
     def step_age(self) -> float:
         """Return the run time since the running step began its current layer, 0 between steps. Any thread."""
@@ -75,6 +100,14 @@ class Follower:
             for source, target in zip(sources, targets, strict=True):
                 self._model.copy_block(source, target)
 
-    def _layer_done(self, layer: int) -> None:
-        """Record the progress; only rank 0 reports layers, once they are written on all ranks (model.py)."""
-        self._progress_at = self._clock()
+    def _step_on_device(self, batch: StepBatch) -> None:
+        """Launch a step; only rank 0 reports layers, once they are written on all ranks (written_layers.py)."""
+        assert self._model is not None
+        written = WrittenLayers(self._pool)
+
+        def layer_done(layer: int) -> None:
+            self._progress_at = self._clock()
+            written(layer)
+
+        self._reduce.begin(written.after_sum)
+        self._model.logits(batch, layer_done)

@@ -2,19 +2,24 @@
 
 launch: the step's inputs are sent to all ranks, rank 0 computes its part, and only rank 0 samples
 layer L's KV is complete on all ranks after the sum that follows its attention: only then is it reported
+on devices nothing of this waits: sums and reports are enqueued, and `collect` waits for the step (stream_sum.py)
 """
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from devices.interface import Memory
 from engine.interface import EngineInfo
 from engine.ranks.channel import RankMessageKind
+from engine.ranks.launch_watch import LaunchWatch
 from engine.ranks.packing import pack_copies, pack_step
 from engine.ranks.reduce import Reduce
+from engine.ranks.stream_sum import StreamSum
 from engine.ranks.sums import ReduceFailed
 from engine.ranks.team import Team
-from engine.step import PendingStep, StepBatch
+from engine.ranks.written_layers import WrittenLayers
+from engine.step import PendingStep, StepBatch, StepOutput
 from engine.torch_model import TorchModel
 from wire.errors import PdserveError
 
@@ -29,6 +34,7 @@ class ShardedModel:
         """`memories` are all ranks', rank 0's first; `cores` are those of rank 0's device (empty: all)."""
         self._own, self._memories, self._info = own, tuple(memories), info
         self._team, self._reduce, self._num_sums, self._cores = team, reduce, num_sums, tuple(cores)
+        self._watch = None if reduce.stream is None else LaunchWatch(reduce.stream, team.explain)
         self._placed = False
 
     @property
@@ -38,8 +44,8 @@ class ShardedModel:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether launches run ahead of the device: no, a step is computed when its launch returns."""
-        return False
+        """Whether launches run ahead of the device: where its sums stay on its stream."""
+        return self._reduce.stream is not None and self._own.runs_ahead
 
     @property
     def memories(self) -> tuple[Memory, ...]:
@@ -52,36 +58,43 @@ class ShardedModel:
         return self._team.pids
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        """Compute one step on all ranks. Raises InstanceLost when one of them is gone or stuck."""
+        """Compute one step on all ranks. Raises InstanceLost when one of them is gone or stuck, as its `collect`."""
         self._place()
         self._team.send_all(RankMessageKind.STEP, pack_step(batch))
-        written = _Written(layer_done)
+        written = WrittenLayers(self._own.memory, layer_done)
         self._reduce.begin(written.after_sum)
         try:
-            return self._own.launch(batch, written)
+            with self._guard():
+                pending = self._own.launch(batch, written)
         except ReduceFailed as error:
             raise self._team.explain(str(error)) from error
         except PdserveError:
             raise
         except Exception as error:
-            if self._reduce.num_sums != self._num_sums:  # the other ranks wait in the middle of this step
+            if self._reduce.num_sums != self._num_sums + bool(batch.carried):
+                # the other ranks wait in the middle of this step
                 raise self._team.explain_own(f"failed within a step: {error}") from error
             raise
+        stream = self._reduce.stream
+        return pending if stream is None else _StepOnStream(pending, stream, self._team)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of every tensor on every rank."""
         self._team.send_all(RankMessageKind.COPY, pack_copies([source], [target]))
-        self._own.copy_block(source, target)
+        with self._guard():
+            self._own.copy_block(source, target)
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks to each rank's own swap area."""
         self._team.send_all(RankMessageKind.SAVE, pack_copies(block_ids, slots))
-        self._own.save_blocks(block_ids, slots)
+        with self._guard():
+            self._own.save_blocks(block_ids, slots)
 
     def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy slots back on every rank."""
         self._team.send_all(RankMessageKind.LOAD, pack_copies(slots, block_ids))
-        self._own.load_blocks(slots, block_ids)
+        with self._guard():
+            self._own.load_blocks(slots, block_ids)
 
     def close(self) -> None:
         """End the other ranks and free all pools. Idempotent."""
@@ -91,6 +104,9 @@ class ShardedModel:
         for memory in self._memories[1:]:
             memory.close()
 
+    def _guard(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._watch is None else self._watch.guard()
+
     def _place(self) -> None:
         """Keep the thread that steps, and the ones that torch starts from it, on the cores of rank 0's device."""
         if not self._placed and self._cores:
@@ -98,18 +114,19 @@ class ShardedModel:
         self._placed = True
 
 
-class _Written:
-    """Delays the report that a layer's KV is written until all ranks have written theirs."""
+class _StepOnStream:
+    """Implements PendingStep: a launched step, which is done on this rank once all its sums are."""
 
-    def __init__(self, layer_done: Callable[[int], None] | None) -> None:
-        self._layer_done = layer_done
-        self._layer: int | None = None
+    def __init__(self, pending: PendingStep, stream: StreamSum, team: Team) -> None:
+        self._pending, self._stream, self._team = pending, stream, team
+        self._done = stream.mark()
 
-    def __call__(self, layer: int) -> None:
-        self._layer = layer
-
-    def after_sum(self) -> None:
-        """Report the layer; called after each sum over the ranks."""
-        layer, self._layer = self._layer, None
-        if layer is not None and self._layer_done is not None:
-            self._layer_done(layer)
+    def collect(self) -> StepOutput:
+        """Wait for the step and return its output. Raises InstanceLost if another rank is gone or stuck."""
+        try:
+            self._stream.wait(self._done)
+        except ReduceFailed as error:
+            raise self._team.explain(str(error)) from error
+        except RuntimeError as error:
+            raise self._team.explain_own(f"failed within a step: {error}") from error
+        return self._pending.collect()

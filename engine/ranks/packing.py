@@ -1,8 +1,10 @@
 """The message format of a step, or of a copy of blocks, to the other ranks: 32-bit integers, nothing executable.
 
-num_tokens, num_sequences | token ids | per sequence: start, count, blocks, prompt length | all tables' block ids
+num_tokens, num_sequences, num_carried | token ids | per sequence: start, count, blocks, prompt length | all tables'
+block ids | rows of carried tokens
 
-Sampling data is not sent: only rank 0 samples. A copy is all sources, then as many targets.
+Sampling data is not sent: only rank 0 samples. Tokens that it has not collected yet are placeholders, in these rows.
+A copy is all sources, then as many targets.
 """
 
 from array import array
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from engine.step import BatchSequence, StepBatch
 from processes.rank_payloads import little_endian
 
-_PER_SEQUENCE = 4
+_HEAD, _PER_SEQUENCE = 3, 4
 
 
 def pack_step(batch: StepBatch) -> bytes:
@@ -19,12 +21,13 @@ def pack_step(batch: StepBatch) -> bytes:
     num_rows = sum(part.count for part in batch.sequences)
     if num_rows != len(batch.token_ids):
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {num_rows} rows")
-    values = array("i", (len(batch.token_ids), len(batch.sequences)))
+    values = array("i", (len(batch.token_ids), len(batch.sequences), len(batch.carried)))
     values.extend(batch.token_ids)
     for part in batch.sequences:
         values.extend((part.start, part.count, len(part.block_ids), part.prompt_length))
     for part in batch.sequences:
         values.extend(part.block_ids)
+    values.extend(row for row, _ in batch.carried)
     return little_endian(values).tobytes()
 
 
@@ -33,20 +36,22 @@ def unpack_step(payload: bytes) -> StepBatch:
     values = array("i")
     values.frombytes(payload)  # ValueError for a length that is not a multiple of 4
     values = little_endian(values)
-    if len(values) < 2:
-        raise ValueError(f"a step has at least 8 bytes, not {len(payload)}")
-    num_tokens, num_sequences = values[0], values[1]
-    heads = 2 + num_tokens
+    if len(values) < _HEAD:
+        raise ValueError(f"a step has at least {4 * _HEAD} bytes, not {len(payload)}")
+    num_tokens, num_sequences, num_carried = values[:_HEAD]
+    heads = _HEAD + num_tokens
     tables = heads + _PER_SEQUENCE * num_sequences
     counts = values[heads + 2 : tables : _PER_SEQUENCE]
-    if min(num_tokens, num_sequences, *counts, 0) < 0 or tables + sum(counts) != len(values):
+    end = tables + sum(counts)
+    if min(num_tokens, num_sequences, num_carried, *counts, 0) < 0 or end + num_carried != len(values):
         raise ValueError(f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
     parts, first = [], tables
     for head in range(heads, tables, _PER_SEQUENCE):
         start, count, blocks, prompt_length = values[head : head + _PER_SEQUENCE]
         parts.append(BatchSequence(start, count, tuple(values[first : first + blocks]), prompt_length))
         first += blocks
-    return StepBatch(tuple(values[2:heads]), tuple(parts), ())
+    carried = tuple((row, 0) for row in values[end:])
+    return StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), carried=carried)
 
 
 def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:

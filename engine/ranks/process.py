@@ -75,6 +75,7 @@ def _run(
     follower.connect(connect.payload.decode(), *connect.fds)
     channel.send(RankMessageKind.READY, timeout_s=_SEND_S)
     while True:
+        follower.finish(channel.has_more)
         message = channel.receive(None)
         if message.kind == RankMessageKind.HAND_OFF and hand_off is not None:
             on_exit.enter_context(hand_off(follower.pool, message.payload, message.fds[0], follower.step_age))

@@ -25,7 +25,8 @@ from engine.model_folder import ModelFolder, open_folder, read_network
 from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
-from engine.ranks.sums import GroupSum, SharedSum
+from engine.ranks.stream_sum import StreamSum
+from engine.ranks.sums import GroupSum, SharedSum, join_group
 from engine.rope import rotate_by_sequence
 from engine.sharding.cut import shard_network
 from engine.sharding.hooks import num_reductions
@@ -74,9 +75,12 @@ class RankPart:
         rank, step_s = self.setup.rank, self.setup.step_s
         if way == SHARED and self.library is not None:
             self.reduce.connect(SharedSum(self.library, rank, marks, step_s))
+            return
+        collective = collective_named(way)
+        if collective.on_host:
+            self.reduce.connect(GroupSum(join_group(collective, store_fd, rank), rank, marks, step_s))
         else:
-            where = str(self.device.torch_device)
-            self.reduce.connect(GroupSum(collective_named(way), store_fd, rank, marks, step_s, where))
+            self.reduce.connect(StreamSum(collective, store_fd, rank, marks, step_s, self.device))
 
     def make_model(self, info: EngineInfo, pool: Memory) -> TorchModel:
         """Return the model of this rank with its pool."""

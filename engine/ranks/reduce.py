@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.ranks.stream_sum import StreamSum
 from engine.ranks.sums import ReduceFailed
 
 Sum = Callable[[torch.Tensor], None]
@@ -21,6 +22,11 @@ class Reduce:
         self._after: Callable[[], None] | None = None
         self._explain: Callable[[str], Exception] | None = None
         self.num_sums = 0
+
+    @property
+    def stream(self) -> StreamSum | None:
+        """The sums on a device's stream, which are not done when they return; None for any other sums."""
+        return self._sum if isinstance(self._sum, StreamSum) else None
 
     def connect(self, add_up: Sum) -> None:
         """Use `add_up` for all later sums."""

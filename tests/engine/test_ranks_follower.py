@@ -67,6 +67,7 @@ class Follower:
     def __init__(self, setup): pass
     def take_pool(self, payload, fds): pass
     def connect(self, way, store_fd, marks_fd): pass
+    def finish(self, has_message): pass
     def step(self, payload): raise RuntimeError("the device is gone")
 
 class Half:

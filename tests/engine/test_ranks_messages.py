@@ -34,14 +34,16 @@ def ends() -> Iterator[tuple[Channel[RankMessageKind], Channel[RankMessageKind]]
         yield one, other
 
 
-@given(st.lists(_PARTS, max_size=8).map(tuple))
-def test_a_step_comes_out_as_it_went_in(parts: tuple[BatchSequence, ...]) -> None:
+@given(st.lists(_PARTS, max_size=8).map(tuple), st.lists(_INTS, max_size=8))
+def test_a_step_comes_out_as_it_went_in(parts: tuple[BatchSequence, ...], rows: list[int]) -> None:
     token_ids = tuple(range(sum(part.count for part in parts)))
 
-    payload = pack_step(StepBatch(token_ids, parts, ()))
+    carried = tuple((row, 0) for row in rows)
 
-    assert unpack_step(payload) == StepBatch(token_ids, parts, ())
-    assert len(payload) == 4 * (2 + len(token_ids) + sum(4 + len(part.block_ids) for part in parts))
+    payload = pack_step(StepBatch(token_ids, parts, (), carried=carried))
+
+    assert unpack_step(payload) == StepBatch(token_ids, parts, (), carried=carried)
+    assert len(payload) == 4 * (3 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts))
 
 
 def test_copies_come_out_as_pairs() -> None:
@@ -53,10 +55,14 @@ def test_copies_come_out_as_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [(), (1,), (1, 0), (0, 1), (-1, 0), (2, -1), (0, 1, 5, 1, 2, 9, 7), (0, 1, 5, 1, -1, 9), (0, 0, 1)]
-)
+    "values",
+    [
+        (), (1,), (1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (2, -1, 0), (0, 1, -1, 5, 1, 0, 9),
+        (0, 1, 0, 5, 1, 2, 9, 7), (0, 1, 0, 5, 1, -1, 9), (0, 0, 0, 1),
+    ],
+)  # fmt: skip
 def test_anything_but_a_step_is_refused(values: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"integers are not a step|at least 8 bytes"):
+    with pytest.raises(ValueError, match=r"integers are not a step|at least 12 bytes"):
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
 

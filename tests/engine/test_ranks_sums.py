@@ -6,64 +6,27 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 import torch
 
-from devices.collectives import COLLECTIVES, Collective, collective_named, collective_of
+from devices.collectives import COLLECTIVES, collective_named, collective_of
+from engine.ranks.launch_watch import LaunchWatch
 from engine.ranks.load import RanksOptions, load_ranks
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.reduce import Sum
-from engine.ranks.sums import GroupSum, ReduceFailed, SharedSum, collective_for_ranks
+from engine.ranks.stream_sum import StreamSum
+from engine.ranks.sums import GroupSum, ReduceFailed, SharedSum, collective_for_ranks, join_group
 from native.ranks import load as load_sum
+from tests.devices.stream import Stream, StreamDevice, stream_collective
 from wire.errors import ConfigError
 from wire.kv_layout import Rank
 
 _WAIT_S = 300.0
 _SIZES = (1, 7, 4096, 300_000)  # the last is more than one slot of shared memory
-
-
-class DeviceGroup:
-    """A group as nccl and hccl are: a sum goes on by itself, and a wait for one whose peer is gone has no end.
-
-    A wait without a time returns at once, as NCCL's does, and reports no failure.
-    """
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self.num_sums = 0
-        self.is_aborted = False
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> "DeviceWork":
-        self.num_sums += 1
-        options.timeout = timedelta(seconds=_WAIT_S)
-        return DeviceWork(self._group.allreduce(tensors, options))
-
-
-class DeviceWork:
-    def __init__(self, work: Any) -> None:
-        self._done: Future[None] = Future()
-        threading.Thread(target=self._run, args=(work,), daemon=True).start()
-
-    def is_completed(self) -> bool:
-        return self._done.done()
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        if timeout is not None:
-            self._done.result(timeout.total_seconds())
-
-    def _run(self, work: Any) -> None:
-        try:
-            self._done.set_result(work.wait())
-        except RuntimeError as error:
-            self._done.set_exception(error)
 
 
 @dataclasses.dataclass
@@ -74,7 +37,7 @@ class Ways:
     num_ranks: int
     marks: Marks
     store_fd: int
-    groups: list[DeviceGroup] = dataclasses.field(default_factory=list)
+    streams: list[Stream] = dataclasses.field(default_factory=list)
     ends: list[Sum] = dataclasses.field(default_factory=list)
 
     def connect(self, number: int) -> Sum:
@@ -83,27 +46,23 @@ class Ways:
         self.ends.append(end)
         return end
 
+    def hurry(self) -> None:
+        """Let sums on devices hang that are not joined soon."""
+        for stream in self.streams:
+            stream.join_s = 0.2
+
     def _meet(self, number: int) -> Sum:
         rank = Rank(number, self.num_ranks)
         if self.way == "shared":
             library = load_sum()
             assert library is not None
             return SharedSum(library, rank, self.marks, _WAIT_S)
-        return GroupSum(self._collective(), self.store_fd, rank, self.marks, _WAIT_S)
-
-    def _collective(self) -> Collective:
-        gloo = COLLECTIVES["gloo"]
         if self.way == "gloo":
-            return gloo
-
-        groups = self.groups  # no cycle: gloo's threads may need the GIL that a garbage collection holds meanwhile
-
-        def make(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> DeviceGroup:
-            group = DeviceGroup(gloo.make(store, rank, of, host, timeout_s, device))
-            groups.append(group)
-            return group
-
-        return dataclasses.replace(COLLECTIVES["nccl"], lacking=lambda: None, make=make)
+            return GroupSum(join_group(COLLECTIVES["gloo"], self.store_fd, rank), rank, self.marks, _WAIT_S)
+        stream = Stream()
+        self.streams.append(stream)
+        collective, device = stream_collective(self.way, stream), StreamDevice(stream=stream)
+        return StreamSum(collective, self.store_fd, rank, self.marks, _WAIT_S, device)
 
 
 @pytest.fixture
@@ -124,13 +83,20 @@ def make_ways(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], W
 T = TypeVar("T")
 
 
+def _sum(add_up: Sum, tensor: torch.Tensor) -> None:
+    """Sum, and wait for it where it is only enqueued."""
+    add_up(tensor)
+    if isinstance(add_up, StreamSum):
+        add_up.wait(add_up.mark())
+
+
 def _on_all(ways: Ways, work: Callable[[int, Sum], T]) -> list[T]:
     with ThreadPoolExecutor(ways.num_ranks) as pool:
         return [*pool.map(lambda number: work(number, ways.connect(number)), range(ways.num_ranks))]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("way", ["shared", "gloo", "device"])
+@pytest.mark.parametrize("way", ["shared", "gloo", "nccl", "hccl"])
 def test_all_ranks_have_the_same_sum_time_after_time(
     way: str, num_ranks: int, make_ways: Callable[[str, int], Ways]
 ) -> None:
@@ -150,7 +116,7 @@ def test_all_ranks_have_the_same_sum_time_after_time(
         assert all(torch.equal(one[index], summed[0][index]) for one in summed)
 
 
-@pytest.mark.parametrize("way", ["shared", "gloo", "device"])
+@pytest.mark.parametrize("way", ["shared", "gloo", "nccl", "hccl"])
 def test_tensors_of_16_bits_are_added_up_in_their_own_dtype(way: str, make_ways: Callable[[str, int], Ways]) -> None:
     def work(number: int, add_up: Sum) -> torch.Tensor:
         tensor = torch.tensor([1.0, -2.5, 0.125 * (number + 1)], dtype=torch.bfloat16)
@@ -162,81 +128,107 @@ def test_tensors_of_16_bits_are_added_up_in_their_own_dtype(way: str, make_ways:
     assert all(torch.equal(one, torch.tensor([2.0, -5.0, 0.375], dtype=torch.bfloat16)) for one in summed)
 
 
-@pytest.mark.parametrize("way", ["shared", "gloo", "device"])
+@pytest.mark.parametrize("way", ["shared", "gloo", "nccl", "hccl"])
 def test_a_sum_that_another_rank_does_not_join_fails_with_a_reason(
     way: str, make_ways: Callable[[str, int], Ways]
 ) -> None:
     def work(number: int, add_up: Sum) -> str:
         tensor = torch.ones(8)
-        add_up(tensor)
+        _sum(add_up, tensor)
         if number == 0:
-            add_up._step_s = 0.2  # type: ignore[attr-defined]  # from here on: the first sum took what it took
+            for name in ("_step_s", "step_s"):  # from here on: the first sum took what it took
+                setattr(add_up, name, 0.2)
+            ways.hurry()
             with pytest.raises(ReduceFailed) as failed:
-                add_up(tensor)
+                _sum(add_up, tensor)
             return str(failed.value)
         return ""
 
     ways = make_ways(way, 2)
     said = _on_all(ways, work)
 
-    assert [group.is_aborted for group in ways.groups].count(True) == len(ways.groups) // 2
+    assert [stream.aborted for stream in ways.streams].count(True) == (way == "nccl")  # HCCL has none
     assert "no sum over the ranks within 0.2 s" in said[0] or "Timed out waiting 200ms" in said[0]
     assert "\n" not in said[0]
 
 
-def test_a_lost_rank_ends_a_wait_without_a_deadline(make_ways: Callable[[str, int], Ways]) -> None:
-    ways = make_ways("device", 2)
+def test_a_lost_rank_ends_a_wait_on_a_device_before_its_deadline(make_ways: Callable[[str, int], Ways]) -> None:
+    ways = make_ways("nccl", 2)
     both_have_added = threading.Barrier(2, timeout=_WAIT_S)
 
     def work(number: int, add_up: Sum) -> None:
-        add_up(torch.ones(8))
+        assert isinstance(add_up, StreamSum)
+        _sum(add_up, torch.ones(8))
         both_have_added.wait()
         if number == 1:
             ways.marks.abort()
             return
+        ways.hurry()
+        with pytest.raises(ReduceFailed, match="another rank is lost"):
+            _sum(add_up, torch.ones(8))
         with pytest.raises(ReduceFailed, match="another rank is lost"):
             add_up(torch.ones(8))
 
     _on_all(ways, work)
 
 
-def test_a_sum_that_failed_counts_as_none(make_ways: Callable[[str, int], Ways]) -> None:
-    class BrokenGroup:
-        """Its sums are over at once, as NCCL's are where a peer is gone."""
-
-        is_aborted = False
-
-        def abort(self) -> None:
-            self.is_aborted = True
-
-        def allreduce(self, tensors: list[torch.Tensor], options: Any) -> "BrokenGroup":
-            return self
-
-        def is_completed(self) -> bool:
-            return True
-
-        def wait(self, timeout: timedelta | None = None) -> None:
-            if timeout is not None:
-                raise RuntimeError("remote error")
+def test_a_sum_that_cannot_be_enqueued_fails_all_later_ones(make_ways: Callable[[str, int], Ways]) -> None:
+    ways = make_ways("nccl", 2)
 
     def work(number: int, add_up: Sum) -> None:
-        group = BrokenGroup()
-        add_up._group = group  # type: ignore[attr-defined]
-        with pytest.raises(ReduceFailed, match="remote error"):
-            add_up(torch.ones(8))
-        assert group.is_aborted  # else its kernel goes on, and who waits for the device has no end
+        for stream in ways.streams:
+            stream.refused = "NCCL WARN unhandled system error"
+        for _ in range(2):
+            with pytest.raises(ReduceFailed, match="NCCL WARN unhandled system error"):
+                add_up(torch.ones(8))
 
-    _on_all(make_ways("device", 2), work)
+    _on_all(ways, work)
+
+    assert all(stream.aborted for stream in ways.streams)  # else a kernel goes on, and a wait for the device has no end
+    assert [stream.log.count("sum") for stream in ways.streams] == [2, 2]
+
+
+def test_a_launch_that_waits_for_a_lost_rank_ends(make_ways: Callable[[str, int], Ways]) -> None:
+    """A device's queue has an end: behind a sum that hangs a launch waits, on the thread that would look after it."""
+    ways, now, explained = make_ways("nccl", 2), [100.0], list[str]()
+
+    def explain(reason: str) -> Exception:
+        explained.append(reason)
+        return OSError(reason)
+
+    def work(number: int, add_up: Sum) -> None:
+        if number == 1:
+            return
+        assert isinstance(add_up, StreamSum)
+        watch = LaunchWatch(add_up, explain, clock=lambda: now[0])
+        with watch.guard():
+            now[0] += _WAIT_S + 1
+            assert watch.look(), "the host takes long, as one that compiles does, and the device works"
+        ways.hurry()
+        add_up(torch.ones(8))
+        add_up.step_s = 0.2
+        assert watch.look(), "nothing is launched now"
+        with watch.guard():
+            assert watch.look(), "its time has not passed"
+            now[0] += 1
+            assert not watch.look()
+            add_up.device.synchronize()  # as a full queue does
+        with pytest.raises(ReduceFailed, match=r"no sum over the ranks within 0\.2 s"):
+            add_up(torch.ones(8))
+
+    _on_all(ways, work)
+
+    assert explained[0] == "no sum over the ranks within 0.2 s"
 
 
 def test_a_lazy_group_connects_when_the_ranks_meet(
     make_ways: Callable[[str, int], Ways],
 ) -> None:
-    ways = make_ways("device", 2)
+    ways = make_ways("nccl", 2)
 
-    counts = _on_all(ways, lambda number, add_up: [group.num_sums for group in ways.groups])
+    counts = _on_all(ways, lambda number, add_up: [stream.log.count("sum") for stream in ways.streams])
 
-    assert all(min(seen) == 1 for seen in counts)
+    assert counts == [[1, 1], [1, 1]]
 
 
 def test_a_rank_that_finds_no_other_raises(make_ways: Callable[[str, int], Ways]) -> None:
@@ -244,7 +236,7 @@ def test_a_rank_that_finds_no_other_raises(make_ways: Callable[[str, int], Ways]
     hasty = dataclasses.replace(COLLECTIVES["gloo"], meet_s=lambda _: 0.2)
 
     with pytest.raises(ReduceFailed, match="rank 0 of 2 found no other ranks by gloo: "):
-        GroupSum(hasty, ways.store_fd, Rank(0, 2), ways.marks, _WAIT_S)
+        join_group(hasty, ways.store_fd, Rank(0, 2))
 
 
 def test_the_device_chooses_how_its_ranks_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,13 +281,18 @@ def test_a_group_outlives_the_descriptor_that_it_met_by() -> None:
 import fcntl, gc, os, threading
 from devices.collectives import COLLECTIVES
 from engine.ranks.marks import Marks, make_marks
-from engine.ranks.sums import GroupSum
+from engine.ranks.sums import GroupSum, join_group
 from wire.kv_layout import Rank
 
 marks, store_fd = Marks(make_marks(2), 2), os.memfd_create("store")
 ends = []
+
+def join(number):
+    rank = Rank(number, 2)
+    return GroupSum(join_group(COLLECTIVES["gloo"], store_fd, rank), rank, marks, 30.0)
+
 threads = [
-    threading.Thread(target=lambda n=n: ends.append(GroupSum(COLLECTIVES["gloo"], store_fd, Rank(n, 2), marks, 30.0)))
+    threading.Thread(target=lambda n=n: ends.append(join(n)))
     for n in range(2)
 ]
 for thread in threads: thread.start()

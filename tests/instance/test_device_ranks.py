@@ -10,12 +10,15 @@ import psutil
 import pytest
 
 from devices import cpu, cuda, table
+from devices.collectives import COLLECTIVES
 from engine.oracle import generate_greedy
 from instance import ranks
 from instance.local import LocalInstance
 from security.secret import Secret
 from security.trust import Trust
 from tests.devices.fake_device import VISIBLE, CardKind, FakeKind
+from tests.devices.stream import StreamKind, stream_collective
+from tests.devices.stream_rank import COLLECTIVE, PROGRAM
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.device_pair import NUM_TOKENS, PROMPTS, START_S, config, cross, prompt, serve_alone, serve_pair
 from tests.instance.pair import running
@@ -67,6 +70,24 @@ def test_a_prompt_is_handed_off_between_ranks_on_devices(
     (p_device, p_ranks, p_block), (d_device, d_ranks, d_block) = p_side, d_side
     prefill = config(model, Role.PREFILL, p_device, p_block, "tcp", ranks=p_ranks, port=4)
     decode = config(model, Role.DECODE, d_device, d_block, "tcp", ranks=d_ranks, port=6)
+
+    outputs, transports = serve_pair(prefill, decode)
+
+    assert outputs == reference
+    assert transports == {"tcp"}
+
+
+@pytest.mark.parametrize("collective", ["nccl", pytest.param("hccl", marks=pytest.mark.long)])
+def test_layers_reported_ahead_of_the_ranks_are_handed_off(
+    collective: str, model: Path, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums stay on the streams, so rank 0 may report a layer before another rank has launched it."""
+    monkeypatch.setitem(table.KINDS, "fake", StreamKind(collective))
+    monkeypatch.setitem(COLLECTIVES, collective, stream_collective(collective))
+    monkeypatch.setattr(ranks, "DEVICE_PROGRAM", PROGRAM)
+    monkeypatch.setenv(COLLECTIVE, collective)
+    prefill = config(model, Role.PREFILL, "fake", 16, "tcp", ranks=2, port=4)
+    decode = config(model, Role.DECODE, "fake", 32, "tcp", ranks=2, port=6)
 
     outputs, transports = serve_pair(prefill, decode)
 

@@ -1,0 +1,68 @@
+"""Ends a launch that waits on the device for another rank: a device's queue has room for so many launches.
+
+launch --queue is full--> waits for a sum --another rank is lost--> the sums are aborted
+   |                                 |
+   +------ takes too long -----------+--> tiny op on the device --done--> it is the host that takes long: go on
+                                                 +--late--> the sums are aborted
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from devices.liveness import LivenessCheck
+from engine.ranks.stream_sum import StreamSum
+
+_LOOK_S = 0.5
+
+
+class LaunchWatch:
+    """Watches rank 0's launches and copies. Owns a thread, which ends soon after the watch is deleted."""
+
+    def __init__(
+        self, sums: StreamSum, explain: Callable[[str], Exception], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`explain` ends the instance for a reason, and returns the error. Allocates a few bytes on the device."""
+        self._touch = LivenessCheck(sums.device)
+        self._sums, self._explain, self._clock = sums, explain, clock
+        self._since: float | None = None  # when the current call began; None if there is none
+        interval_s = min(_LOOK_S, sums.step_s / 4)
+        thread = threading.Thread(
+            target=_look_after, args=(weakref.ref(self), interval_s), name="rank-launches", daemon=True
+        )  # fmt: skip
+        thread.start()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Bound the time of a call that uses the device. It raises what it raises once the sums are aborted."""
+        self._since = self._clock()
+        try:
+            yield
+        finally:
+            self._since = None
+
+    def look(self) -> bool:
+        """Abort the sums if the current call waits for them too long; return whether they still go on."""
+        since, sums = self._since, self._sums
+        if since is None:
+            return True
+        if sums.is_aborted:
+            reason = "another rank is lost"
+        elif self._clock() - since <= sums.step_s or self._touch.why_not(sums.step_s) is None:
+            return True
+        else:
+            reason = f"no sum over the ranks within {sums.step_s:g} s"
+        self._explain(str(sums.fail(reason)))
+        return False
+
+
+def _look_after(watch: "weakref.ref[LaunchWatch]", interval_s: float) -> None:
+    """Check periodically until the sums have failed or the watch is deleted."""
+    while True:
+        time.sleep(interval_s)
+        found = watch()
+        if found is None or not found.look():
+            return
+        del found
