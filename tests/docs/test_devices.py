@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _LEAST_ROWS = 20
+_SOURCES = "tested against the sources"
+_MARKS = ("flashinfer_wheel", "hccl_rules", "nccl_rules", "include/torch")
 
 
 def table_of(page: str) -> tuple[list[str], dict[str, dict[str, str]]]:
@@ -36,15 +38,26 @@ def wrong_cells(page: str) -> Iterator[str]:
 def _wrong(kind: str, cell: str) -> str | None:
     verdict = cell.partition(":")[0]
     links = _LINK.findall(cell)
-    if verdict == "measured":
-        if not KINDS[kind].traits.pools_on_host:
-            return "nothing was measured on a card"
-        return None if [target for _, target in links] == ["performance.md"] else "measured, and no figures named"
-    if verdict == "contract-tested":
-        if not links:
-            return "no test is named"
-        return next((why for _, target in links if (why := _missing(target)) is not None), None)
-    return None if verdict in ("neither", "none") and not links else f"{cell!r} is no verdict"
+    if verdict not in ("measured", _SOURCES, "neither", "none") or (verdict == "none" and links):
+        return f"{cell!r} is no verdict"
+    targets = [target for _, target in links]
+    if verdict == "measured" and not KINDS[kind].traits.pools_on_host:
+        return "nothing was measured on a card"
+    if verdict in ("measured", _SOURCES) and not targets:
+        return "no test is named"
+    if verdict == "measured" and targets == ["performance.md"]:
+        return None
+    why = next((why for target in targets if (why := _missing(target)) is not None), None)
+    if why is None and verdict == _SOURCES and not any(_reads_sources(target) for target in targets):
+        return "no named test reads the sources"
+    return why
+
+
+def _reads_sources(target: str) -> bool:
+    """Return whether a test uses a wheel, a header, or a stand-in whose rules name their sources."""
+    path = ROOT / "docs" / target.partition("#")[0]
+    in_folder = path.resolve().parent == ROOT / "tests" / "npu"  # its ops have the schemas of torch_npu's wheel
+    return in_folder or any(mark in path.read_text(encoding="utf-8") for mark in _MARKS)
 
 
 def _missing(target: str) -> str | None:
@@ -73,10 +86,12 @@ def test_every_cell_is_a_verdict_whose_tests_exist() -> None:
     ("cell", "why"),
     [
         ("measured: [x](performance.md)", "nothing was measured on a card"),
-        ("contract-tested", "no test is named"),
-        ("contract-tested: [x](../tests/devices/test_nothing.py)", "is no file of tests"),
-        ("contract-tested: [x](../tests/devices/test_seam.py#test_nothing)", "has no test_nothing"),
-        ("contract-tested: [x](../devices/npu.py)", "is no file of tests"),
+        ("tested against the sources", "no test is named"),
+        ("tested against the sources: [x](../tests/devices/test_nothing.py)", "is no file of tests"),
+        ("tested against the sources: [x](../tests/devices/test_seam.py#test_nothing)", "has no test_nothing"),
+        ("tested against the sources: [x](../tests/devices/test_seam.py)", "no named test reads the sources"),
+        ("neither: [x](../devices/npu.py)", "is no file of tests"),
+        ("contract-tested", "is no verdict"),
         ("works", "is no verdict"),
         ("", "is no verdict"),
     ],
@@ -88,6 +103,16 @@ def test_a_cell_that_claims_too_much_is_found(cell: str, why: str) -> None:
 
     assert found.startswith("x, npu: ")
     assert why in found
+
+
+def test_the_readme_names_what_never_ran_on_a_card() -> None:
+    limits = " ".join((ROOT / "README.md").read_text(encoding="utf-8").partition("## Limits")[2].split())
+    said = limits.partition("nothing has ever run on a GPU or an NPU")[2].partition(" - ")[0]
+
+    for kind in (kind.traits for kind in KINDS.values() if not kind.traits.pools_on_host):
+        assert kind.kind in said
+        assert kind.collective.upper() in said
+    assert all(name in said for name in ("attention", "graphs", "quantised", "cuda_ipc", "mooncake", "first-contact"))
 
 
 def test_the_page_names_the_variables_and_the_missing_device() -> None:
