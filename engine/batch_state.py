@@ -226,9 +226,9 @@ class BatchState:
         """
         running = self.running.values()
         backlog = sum(other.unlaunched_tokens for other in running)
-        seats = self.limits.max_num_seqs - sum(other.num_seats for other in running)
-        growing = sum(other.num_seats for other in running if not other.hold)
-        if seats < prompt.num_seats or (backlog >= self.limits.prefill_chunk_size and not prompt.state.probe):
+        free_seqs = self.limits.max_num_seqs - sum(other.num_seqs for other in running)
+        growing = sum(other.num_seqs for other in running if not other.hold)
+        if free_seqs < prompt.num_seqs or (backlog >= self.limits.prefill_chunk_size and not prompt.state.probe):
             return False
         needed, found = self._blocks_to_start(prompt)
         missing = needed + growing - self._blocks.num_free
@@ -237,7 +237,7 @@ class BatchState:
     def _blocks_to_start(self, prompt: Prompt) -> tuple[int, list[BlockName]]:
         """Return how many blocks it needs, and the names of those it may share with other prompts until it ends."""
         length, rope = len(prompt.state.token_ids), self._model.info.rope
-        counts = [sequence.num_outputs for sequence in prompt.live] or [0] * prompt.num_seats
+        counts = [sequence.num_outputs for sequence in prompt.live] or [0] * prompt.num_seqs
         outputs = [] if prompt.hold else counts
         needed = blocks_needed(length, outputs, self._block_size, rope)
         drops = rope is not None and any(rope.drops_prompt(length, length + count) for count in outputs)

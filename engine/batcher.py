@@ -42,13 +42,13 @@ def plan_step(remaining: Sequence[int], limits: BatchLimits) -> list[int]:
     as the limits allow.
     """
     counts = [0] * len(remaining)
-    seats, tokens, chunk_tokens = limits.max_num_seqs, limits.max_num_batched_tokens, limits.prefill_chunk_size
+    free_seqs, tokens, chunk_tokens = limits.max_num_seqs, limits.max_num_batched_tokens, limits.prefill_chunk_size
     for i, left in enumerate(remaining):
-        if left == 1 and seats and tokens:
+        if left == 1 and free_seqs and tokens:
             counts[i] = 1
-            seats, tokens = seats - 1, tokens - 1
+            free_seqs, tokens = free_seqs - 1, tokens - 1
     for i, left in enumerate(remaining):
-        if left > 1 and seats and (count := min(left, tokens, chunk_tokens)):
+        if left > 1 and free_seqs and (count := min(left, tokens, chunk_tokens)):
             counts[i] = count
-            seats, tokens, chunk_tokens = seats - 1, tokens - count, chunk_tokens - count
+            free_seqs, tokens, chunk_tokens = free_seqs - 1, tokens - count, chunk_tokens - count
     return counts

@@ -99,7 +99,7 @@ class Prompt:
         return [sequence for sequence in self.sequences if sequence.finish is None]
 
     @property
-    def num_seats(self) -> int:
+    def num_seqs(self) -> int:
         """How many sequences it may have in one step."""
         waits = self.beams is not None and not self.beams.has_begun
         return self.state.params.width if waits else len(self.live)

@@ -14,7 +14,7 @@ from native.libraries import RECIPES
 from wire.errors import PdserveError
 
 _BUILD_S = 900.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _LIBRARIES = ("engine", "move")
 _ALWAYS = ("instance.process", "instance.http")
 _ENCODERS = ("engine.pooling.core", "engine.pooling.encoder")
@@ -59,6 +59,6 @@ def _wait_for_libraries() -> None:
     for name in _LIBRARIES:
         while (found := find_library(RECIPES[name], os.environ)).is_awaited and time.monotonic() < deadline:
             if found.build is None:
-                time.sleep(_LOOK_S)  # another process builds it
+                time.sleep(_POLL_S)  # another process builds it
             else:
                 found.build.wait(deadline - time.monotonic())

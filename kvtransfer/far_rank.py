@@ -29,7 +29,7 @@ from kvtransfer.rank_messages import (
 )
 from kvtransfer.rank_outbox import RankOutbox
 from kvtransfer.ticket_table import ReceiverCounts
-from kvtransfer.totals import Life, merge_links
+from kvtransfer.totals import PeerProcess, merge_links
 from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import from_json, pack_error, to_json, unpack_error
 from security.trust import LiveAddresses, Trust
@@ -227,7 +227,7 @@ class FarSender:
         """Return the links as last reported, one status per peer."""
         return merge_links(self.links_of_ranks())
 
-    def links_of_ranks(self) -> list[tuple[Life, LinkStatus]]:
+    def links_of_ranks(self) -> list[tuple[PeerProcess, LinkStatus]]:
         """Return the links as last reported."""
         return list(self._far.counters.links)
 

@@ -46,7 +46,7 @@ class MoveResult(Enum):
 
 
 class _Receipt(Enum):
-    NEEDLESS = "needless"
+    NOT_NEEDED = "not needed"
     OWED = "owed"
     REQUESTED = "requested"
     HELD = "held"
@@ -73,7 +73,7 @@ class Inflow:
 
     def __init__(self, source: SendingRank, terms: Terms, lease_end: float, *, receipt: bool = False) -> None:
         self.source, self.lease_end = source, lease_end
-        self._receipt = _Receipt.OWED if receipt else _Receipt.NEEDLESS
+        self._receipt = _Receipt.OWED if receipt else _Receipt.NOT_NEEDED
         self.kv_bytes = 0
         self.complete = False
         self._terms, self._wanted_tokens = terms, terms.tensor_tokens

@@ -7,7 +7,7 @@ from typing import Protocol
 from kvtransfer.interface import Sender
 from kvtransfer.link import Link
 from kvtransfer.ticket_table import ReceiverCounts
-from kvtransfer.totals import Life
+from kvtransfer.totals import PeerProcess
 from wire.load import LinkStatus
 from wire.types import KvEndpoint
 
@@ -20,7 +20,7 @@ class RankSender(Sender, Protocol):
         """Frames that were sent again."""
         ...
 
-    def links_of_ranks(self) -> list[tuple[Life, LinkStatus]]:
+    def links_of_ranks(self) -> list[tuple[PeerProcess, LinkStatus]]:
         """Return the current links to each rank of each peer, each with the peer's process."""
         ...
 

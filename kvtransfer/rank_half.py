@@ -43,7 +43,7 @@ from wire.errors import HandoffFailed, InternalError, PdserveError
 from wire.types import Ticket
 
 _log = EventLogger("kvtransfer")
-_SEND_S, _JOIN_S, _LOOK_S = 10.0, 6.0, 1.0
+_SEND_S, _JOIN_S, _POLL_S = 10.0, 6.0, 1.0
 
 
 class RankHalf:
@@ -90,7 +90,7 @@ class RankHalf:
         with self._receiving:
             try:
                 while self._num_answered < number and not self._closing.is_set() and time.monotonic() < deadline:
-                    if self._channel.has_more(_LOOK_S):
+                    if self._channel.has_more(_POLL_S):
                         self._take(self._channel.receive(_SEND_S))
             except (OSError, ValueError) as error:
                 self._broken(error)
@@ -132,7 +132,7 @@ class RankHalf:
         """Handle rank 0's messages until it exits: then this process is about to end."""
         try:
             while not self._closing.is_set():
-                if self._channel.has_more(_LOOK_S):
+                if self._channel.has_more(_POLL_S):
                     with self._receiving:
                         if self._channel.has_more(0):  # else a link's thread was faster
                             self._take(self._channel.receive(_SEND_S))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kvtransfer.ticket_table import ReceiverCounts
-from kvtransfer.totals import Life
+from kvtransfer.totals import PeerProcess
 from processes.rank_payloads import little_endian
 from wire.load import LinkStatus
 
@@ -55,7 +55,7 @@ class HalfSettings:
 class RankCounters:
     """A rank's counters: its links, what it sent and what it received."""
 
-    links: tuple[tuple[Life, LinkStatus], ...] = ()
+    links: tuple[tuple[PeerProcess, LinkStatus], ...] = ()
     bytes_sent: int = 0
     frames_resent: int = 0
     received: ReceiverCounts = dataclasses.field(default_factory=ReceiverCounts)

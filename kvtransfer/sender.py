@@ -18,7 +18,7 @@ from kvtransfer.probe import check_num_bytes
 from kvtransfer.rank_ends import RankSender
 from kvtransfer.ranks import count_ranks, receivers_of
 from kvtransfer.routes import Routes
-from kvtransfer.totals import Life, merge_links
+from kvtransfer.totals import PeerProcess, merge_links
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
 from processes.failpoints import Failpoints, process_failpoints
@@ -99,7 +99,7 @@ class KvSender:
         """Return the current links, one status per peer."""
         return merge_links(self.links_of_ranks())
 
-    def links_of_ranks(self) -> list[tuple[Life, LinkStatus]]:
+    def links_of_ranks(self) -> list[tuple[PeerProcess, LinkStatus]]:
         """Return the current links to each rank of each peer, each with the peer's process."""
         with self._lock:
             self._forget_gone()

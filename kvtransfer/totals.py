@@ -7,7 +7,7 @@ from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
 from wire.load import LinkStatus
 
-Life = tuple[str, int]
+PeerProcess = tuple[str, int]
 """A peer's id and its process's epoch."""
 
 
@@ -24,13 +24,13 @@ def merge_stats(parts: Sequence[SendStats]) -> SendStats:
     )
 
 
-def merge_links(parts: Iterable[tuple[Life, LinkStatus]]) -> tuple[LinkStatus, ...]:
+def merge_links(parts: Iterable[tuple[PeerProcess, LinkStatus]]) -> tuple[LinkStatus, ...]:
     """Return one status per process of a peer: sums of bytes and losses, the worst state, the slowest measurement."""
-    by_life: dict[Life, LinkStatus] = {}
+    by_process: dict[PeerProcess, LinkStatus] = {}
     for life, part in parts:
-        known = by_life.get(life)
-        by_life[life] = part if known is None else _both(known, part)
-    return tuple(by_life.values())
+        known = by_process.get(life)
+        by_process[life] = part if known is None else _both(known, part)
+    return tuple(by_process.values())
 
 
 def add_counts(parts: Sequence[ReceiverCounts]) -> ReceiverCounts:

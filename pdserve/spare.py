@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 20
 """As in spare_process.py."""
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """If set, libgomp binds its threads to the cores allowed at import, but an instance sets its cores before that."""
-_LOOK_S = 5.0
+_POLL_S = 5.0
 
 
 class Spare:
@@ -131,7 +131,7 @@ class SpareKeeper:
         try:
             free = self._free_bytes()
             if free < LEAST_FREE_BYTES:
-                self._due = now + _LOOK_S
+                self._due = now + _POLL_S
                 self._why = f"{free / 1e9:.1f} GB of memory are free, one needs {LEAST_FREE_BYTES / 1e9:g} GB"
             else:
                 self._spare = self._start_spare()

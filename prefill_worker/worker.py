@@ -199,7 +199,7 @@ class PrefillWorker:
             if self._forget(state.prompt_id) is not None:
                 self.sender.abort(ticket.ticket_id, "it could not be opened")
                 raise
-            log.error("begin_failed", error, request_id=state.request_id, error=error)
+            log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
 
     def _add(self, engine: Engine, state: PromptState, handing: _Handing) -> None:
         """Queue the prompt unless it was forgotten because its link failed: nothing would free its blocks then."""

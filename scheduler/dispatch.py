@@ -164,7 +164,7 @@ def _reason(error: Exception, request: GenerationRequest) -> PdserveError:
         reason = InternalError(f"request {request.request_id} failed; details are in the scheduler's log")
     report = log.debug if isinstance(reason, InvalidRequest) else log.warning  # clients can cause many of these
     name = type(reason).__name__
-    report("request_failed", request_id=request.request_id, error=name, reason=without_values(reason))
+    report("request_failed", request_id=request.request_id, error=name, message=without_values(reason))
     return reason
 
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
-from scheduler.patience import Slowness
 from scheduler.prompt_on_instance import PromptOnInstance, PromptOwner, PromptStep, SessionLost
+from scheduler.starvation import Slowness
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError

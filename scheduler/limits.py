@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from native.ticker import starved_s
-from scheduler.patience import Starved
+from scheduler.starvation import Starved
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from telemetry.logs import EventLogger
 
 log = EventLogger("scheduler")
 
-_LOOK_S = 2.0
+_POLL_S = 2.0
 _GROWN_BYTES = 32 * 2**20
 _STATM = Path("/proc/self/statm")
 _M_ARENA_MAX = -8  # of malloc.h
@@ -30,7 +30,7 @@ async def give_back_memory(
     resident, release = resident or resident_bytes, release or release_free
     before = resident()
     while True:
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
         now = resident()
         if is_idle() and now > before + _GROWN_BYTES:
             release()

@@ -26,7 +26,7 @@ _HEADER_BYTES = 4096
 _MADV_COLLAPSE = 25  # Linux 6.1, include/uapi/asm-generic/mman-common.h
 _F_SEAL_FUTURE_WRITE = 0x10
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
-_WAIT_S, _LOOK_S = 120.0, 0.05
+_WAIT_S, _POLL_S = 120.0, 0.05
 _LOW_PRIORITY = 10  # a tenth of a busy engine's CPU share: slows it little, and takes only minutes
 _COLLAPSED_AT_ONCE = 16 * HUGE
 _NODES = Path("/sys/devices/system/node")
@@ -112,7 +112,7 @@ class SharedWeights:
                 return True
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _unlock(self) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

@@ -18,7 +18,7 @@ from wire.errors import ConfigError, Unavailable
 T = TypeVar("T")
 R = TypeVar("R")
 _CANCEL_S = 30.0
-_LOOK_S = 1.0  # how often a waiting caller checks that the thread still lives
+_POLL_S = 1.0  # how often a waiting caller checks that the thread still lives
 
 
 class LoopThread(Generic[T]):
@@ -90,7 +90,7 @@ class LoopThread(Generic[T]):
         """Wait for the result. Raises Unavailable if the loop ended before the work began."""
         while True:
             try:
-                return run.future.result(_LOOK_S)
+                return run.future.result(_POLL_S)
             except TimeoutError:
                 is_over = not self._thread.is_alive()
                 if run.future.done():

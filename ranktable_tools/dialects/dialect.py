@@ -27,7 +27,7 @@ class Dialect:
     """One dialect; `write` returns a file's text, or raises RanktableError if it cannot represent the table."""
 
     name: str
-    says: str
+    description: str
     matches: Callable[[Document], bool]
     read: Callable[[Node, ReadOptions], TableReading]
     write: Callable[[Table], str] | None = None

@@ -36,7 +36,7 @@ class Decision:
     """The new table: its text, a one-line summary, and a note for each thing to fix or wait for."""
 
     text: str
-    says: str
+    description: str
     notes: tuple[str, ...] = ()
 
 
@@ -45,13 +45,15 @@ def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, w
     notes: list[str] = []
     parts = list(_one_scheduler(_living(texts, {pod.name: pod for pod in pods}, notes)))
     live = current is not None and is_completed(current)
-    before, says = (current, "completed") if live and current is not None else (INITIALIZING, "initializing")
+    before, description = (current, "completed") if live and current is not None else (INITIALIZING, "initializing")
     missing = list(_missing(parts, ClusterSize(1, 1) if live else wanted))
     if missing:
-        return Decision(before, says, (*notes, f"{'kept as it is' if live else 'waiting'}: {'; '.join(missing)}"))
+        return Decision(
+            before, description, (*notes, f"{'kept as it is' if live else 'waiting'}: {'; '.join(missing)}")
+        )
     merged = _merged(parts, _servers(before), notes)
     if merged is None:
-        return Decision(before, says, tuple(notes))
+        return Decision(before, description, tuple(notes))
     members = ", ".join(f"{instance} {instance.server.server_ip}" for instance in merged.instances)
     return Decision(modelarts.global_text(merged), f"completed: {members}", tuple(notes))
 

@@ -44,4 +44,4 @@ class Writer:
         if decision.text == current:
             return list(decision.notes)
         self._api.replace(table, {**table.data, TABLE_KEY: decision.text})
-        return [*decision.notes, f"wrote ConfigMap {self._places.table}: {decision.says}"]
+        return [*decision.notes, f"wrote ConfigMap {self._places.table}: {decision.description}"]

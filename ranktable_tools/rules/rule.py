@@ -22,6 +22,6 @@ class Rule:
     """One rule over a table that was read; a note does not make a table unusable, except with lint --strict."""
 
     code: str
-    says: str
+    description: str
     check: Callable[[TableReading, RuleOptions], Iterable[Problem]]
     severity: Severity = "error"

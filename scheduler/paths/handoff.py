@@ -12,9 +12,9 @@ from processes.failpoints import failpoint
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
 from scheduler.paths.failures import to_error
-from scheduler.patience import patient
 from scheduler.prompt_on_instance import PromptOnInstance, SessionLost
 from scheduler.prompt_run import PromptRun
+from scheduler.starvation import extended_timeout
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
@@ -64,7 +64,7 @@ class HandoffPath:
         prompt.enter(f"reserving blocks on {self._decode}")
         on_decode.post(Reserve(prompt.state))
         try:
-            async with patient(limit_s, self._limits.starved, self._decode.starved_s):
+            async with extended_timeout(limit_s, self._limits.starved, self._decode.starved_s):
                 with self._unassign_while_compiling() if compiles else nullcontext():
                     while True:
                         match await prompt.next_event():

@@ -125,7 +125,7 @@ class FakeInstance:
 
     def _handle(self, command: Command) -> None:
         self.commands.append(command)
-        if self.behaviour.deaf:
+        if self.behaviour.ignores_commands:
             return
         match command:
             case Reserve(prompt=state):
@@ -210,7 +210,7 @@ class FakeInstance:
             return
         self.steps += 1
         decoding = [prompt for prompt in self.prompts.values() if prompt.stage == "decoding"]
-        running = decoding[: self.behaviour.seats]
+        running = decoding[: self.behaviour.max_running]
         prefilled = self._prefill_chunk()
         tokens = [token for prompt in (*running, *prefilled) for token in self._sample(prompt)]
         alone = [p for p in prefilled if p.ticket is None and p.state is not None and p.state.pooling is None]

@@ -11,9 +11,10 @@ class FakeBehaviour:
     """How the instance behaves; tests change it at run time. Times in seconds.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
-    events are delayed by `lag_s`. A `deaf` instance ignores commands; a stuck one (see `get_stuck`) runs no step. It
-    runs its `seats` oldest prompts at once, None is no limit. It reports `slowest_turn_s`, and as `starved_s` that the
-    machine kept it from running for `starved_share` of the time, in addition to `starved_before_s`.
+    events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)
+    runs no step. It runs its `max_running` oldest prompts at once, None is no limit. It reports `slowest_turn_s`, and
+    as `starved_s` that the machine kept it from running for `starved_share` of the time, in addition to
+    `starved_before_s`.
     """
 
     step_s: float = 0.01
@@ -24,9 +25,9 @@ class FakeBehaviour:
     starved_before_s: float = 0.0
     repeat_tokens: bool = False
     stuck: bool = False
-    deaf: bool = False
+    ignores_commands: bool = False
     fail_handoffs: int = 0
-    seats: int | None = None
+    max_running: int | None = None
     refuse: deque[str] = field(default_factory=deque)
 
 

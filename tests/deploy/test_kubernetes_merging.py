@@ -35,7 +35,7 @@ def test_the_complete_table_is_the_parts_with_their_ports() -> None:
 
     assert _hosts(decision) == [["10.0.0.9"], ["10.0.0.1"], ["10.0.0.2"]]
     assert json.loads(decision.text)["server_group_list"][1]["server_list"][0]["server_port"] == "8088"
-    assert decision.says == "completed: prefill-0 10.0.0.1, decode-0 10.0.0.2"
+    assert decision.description == "completed: prefill-0 10.0.0.1, decode-0 10.0.0.2"
 
 
 def test_instances_are_in_the_order_of_their_pods() -> None:

@@ -73,7 +73,7 @@ def rules() -> Iterator[tuple[str, str, bool]]:
     for code, says in (*READING_RULES.items(), *KEY_RULES.items(), *ACROSS_RULES.items()):
         yield code, says, code in _NOTES
     for rule in TABLE_RULES:
-        yield rule.code, rule.says, rule.severity == "note"
+        yield rule.code, rule.description, rule.severity == "note"
 
 
 def _example(code: str) -> Broken:

@@ -170,7 +170,7 @@ def test_ctrl_c_is_quiet_and_ends_the_measurement(
     admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def set_unresponsive(is_deaf: bool) -> None:
-        admin_socket.cluster.instances[0].behaviour.deaf = is_deaf
+        admin_socket.cluster.instances[0].behaviour.ignores_commands = is_deaf
 
     admin_socket.call(lambda: set_unresponsive(True))
     command = [sys.executable, "-P", "-m", "pdserve", "links", "--url", admin_socket.url]

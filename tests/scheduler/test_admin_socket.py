@@ -133,12 +133,12 @@ async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPa
 
 async def test_measurements_run_one_at_a_time_and_a_cancel_frees_the_slot() -> None:
     async with admin_socket_open() as (cluster, name):
-        cluster.instances[0].behaviour.deaf = True
+        cluster.instances[0].behaviour.ignores_commands = True
         reader, writer = await asyncio.open_unix_connection("\0" + name)
         writer.write(ASK)
         await reader.readline()
         (refused,) = await ask(name, ASK)
-        cluster.instances[0].behaviour.deaf = False
+        cluster.instances[0].behaviour.ignores_commands = False
         writer.close()
         second = await until_measured(name)
 

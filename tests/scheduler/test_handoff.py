@@ -195,7 +195,7 @@ async def test_decode_without_room_is_retried_only_after_its_next_load() -> None
 @virtual
 async def test_an_unanswered_reservation_is_retried_on_another_decode() -> None:
     async with FakeCluster("PDD").serving() as cluster:
-        cluster.instances[1].behaviour.deaf = True
+        cluster.instances[1].behaviour.ignores_commands = True
 
         answer = await collect(cluster.control.dispatch, request(PROMPT))
 

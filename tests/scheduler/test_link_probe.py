@@ -71,14 +71,14 @@ async def test_an_instances_reason_for_an_unmeasured_link_is_shown() -> None:
 @virtual
 async def test_a_silent_instance_costs_at_most_its_deadline() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        cluster.instances[0].behaviour.deaf = True
+        cluster.instances[0].behaviour.ignores_commands = True
         began = asyncio.get_running_loop().time()
 
         (reported,) = await measured(LinkProbe(cluster.control.registry, timeout_s=7.0))
 
         assert reported.error == "prefill-0 did not report on this link within 7 s"
         assert asyncio.get_running_loop().time() - began == pytest.approx(7.0)
-        cluster.instances[0].behaviour.deaf = False
+        cluster.instances[0].behaviour.ignores_commands = False
         (again,) = await measured(LinkProbe(cluster.control.registry))
         assert again.error == ""
 
@@ -86,7 +86,7 @@ async def test_a_silent_instance_costs_at_most_its_deadline() -> None:
 @virtual
 async def test_an_instance_that_dies_meanwhile_is_reported_at_once() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        cluster.instances[0].behaviour.deaf = True
+        cluster.instances[0].behaviour.ignores_commands = True
         began = asyncio.get_running_loop().time()
         asyncio.get_running_loop().call_later(0.5, cluster.kill, 0)
 

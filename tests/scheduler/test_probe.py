@@ -131,7 +131,7 @@ async def test_a_decode_instance_at_max_sequences_stays_ready() -> None:
     async with FakeCluster("PPD", probes=True, max_num_seqs=8).serving() as cluster:
         await until(cluster.control.ready)
         behaviour = cluster.instances[2].behaviour
-        behaviour.step_s, behaviour.seats = 0.05, 8
+        behaviour.step_s, behaviour.max_running = 0.05, 8
         prompts = [tuple(range(16)) for _ in range(8)]  # of 64 blocks
         reader = asyncio.create_task(
             collect(cluster.control.dispatch, request(*prompts, max_tokens=1000, limits_s=(99.0, 10.0)))

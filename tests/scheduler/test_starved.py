@@ -8,8 +8,8 @@ import pytest
 from pdserve import inner_app
 from scheduler.limits import ControlLimits
 from scheduler.membership.member import MemberState
-from scheduler.patience import MOST_SLOWNESS, Slowness, patient
 from scheduler.serving import report
+from scheduler.starvation import MOST_SLOWNESS, Slowness, extended_timeout
 from tests.scheduler.fake_cluster import FakeCluster, Running, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 
@@ -181,7 +181,7 @@ async def test_a_patient_wait_leaves_out_the_longest_starvation(
         return 100.0 + min(most_s, _now() - began)
 
     with pytest.raises(TimeoutError):
-        async with patient(5.0, *(lambda most_s=most_s: starved(most_s) for most_s in starved_for_s)):
+        async with extended_timeout(5.0, *(lambda most_s=most_s: starved(most_s) for most_s in starved_for_s)):
             await asyncio.sleep(60.0)
 
     assert _now() - began == pytest.approx(lasts_s)

@@ -15,7 +15,7 @@ _MEMORY_S = 5.0
 
 
 @asynccontextmanager
-async def patient(seconds: float, *starved: Starved) -> AsyncIterator[None]:
+async def extended_timeout(seconds: float, *starved: Starved) -> AsyncIterator[None]:
     """Like asyncio.timeout, extended by the longest time for which one of the processes was starved meanwhile."""
     loop = asyncio.get_running_loop()
     began, before = loop.time(), [one() for one in starved]
