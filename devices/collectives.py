@@ -61,7 +61,7 @@ class Collective:
     name: str
     lacking: Callable[[], str | None]
     make: Callable[[Any, int, int, str, float, str], Any]
-    abort: Callable[[Any, int], None] | None  # None: a group that hangs can only be abandoned
+    abort: Callable[[Any, int], None] | None  # None: it needs a process of its own
     on_host: bool
     polls: bool
     exact: bool

@@ -45,6 +45,9 @@ PROGRAM = "tests.kvtransfer.hccl_rules"
 """The product's process of a group, with these rules."""
 
 
+Fault = Literal["hangs", "dies", "fails"]
+
+
 class RuleBroken(RuntimeError):
     """Something was done that HCCL forbids."""
 
@@ -77,8 +80,8 @@ class HcclRules:
         """The processes that created one, or tried to, in their order."""
         return [int(note) for note in self._notes("pid")]
 
-    def spoil(self, device: str, how: Literal["hangs", "dies"]) -> None:
-        """From now on creations on this device hang for good, or end their process."""
+    def spoil(self, device: str, how: Fault) -> None:
+        """From now on creations on this device hang for good, end their process, or fail."""
         (self.folder / f"{device} {how}").touch()
 
     def repair(self, device: str) -> None:
@@ -106,6 +109,8 @@ class HcclRules:
                 os.kill(os.getpid(), signal.SIGKILL)
             while (self.folder / f"{device} hangs").exists():
                 time.sleep(0.05)
+            if (self.folder / f"{device} fails").exists():
+                raise RuntimeError("EI0006: getting socket times out")
             group = COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device)
             self.note("made", device)
             return group

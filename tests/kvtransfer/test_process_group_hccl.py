@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import pytest
@@ -20,10 +20,11 @@ import torch
 from devices.collectives import COLLECTIVES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
+from tests.kvtransfer import hccl_rules
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import Ends, Node, hand_over_many, hurry, link, linked, make_node, pools_on
+from tests.kvtransfer.groups import Ends, Node, hurry, link, linked, make_node, pools_on
 from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
-from tests.kvtransfer.hccl_rules import HcclRules, RuleBoundGroup, RuleBroken
+from tests.kvtransfer.hccl_rules import Fault, HcclRules, RuleBoundGroup, RuleBroken
 from tests.kvtransfer.rig import DEADLINE_S, fill, make_rig, read, until
 from wire.errors import Unavailable
 
@@ -47,22 +48,14 @@ def _nodes(names: str) -> list[Node]:
     return [make_node(name, f"npu:{number}") for number, name in enumerate(names)]
 
 
-@pytest.mark.usefixtures("npu_pools")
-def test_whole_hand_offs_keep_the_rules(rules: HcclRules) -> None:
-    hand_over_many()
-
-    assert rules.made == 2
-    assert len({*rules.pids, os.getpid()}) == 3
-
-
 @contextmanager
 def _failing(p: Node, d: Node) -> "Iterator[Future[Ends]]":
     with ThreadPoolExecutor(1) as makers:
         yield makers.submit(link, p, d, 7, Timeouts(5.0, DEADLINE_S))
 
 
-@pytest.mark.parametrize("how", ["hangs", "dies"])
-def test_a_failed_set_up_harms_its_own_link_only(how: Literal["hangs", "dies"], rules: HcclRules) -> None:
+@pytest.mark.parametrize("how", ["hangs", *(pytest.param(how, marks=pytest.mark.long) for how in ("dies", "fails"))])
+def test_a_failed_set_up_harms_its_own_link_only(how: Fault, rules: HcclRules) -> None:
     p, d, neighbour = _nodes("pdn")
     rules.spoil("npu:1", how)
     with linked(p, neighbour) as ends:
@@ -75,7 +68,9 @@ def test_a_failed_set_up_harms_its_own_link_only(how: Literal["hangs", "dies"], 
                 assert not failing.done()
                 for pid in {*rules.pids} - {*before}:
                     os.kill(pid, signal.SIGKILL)
-            assert isinstance(failing.exception(DEADLINE_S), LinkLost)
+            error = failing.exception(DEADLINE_S)
+            assert isinstance(error, LinkLost)
+            assert ("EI0006: getting socket times out" in str(error)) == (how == "fails")
         assert ends.receive(ends.send(b"after")) == b"after"
 
         rules.repair("npu:1")
@@ -101,6 +96,7 @@ def test_a_killed_link_process_loses_only_its_hand_offs(rules: HcclRules) -> Non
         assert rules.made == 4
 
 
+@pytest.mark.long
 def test_a_hung_operation_ends_its_link_and_its_process(rules: HcclRules) -> None:
     p, d, neighbour = _nodes("pdn")
     with linked(p, neighbour, 1) as moving, linked(p, d, 2) as hung:
@@ -123,6 +119,7 @@ def test_a_set_up_has_a_time_limit(rules: HcclRules, monkeypatch: pytest.MonkeyP
         link(p, d, timeouts=Timeouts(0.2, DEADLINE_S))
 
 
+@pytest.mark.long
 def test_a_group_ends_with_the_process_that_serves(rules: HcclRules) -> None:
     script = """
 import time
@@ -218,8 +215,18 @@ def test_one_thread_issues_for_a_device(tmp_path: Path) -> None:
             two.submit(_send, group).result(DEADLINE_S)
     with pytest.raises(RuleBroken, match="float8"):
         rules.check("npu:0", [torch.zeros(1, dtype=torch.float8_e5m2)])
+    with pytest.raises(RuleBroken, match="abort, which HCCL does not have"):
+        group.abort()
 
-    assert len(rules.broken) == 2
+    assert len(rules.broken) == 3
+
+
+def test_an_operation_ends_some_time_after_its_data_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hccl_rules, "_LATE_S", 0.2)
+    work = _send(RuleBoundGroup(DoneGroup, "npu:0", HcclRules(tmp_path)))
+
+    assert not work.is_completed()
+    until(work.is_completed)
 
 
 @pytest.mark.parametrize(("handling", "num_broken"), [(None, 1), ("1", 1), ("0", 0)])
