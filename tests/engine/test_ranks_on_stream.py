@@ -62,7 +62,7 @@ def loaded(
         yield model
 
 
-@pytest.fixture(scope="module", params=["nccl", "hccl"])
+@pytest.fixture(scope="module", params=["nccl", pytest.param("hccl", marks=pytest.mark.long)])
 def two(request: pytest.FixtureRequest, path: Path) -> Iterator[ShardedModel]:
     lost: list[PdserveError] = []
     with loaded(path, request.param, lost.append) as model:
@@ -140,7 +140,7 @@ def test_a_layer_is_reported_behind_the_sum_that_all_ranks_join(two: ShardedMode
         ("nccl", signal.SIGKILL, KILLED),
         pytest.param("hccl", signal.SIGKILL, KILLED, marks=pytest.mark.long),
         pytest.param("nccl", signal.SIGSTOP, STOPPED, marks=pytest.mark.long),
-        ("hccl", signal.SIGSTOP, STOPPED),
+        pytest.param("hccl", signal.SIGSTOP, STOPPED, marks=pytest.mark.long),
     ],
 )
 def test_a_rank_lost_between_two_sums_ends_the_step(collective: str, number: int, words: str, path: Path) -> None:
