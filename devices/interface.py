@@ -32,7 +32,9 @@ class Traits:
     which peers may map and native kernels may read. `kept_linears` names the formats in which its linear layers can
     stay quantised, best first (engine/quantization/kept_table.py). `is_asynchronous`: launches return before the work
     is done, so a step may be launched before the previous one is collected. `one_sided` is the protocol with which
-    Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py).
+    Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py). `ray_resource` is Ray's name for one of its
+    devices. `image` is the kind of container image for it, if that is not `kind`. `packages` are Python packages of its
+    own, whose versions a bug report shows.
     """
 
     kind: str
@@ -46,6 +48,9 @@ class Traits:
     kept_linears: tuple[str, ...] = ()
     is_asynchronous: bool = False
     one_sided: str = "tcp"
+    ray_resource: str = "CPU"
+    image: str | None = None
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,6 @@ from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
 if TYPE_CHECKING:
     from pdserve.flags.config_file import Entry
 
-_KINDS: Final[Mapping[str, str | None]] = {"npu": "ascend", "auto": None}
-"""The image kind for a value of `device`; None: build_image.sh detects it."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
@@ -86,10 +83,13 @@ def _alike(entries: "Sequence[Entry]", name: str) -> "Sequence[Entry]":
 
 def _of_image(entry: "Entry", name: str) -> "Entry | None":
     """Return an entry `device` translated to the image kind; None where build_image.sh detects it."""
-    if name != "build_image" or entry.flag != "--device" or entry.values[0].text not in _KINDS:
+    from devices.table import AUTO, KINDS
+
+    device = entry.values[0].text
+    if name != "build_image" or entry.flag != "--device" or device not in (AUTO, *KINDS):
         return entry
-    kind = _KINDS[entry.values[0].text]
-    return None if kind is None else replace(entry, values=(replace(entry.values[0], text=kind),))
+    image = None if device == AUTO else KINDS[device].traits.image or device
+    return None if image is None else replace(entry, values=(replace(entry.values[0], text=image),))
 
 
 def _refuse(tool: _Tool, message: str) -> int:

@@ -6,15 +6,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
+from devices.table import KINDS
 from pdserve import __version__
 from ranktable_tools.core_quota import core_quota
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.versions import package_version, stack_facts
 
 PACKAGES = (
-    "torch", "torch_npu", "transformers", "tokenizers", "safetensors", "numpy", "grpcio", "protobuf", "ray", "fastapi",
-    "starlette", "uvicorn", "pydantic", "pyyaml", "orjson", "jinja2", "prometheus-client", "xxhash", "gguf",
-    "llguidance", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-npu",
+    "torch", *(package for kind in KINDS.values() for package in kind.traits.packages),
+    "transformers", "tokenizers", "safetensors", "numpy", "grpcio", "protobuf", "ray", "fastapi", "starlette",
+    "uvicorn", "pydantic", "pyyaml", "orjson", "jinja2", "prometheus-client", "xxhash", "gguf", "llguidance",
+    "mooncake-transfer-engine-non-cuda",
 )  # fmt: skip
 VARIABLES = (
     "GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH", "NODE_PORTS", "USE_OPENAI", "RANK_TABLE_FILE",

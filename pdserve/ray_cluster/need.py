@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ranktable_tools.devices.kinds import DeviceKind, kind_named
+from devices.table import traits_of
+from ranktable_tools.devices.kinds import KINDS, DeviceKind, kind_named
 
 STRATEGIES: Final = ("spread", "pack", "strict-spread", "strict-pack")
 """How to place instances on nodes: spread or packed, as far as possible or (strict) always."""
 
-RESOURCES: Final[Mapping[DeviceKind, str]] = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
+RESOURCES: Final[Mapping[DeviceKind, str]] = {name: traits_of(name).ray_resource for name in KINDS}
 """Ray's resource name of each device kind."""
 
 
