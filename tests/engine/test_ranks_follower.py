@@ -42,17 +42,73 @@ def test_a_step_is_as_old_as_its_last_layer(monkeypatch: pytest.MonkeyPatch) -> 
                 layer_done(layer)
                 ages.append(follower.step_age())
 
-    monkeypatch.setattr(module, "load_part", lambda setup, reduce: part)
-    monkeypatch.setattr(module, "with_budget", lambda made: made)
-    monkeypatch.setattr(module, "part_info", lambda made, layout: None)
-    follower = Follower(_SETUP, clock=lambda: now[0])
-    follower.take_pool(to_json(PoolSetup((KvTensor(0, "k", 4, 64, "float32"),), 4)), ())
+    follower = _follower(part, now, monkeypatch)
 
     follower.step(_STEP)
 
     assert ages == [4.0, 0.0, 4.0, 0.0, 4.0, 0.0]
     now[0] += 50.0
     assert follower.step_age() == 0.0
+
+
+def test_a_step_on_a_stream_ages_until_its_event_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, events = [100.0], [SimpleNamespace(is_done=False) for _ in range(2)]
+    waiting = iter(events)
+    part = SimpleNamespace(
+        check_held=lambda tensors: None, setup=_SETUP,
+        device=SimpleNamespace(traits=SimpleNamespace(pools_on_host=False), make_pool=lambda layout: None),
+        make_model=lambda info, pool: SimpleNamespace(logits=lambda batch, layer_done: layer_done(0)),
+    )  # fmt: skip
+    follower = _follower(part, now, monkeypatch)
+    stream = SimpleNamespace(mark=lambda: next(waiting))
+    monkeypatch.setattr(follower, "_reduce", SimpleNamespace(begin=lambda after: None, stream=stream))
+    looks: list[float] = []
+
+    def has_message(timeout_s: float) -> bool:
+        looks.append(follower.step_age())
+        now[0] += 3.0
+        events[0].is_done = len(looks) > 1
+        return len(looks) > 3
+
+    follower.step(_STEP)
+    follower.step(_STEP)
+    follower.finish(has_message)
+
+    assert looks == [0.0, 3.0, 0.0, 3.0]  # the second step is as old as the end of the first, and not done
+    events[1].is_done = True
+    follower.finish(has_message)
+    assert follower.step_age() == 0.0
+    assert len(looks) == 4
+
+
+class _Broken:
+    """An event behind an operation that failed."""
+
+    @property
+    def is_done(self) -> bool:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def test_a_devices_error_ends_a_rank_that_is_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = SimpleNamespace(
+        check_held=lambda tensors: None, setup=_SETUP, device=SimpleNamespace(make_pool=lambda layout: None),
+        make_model=lambda info, pool: None,
+    )  # fmt: skip
+    follower = _follower(part, [0.0], monkeypatch)
+    follower._launched.append(_Broken())  # type: ignore[arg-type]
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        follower.finish(lambda timeout_s: False)
+
+
+def _follower(part: SimpleNamespace, now: list[float], monkeypatch: pytest.MonkeyPatch) -> Follower:
+    """Return a rank with this part and a pool, whose clock shows `now`."""
+    monkeypatch.setattr(module, "load_part", lambda setup, reduce: part)
+    monkeypatch.setattr(module, "with_budget", lambda made: made)
+    monkeypatch.setattr(module, "part_info", lambda made, layout: None)
+    follower = Follower(_SETUP, clock=lambda: now[0])
+    follower.take_pool(to_json(PoolSetup((KvTensor(0, "k", 4, 64, "float32"),), 4)), ())
+    return follower
 
 
 _RANK = """
