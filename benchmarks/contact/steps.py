@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.contact.report import Figure
 from devices.table import find_kind
 from pdserve.selftest.check import GROUPS, LOST_PEER
+from ranktable_tools.devices.kinds import kind_named, may_share
 
 LIMIT_S = 480.0
 VLLM = "0.32.0"
@@ -61,6 +62,7 @@ def find_card(kind: str) -> Card | str:
 
 def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
     """Return all steps in order, also those that this machine cannot run."""
+    shares = may_share(kind_named(card.kind))  # two instances on one NPU are refused
     alone = None if card.count > 1 else "one device is visible"
     visible = find_kind(card.kind).traits.visible_variable
     both = {} if visible is None else {visible: "0,1"}
@@ -69,7 +71,7 @@ def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
         _selftest("lost-peer", [f"{LOST_PEER}: "], card, folder),
         _rates("engine-1b", "1b", ["limits", "layers", "steps"], card, folder, tiny),
         _rates("engine-8b", "8b", ["limits", "layers", "steps"], card, folder, tiny),
-        _rates("pd-one-card", "1b", ["limits", "hand-off", "pd"], card, folder, tiny),
+        _rates("pd-one-card", "1b", ["limits", "hand-off", *(["pd"] if shares else [])], card, folder, tiny),
         _rates("pd-two-cards", "1b", ["pd"], card, folder, tiny, "process_group", not_here=alone, environ=both),
         _rates("tp-2", "8b", ["tp"], card, folder, tiny, not_here=alone, environ=both),
         _tests(card, folder),

@@ -177,6 +177,13 @@ def test_steps_that_a_machine_cannot_run_name_the_reason(card: Card, missing: se
     assert {step.name for step in steps_of(card, tmp_path) if step.not_here} == missing
 
 
+def test_two_instances_do_not_share_an_npu(tmp_path: Path) -> None:
+    for kind, parts in (("cuda", ["limits", "hand-off", "pd"]), ("npu", ["limits", "hand-off"])):
+        (step,) = (one for one in steps_of(Card(kind, 1, "one"), tmp_path) if one.name == "pd-one-card")
+
+        assert gpu.parse(step.commands[0][3:]).parts == parts
+
+
 @pytest.mark.long
 @pytest.mark.cluster
 def test_a_tiny_run_on_the_cpu_measures_with_the_real_commands(tmp_path: Path) -> None:
