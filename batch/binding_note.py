@@ -32,8 +32,8 @@ def write_note(path: Path, binding: Mapping[str, Any]) -> None:
         raise OSError(errno.EEXIST, "it is not a pdserve note", str(path))
     with WholeFile(path) as file:
         file.write(encode_header(binding))
-        file.settle()
-        file.appear()
+        file.flush()
+        file.publish()
 
 
 def remove_note(path: Path) -> None:

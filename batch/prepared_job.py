@@ -12,7 +12,7 @@ from batch.earlier_answers import EarlierAnswers, answers_in_journal, answers_in
 from batch.input_file import InputFile
 from batch.job import BatchJob
 from batch.journal import Journal
-from batch.whole_file import beside, check_folder, check_place
+from batch.whole_file import check_folder, check_place, temporary_path
 from wire.errors import ConfigError
 
 
@@ -72,7 +72,7 @@ def prepare(job: BatchJob) -> PreparedJob:
     source = InputFile.open(job.input_path, job.limits)
     try:
         for path, what in _written(job):
-            if source.is_at(path) or source.is_at(beside(path)):
+            if source.is_at(path) or source.is_at(temporary_path(path)):
                 raise ConfigError(f"{what} {path} would overwrite the input: choose another path")
         binding = {"input": f"sha256 {source.digest}", **job.binding}
         prepared = PreparedJob(job, source, Journal.open(job.journal_path, binding, len(source)))

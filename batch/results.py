@@ -26,13 +26,13 @@ def write_results(prepared: PreparedJob, cancelled: threading.Event) -> bool:
             output.write(line + b"\n")
             if failed and errors is not None:
                 errors.write(line + b"\n")
-        output.settle()
+        output.flush()
         failpoint("batch.before_rename")
         if errors is not None:
-            errors.settle()
-            errors.appear()
+            errors.flush()
+            errors.publish()
             failpoint("batch.between_renames")
-        output.appear()
+        output.publish()
         failpoint("batch.after_rename")
     if prepared.journal.num_failed:
         write_note(job.note_path, job.binding)

@@ -16,17 +16,17 @@ _MODE = 0o666  # less the umask
 
 
 class WholeFile:
-    """Writes the future file at `path`; `with` removes the temporary one unless `appear` was called.
+    """Writes the future file at `path`; `with` removes the temporary one unless `publish` was called.
 
     The caller holds a lock on `path`: the temporary name is fixed, so that killed writers leave at most one file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._beside = beside(path)
-        self._beside.unlink(missing_ok=True)
+        self._temporary = temporary_path(path)
+        self._temporary.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._beside, flags, _mode_of(path))
+        descriptor = os.open(self._temporary, flags, _mode_of(path))
         self._file = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
 
     def __enter__(self) -> Self:
@@ -35,30 +35,30 @@ class WholeFile:
 
     def __exit__(self, *exc: object) -> None:
         """Remove the temporary file if it was not renamed."""
-        with contextlib.suppress(OSError):  # a file that appears was settled before, so no data is lost
+        with contextlib.suppress(OSError):  # a published file was flushed before, so no data is lost
             self._file.close()
-        self._beside.unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
 
     def write(self, content: bytes) -> None:
         """Append. Raises OSError."""
         with _named(self._path):
             self._file.write(content)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Flush all of it to disk. Raises OSError."""
         with _named(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
-    def appear(self) -> None:
-        """Rename the settled file to its path, replacing an existing one. Raises OSError."""
-        if not os.path.samestat(self._beside.lstat(), os.fstat(self._file.fileno())):
+    def publish(self) -> None:
+        """Rename the flushed file to its path, replacing an existing one. Raises OSError."""
+        if not os.path.samestat(self._temporary.lstat(), os.fstat(self._file.fileno())):
             raise OSError(errno.EBUSY, "another run is writing the same file", str(self._path))
-        os.rename(self._beside, self._path)
+        os.rename(self._temporary, self._path)
         sync_folder(self._path.parent)
 
 
-def beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return the temporary name for the file at `path`."""
     return path.with_name(path.name + ".journal-part")
 

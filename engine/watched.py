@@ -23,7 +23,7 @@ from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
 
 _log = EventLogger("engine")
-_LOOKS = 4
+_NUM_CHECKS = 4
 """Checks within the time limit of a tiny op."""
 
 OnLost = Callable[[PdserveError], None]
@@ -47,8 +47,8 @@ class DeviceWatch:
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._since: float | None = None  # when the device's current work started; None if it has none
-        looking = (weakref.ref(self), touch_s / _LOOKS)
-        threading.Thread(target=_look_after, args=looking, name="device-watch", daemon=True).start()
+        arguments = (weakref.ref(self), touch_s / _NUM_CHECKS)
+        threading.Thread(target=_check_periodically, args=arguments, name="device-watch", daemon=True).start()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -66,7 +66,7 @@ class DeviceWatch:
         finally:
             self._since = None
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Test the device if its work takes too long; return False if it is known to be lost."""
         since = self._since
         if since is not None and self._clock() - since > self._touch_s:
@@ -87,12 +87,12 @@ class DeviceWatch:
         return lost
 
 
-def _look_after(watch: "weakref.ref[DeviceWatch]", interval_s: float) -> None:
+def _check_periodically(watch: "weakref.ref[DeviceWatch]", interval_s: float) -> None:
     """Check periodically until the device is lost or the watch deleted: a wait for a hung device never ends."""
     while True:
         time.sleep(interval_s)
         found = watch()
-        if found is None or not found.look():
+        if found is None or not found.check():
             return
         del found
 

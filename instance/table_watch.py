@@ -16,7 +16,7 @@ from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.peers import peer_addresses
 from ranktable_tools.table_file import read_global
-from ranktable_tools.table_looker import TableLooker
+from ranktable_tools.table_poller import TablePoller
 from ranktable_tools.tables import GlobalTable, LocalTable
 from ranktable_tools.watched_table import WatchedTable
 from security.trust import Trust
@@ -111,11 +111,11 @@ class EntryWatch:
 
     async def run(self) -> str:
         """Follow the table until this instance has to end; return the reason, for the log."""
-        looker = TableLooker(WatchedTable(self._plan.global_path, self.read))
+        poller = TablePoller(WatchedTable(self._plan.global_path, self.read))
         loop = asyncio.get_running_loop()
         while True:
             try:
-                self.take(await looker.look(), loop.time())
+                self.take(await poller.poll(), loop.time())
                 if self.advance(loop.time()) is Stage.ENDS:
                     return self._gone
             except Exception as error:  # noqa: BLE001 - the outermost frame: keep the state, look again

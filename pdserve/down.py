@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pdserve.flags.parser import CommandParser
-from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, SCHEDULER_GRACE_S, stop, tell, wait
+from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, SCHEDULER_GRACE_S, send_signal, stop, wait
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir
 from pdserve.target_cluster import DEFAULT_URL, is_scheduler
 
@@ -51,12 +51,12 @@ def end(state: ClusterState, timeout_s: float) -> tuple[ProcessRecord, ...]:
     watcher = state.supervisor
     if watcher is None or not watcher.alive:
         return stop(state.living(), timeout_s)
-    tell(watcher, signal.SIGTERM)
+    send_signal(watcher, signal.SIGTERM)
     late = wait([one for one in state.processes if one.role == "scheduler"], timeout_s)
     for _ in range(round((INSTANCE_GRACE_S + 2 * KILL_WAIT_S) / _AGAIN_S)):
         if late:
-            tell(watcher, signal.SIGTERM)  # the second SIGTERM stops it at once
+            send_signal(watcher, signal.SIGTERM)  # the second SIGTERM stops it at once
         if not wait([watcher], _AGAIN_S):
             return late
-    tell(watcher, signal.SIGKILL)
+    send_signal(watcher, signal.SIGKILL)
     return wait(state.processes, KILL_WAIT_S) or late  # the processes die with their supervisor

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 
 from flags.options import EngineOptions
-from pdserve.subprocess_call import apart
+from pdserve.subprocess_call import run_in_fork
 from wire.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def check_device(options: EngineOptions) -> None:
                 raise ConfigError(f"--attention-backend {attention}: no {kind.traits.kind} card is visible here")
     if options.engine == "fake" or options.device == AUTO or find_kind(options.device).traits.pools_on_host:
         return
-    if not apart(lambda: choose(options.device)):
+    if not run_in_fork(lambda: choose(options.device)):
         choose(options.device)
 
 

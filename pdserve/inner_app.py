@@ -34,17 +34,17 @@ async def inner_app(engine: EngineOptions, scheduler: SchedulerOptions) -> Async
     """
     config = SchedulerConfig(engine, scheduler)
     async with (
-        _ended_by_loss() as end,
+        _cancelled_on_loss() as end,
         _instance(engine, end) as cluster,
         open_serving(config, cluster, {}, limits=LIMITS) as serving,
-        _kept(serving, end),
+        _run_in_background(serving, end),
     ):
         await _until_ready(serving.control)
         yield serving.app
 
 
 @contextlib.asynccontextmanager
-async def _ended_by_loss() -> AsyncIterator[Callable[[BaseException], None]]:
+async def _cancelled_on_loss() -> AsyncIterator[Callable[[BaseException], None]]:
     """Yield a function, callable from any thread, that cancels the body; its first error is raised on exit."""
     owner, loop = asyncio.current_task(), asyncio.get_running_loop()
     lost: list[BaseException] = []
@@ -92,20 +92,20 @@ async def _instance(engine: EngineOptions, on_lost: Callable[[PdserveError], Non
 
 
 @contextlib.asynccontextmanager
-async def _kept(serving: Serving, end: Callable[[BaseException], None]) -> AsyncIterator[None]:
+async def _run_in_background(serving: Serving, end: Callable[[BaseException], None]) -> AsyncIterator[None]:
     """Run the scheduler's background work beside the body; pass its failure to `end`."""
 
     def on_done(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             end(error)
 
-    keeping = asyncio.create_task(serving.run())
-    keeping.add_done_callback(on_done)
+    running = asyncio.create_task(serving.run())
+    running.add_done_callback(on_done)
     try:
         yield
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def _until_ready(control: Control) -> None:

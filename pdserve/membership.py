@@ -21,7 +21,7 @@ class TableMembership:
         if plan.role == "scheduler" or path is None:
             return True
         file = self._files.setdefault(path, WatchedTable(path, _read))
-        file.look()
+        file.poll()
         return file.table is None or any(_is(instance.server, plan.address) for instance in file.table.instances)
 
 

@@ -126,7 +126,7 @@ def _stop(
     processes: Sequence[ProcessRecord], grace_s: float, at_once: Callable[[], bool]
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip
     for process in processes:
-        tell(process, signal.SIGTERM)
+        send_signal(process, signal.SIGTERM)
     left = wait(processes, grace_s, at_once)
     for process in left:
         with contextlib.suppress(ProcessLookupError):
@@ -135,7 +135,7 @@ def _stop(
     return left
 
 
-def tell(process: ProcessRecord, number: signal.Signals) -> None:
+def send_signal(process: ProcessRecord, number: signal.Signals) -> None:
     """Send a signal to the process, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process.pid)

@@ -21,18 +21,18 @@ class Phase(NamedTuple):
     cpu_s: float
 
 
-def phases_of(seen_dead: float, marks: Mapping[str, Mark], serving: float | None = None) -> tuple[Phase, ...]:
-    """Return the completed phases in order; `seen_dead` and `serving` are times of the marks' clock.
+def phases_of(died_at: float, marks: Mapping[str, Mark], serving: float | None = None) -> tuple[Phase, ...]:
+    """Return the completed phases in order; `died_at` and `serving` are times of the marks' clock.
 
     A spare's CPU time before it received its command line is not counted. A process without marks has one phase.
     """
-    began, cpu_s = seen_dead, marks[PROCESS].cpu_s if WARM in marks and PROCESS in marks else 0.0
+    began, cpu_s = died_at, marks[PROCESS].cpu_s if WARM in marks and PROCESS in marks else 0.0
     found: list[Phase] = []
     for name, mark in _ENDS:
         end = marks.get(mark)
         if mark == SERVING and serving is not None:
             end = Mark(SERVING, serving, cpu_s)
-        if end is None or end.at < seen_dead:
+        if end is None or end.at < died_at:
             continue
         found.append(Phase(name, round(end.at - began, 3), round(end.cpu_s - cpu_s, 3)))
         began, cpu_s = end.at, end.cpu_s

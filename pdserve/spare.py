@@ -15,7 +15,7 @@ from pathlib import Path
 
 from devices.host_memory import available_bytes
 from pdserve.process_plan import ProcessPlan, environment, launch_flags
-from pdserve.processes import Child, tell
+from pdserve.processes import Child, send_signal
 from pdserve.restarts import Restarts
 from pdserve.run_folder import ProcessRecord
 from scheduler.http.keys import VARIABLES as KEYS
@@ -76,7 +76,7 @@ class Spare:
     def end(self) -> None:
         """Kill it at once: it owns no resources."""
         self._close_pipe()
-        tell(self.child.record, signal.SIGKILL)
+        send_signal(self.child.record, signal.SIGKILL)
         self.child.reap()
 
     def _close_pipe(self) -> None:

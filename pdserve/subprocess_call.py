@@ -7,7 +7,7 @@ from contextlib import suppress
 from pdserve import parent_death
 
 
-def apart(work: Callable[[], object]) -> bool:
+def run_in_fork(work: Callable[[], object]) -> bool:
     """Run `work` in a fork; return whether it succeeded. Its only other results are files it wrote.
 
     A caller that needs the error calls `work` again itself. The fork and its children die with us.

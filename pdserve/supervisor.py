@@ -33,7 +33,7 @@ def _never_serves(record: ProcessRecord) -> bool:
 class _Place:
     """One process of the cluster: the child that runs now, or the time of its restart, or neither (`note`).
 
-    `seen_dead` is when its last death was noticed, and `phases` are the phases since then of its replacement.
+    `died_at` is when its last death was noticed, and `phases` are the phases since then of its replacement.
     """
 
     plan: ProcessPlan
@@ -41,7 +41,7 @@ class _Place:
     child: Watched
     due: float | None = None
     note: str = ""
-    seen_dead: float | None = None
+    died_at: float | None = None
     phases: tuple[Phase, ...] = ()
     replaced_at: float | None = None
 
@@ -55,7 +55,7 @@ class _Place:
     @property
     def is_running(self) -> bool:
         """Whether it runs and its replacement, if any, is complete."""
-        return not self.note and self.seen_dead is None
+        return not self.note and self.died_at is None
 
 
 class Supervisor:
@@ -113,23 +113,23 @@ class Supervisor:
                 self._start_again(place, now)
             elif not place.note and (end := place.child.ended()) is not None:
                 self._died(place, end, now)
-            elif not place.note and place.seen_dead is not None:
-                self._follow(place, place.seen_dead, now)
+            elif not place.note and place.died_at is not None:
+                self._follow(place, place.died_at, now)
         if self.records != self._reported:  # a process on another machine has moved
             self._report()
 
-    def _follow(self, place: _Place, seen_dead: float, now: float) -> None:
+    def _follow(self, place: _Place, died_at: float, now: float) -> None:
         """Update the phases of a replacement; a process on another machine reports none."""
         marks, record = place.child.marks, place.child.record
         may_serve = SESSION in marks or record.role == "scheduler"
         does_serve = may_serve and self._serves(record)
-        place.phases = phases_of(seen_dead, marks, now if does_serve else None)
+        place.phases = phases_of(died_at, marks, now if does_serve else None)
         if does_serve:
             place.replaced_at = time.time()  # for display only; the limits use the monotonic clock
             how = "from the spare" if WARM in marks else "by a new process"
-            self._say(f"replaced {place.plan.name} in {now - seen_dead:.1f} s {how}: {describe(place.phases)}")
-        if does_serve or now - seen_dead > _FOLLOWED_S or not record.is_here:
-            place.seen_dead = None
+            self._say(f"replaced {place.plan.name} in {now - died_at:.1f} s {how}: {describe(place.phases)}")
+        if does_serve or now - died_at > _FOLLOWED_S or not record.is_here:
+            place.died_at = None
 
     def _take_back(self, place: _Place, now: float) -> None:
         if self._belongs(place.plan):
@@ -137,7 +137,7 @@ class Supervisor:
             self._start_again(place, now)
 
     def _remove(self, place: _Place, end: str) -> None:
-        place.due, place.note, place.seen_dead = None, _REMOVED, None
+        place.due, place.note, place.died_at = None, _REMOVED, None
         self._say(f"{end}; its entry is gone from the table: it is not restarted")
         self._report()
 
@@ -145,7 +145,7 @@ class Supervisor:
         if not self._belongs(place.plan):
             self._remove(place, end)
             return
-        place.seen_dead, place.phases = now, ()
+        place.died_at, place.phases = now, ()
         wait_s = place.restarts.died(now)
         if wait_s is None:
             self._give_up(place, end)

@@ -17,7 +17,7 @@ def when_completed(
 
     Raises RanktableError at once for other errors, and after `timeout_s` if they are still not completed.
     """
-    deadline, has_said = clock() + timeout_s, False
+    deadline, has_printed = clock() + timeout_s, False
     while True:
         try:
             return resolve()
@@ -27,7 +27,7 @@ def when_completed(
             if clock() >= deadline:
                 waited = f"{error} (waited {timeout_s:g} s, --startup-timeout)"
                 raise RanktableError(waited, code=error.code, place=error.place, value=error.value) from error
-            if not has_said:
+            if not has_printed:
                 say(f"waiting: {error}")
-                has_said = True
+                has_printed = True
         sleep(min(_POLL_S, max(0.0, deadline - clock())))

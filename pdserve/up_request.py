@@ -16,7 +16,7 @@ from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import flags_elsewhere, with_plain_model
 from pdserve.ray_cluster.address import parse_address
-from pdserve.subprocess_call import apart
+from pdserve.subprocess_call import run_in_fork
 from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
@@ -128,7 +128,9 @@ def _check_counts(options: UpOptions) -> None:
 def fill_model(namespace: argparse.Namespace) -> None:
     """Set the default model if none is given, and raise --max-num-batched-tokens to the model's length."""
     if not getattr(namespace, "model", ""):
-        apart(lambda: model.ensure_default(os.environ))  # building it imports torch, which the supervisor must not
+        run_in_fork(
+            lambda: model.ensure_default(os.environ)
+        )  # building it imports torch, which the supervisor must not
         namespace.model = str(model.ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
     _make_plain(namespace)

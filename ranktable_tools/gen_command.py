@@ -8,7 +8,7 @@ from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.devices.npu_addresses import SOURCES
 from ranktable_tools.next_steps import after_gen
-from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
+from ranktable_tools.secret import change_owner, check_owner, check_secret, ensure_secret
 from ranktable_tools.tables import whole
 
 
@@ -61,7 +61,7 @@ def _gen(arguments: argparse.Namespace) -> int:
         written.append(path)
     if arguments.owner is not None:
         for path in written:
-            give(path, arguments.owner)
+            change_owner(path, arguments.owner)
         print(f"All {len(written)} files belong to uid {arguments.owner}.")
     print("\n".join(after_gen(generated, arguments.save_dir)))
     return 0

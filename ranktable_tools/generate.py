@@ -153,8 +153,8 @@ def _check_devices_once(request: GenRequest) -> None:
             if owner is not None and (owner == label or not request.share_devices):
                 places = f"twice in {label}"
                 if owner != label:
-                    cure = "if it is a GPU, ranktable gen --share-devices assigns it to both"
-                    places = f"in {owner} and in {label}; {cure}"
+                    remedy = "if it is a GPU, ranktable gen --share-devices assigns it to both"
+                    places = f"in {owner} and in {label}; {remedy}"
                 raise RanktableError(
                     "A device_id can be used only once in prefill server and decode server. "
                     f"Device {device_id} is {places}"
@@ -168,11 +168,11 @@ def _check_names(request: GenRequest) -> None:
         owner, its_ids = owner_by_name.setdefault(name, (label, ids))
         if owner == label:
             continue
-        cure = "group the devices differently, or generate each with its own --save-dir and merge"
+        remedy = "group the devices differently, or generate each with its own --save-dir and merge"
         if ids == its_ids:
-            cure = "instances with the same devices are distinguished by their ports: give --ports"
+            remedy = "instances with the same devices are distinguished by their ports: give --ports"
         raise RanktableError(
-            f"{name} would be the file of both {owner} ({','.join(its_ids)}) and {label}; nothing was written: {cure}"
+            f"{name} would be the file of both {owner} ({','.join(its_ids)}) and {label}; nothing was written: {remedy}"
         )
 
 

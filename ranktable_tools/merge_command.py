@@ -8,7 +8,7 @@ from ranktable_tools.arguments import OneLineParser, add_command, add_owner, add
 from ranktable_tools.file_names import MERGED_GLOBAL
 from ranktable_tools.merge_files import merge_files, merge_local_files
 from ranktable_tools.next_steps import after_merge
-from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
+from ranktable_tools.secret import change_owner, check_owner, check_secret, ensure_secret
 
 _OVER_SERVERS = (
     "One instance over several servers, for other tools. pdserve cannot start it: it needs one instance per server."
@@ -42,7 +42,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     merged = os.path.join(arguments.save_dir, MERGED_GLOBAL)
     if arguments.owner is not None:
         for file in (Path(merged), path):
-            give(file, arguments.owner)
+            change_owner(file, arguments.owner)
         print(f"Both belong to uid {arguments.owner}.")
     print("\n".join(after_merge(merged, str(path))))
     return 0

@@ -79,7 +79,7 @@ def check_owner(directory: Path, owner: int) -> None:
         ) from error
 
 
-def give(path: Path, owner: int) -> None:
+def change_owner(path: Path, owner: int) -> None:
     """Change a file's owner to the uid. Raises RanktableError naming path, owner and uid if that is not allowed."""
     try:
         os.chown(path, owner, -1)

@@ -37,9 +37,9 @@ class Watch:
         self._troubled = False
         self.version = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the table once and report changes."""
-        found = self._file.look()
+        found = self._file.poll()
         if isinstance(found, RanktableError):
             self._troubled = True
             self._say(_trouble(found, self._last))

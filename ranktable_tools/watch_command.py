@@ -47,7 +47,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     ends_at = None if arguments.for_s is None else time.monotonic() + arguments.for_s
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            watch.look()
+            watch.poll()
             if ends_at is not None and time.monotonic() >= ends_at:
                 break
             time.sleep(interval_s)

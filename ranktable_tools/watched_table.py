@@ -34,7 +34,7 @@ class WatchedTable(Generic[Table]):
         """Whether the file was unusable at the last poll, reported or not."""
         return bool(self._reported) or self._suspect is not None
 
-    def look(self) -> Table | RanktableError | None:
+    def poll(self) -> Table | RanktableError | None:
         """Return a changed table, a problem of the file, or None if there is nothing new.
 
         A table that is not completed yet (`not-completed`) is reported at once. A broken one is reported when two polls

@@ -27,7 +27,7 @@ class TableAgreement:
     def __init__(self) -> None:
         self._differences: dict[tuple[int, int], _Difference] = {}
 
-    def look(self, living: Sequence[Instance], digest: str, now: float) -> None:
+    def compare(self, living: Sequence[Instance], digest: str, now: float) -> None:
         """Compare the living instances' tables with the digest of the one in use; log changes."""
         before, self._differences = self._differences, {}
         for instance in living:

@@ -8,7 +8,7 @@ from ranktable_tools.digest import table_digest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.table_file import read_global
-from ranktable_tools.table_looker import TableLooker
+from ranktable_tools.table_poller import TablePoller
 from ranktable_tools.tables import GlobalTable
 from ranktable_tools.watched_table import WatchedTable
 from scheduler.membership.entries import Entries
@@ -35,13 +35,13 @@ class TableWatch:
 
     async def run(self) -> None:
         """Check the file until cancelled."""
-        looker = TableLooker(WatchedTable(self._plan.global_path, self._read, self._table))
+        poller = TablePoller(WatchedTable(self._plan.global_path, self._read, self._table))
         while True:
             await asyncio.sleep(self._poll_s)
             try:
-                self.take(await looker.look())
+                self.take(await poller.poll())
                 now = asyncio.get_running_loop().time()
-                self._agreement.look(self._registry.living(), self._registry.table.digest, now)
+                self._agreement.compare(self._registry.living(), self._registry.table.digest, now)
             except Exception as error:  # noqa: BLE001 - the outermost frame: keep the table and check later
                 log.error("table_watch_failed", error)
 

@@ -18,7 +18,7 @@ class Wakeup:
         due = deadline()
         if self._timer is None or self._timer.when() > due:
             self.stop_timer()
-            self._timer = loop.call_at(due, self._look)
+            self._timer = loop.call_at(due, self._on_timer)
         self._waiter = loop.create_future()
         await self._waiter
 
@@ -34,13 +34,13 @@ class Wakeup:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
         loop, due = asyncio.get_running_loop(), self._deadline()
         if loop.time() < due:
-            self._timer = loop.call_at(due, self._look)
+            self._timer = loop.call_at(due, self._on_timer)
         else:
             waiter.set_exception(TimeoutError())

@@ -81,11 +81,11 @@ class NamedBlocks:
 
     def _move_behind(self, block_id: int) -> list[int]:
         """Move the block and its idle ancestors to the end, itself first; return all blocks visited."""
-        way: list[int] = []
+        visited: list[int] = []
         at: int | None = block_id
         while at is not None:
-            way.append(at)
+            visited.append(at)
             if at in self._idle:
                 self._idle.move_to_end(at)
             at = self._block_by_digest.get(self._name_by_block[at].parent)
-        return way
+        return visited

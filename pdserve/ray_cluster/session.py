@@ -64,14 +64,14 @@ class RaySession:
         self._need = need
         ray_strategy = strategy.upper().replace("-", "_")
         self._group = placement_group([need.bundle] * num_instances, strategy=ray_strategy)
-        deadline, has_said = time.monotonic() + timeout_s, False
+        deadline, has_printed = time.monotonic() + timeout_s, False
         while not self._group.wait(_ROOM_POLL_S):
             if time.monotonic() > deadline:
                 nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
                 raise Unavailable(no_room(need, num_instances, strategy, nodes, timeout_s))
-            if not has_said:
+            if not has_printed:
                 say(f"waiting: the Ray cluster has no room yet for {num_instances} instances of {need} each")
-            has_said = True
+            has_printed = True
 
     def place(self, index: int) -> "RayHandle":
         """Start the actor of one instance in its bundle; it runs once Ray has placed the bundle on a node."""

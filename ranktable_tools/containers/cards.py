@@ -17,10 +17,10 @@ def require_free(kind: DeviceKind, device_ids: Sequence[str], holders: Sequence[
         taken = [device_id for device_id in device_ids if device_id in given]
         if taken and (kind == "npu" or not share):
             cards = f"card{'s' if len(taken) > 1 else ''} {','.join(taken)}"
-            cure = "" if kind == "npu" else ", or --share-devices"
+            remedy = "" if kind == "npu" else ", or --share-devices"
             raise RanktableError(
                 f"{cards} of the table: the container {holder.name} was given {'them' if len(taken) > 1 else 'it'} "
-                f"already; stop it (docker rm -f {holder.name}), or choose other cards{cure}"
+                f"already; stop it (docker rm -f {holder.name}), or choose other cards{remedy}"
             )
     return [] if kind != "cuda" or share else [*_unknown(holders)]
 

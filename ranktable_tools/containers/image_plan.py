@@ -91,5 +91,5 @@ def _given(torch_npu: Version | None) -> Version | None:
     return None if torch_npu is None else parse_version(torch_npu.release)
 
 
-def _refusal(base: BaseImage, what: str, cure: str) -> RanktableError:
-    return RanktableError(f"--base-image {base.name} {what}: {cure}")
+def _refusal(base: BaseImage, what: str, remedy: str) -> RanktableError:
+    return RanktableError(f"--base-image {base.name} {what}: {remedy}")

@@ -55,19 +55,19 @@ def remote_tags(url: str) -> list[str]:
     """Return the tags of a git repository. Raises RanktableError if git fails."""
     if url.startswith("-"):
         raise RanktableError(f"--torchvision-npu-url {url!r}: is not an address")
-    cure = "pass the tag: --with-torchvision-npu=TAG"
+    remedy = "pass the tag: --with-torchvision-npu=TAG"
     try:
         done = subprocess.run(
             ["git", "ls-remote", "--tags", "--refs", url], stdin=subprocess.DEVNULL, capture_output=True, text=True,
             errors="replace", timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise RanktableError(f"git ls-remote {url}: did not exit within {_TIMEOUT_S:g} s; {cure}") from error
+        raise RanktableError(f"git ls-remote {url}: did not exit within {_TIMEOUT_S:g} s; {remedy}") from error
     except OSError as error:
-        raise RanktableError(f"git cannot be run: {error.strerror}; {cure}") from error
+        raise RanktableError(f"git cannot be run: {error.strerror}; {remedy}") from error
     if done.returncode != 0:
         stderr = " ".join(done.stderr.split())[:200]
-        raise RanktableError(f"git ls-remote {url}: {stderr or f'exit status {done.returncode}'}; {cure}")
+        raise RanktableError(f"git ls-remote {url}: {stderr or f'exit status {done.returncode}'}; {remedy}")
     return [line.partition("refs/tags/")[2] for line in done.stdout.splitlines() if "refs/tags/" in line]
 
 

@@ -9,7 +9,7 @@ import pytest
 from batch.job import BatchJob, InputLimits
 from batch.prepared_job import prepare
 from batch.runner import run_batch
-from batch.whole_file import beside
+from batch.whole_file import temporary_path
 from tests.batch.scripted import Scripted, ignore, line, write_lines
 from wire.errors import ConfigError
 
@@ -68,7 +68,7 @@ def test_an_input_named_through_a_link_is_the_input(job: BatchJob) -> None:
 
 
 def test_an_input_where_the_run_keeps_its_own_files_is_refused(job: BatchJob) -> None:
-    for place in (job.journal_path, beside(job.output_path)):
+    for place in (job.journal_path, temporary_path(job.output_path)):
         job.input_path.rename(place)
         assert "would overwrite the input" in _refused(replace(job, input_path=place))
         place.rename(job.input_path)

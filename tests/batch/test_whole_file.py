@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batch.whole_file import WholeFile, beside, check_folder, check_place
+from batch.whole_file import WholeFile, check_folder, check_place, temporary_path
 from wire.errors import ConfigError
 
 
@@ -19,16 +19,16 @@ def path(tmp_path: Path) -> Path:
 def _write(path: Path, content: bytes = b"new\n") -> None:
     with WholeFile(path) as file:
         file.write(content)
-        file.settle()
-        file.appear()
+        file.flush()
+        file.publish()
 
 
 def test_a_file_appears_at_once_and_leaves_nothing_beside(path: Path) -> None:
     with WholeFile(path) as file:
         file.write(b"half")
-        file.settle()
+        file.flush()
         assert not path.exists()
-        file.appear()
+        file.publish()
 
     assert path.read_bytes() == b"half"
     assert os.listdir(path.parent) == [path.name]
@@ -45,7 +45,7 @@ def test_a_failed_replacement_leaves_only_the_old_file(path: Path) -> None:
 
 
 def test_a_killed_writers_temporary_file_is_replaced(path: Path) -> None:
-    beside(path).write_bytes(b"left by a killed writer, and longer")
+    temporary_path(path).write_bytes(b"left by a killed writer, and longer")
 
     _write(path)
 
@@ -56,7 +56,7 @@ def test_a_killed_writers_temporary_file_is_replaced(path: Path) -> None:
 def test_a_planted_link_is_not_followed(path: Path) -> None:
     other = path.with_name("other")
     other.write_bytes(b"other")
-    beside(path).symlink_to(other)
+    temporary_path(path).symlink_to(other)
 
     _write(path)
 
@@ -68,11 +68,11 @@ def test_two_writers_of_one_place_do_not_mix(path: Path) -> None:
     with WholeFile(path) as first, WholeFile(path) as second:
         first.write(b"first")
         second.write(b"second")
-        first.settle()
-        second.settle()
+        first.flush()
+        second.flush()
         with pytest.raises(OSError, match="another run is writing the same file"):
-            first.appear()
-        second.appear()
+            first.publish()
+        second.publish()
 
     assert path.read_bytes() == b"second"
 

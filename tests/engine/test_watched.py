@@ -174,18 +174,18 @@ def test_a_device_that_computes_is_not_lost_however_long_a_step_takes() -> None:
 
     with watch.guard():
         now[0] += WAIT_S
-        assert watch.look()
+        assert watch.check()
         assert device.recorded == 0, "it has its time"
         now[0] += 1.0
-        assert watch.look()
+        assert watch.check()
         assert device.recorded == 1, "it was tried"
     now[0] += 2 * WAIT_S
-    assert watch.look()
+    assert watch.check()
     assert device.recorded == 1, "nothing is asked of it"
     with watch.guard():
         now[0] += 2 * WAIT_S
         device.fails_with = RuntimeError(FAULT)
-        assert not watch.look()
+        assert not watch.check()
 
     assert "fails a small test op" in str(reported)
 

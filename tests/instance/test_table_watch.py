@@ -87,7 +87,7 @@ class Followed:
         """Replace the file and read it until it is accepted; return the stage at `now`."""
         self.write(document)
         for _ in range(3):
-            self.watch.take(self._file.look(), now)
+            self.watch.take(self._file.poll(), now)
         return self.watch.advance(now)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.subprocess_call import apart
+from pdserve.subprocess_call import run_in_fork
 
 
 def test_its_files_remain_and_its_imports_do_not(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_its_files_remain_and_its_imports_do_not(tmp_path: Path) -> None:
 
         (tmp_path / "made").write_text(f"{this.__name__} {os.getpid()}")
 
-    apart(work)
+    run_in_fork(work)
 
     name, pid = (tmp_path / "made").read_text().split()
     assert name == "this"
@@ -28,20 +28,20 @@ def test_its_files_remain_and_its_imports_do_not(tmp_path: Path) -> None:
 
 
 def test_its_failure_ends_nothing_in_this_process() -> None:
-    assert not apart(lambda: sys.exit(3))
-    assert not apart(lambda: 1 // 0)
+    assert not run_in_fork(lambda: sys.exit(3))
+    assert not run_in_fork(lambda: 1 // 0)
 
 
 _LONG = """
 import os, signal, subprocess, sys
-from pdserve.subprocess_call import apart
+from pdserve.subprocess_call import run_in_fork
 
 def work():
     child = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
     print(os.getpid(), child.pid, flush=True)
     signal.pause()
 
-apart(work)
+run_in_fork(work)
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
+from ranktable_tools.secret import change_owner, check_owner, check_secret, ensure_secret
 from security.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
 from tests.ranktable_tools.stranger import as_an_owner_who_may_not, as_another_user
 from wire.errors import ConfigError
@@ -153,7 +153,7 @@ def test_a_file_is_given_to_a_user(tmp_path: Path) -> None:
     path, _ = ensure_secret(tmp_path)
     uid = 1000 if os.geteuid() == 0 else os.geteuid()
 
-    give(path, uid)
+    change_owner(path, uid)
 
     assert path.stat().st_uid == uid
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

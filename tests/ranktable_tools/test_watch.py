@@ -31,7 +31,7 @@ def printed(save: Save, *documents: object) -> list[str]:
     for document in documents:
         save("t.json", document)
         for _ in range(3):
-            watch.look()
+            watch.poll()
     return lines
 
 

@@ -38,7 +38,7 @@ def watched(path: Path) -> WatchedTable[GlobalTable]:
 
 def looks(watched: WatchedTable[GlobalTable], count: int = 4) -> list[object]:
     """Return the reports of this many reads, errors as text."""
-    reported = (watched.look() for _ in range(count))
+    reported = (watched.poll() for _ in range(count))
     return [str(found) if isinstance(found, RanktableError) else found for found in reported if found is not None]
 
 
@@ -171,7 +171,7 @@ def test_an_initializing_table_is_reported_immediately_and_once(path: Path, watc
     for document in ({**NEW, "status": "initializing"}, {**OLD, "status": "initializing"}):
         replace(path, document)
 
-    found = watched.look()
+    found = watched.poll()
 
     assert isinstance(found, RanktableError)
     assert found.code == "not-completed"

@@ -24,7 +24,7 @@ class Looking:
         """Check and return what is logged."""
         self._caplog.clear()
         registry = self.cluster.control.registry
-        self._agreement.look(registry.living(), registry.table.digest, now)
+        self._agreement.compare(registry.living(), registry.table.digest, now)
         return self._caplog.messages
 
     async def report_table(self, index: int, digest: str) -> None:

@@ -67,7 +67,7 @@ class Followed:
         """Replace the file and look as often as needed, without the loop."""
         self.write(document)
         for _ in range(3):
-            self.watch.take(self._file.look())
+            self.watch.take(self._file.poll())
 
     @property
     def names(self) -> list[str]:

@@ -92,25 +92,25 @@ async def _measure(
     contestant: ServerContestant, loads: Sequence[Load], request: PdRequest, seed: int
 ) -> list[BenchOutcome]:
     async with open_session({}, _TIMEOUT_S, os.environ) as http:
-        way = await _route(contestant, http)
-        warm = await send_load(WARM_UP, way, vocabulary(str(request.model)), seed, time.perf_counter)
+        route = await _route(contestant, http)
+        warm = await send_load(WARM_UP, route, vocabulary(str(request.model)), seed, time.perf_counter)
         failed = [line.failure for line in warm.watched if line.failure is not None]
         if failed:
             raise Unavailable(f"{contestant.name} does not answer: {failed[0]}")
         outcomes = []
         for load in loads:
-            outcomes.append(await _one_load(contestant, load, way, vocabulary(str(request.model)), seed))
+            outcomes.append(await _one_load(contestant, load, route, vocabulary(str(request.model)), seed))
             say(f"{contestant.name}: {load.name}: {outcomes[-1].figures['output_tokens_per_s']:.0f} out tok/s")
         return outcomes
 
 
 async def _one_load(
-    contestant: ServerContestant, load: Load, way: RequestRoute, num_ids: int, seed: int
+    contestant: ServerContestant, load: Load, route: RequestRoute, num_ids: int, seed: int
 ) -> BenchOutcome:
     client = Client(contestant.urls[0])
     before = count(client.metrics()) if contestant.is_ours else None
     began_s, began_cpu_s = time.perf_counter(), cpu_s()
-    sent = await send_load(load, way, num_ids, seed, time.perf_counter)
+    sent = await send_load(load, route, num_ids, seed, time.perf_counter)
     wall_s, share = time.perf_counter() - began_s, cpu_s() - began_cpu_s
     use = None if before is None else between(before, count(client.metrics()), wall_s)
     return outcome(contestant.name, load, sent, use, ClientCpu(share, wall_s).share)

@@ -65,17 +65,17 @@ def all_loads(*, quick: bool) -> tuple[Load, ...]:
     )
 
 
-async def send_load(load: Load, way: RequestRoute, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
+async def send_load(load: Load, route: RequestRoute, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
     """Send a load and return the results. The seed determines the load; no two loads share a prompt."""
     numbers = random.Random(f"{seed} {load.name}")  # else one load's prompts could be cached by another
     requests = make_random_requests(load.requests, load.shape, numbers, vocabulary=vocabulary)
     if load.stream_shape is not None:
         streams = make_random_requests(load.streams, load.stream_shape, numbers, vocabulary=vocabulary)
-        return await _burst_on_streams(streams, requests, way, clock)
+        return await _burst_on_streams(streams, requests, route, clock)
     times_s = [0.0] * len(requests) if load.rate is None else arrival_times(len(requests), load.rate, 1.0, numbers)
 
     async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
-        return await way.send(request, due_s)
+        return await route.send(request, due_s)
 
     record = LoadRecord(len(requests))
     await drive(requests, times_s, send, record, clock=clock, max_concurrency=load.at_once)
@@ -83,13 +83,13 @@ async def send_load(load: Load, way: RequestRoute, vocabulary: int, seed: int, c
 
 
 async def _burst_on_streams(
-    streams: Sequence[LoadRequest], requests: Sequence[LoadRequest], way: RequestRoute, clock: Callable[[], float]
+    streams: Sequence[LoadRequest], requests: Sequence[LoadRequest], route: RequestRoute, clock: Callable[[], float]
 ) -> Sent:
     record = LoadRecord(len(streams) + len(requests))
 
     async def one(number: int, request: LoadRequest, begun: asyncio.Event | None = None) -> None:
         try:
-            line = await way.send(request, on_first=nothing if begun is None else begun.set)
+            line = await route.send(request, on_first=nothing if begun is None else begun.set)
         finally:
             if begun is not None:
                 begun.set()  # also for a failed one

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pdserve.bench.pd.contestants import ServerContestant
 from pdserve.client import Client
-from pdserve.processes import POLL_S, Child, stop, tell, wait
+from pdserve.processes import POLL_S, Child, send_signal, stop, wait
 from pdserve.readiness import check_ready
 from pdserve.run_folder import ProcessRecord
 from wire.errors import DeadlineExceeded, Unavailable
@@ -46,7 +46,7 @@ def _stop(children: Sequence[Child], contestant: ServerContestant) -> Sequence[P
     if contestant.is_ours:
         return stop(records, _GRACE_S)
     for record in records:
-        tell(record, signal.SIGTERM)
+        send_signal(record, signal.SIGTERM)
     wait(records, _PEER_GRACE_S)
     return stop(records)
 

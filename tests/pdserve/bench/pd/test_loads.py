@@ -41,8 +41,8 @@ class Counting:
         return replace(line, failure=RequestFailure("lost", "")) if fails else line
 
 
-def sent(load: Load, way: Counting, seed: int = 0) -> Sent:
-    return asyncio.run(send_load(load, way, 1000, seed, lambda: 0.0))
+def sent(load: Load, route: Counting, seed: int = 0) -> Sent:
+    return asyncio.run(send_load(load, route, 1000, seed, lambda: 0.0))
 
 
 def test_one_at_a_time_never_has_two_in_flight_and_a_burst_has_all() -> None:
@@ -56,13 +56,13 @@ def test_one_at_a_time_never_has_two_in_flight_and_a_burst_has_all() -> None:
 
 
 def test_a_burst_starts_after_every_stream_has_begun() -> None:
-    way = Counting()
+    route = Counting()
     load = Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40))
 
-    found = sent(load, way)
+    found = sent(load, route)
 
-    assert [request.max_tokens for request in way.requests] == [40, 40, 2, 2, 2]
-    assert way.beside == [0, 1, 2, 3, 4]
+    assert [request.max_tokens for request in route.requests] == [40, 40, 2, 2, 2]
+    assert route.beside == [0, 1, 2, 3, 4]
     assert [line.output_len for line in found.watched] == [40, 40]
     assert len(found.record.lines) == 5
 
@@ -76,9 +76,9 @@ def test_failed_streams_are_not_waited_for() -> None:
 def test_no_load_reuses_cached_prompts_of_another() -> None:
     begun: list[tuple[int, ...]] = []
     for name, shape in (("a", RequestSizes(64, 2)), ("b", RequestSizes(64, 2)), ("c", RequestSizes(128, 2))):
-        way = Counting()
-        sent(Load(name, 4, shape, at_once=1), way)
-        begun.extend(tuple(request.prompt[:16]) for request in way.requests)  # type: ignore[arg-type]
+        route = Counting()
+        sent(Load(name, 4, shape, at_once=1), route)
+        begun.extend(tuple(request.prompt[:16]) for request in route.requests)  # type: ignore[arg-type]
 
     assert len(set(begun)) == 12
 
@@ -86,8 +86,8 @@ def test_no_load_reuses_cached_prompts_of_another() -> None:
 def test_a_seed_repeats_a_load() -> None:
     first, second, other = Counting(), Counting(), Counting()
     load = Load("one", 4, RequestSizes(8, 3), at_once=1)
-    for way, seed in ((first, 1), (second, 1), (other, 2)):
-        sent(load, way, seed)
+    for route, seed in ((first, 1), (second, 1), (other, 2)):
+        sent(load, route, seed)
 
     assert first.requests == second.requests != other.requests
 

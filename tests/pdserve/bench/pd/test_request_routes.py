@@ -57,9 +57,9 @@ def test_urls_are_used_in_turn() -> None:
             serving(lambda path: streamed([1.0]), clock) as (second, b),
             open_session({}, 20.0, {}) as http,
         ):
-            way = InTurn([Endpoint(http, url, Completions("m"), clock) for url in (first, second)])
+            route = InTurn([Endpoint(http, url, Completions("m"), clock) for url in (first, second)])
             for _ in range(5):
-                await way.send(LoadRequest("a", 1))
+                await route.send(LoadRequest("a", 1))
             return [len(a.bodies), len(b.bodies)]
 
     assert asyncio.run(run()) == [3, 2]

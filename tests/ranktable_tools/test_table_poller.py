@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.table_looker import TableLooker
+from ranktable_tools.table_poller import TablePoller
 from ranktable_tools.watched_table import WatchedTable
 
 
@@ -21,8 +21,8 @@ def test_a_read_returns_the_files_content(tmp_path: Path) -> None:
     file.write_text("abc")
 
     async def looks() -> list[object]:
-        looker = TableLooker(WatchedTable(str(file), _length))
-        return [await looker.look(), await looker.look()]
+        poller = TablePoller(WatchedTable(str(file), _length))
+        return [await poller.poll(), await poller.poll()]
 
     assert asyncio.run(looks()) == [3, None]
 
@@ -32,11 +32,11 @@ def test_a_hung_file_is_reported_once_and_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe)  # an open for reading hangs until somebody writes
 
     async def looks() -> list[object]:
-        looker = TableLooker(WatchedTable(str(pipe), lambda path: 7), timeout_s=0.05)
-        reported = [await looker.look(), await looker.look()]
+        poller = TablePoller(WatchedTable(str(pipe), lambda path: 7), timeout_s=0.05)
+        reported = [await poller.poll(), await poller.poll()]
         await asyncio.to_thread(pipe.write_text, "x")
         async with asyncio.timeout(300):
-            while (found := await looker.look()) is None:
+            while (found := await poller.poll()) is None:
                 pass
         return [*reported, found]
 
@@ -57,14 +57,14 @@ def test_an_unchanged_table_is_reported_after_a_hang(tmp_path: Path) -> None:
         return 3
 
     async def looks() -> list[object]:
-        looker = TableLooker(WatchedTable(str(file), slowly, 3), timeout_s=0.05)
-        reported = await looker.look()
+        poller = TablePoller(WatchedTable(str(file), slowly, 3), timeout_s=0.05)
+        reported = await poller.poll()
         opened.set()
-        looker._timeout_s = 30.0  # from here on only a slow machine delays a read
+        poller._timeout_s = 30.0  # from here on only a slow machine delays a read
         async with asyncio.timeout(300):
-            while (found := await looker.look()) is None:
+            while (found := await poller.poll()) is None:
                 pass
-        return [reported, found, await looker.look()]
+        return [reported, found, await poller.poll()]
 
     slow, found, later = asyncio.run(looks())
 
@@ -80,4 +80,4 @@ def test_an_exception_of_the_reader_reaches_the_caller(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(TableLooker(WatchedTable(str(file), broken)).look())
+        asyncio.run(TablePoller(WatchedTable(str(file), broken)).poll())

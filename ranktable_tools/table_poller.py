@@ -10,31 +10,31 @@ from ranktable_tools.watched_table import WatchedTable
 
 Table = TypeVar("Table")
 
-LOOK_S = 10.0
+READ_TIMEOUT_S = 10.0
 
 
-class TableLooker(Generic[Table]):
+class TablePoller(Generic[Table]):
     """Owns the one read in progress, on a daemon thread."""
 
-    def __init__(self, file: WatchedTable[Table], *, timeout_s: float = LOOK_S) -> None:
+    def __init__(self, file: WatchedTable[Table], *, timeout_s: float = READ_TIMEOUT_S) -> None:
         self._file = file
         self._timeout_s = timeout_s
-        self._looking: asyncio.Future[Table | RanktableError | None] | None = None
+        self._reading: asyncio.Future[Table | RanktableError | None] | None = None
         self._is_slow = False
 
-    async def look(self) -> Table | RanktableError | None:
-        """Return the result of the file's `look`, or, once, an error if it times out; the next call waits for it again.
+    async def poll(self) -> Table | RanktableError | None:
+        """Return the result of the file's `poll`, or, once, an error if it times out; the next call waits for it again.
 
         When it then completes, the table is returned even if unchanged, to clear that error. Exceptions are re-raised.
         """
-        if self._looking is None:
-            self._looking = self._start()
-        done, _ = await asyncio.wait({self._looking}, timeout=self._timeout_s)
+        if self._reading is None:
+            self._reading = self._start()
+        done, _ = await asyncio.wait({self._reading}, timeout=self._timeout_s)
         if not done:
             return self._slow()
-        looked, self._looking = self._looking, None
+        finished, self._reading = self._reading, None
         was_slow, self._is_slow = self._is_slow, False
-        found = looked.result()
+        found = finished.result()
         return self._file.table if found is None and was_slow and not self._file.in_trouble else found
 
     def _slow(self) -> RanktableError | None:
@@ -45,24 +45,24 @@ class TableLooker(Generic[Table]):
 
     def _start(self) -> "asyncio.Future[Table | RanktableError | None]":
         loop = asyncio.get_running_loop()
-        looking: asyncio.Future[Table | RanktableError | None] = loop.create_future()
+        reading: asyncio.Future[Table | RanktableError | None] = loop.create_future()
 
-        def look() -> None:
+        def poll() -> None:
             found, failure = None, None
             try:
-                found = self._file.look()
+                found = self._file.poll()
             except Exception as error:  # noqa: BLE001 - carried to the waiting task
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop has closed: nothing waits any more
                 loop.call_soon_threadsafe(settle, found, failure)
 
         def settle(found: Table | RanktableError | None, failure: Exception | None) -> None:
-            if looking.cancelled():
+            if reading.cancelled():
                 return
             if failure is not None:
-                looking.set_exception(failure)
+                reading.set_exception(failure)
             else:
-                looking.set_result(found)
+                reading.set_result(found)
 
-        threading.Thread(target=look, name="table", daemon=True).start()
-        return looking
+        threading.Thread(target=poll, name="table", daemon=True).start()
+        return reading
