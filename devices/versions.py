@@ -26,6 +26,7 @@ _CANN_FILES = (
     ("runtime/version.info", re.compile(r"^version_dir\s*=\s*(\S+)", re.MULTILINE)),
 )
 _ASCEND_DRIVER = re.compile(r"^version\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
+_KERNEL_PACKAGES = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "triton")
 _REQUIRED_TORCH = re.compile(r"^torch\s*\(?==\s*([0-9]+\.[0-9]+)")
 
 
@@ -54,6 +55,12 @@ def npu_versions(environ: Mapping[str, str] | None = None, root: Path = Path("/"
     packages = {name: package_version(name) for name in ("torch", "torch_npu")}
     driver = _first(_ASCEND_DRIVER, root / "usr/local/Ascend/driver/version.info")
     return _known({"driver": driver, "CANN": _cann(os.environ if environ is None else environ, root), **packages})
+
+
+def kernel_versions() -> dict[str, str]:
+    """Return the versions of everything on this machine that kernels of any device come from."""
+    libraries = {name: package_version(name) for name in _KERNEL_PACKAGES}
+    return _known({**libraries, **cuda_versions(None), **npu_versions()})
 
 
 def cuda_mismatch(found: Mapping[str, str]) -> str | None:

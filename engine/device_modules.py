@@ -23,13 +23,13 @@ REPLACERS: dict[str, tuple[Replacer, ...]] = {
 }
 
 
-NUCLEI: dict[str, Callable[[torch.device, int], Nucleus | None]] = {"cuda": cuda_nucleus.find_nucleus}
+NUCLEI: dict[str, Callable[[Device, int], Nucleus | None]] = {"cuda": cuda_nucleus.find_nucleus}
 
 
 def find_nucleus(device: Device, vocab_size: int) -> Nucleus | None:
     """Return the device's own way to find the tokens of top_p, None for torch's."""
     find = NUCLEI.get(device.traits.attention)
-    return None if find is None else find(device.torch_device, vocab_size)
+    return None if find is None else find(device, vocab_size)
 
 
 def replace_modules(network: Any, device: Device) -> tuple[str, ...]:

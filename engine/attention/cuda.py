@@ -73,9 +73,20 @@ class CudaAttention:
     def __init__(self, library: PagedLibrary | None = None, note: str = "attention by torch") -> None:
         """Layers that `library` does not support run on torch's plain operations."""
         self.library, self.note = library, note
+        self.failed: str | None = None
+        """Why the library was given up."""
         self.torch = TorchPagedAttention()
         self.needs_narrow = not isinstance(library, FlashInferAttention)
         """Whether some layer gathers its keys by block tables, which should then be no wider than needed."""
+
+    @property
+    def alternatives(self) -> "tuple[CudaAttention, ...]":
+        """Backends to try where this one fails its check at load (trusted.py): with fewer libraries."""
+        if self.library is None:
+            return ()
+        by_flash = CudaAttention(*_of_torch(f"{type(self.library).__name__} fails its check"))
+        plain = CudaAttention(note="attention by torch")
+        return (plain,) if isinstance(self.library, VarlenAttention) or by_flash.library is None else (by_flash, plain)
 
     def plan(self, metadata: StepMetadata) -> "CudaStep":
         """See AttentionBackend."""
@@ -98,6 +109,7 @@ class CudaAttention:
     def give_up(self, error: Exception) -> None:
         """Switch for good to torch's kernels after the library failed."""
         _log.warning("attention_fallback", op=type(self.library).__name__, backend="torch", error=str(error))
+        self.failed = f"{type(self.library).__name__}: {error}"
         why, is_torch = f"{type(self.library).__name__} failed: {error}", isinstance(self.library, VarlenAttention)
         self.library, self.note = (None, f"attention by torch: {why}") if is_torch else _of_torch(why)
         self.needs_narrow = True

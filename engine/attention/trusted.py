@@ -1,11 +1,14 @@
 """Choose the attention backend at load: the device's own where it passes a check, else the reference.
 
-A backend may have `alternatives`: backends to try, in their order, before the reference.
+A backend may have `alternatives`: backends to try, in their order, before the reference. On devices whose traits say
+so, the check runs in a child process (engine/kernel_check.py).
 
 On the CPU nothing is checked at start: its kernels pass the contract tests on machines like the user's.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +19,7 @@ from engine.attention.interface import AttentionBackend, AttentionOptions
 from engine.attention.probe import LayerKind, differs, usual_parts
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import attach
+from engine.kernel_check import kernel_check
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
@@ -30,20 +34,29 @@ def trusted(
     """
     if device.traits.pools_on_host or isinstance(backend, ReferenceAttention):
         return backend, None
-    kinds = layer_kinds(network)
+    kinds, check = layer_kinds(network), kernel_check(device)
+    params = {
+        "kinds": [asdict(kind) for kind in kinds], "block_size": block_size, "dtype": str(dtype).rpartition(".")[2],
+    }  # fmt: skip
     note: str | None = None
-    others: tuple[AttentionBackend, ...] = getattr(backend, "alternatives", ())
-    for candidate, following in pairwise((backend, *others, ReferenceAttention())):
-        why = _why_not(candidate, kinds, device, block_size, dtype)
+    for place, (candidate, following) in enumerate(pairwise((*with_alternatives(backend), ReferenceAttention()))):
+        here = partial(why_not, candidate, kinds, device, block_size, dtype)
+        why = check("attention", params | {"place": place}, here)
         if why is None:
             return candidate, note
         note = _warn(candidate, following, device, why)
     return following, note
 
 
-def _why_not(
+def with_alternatives(backend: AttentionBackend) -> tuple[AttentionBackend, ...]:
+    """Return the backend and those to try after it."""
+    return (backend, *getattr(backend, "alternatives", ()))
+
+
+def why_not(
     backend: AttentionBackend, kinds: Sequence[LayerKind], device: Device, block_size: int, dtype: torch.dtype
 ) -> str | None:
+    """Return how `backend` fails or differs from the reference on these kinds of layer, None if it does not."""
     for kind in kinds:
         try:
             why = differs(

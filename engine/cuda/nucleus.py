@@ -10,11 +10,14 @@ GPU yet.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from devices.flashinfer_package import find_flashinfer
+from devices.interface import Device
+from engine.kernel_check import kernel_check
 from engine.sampling.sampler import Nucleus, torch_nucleus
 from telemetry.logs import EventLogger
 
@@ -27,11 +30,24 @@ _TIED = 1e-4
 """Share of the weights by which two nuclei may differ: where float32 sums tie, the last token may be in or out."""
 
 
-def find_nucleus(device: torch.device, vocab_size: int) -> Nucleus | None:
+def find_nucleus(device: Device, vocab_size: int) -> Nucleus | None:
     """Return FlashInfer's where it is installed and finds the same tokens as torch on random scores, else None."""
     module, name = find_flashinfer()
     op = getattr(module, _OP, None)
-    return None if op is None else checked(flashinfer_nucleus(op), name, device, vocab_size)
+    if op is None:
+        return None
+    nucleus = flashinfer_nucleus(op)
+    here = partial(why_not, nucleus, device.torch_device, vocab_size)
+    why = kernel_check(device)("nucleus", {"vocab_size": vocab_size}, here)
+    if why is None:
+        return nucleus
+    _log.warning("sampling_fallback", op=_OP, library=name, backend="torch", error=why)
+    return None
+
+
+def check_nucleus(device: Device, vocab_size: int) -> str | None:
+    """Return why FlashInfer's nucleus is not to be used on this device, None if it is good."""
+    return why_not(flashinfer_nucleus(getattr(find_flashinfer()[0], _OP)), device.torch_device, vocab_size)
 
 
 def flashinfer_nucleus(op: Callable[..., Any]) -> Nucleus:
@@ -45,16 +61,12 @@ def flashinfer_nucleus(op: Callable[..., Any]) -> Nucleus:
     return nucleus
 
 
-def checked(nucleus: Nucleus, name: str, device: torch.device, vocab_size: int) -> Nucleus | None:
-    """Return `nucleus`, or None with a warning if it fails or finds other tokens than torch on `device`."""
+def why_not(nucleus: Nucleus, device: torch.device, vocab_size: int) -> str | None:
+    """Return how `nucleus` fails, or finds other tokens than torch, on `device`; None if it does not."""
     try:
-        why = _differs(nucleus, device, vocab_size)
+        return _differs(nucleus, device, vocab_size)
     except Exception as error:  # noqa: BLE001 - a library may raise anything, such as for a missing compiler
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if why is None:
-        return nucleus
-    _log.warning("sampling_fallback", op=_OP, library=name, backend="torch", error=why)
-    return None
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 @torch.inference_mode()

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import engine.cuda.nucleus
-from engine.cuda.nucleus import checked, flashinfer_nucleus
+from engine.cuda.nucleus import find_nucleus, flashinfer_nucleus
 from engine.loader import load_model
 from engine.sampling.sampler import Nucleus, draw, torch_nucleus
 from engine.step import BatchSequence, SampleRow, StepBatch
@@ -19,7 +20,6 @@ from tests.engine import flashinfer_ops_stand_in
 from tests.engine.tiny_models import make_tiny_model
 from wire.types import SamplingParams
 
-_HOST = torch.device("cpu")
 _PARAMS: tuple[dict[str, Any], ...] = (
     {"top_p": 0.9}, {"top_p": 0.95, "temperature": 0.7}, {"top_p": 0.5, "temperature": 2.0},
     {"top_k": 40, "top_p": 0.9}, {"top_k": 50}, {"top_p": 0.99, "min_p": 0.01}, {"temperature": 1.0},
@@ -54,22 +54,28 @@ def test_seeded_rows_draw_the_cpus_tokens(
     assert len(set(expected.tolist())) > 20
 
 
-def _failing(*_: Any) -> torch.Tensor:
+def _failing(*_: Any, **__: Any) -> torch.Tensor:
     raise RuntimeError("no kernel image is available")
 
 
-def _best_only(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    return scores.masked_fill(scores < 0, float("-inf"))
+def _best_only(probs: torch.Tensor, top_p: torch.Tensor, *, is_deterministic: bool) -> torch.Tensor:
+    return probs.masked_fill(probs < probs.amax(dim=-1, keepdim=True), 0.0)
+
+
+def find_with(op: Callable[..., Any], vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> Nucleus | None:
+    module = SimpleNamespace(top_p_renorm_probs=op)
+    monkeypatch.setattr(engine.cuda.nucleus, "find_flashinfer", lambda: (module, "flashinfer 9"))
+    return find_nucleus(FakeDevice(), vocab_size)
 
 
 @pytest.mark.parametrize(
-    ("nucleus", "why"),
+    ("op", "why"),
     [(_failing, "RuntimeError: no kernel image is available"), (_best_only, "for top_p 0.9, tokens with 0.8")],
 )
 def test_a_nucleus_that_fails_or_differs_is_not_used(
-    nucleus: Nucleus, why: str, caplog: pytest.LogCaptureFixture
+    op: Callable[..., Any], why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert checked(nucleus, "flashinfer 9", _HOST, 3000) is None
+    assert find_with(op, 3000, monkeypatch) is None
 
     (warning,) = [line.getMessage() for line in caplog.records]
     assert warning.startswith('sampling_fallback op=top_p_renorm_probs library="flashinfer 9" backend=torch error="')
@@ -77,10 +83,10 @@ def test_a_nucleus_that_fails_or_differs_is_not_used(
 
 
 @pytest.mark.parametrize("vocab_size", [100, 30_000])
-def test_flashinfers_nucleus_is_used_where_it_agrees(vocab_size: int, caplog: pytest.LogCaptureFixture) -> None:
-    nucleus = flashinfer_nucleus(flashinfer_ops_stand_in.top_p_renorm_probs)
-
-    assert checked(nucleus, "flashinfer 9", _HOST, vocab_size) is nucleus
+def test_flashinfers_nucleus_is_used_where_it_agrees(
+    vocab_size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert find_with(flashinfer_ops_stand_in.top_p_renorm_probs, vocab_size, monkeypatch) is not None
     assert not caplog.records
 
 

@@ -219,7 +219,7 @@ def test_packing_refuses_other_than_contiguous_int4() -> None:
 
 def _load(path: Path, dtype: str, formats: tuple[str, ...] = TRAITS.kept_linears) -> LoadedModel:
     device = NpuOnCpu()
-    device.traits = replace(TRAITS, kept_linears=formats)
+    device.traits = replace(device.traits, kept_linears=formats)
     return load_model(path, dtype=dtype, block_size=128, kv_cache_memory=2 << 20, num_threads=1, device=device)
 
 

@@ -1,0 +1,83 @@
+"""The child process that checks a device's kernels (engine/kernel_check.py): `python -m engine.kernel_child`.
+
+stdin   {"device": "cuda:0", "check": "attention", "params": {...}}
+stdout  {"why": null}, as the last line; or a reason
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from devices.interface import Device
+from devices.out_of_memory import is_out_of_memory
+from devices.table import AUTO, open_device
+from engine.kernel_check import NOT_HERE
+from engine.torch_start import name_backends
+from processes.child_limits import signal_at_parent_end
+
+
+def attention(
+    device: Device, *, place: int, kinds: Sequence[dict[str, Any]], block_size: int, dtype: str
+) -> str | None:  # fmt: skip
+    """Check the device's attention backend, or its `place`-th one, on these kinds of layer."""
+    import torch
+
+    from engine.attention.probe import LayerKind
+    from engine.attention.table import make_backend
+    from engine.attention.trusted import why_not, with_alternatives
+
+    candidate = with_alternatives(make_backend(AUTO, device))[place]
+    why = why_not(candidate, [LayerKind(**kind) for kind in kinds], device, block_size, getattr(torch, dtype))
+    failed: str | None = getattr(candidate, "failed", None)  # it computed with other kernels instead
+    return why or failed
+
+
+def nucleus(device: Device, *, vocab_size: int) -> str | None:
+    """Check the tokens of top_p by FlashInfer."""
+    from engine.cuda.nucleus import check_nucleus
+
+    return check_nucleus(device, vocab_size)
+
+
+CHECKS: dict[str, Callable[..., str | None]] = {"attention": attention, "nucleus": nucleus}
+
+
+def main() -> int:
+    """Run the check of stdin; return the exit status."""
+    signal_at_parent_end(signal.SIGKILL)
+    name_backends()
+    request = json.load(sys.stdin)
+    try:
+        device = open_device(request["device"])
+        device.activate()
+        device.synchronize()
+    except Exception as error:  # noqa: BLE001 - from a driver, such as of a card for one process at a time
+        return _not_here(_one_line(error))
+    try:
+        why = CHECKS[request["check"]](device, **request["params"])
+        device.synchronize()
+    except Exception as error:  # noqa: BLE001 - a library may raise anything
+        why = _one_line(error)
+    if why is not None and is_out_of_memory(RuntimeError(why)):  # beside the weights: no fault of the kernels
+        return _not_here(why)
+    sys.stdout.write(f"\n{json.dumps({'why': why})}\n")
+    return 0
+
+
+def _not_here(why: str) -> int:
+    sys.stderr.write(f"{why}\n")
+    return NOT_HERE
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a context that a kernel poisoned may never be torn down
