@@ -1,5 +1,6 @@
 """Replace parts of a loaded network, and of sampling, by a device's own ops, chosen by its Traits.attention."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,14 @@ from devices.interface import Device
 from engine.cuda import experts as cuda_experts
 from engine.cuda import modules as cuda_modules
 from engine.cuda import nucleus as cuda_nucleus
+from engine.kernel_check import kernel_check
 from engine.modules.replace import STAYED as STAYED
 from engine.npu import experts as npu_experts
 from engine.npu import modules as npu_modules
 from engine.sampling.sampler import Nucleus
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
 
 Replacer = Callable[[Any], tuple[str, ...]]
 """Replaces parts of a network that runs our attention; returns one line per change."""
@@ -38,10 +43,24 @@ def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
     Does nothing if the device has none. May change the network's attention handler.
     """
     replacers = REPLACERS.get(device.traits.attention, ())
+    if not replacers:
+        return ()
+    why = _why_not(network, device) if device.traits.checks_in_child else None
+    if why is not None:
+        _log.warning("modules_fallback", device=device.name, backend="transformers", error=why)
+        return (f"all modules as in transformers, because the device's ops fail their check: {why}",)
     lines = tuple(line for replace in replacers for line in replace(network))
-    if replacers:
-        give_back(device)
+    give_back(device)
     return lines
+
+
+def _why_not(network: Any, device: Device) -> str | None:
+    """Return why a child process could not replace the modules of one layer like the network's."""
+    params = {
+        "config": json.loads(network.config.to_json_string(use_diff=False)),
+        "dtype": str(network.dtype).rpartition(".")[2],
+    }  # fmt: skip
+    return kernel_check(device)("modules", params, lambda: None)  # replacing compares each of them in this process
 
 
 def give_back(device: Device) -> None:

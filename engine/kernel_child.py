@@ -18,6 +18,8 @@ from engine.kernel_check import NOT_HERE
 from engine.torch_start import name_backends
 from processes.child_limits import signal_at_parent_end
 
+_VOCAB = 1024
+
 
 def attention(
     device: Device, *, place: int, kinds: Sequence[dict[str, Any]], block_size: int, dtype: str
@@ -35,6 +37,46 @@ def attention(
     return why or failed
 
 
+class Unfit(Exception):
+    """The check cannot be made in a child; nothing was found out about the kernels."""
+
+
+def modules(device: Device, *, config: dict[str, Any], dtype: str) -> None:
+    """Replace the modules of one layer with random weights by the device's ops, which are compared with them.
+
+    Parts that differ are left out again in the serving process, too; what counts here is that the device survives.
+    """
+    from engine.device_modules import REPLACERS
+
+    try:
+        network = _one_layer(device, config, dtype)
+    except Exception as error:
+        raise Unfit(_one_line(error)) from error
+    for replace in REPLACERS[device.traits.attention]:
+        replace(network)
+
+
+def _one_layer(device: Device, values: dict[str, Any], dtype: str) -> Any:
+    """Return a network of one layer with random weights, in the model's shapes but for its vocabulary."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from engine.attention.registered import NAME, register
+
+    register()
+    num_layers, ours = values["num_hidden_layers"], {}
+    for name, value in values.items():
+        is_by_layer = isinstance(value, list) and len(value) == num_layers
+        ours[name] = value[:1] if is_by_layer else value
+    ours |= {"num_hidden_layers": 1, "vocab_size": _VOCAB, "pad_token_id": None}
+    for name in ("quantization_config", "architectures", "auto_map"):
+        ours.pop(name, None)
+    with torch.device(device.torch_device):
+        config = AutoConfig.for_model(**ours)
+        made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
+    return made.eval()
+
+
 def nucleus(device: Device, *, vocab_size: int) -> str | None:
     """Check the tokens of top_p by FlashInfer."""
     from engine.cuda.nucleus import check_nucleus
@@ -42,7 +84,7 @@ def nucleus(device: Device, *, vocab_size: int) -> str | None:
     return check_nucleus(device, vocab_size)
 
 
-CHECKS: dict[str, Callable[..., str | None]] = {"attention": attention, "nucleus": nucleus}
+CHECKS: dict[str, Callable[..., str | None]] = {"attention": attention, "modules": modules, "nucleus": nucleus}
 
 
 def main() -> int:
@@ -59,6 +101,8 @@ def main() -> int:
     try:
         why = CHECKS[request["check"]](device, **request["params"])
         device.synchronize()
+    except Unfit as error:
+        return _not_here(str(error))
     except Exception as error:  # noqa: BLE001 - a library may raise anything
         why = _one_line(error)
     if why is not None and is_out_of_memory(RuntimeError(why)):  # beside the weights: no fault of the kernels

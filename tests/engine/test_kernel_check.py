@@ -10,20 +10,28 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from devices.cpu import TRAITS as CPU
 from devices.cuda import TRAITS as CUDA
 from devices.npu import TRAITS as NPU
-from engine import kernel_child
+from engine import device_modules, kernel_child
 from engine.attention import trusted as trusted_module
 from engine.attention.cuda import CudaAttention
 from engine.attention.interface import AttentionBackend
 from engine.attention.probe import LayerKind
 from engine.attention.reference import ReferenceAttention
+from engine.attention.registered import NAME, register
 from engine.attention.trusted import trusted, with_alternatives
 from engine.attention.varlen import VarlenAttention
 from engine.kernel_check import CHILD, NOT_HERE, ChildCheck, Here, check_here, kernel_check
 from tests.devices.fake_device import TRAITS, FakeDevice
+
+_LLAMA = LlamaConfig(
+    vocab_size=5000, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, pad_token_id=4999, layer_types=["full_attention"] * 3,
+)  # fmt: skip
+MODULES = {"config": json.loads(_LLAMA.to_json_string(use_diff=False)), "dtype": "float32"}
 
 
 class Checked:
@@ -147,12 +155,14 @@ def fail(error: Exception) -> Any:
     [
         ({}, 0, '{"why": null}'),
         ({"check": "nucleus", "params": {}}, 0, '{"why": "TypeError: '),
+        ({"check": "modules", "params": MODULES}, 0, '{"why": null}'),
+        ({"check": "modules", "params": MODULES | {"config": {"model_type": "llama"}}}, NOT_HERE, "KeyError: "),
         ({"library": SomeLibrary}, 0, '{"why": "SomeLibrary: no kernel image is available"}'),
         ({"opens": fail(RuntimeError("busy"))}, NOT_HERE, "RuntimeError: busy"),
         ({"computes": fail(RuntimeError("CUDA out of memory. Tried"))}, NOT_HERE, "RuntimeError: CUDA out of memory."),
         ({"computes": fail(RuntimeError("misaligned\naddress"))}, 0, '{"why": "RuntimeError: misaligned address"}'),
     ],
-    ids=["good", "bad-request", "library-fails", "busy", "no-memory", "fails"],
+    ids=["good", "bad-request", "modules", "no-layer", "library-fails", "busy", "no-memory", "fails"],
 )
 def test_the_childs_answer(
     changes: dict[str, Any], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -205,3 +215,34 @@ def test_attention_on_gpus_has_alternatives_with_fewer_libraries() -> None:
     (other,) = with_alternatives(CudaAttention(Library(lambda *_, **__: torch.empty(0))))[1:]
     assert isinstance(other, CudaAttention)
     assert other.library is None
+
+
+@pytest.mark.parametrize("why", [None, "its check ended a child process with SIGKILL: no message"])
+def test_modules_that_a_child_did_not_survive_stay(
+    why: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[Any] = []
+
+    def check(name: str, params: dict[str, Any], here: Here) -> str | None:
+        asked.append((name, params))
+        return why
+
+    monkeypatch.setattr(device_modules, "kernel_check", lambda device: check)
+    register()
+    network = AutoModelForCausalLM.from_config(_LLAMA, dtype=torch.float32, attn_implementation=NAME).eval()
+    before = network.model.norm.forward
+
+    lines = device_modules.replace_modules(
+        network, FakeDevice(traits=replace(TRAITS, attention="cuda", checks_in_child=True))
+    )  # fmt: skip
+
+    ((name, params),) = asked
+    assert (name, params) == ("modules", MODULES | {"config": MODULES["config"] | {"dtype": "float32"}})
+    assert (network.model.norm.forward == before) == (why is not None)
+    warnings = [line.getMessage() for line in caplog.records if "fallback" in line.getMessage()]
+    if why is None:
+        assert "norms" in lines[0]
+        assert warnings == []
+    else:
+        assert lines == (f"all modules as in transformers, because the device's ops fail their check: {why}",)
+        assert warnings == [f'modules_fallback device=fake:0 backend=transformers error="{why}"']
