@@ -204,7 +204,7 @@ class EngineCore:
         self._blocks.begin_writes(block_ids)
         try:
             pending = self._model.launch(batch, announcer if is_wanted else None)
-        except Exception as error:  # noqa: BLE001 - the launch's outermost frame: answered in `failed`
+        except Exception as error:  # noqa: BLE001 - the launch's outermost frame: reported in `failed`
             self._blocks.end_writes(block_ids)
             outcome.num_tokens += len(batch.token_ids)
             self._fail_all(pieces, error, outcome)
@@ -223,7 +223,7 @@ class EngineCore:
                 continue  # another of its sequences has ended it
             try:
                 fill_masks(piece, self.info.vocab_size)
-            except Exception as error:  # noqa: BLE001 - this prompt's own grammar: answered in `failed`
+            except Exception as error:  # noqa: BLE001 - this prompt's own grammar: reported in `failed`
                 self._fail(piece.prompt, error, outcome)
         return [piece for piece in pieces if self._batch.runs(piece.prompt)] if bound else pieces
 
@@ -236,7 +236,7 @@ class EngineCore:
             finally:
                 self._blocks.end_writes(step.block_ids)
             parts = read_output(output, step.batch, step.pieces)
-        except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
+        except Exception as error:  # noqa: BLE001 - the step's outermost frame: reported in `failed`
             self._fail_all(step.pieces, error, outcome)
             return
         runs_ahead = self.runs_ahead
@@ -250,7 +250,7 @@ class EngineCore:
                 continue
             try:
                 self._advance(piece, part, output, outcome)
-            except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
+            except Exception as error:  # noqa: BLE001 - this prompt's own handling: reported in `failed`
                 self._fail(piece.prompt, error, outcome)
 
     def _fail_all(self, pieces: list[ScheduledTokens], error: Exception, outcome: StepOutcome) -> None:

@@ -27,7 +27,7 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 
 @dataclass(slots=True)
-class _Handing:
+class _HandOff:
     """One prompt being handed off. Guarded by the worker's lock."""
 
     request_id: str
@@ -46,7 +46,7 @@ class PrefillWorker:
         self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
         self._sender: Sender | None = None
         self._lock = threading.Lock()
-        self._handing: dict[str, _Handing] = {}
+        self._hand_offs: dict[str, _HandOff] = {}
         self._prompt_by_ticket: dict[str, str] = {}
 
     def use(self, sender: Sender) -> None:
@@ -69,52 +69,52 @@ class PrefillWorker:
             raise InvalidRequest(f"prompt {state.prompt_id} requests pooling, which has no KV hand-off", "pooling")
         self._engine.check(state, hold=True)
         num_blocks = self._engine.info.layout.num_blocks_for(len(state.token_ids))
-        handing = _Handing(state.request_id, ticket, num_blocks, grammar)
+        hand_off = _HandOff(state.request_id, ticket, num_blocks, grammar)
         with self._lock:
-            if state.prompt_id in self._handing:
+            if state.prompt_id in self._hand_offs:
                 raise InvalidRequest(f"prompt {state.prompt_id} is already being prefilled on this instance")
             if not state.probe:
                 self._refuse_while_much_is_held()
-            self._handing[state.prompt_id] = handing
+            self._hand_offs[state.prompt_id] = hand_off
             self._prompt_by_ticket[ticket.ticket_id] = state.prompt_id
         self._begin(state, ticket)
-        self._post(lambda engine: self._add(engine, state, handing))
+        self._post(lambda engine: self._add(engine, state, hand_off))
 
     def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
         """Announce a layer's KV of this step's chunks, except what the receiver holds already. Engine thread."""
         for chunk in chunks:
-            handing = self._handing.get(chunk.prompt_id)
-            if handing is not None:
+            hand_off = self._hand_offs.get(chunk.prompt_id)
+            if hand_off is not None:
                 failpoint("prefill.in_chunk")
-                start = max(chunk.start, handing.ticket.first_token)
+                start = max(chunk.start, hand_off.ticket.first_token)
                 if start < chunk.end:
-                    self.sender.put(handing.ticket.ticket_id, layer, start, chunk.end, chunk.block_ids)
+                    self.sender.put(hand_off.ticket.ticket_id, layer, start, chunk.end, chunk.block_ids)
 
     def on_prefilled(self, prefilled: Prefilled) -> None:
         """Commit after the first tokens were emitted, or end the ticket if the prompt has finished. Engine thread."""
         prompt_id = prefilled.state.prompt_id
         with self._lock:
-            handing = self._handing.get(prompt_id)
-            if handing is None:
+            hand_off = self._hand_offs.get(prompt_id)
+            if hand_off is None:
                 return
-            handing.prefill_s, handing.committed_at = prefilled.seconds, self._clock()
-            handing.cached_tokens = prefilled.cached_tokens
+            hand_off.prefill_s, hand_off.committed_at = prefilled.seconds, self._clock()
+            hand_off.cached_tokens = prefilled.cached_tokens
         try:
             if prefilled.finished:
                 self._end_early(prompt_id, prefilled)
             else:
-                self.sender.commit(handing.ticket.ticket_id, describe_prompt(prefilled.state))
+                self.sender.commit(hand_off.ticket.ticket_id, describe_prompt(prefilled.state))
         except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's commit: others go on
-            log.error("commit_failed", error, request_id=handing.request_id, error=error)
+            log.error("commit_failed", error, request_id=hand_off.request_id, error=error)
             if self.on_failed(prompt_id, error):
                 self._drop(prompt_id)
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
         """Emit Failed for a prompt that the engine gave up. Returns whether this worker owned it."""
-        handing = self._forget(prompt_id)
-        if handing is None:
+        hand_off = self._forget(prompt_id)
+        if hand_off is None:
             return False
-        self.sender.abort(handing.ticket.ticket_id, str(error))
+        self.sender.abort(hand_off.ticket.ticket_id, str(error))
         self._emit(Failed(prompt_id, to_name(error), str(error)))
         return True
 
@@ -123,20 +123,20 @@ class PrefillWorker:
         ended = self._forget_ticket(ticket_id)
         if ended is None:
             return
-        prompt_id, handing = ended
+        prompt_id, hand_off = ended
         self._post(lambda engine: engine.release(prompt_id))
-        send_s = None if handing.committed_at is None else self._clock() - handing.committed_at
+        send_s = None if hand_off.committed_at is None else self._clock() - hand_off.committed_at
         log.debug(
-            "kv_sent", request_id=handing.request_id, ticket=ticket_id, bytes=stats.kv_bytes, tail_s=send_s,
+            "kv_sent", request_id=hand_off.request_id, ticket=ticket_id, bytes=stats.kv_bytes, tail_s=send_s,
             total_s=stats.seconds,
         )  # fmt: skip
         times = StageTimes(
-            prefill_s=handing.prefill_s,
+            prefill_s=hand_off.prefill_s,
             send_s=send_s,
             kv_bytes=stats.kv_bytes,
             transport=stats.transport,
             kv_bytes_early=stats.early_bytes,
-            cached_tokens=handing.cached_tokens,
+            cached_tokens=hand_off.cached_tokens,
         )
         self._emit(HandedOff(prompt_id, times))
 
@@ -145,29 +145,29 @@ class PrefillWorker:
         ended = self._forget_ticket(ticket_id)
         if ended is None:
             return
-        prompt_id, handing = ended
-        log.warning("handoff_failed", request_id=handing.request_id, ticket=ticket_id, error=error)
+        prompt_id, hand_off = ended
+        log.warning("handoff_failed", request_id=hand_off.request_id, ticket=ticket_id, error=error)
         self._drop(prompt_id)
         self._emit(Failed(prompt_id, to_name(error), str(error)))
 
     def cancel(self, prompt_id: str, reason: str) -> bool:
         """Cancel a prompt here. Returns whether this worker owned it."""
-        handing = self._forget(prompt_id)
-        if handing is None:
+        hand_off = self._forget(prompt_id)
+        if hand_off is None:
             return False
-        self.sender.abort(handing.ticket.ticket_id, reason)
+        self.sender.abort(hand_off.ticket.ticket_id, reason)
         self._drop(prompt_id)
         self._emit(Failed(prompt_id, Cancelled.__name__, reason))
         return True
 
     def cancel_all(self, reason: str) -> None:
         """Cancel every prompt here."""
-        for prompt_id in list(self._handing):
+        for prompt_id in list(self._hand_offs):
             self.cancel(prompt_id, reason)
 
     def prefills(self, prompt_id: str) -> bool:
         """Return whether the prompt is prefilled or handed off here. Any thread."""
-        return prompt_id in self._handing
+        return prompt_id in self._hand_offs
 
     def hold_finishes(self) -> AbstractContextManager[object]:
         """While held, no prompt of this half can finish: events emitted meanwhile precede it. Only emit under it."""
@@ -175,15 +175,15 @@ class PrefillWorker:
 
     def _end_early(self, prompt_id: str, prefilled: Prefilled) -> None:
         """Abort the ticket of a prompt that has finished; the engine has freed its blocks."""
-        handing = self._forget(prompt_id)
-        if handing is not None:  # else it ended in the meantime, and its event was emitted
-            self.sender.abort(handing.ticket.ticket_id, "the first token ended every sequence")
+        hand_off = self._forget(prompt_id)
+        if hand_off is not None:  # else it ended in the meantime, and its event was emitted
+            self.sender.abort(hand_off.ticket.ticket_id, "the first token ended every sequence")
             times = StageTimes(prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens)
             self._emit(HandedOff(prompt_id, times))
 
     def _refuse_while_much_is_held(self) -> None:
         """Bound the finished KV that is held, each under a lease, by a common limit. The lock is held."""
-        held = [handing.blocks for handing in self._handing.values() if handing.prefill_s is not None]
+        held = [hand_off.blocks for hand_off in self._hand_offs.values() if hand_off.prefill_s is not None]
         total = self._engine.info.layout.num_blocks
         if sum(held) >= hold_limit(total):
             raise NoCapacity(
@@ -201,13 +201,13 @@ class PrefillWorker:
                 raise
             log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
 
-    def _add(self, engine: Engine, state: PromptState, handing: _Handing) -> None:
+    def _add(self, engine: Engine, state: PromptState, hand_off: _HandOff) -> None:
         """Queue the prompt unless it was forgotten because its link failed: nothing would free its blocks then."""
-        if self._handing.get(state.prompt_id) is not handing:
+        if self._hand_offs.get(state.prompt_id) is not hand_off:
             return
         try:
             failpoint("prefill.before_chunk")
-            engine.add(state, hold=True, grammar=handing.grammar)
+            engine.add(state, hold=True, grammar=hand_off.grammar)
         except Exception as error:  # noqa: BLE001 - the outermost frame of queueing this prompt: emits Failed
             log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
@@ -219,14 +219,14 @@ class PrefillWorker:
 
         self._post(drop)
 
-    def _forget(self, prompt_id: str) -> _Handing | None:
+    def _forget(self, prompt_id: str) -> _HandOff | None:
         with self._lock:
-            handing = self._handing.pop(prompt_id, None)
-            if handing is not None:
-                del self._prompt_by_ticket[handing.ticket.ticket_id]
-            return handing
+            hand_off = self._hand_offs.pop(prompt_id, None)
+            if hand_off is not None:
+                del self._prompt_by_ticket[hand_off.ticket.ticket_id]
+            return hand_off
 
-    def _forget_ticket(self, ticket_id: str) -> tuple[str, _Handing] | None:
+    def _forget_ticket(self, ticket_id: str) -> tuple[str, _HandOff] | None:
         with self._lock:
             prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
-            return None if prompt_id is None else (prompt_id, self._handing.pop(prompt_id))
+            return None if prompt_id is None else (prompt_id, self._hand_offs.pop(prompt_id))

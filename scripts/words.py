@@ -38,6 +38,9 @@ INSTEAD = {
     r"lends?|lent": "shares, passes",
     r"till": "until",
     r"plainly": "clearly",
+    r"seats?": "placement, sequence, batch slot",
+    r"put(?:s|ting)? off": "unassign, postpone",
+    r"unjoined": "without a common transport",
 }
 """A private word, as a regular expression, and the field's terms for it."""
 ALLOWED = {

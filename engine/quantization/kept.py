@@ -48,7 +48,7 @@ class KeptWeight:
         )  # fmt: skip
 
     @property
-    def sort(self) -> str:
+    def code_type(self) -> str:
         """Description of its codes, such as "4-bit codes"."""
         if self.num_bits is None:
             return f"{str(self.codes.dtype).removeprefix('torch.')} codes"

@@ -84,7 +84,7 @@ class Keeper:
                 if lacking is None:
                     return made
             reasons.append(lacking)
-        return "; ".join(reasons) or f"there is no kernel for {weight.sort} here"
+        return "; ".join(reasons) or f"there is no kernel for {weight.code_type} here"
 
 
 def _moved(grouped: Grouped, device: torch.device) -> Grouped:

@@ -33,7 +33,7 @@ def _keep_allowed(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     for place, i in enumerate(limited):
         ids = rows[i].params.allowed_token_ids
         banned[place, np.fromiter(ids, np.int64, len(ids))] = False
-    _set_off(scores, limited, banned)
+    _set_minus_inf(scores, limited, banned)
 
 
 def _keep_masked(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -45,10 +45,12 @@ def _keep_masked(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     for place, i in enumerate(masked):
         bits = np.unpackbits(np.frombuffer(rows[i].mask or b"", np.uint8), bitorder="little")[: scores.shape[-1]]
         banned[place, : len(bits)] = bits == 0
-    _set_off(scores, masked, banned)
+    _set_minus_inf(scores, masked, banned)
 
 
-def _set_off(scores: torch.Tensor, which: list[int], banned: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]") -> None:
+def _set_minus_inf(
+    scores: torch.Tensor, which: list[int], banned: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
+) -> None:
     off = upload(torch.from_numpy(banned), scores.device)
     if len(which) == len(scores):
         scores.masked_fill_(off, _OFF)

@@ -78,7 +78,7 @@ async def open_cluster(
     from batch.url_backend import UrlBackend
 
     async with UrlBackend(url, api_key, connections=connections, timeout_s=timeout_s) as backend:
-        yield await _surface(Considerate(backend, connections), model, retry_for_s)
+        yield await _surface(AdaptiveBackend(backend, connections), model, retry_for_s)
 
 
 @contextlib.asynccontextmanager
@@ -128,7 +128,7 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
-class Considerate:
+class AdaptiveBackend:
     """A BatchBackend that reduces the requests in flight, `most` at most, while the server is busy."""
 
     def __init__(self, backend: BatchBackend, most: int) -> None:

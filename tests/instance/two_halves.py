@@ -88,7 +88,7 @@ class Side:
         """Assert that no state of any prompt is left, and that no event was wrong."""
         assert self.wrong == []
         prefill, decode = self.workers.prefill, self.workers.decode
-        assert (prefill._handing, prefill._prompt_by_ticket) == ({}, {})
+        assert (prefill._hand_offs, prefill._prompt_by_ticket) == ({}, {})
         assert (decode._running, decode._reservations, decode._prompt_by_ticket) == ({}, {}, {})
         assert self.core._batch.prompts() == []
         assert (self.core.blocks.num_used, self.core.load().blocks_swapped) == (0, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from batch.backend import NO_HEADERS, Answer
 from pdserve.offline.http_surface import HttpSurface
-from pdserve.offline.sources import Considerate
+from pdserve.offline.sources import AdaptiveBackend
 from wire.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -175,7 +175,7 @@ async def test_a_busy_cluster_gets_fewer_concurrent_requests() -> None:
         await asyncio.sleep(0)
 
     small = Small()
-    surface = HttpSurface(Considerate(small, 64), retry_for_s=1000.0, sleep=at_once)
+    surface = HttpSurface(AdaptiveBackend(small, 64), retry_for_s=1000.0, sleep=at_once)
 
     await asyncio.gather(*(surface.post("/v1/completions", {}) for _ in range(300)))
 
