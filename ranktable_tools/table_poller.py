@@ -35,7 +35,7 @@ class TablePoller(Generic[Table]):
         finished, self._reading = self._reading, None
         was_slow, self._is_slow = self._is_slow, False
         found = finished.result()
-        return self._file.table if found is None and was_slow and not self._file.in_trouble else found
+        return self._file.table if found is None and was_slow and not self._file.is_unusable else found
 
     def _slow(self) -> RanktableError | None:
         if self._is_slow:

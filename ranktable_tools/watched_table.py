@@ -30,7 +30,7 @@ class WatchedTable(Generic[Table]):
         self._suspect: RanktableError | None = None
 
     @property
-    def in_trouble(self) -> bool:
+    def is_unusable(self) -> bool:
         """Whether the file was unusable at the last poll, reported or not."""
         return bool(self._reported) or self._suspect is not None
 
@@ -56,7 +56,7 @@ class WatchedTable(Generic[Table]):
         try:
             table = self._read(self.path)
         except RanktableError as error:
-            return self._doubt(error)
+            return self._hold_back(error)
         was_reported = bool(self._reported)
         self._suspect, self._reported = None, ""
         if table == self.table and not was_reported:
@@ -64,7 +64,7 @@ class WatchedTable(Generic[Table]):
         self.table = table
         return table
 
-    def _doubt(self, error: RanktableError) -> RanktableError | None:
+    def _hold_back(self, error: RanktableError) -> RanktableError | None:
         if error.code == "not-completed":
             self._suspect = None
             return self._report(error)

@@ -64,15 +64,15 @@ class PieceWriter:
         """
         loop, timer = asyncio.get_running_loop(), None
 
-        def look() -> None:
+        def check() -> None:
             nonlocal timer
             assert interval_s is not None
             if self._clock() >= self._written_s + interval_s:
                 self.write(self._shape.stream_format.comment)
-            timer = loop.call_at(self._written_s + interval_s, look)
+            timer = loop.call_at(self._written_s + interval_s, check)
 
         if interval_s is not None and self._shape.stream_format.comment:
-            timer = loop.call_at(self._written_s + interval_s, look)
+            timer = loop.call_at(self._written_s + interval_s, check)
         try:
             yield
         finally:

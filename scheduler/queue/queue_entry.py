@@ -10,7 +10,7 @@ class QueueEntry:
     """A waiting prompt. `turn` counts the prompts of its own request before it; a lower `priority` runs earlier.
 
     `cost` is its charge against its tenant's share, in tokens, set when it is queued; `num_overtaken` how often
-    others were granted before it after it became next.
+    others were granted before it since it became next.
     """
 
     def __init__(
