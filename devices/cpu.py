@@ -43,6 +43,7 @@ class CpuDevice:
     traits = TRAITS
     name = "cpu"
     captures_graphs = False
+    checks_in_child = False
 
     @property
     def torch_device(self) -> "torch.device":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
     pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8"), is_asynchronous=True,
-    ray_resource="GPU", packages=("flashinfer-python",), checks_in_child=True,
+    ray_resource="GPU", packages=("flashinfer-python",),
 )  # fmt: skip
 
 
@@ -68,6 +68,11 @@ class CudaDevice(TorchDevice):
 
     @property
     def captures_graphs(self) -> bool:
+        """See Device."""
+        return True
+
+    @property
+    def checks_in_child(self) -> bool:
         """See Device."""
         return True
 

@@ -34,8 +34,7 @@ class Traits:
     is done, so a step may be launched before the previous one is collected. `one_sided` is the protocol with which
     Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py). `ray_resource` is Ray's name for one of its
     devices. `image` is the kind of container image for it, if that is not `kind`. `packages` are Python packages of its
-    own, whose versions a bug report shows. `checks_in_child`: a wrong kernel may
-    leave a process without the device, so kernels are checked in a child process first (engine/kernel_check.py).
+    own, whose versions a bug report shows.
     """
 
     kind: str
@@ -52,7 +51,6 @@ class Traits:
     ray_resource: str = "CPU"
     image: str | None = None
     packages: tuple[str, ...] = ()
-    checks_in_child: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +171,11 @@ class Device(Protocol):
     @property
     def captures_graphs(self) -> bool:
         """Whether `capture` is supported."""
+        ...
+
+    @property
+    def checks_in_child(self) -> bool:
+        """Whether kernels are checked in a child process first: a bad one may cost its process the device."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Graph:

@@ -21,7 +21,7 @@ TRAITS = Traits(
     kind="npu", visible_variable="ASCEND_RT_VISIBLE_DEVICES", collective="hccl", block_size=128,
     prefill_chunk_size=2048, pool_alignment=2 << 20, attention="npu",
     kept_linears=("npu-int8", "npu-antiquant"), is_asynchronous=True, one_sided="ascend",
-    ray_resource="NPU", image="ascend", packages=("torch_npu", "mooncake-transfer-engine-npu"), checks_in_child=True,
+    ray_resource="NPU", image="ascend", packages=("torch_npu", "mooncake-transfer-engine-npu"),
 )  # fmt: skip
 LEAST_VERSION = (2, 10)
 """Of torch_npu. Earlier, npu_scatter_pa_kv_cache has no cache_mode and uses a cache layout of its own."""
@@ -94,6 +94,11 @@ class NpuDevice(TorchDevice):
 
     @property
     def captures_graphs(self) -> bool:
+        """See Device."""
+        return True
+
+    @property
+    def checks_in_child(self) -> bool:
         """See Device."""
         return True
 

@@ -106,6 +106,11 @@ class TorchDevice:
         """False; kinds that support it override this."""
         return False
 
+    @property
+    def checks_in_child(self) -> bool:
+        """False; kinds whose kernels may fail that badly override this."""
+        return False
+
     def capture(self, run: Callable[[], None]) -> Any:
         """Raise RuntimeError; kinds that support it override this."""
         raise RuntimeError(f"{self.traits.kind} does not support graph capture")

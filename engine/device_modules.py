@@ -45,7 +45,7 @@ def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
     replacers = REPLACERS.get(device.traits.attention, ())
     if not replacers:
         return ()
-    why = _why_not(network, device) if device.traits.checks_in_child else None
+    why = _why_not(network, device) if device.checks_in_child else None
     if why is not None:
         _log.warning("modules_fallback", device=device.name, backend="transformers", error=why)
         return (f"all modules as in transformers, because the device's ops fail their check: {why}",)

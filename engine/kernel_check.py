@@ -51,8 +51,8 @@ def check_here(name: str, params: Mapping[str, Any], here: Here) -> str | None:
 
 
 def kernel_check(device: Device) -> KernelCheck:
-    """Return how kernels of this device are checked: by a child if its traits say so."""
-    if not device.traits.checks_in_child:
+    """Return how kernels of this device are checked: in a child if the device says so."""
+    if not device.checks_in_child:
         return check_here
     versions = f"{device.describe()}, {format_versions(kernel_versions())}"
     return ChildCheck(device.name, versions, library_folder(os.environ).parent / "kernels")

@@ -52,6 +52,7 @@ class FakeDevice:
     total_bytes: int = 1 << 30
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     captures_graphs: bool = False
+    checks_in_child: bool = False
     recorded: int = 0
     waited: int = 0
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from devices.cpu import TRAITS as CPU
+from devices.cpu import CpuDevice
 from devices.cuda import TRAITS as CUDA
-from devices.npu import TRAITS as NPU
+from devices.cuda import CudaDevice
+from devices.npu import NpuDevice
 from engine import device_modules, kernel_child
 from engine.attention import trusted as trusted_module
 from engine.attention.cuda import CudaAttention
@@ -108,9 +109,10 @@ def test_a_folder_that_cannot_be_written_only_costs_the_next_check(tmp_path: Pat
 
 
 def test_only_accelerators_are_checked_in_a_child() -> None:
-    assert [one.checks_in_child for one in (CPU, CUDA, NPU)] == [False, True, True]
+    devices = CpuDevice(), CudaDevice(CUDA, 0), object.__new__(NpuDevice)
+    assert [one.checks_in_child for one in devices] == [False, True, True]
     assert kernel_check(FakeDevice()) is check_here
-    check = kernel_check(FakeDevice(traits=replace(TRAITS, checks_in_child=True)))
+    check = kernel_check(FakeDevice(checks_in_child=True))
     assert isinstance(check, ChildCheck)
     assert check.child == CHILD
     assert "fake:0: tensors of the CPU" in check.versions
@@ -233,7 +235,7 @@ def test_modules_that_a_child_did_not_survive_stay(
     before = network.model.norm.forward
 
     lines = device_modules.replace_modules(
-        network, FakeDevice(traits=replace(TRAITS, attention="cuda", checks_in_child=True))
+        network, FakeDevice(traits=replace(TRAITS, attention="cuda"), checks_in_child=True)
     )  # fmt: skip
 
     ((name, params),) = asked
