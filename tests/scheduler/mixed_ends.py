@@ -174,9 +174,9 @@ def left_behind(cluster: FakeCluster) -> dict[str, object]:
 
 
 def _ledger_values(instance: Instance) -> dict[str, object]:
-    books, numbers = instance.in_flight, ("_tokens", "_unseen", "_blocks", "_sequences", "_given_blocks")
+    books, numbers = instance.in_flight, ("_tokens", "_unseen", "_blocks", "_sequences", "_assigned_blocks")
     booked: dict[str, object] = {name: getattr(books, name)._numbers for name in numbers}
-    booked |= {name: getattr(books, name) for name in ("_given", "_held", "_fresh", "_whole", "_chains", "_reserved")}
+    booked |= {name: getattr(books, name) for name in ("_assigned", "_held", "_num_snapshots", "_whole", "_chains", "_reserved")}
     totals = {f"{name} in all": getattr(books, name).total for name in numbers}
     return {
         **booked, **totals, "prompts": instance._prompts, "users of prefixes": books._prefixes._users,
