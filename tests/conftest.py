@@ -40,6 +40,17 @@ def fresh_log() -> None:
     log.setLevel(logging.NOTSET)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_collections() -> None:
+    """Freeze all that is imported: a collection, as the product does when it drops a model, walks it for a second.
+
+    For each module: `scheduler.loop.run` unfreezes at its end.
+    """
+    if gc.get_freeze_count() == 0:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
     """For small matrices: several threads would only wait for each other."""
