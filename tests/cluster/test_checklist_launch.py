@@ -39,6 +39,7 @@ def test_one_launcher_starts_three_roles_with_flags_in_both_forms(tmp_path: Path
 
 
 @pytest.mark.covers("A8.110", "A8.111")
+@pytest.mark.long
 def test_sequences_and_lengths_are_bounded(tmp_path: Path, fake_model: Path) -> None:
     limits = ("--max-num-seqs=2", "--max-model-len=64", "--max-num-batched-tokens=64")
     with GuideCluster(tmp_path, fake_model, flags=(*FAKE, *limits)) as cluster:

@@ -108,6 +108,7 @@ def test_a_different_global_table_ends_the_scheduler_naming_both(tmp_path: Path,
 
 
 @pytest.mark.covers("A8.115")
+@pytest.mark.long
 def test_a_scheduler_names_missing_instances_at_its_deadline(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("prefill-0")

@@ -43,6 +43,7 @@ def test_the_processes_may_start_in_any_order(tmp_path: Path, fake_model: Path, 
 
 
 @pytest.mark.covers("A7.81")
+@pytest.mark.long
 def test_two_instances_of_each_role_serve(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, prefill=("0", "1"), decode=("2", "3"), flags=FAKE) as cluster:
         cluster.up()
@@ -82,6 +83,7 @@ def test_the_guides_json_with_localhost_starts(tmp_path: Path, fake_model: Path)
 
 
 @pytest.mark.covers("A8.103")
+@pytest.mark.long
 def test_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("prefill-0", "decode-0")

@@ -108,6 +108,7 @@ def test_down_with_nothing_running_is_fine(pdserve: Pdserve) -> None:
 
 
 @pytest.mark.covers("B.shutdown.3")
+@pytest.mark.long
 def test_in_the_foreground_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
     with pdserve.front() as front:
         assert front.stdout is not None

@@ -191,6 +191,7 @@ def test_an_instance_on_a_device_reports_its_transports(
     assert all("device=fake:0" in line and "shm: the KV pool is on fake:0" in line for line in warnings)
 
 
+@pytest.mark.long
 def test_a_prompt_is_handed_from_cpu_ranks_to_a_device_and_back(model: Path, reference: list[list[int]]) -> None:
     two_ranks = config(model, Role.COMBINED, "cpu", 16, "tcp", ranks=2, port=4)
     device = config(model, Role.COMBINED, "fake", 128, "tcp", port=6)

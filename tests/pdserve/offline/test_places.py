@@ -126,14 +126,14 @@ for wrong in (llm.get_tokenizer, lambda: LLM(sys.argv[2])):
 """
 
 
-def test_a_cluster_is_used_without_torch(cluster: str, model: Path, pair: LLM) -> None:
+def test_a_cluster_is_used_without_torch(cluster: str, model: Path, local: LLM) -> None:
     command = [sys.executable, "-c", _WITHOUT_ENGINE, cluster, str(model)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     assert ended.returncode == 0, ended.stderr
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     assert ended.stdout.splitlines() == [
-        str(pair.generate("hello", params)[0].outputs[0].token_ids),
+        str(local.generate("hello", params)[0].outputs[0].token_ids),
         "ConfigError a tokenizer needs transformers: pip install 'pdserve[engine]'",
         "ConfigError a local model needs the engine (xxhash is missing): pip install 'pdserve[engine]'",
     ]
