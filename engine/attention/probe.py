@@ -78,7 +78,7 @@ class _Step:
 def usual_parts(block_size: int) -> tuple[Part, ...]:
     """Return a step with a whole prompt, a chunk in the middle of one, and decodes at and around a block boundary."""
     size = block_size
-    return ((2 * size + 3, 1), (0, size + 5), (size, 1), (size - 3, 7), (size - 1, 1), (0, 1))
+    return ((2 * size + 3, 1), (0, size + 5), (size, 1), (max(0, size - 3), 7), (size - 1, 1), (0, 1))
 
 
 def differs(

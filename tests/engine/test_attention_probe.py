@@ -91,7 +91,7 @@ def of(backend: AttentionBackend, kind: LayerKind, *, block_size: int = 16, dtyp
 
 
 @pytest.mark.combinations(2)
-@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("block_size", [1, 16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backend_that_is_right_does_not_differ(kind: str, dtype: torch.dtype, block_size: int) -> None:
