@@ -33,7 +33,8 @@ def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
 
 def _ask(pdserve: Pdserve) -> str:
     """Send a request with a trace; return its id."""
-    body = json.dumps({"model": "tiny", "prompt": "a text of several words", "max_tokens": 6}).encode()
+    fields = {"model": "tiny", "prompt": "a text of several words", "max_tokens": 6, "ignore_eos": True}
+    body = json.dumps(fields).encode()
     headers = {"content-type": "application/json", "traceparent": f"00-{TRACE}-{PARENT}-01"}
     request = urllib.request.Request(f"http://127.0.0.1:{pdserve.port}/v1/completions", body, headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
