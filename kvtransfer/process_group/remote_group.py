@@ -10,6 +10,7 @@ A process that is lost, or that reports nothing for the time limit, ends this gr
 
 import contextlib
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from devices.collectives import Collective
 from devices.shared_memory import SharedMemory
+from kvtransfer.frame import MessageType, Refuse, decode
 from kvtransfer.hello import Hello
 from kvtransfer.process_group.child_messages import PLACE, GroupMessage, GroupSetup
 from kvtransfer.process_group.exchange import SetupExchange
@@ -27,7 +29,7 @@ from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
 from native.ticker import run_time
 from processes.child import ChildProcess
-from processes.rank_channel import Channel, Message
+from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import to_json
 from telemetry.logs import EventLogger
 
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
 _log = EventLogger("kvtransfer")
 
 PROGRAM = "kvtransfer.process_group.child"
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _SEND_S = 5.0
+_REST_S = 1.0
+"""For the rest of a message of the peer."""
 _LEAVE_S = 2.0
 """For a killed process to end; it keeps its group parked, with its staging, if it does not."""
 
@@ -47,14 +51,13 @@ class RemoteGroup:
     """Owner of the group's process, the thread that started it, and the staging that both map.
 
     Operations are started by one thread, `close` is called from any; see LinkGroup. Until `set_up_ended` the thread
-    uses the link's stream, and every operation may take as long as the set-up.
+    uses the link's stream, and every operation may take as long as the set-up. If the group fails, it ends the link.
     """
 
     def __init__(self, setup: GroupSetup, memory: SharedMemory, stream: Stream, defaults: Mapping[str, str]) -> None:
         self._setup, self._memory, self._defaults = setup, memory, defaults
-        self._stream: Stream | None = stream
+        self._stream, self._is_setting_up, self._is_wanted = stream, True, False
         self._progress_s, self._since = setup.timeout_s, run_time()
-        self._until = self._since + setup.timeout_s
         self.made: Future[None] = Future()
         self._awaited = deque([self.made])
         self._fault: str | None = None
@@ -73,15 +76,15 @@ class RemoteGroup:
         return self._post(GroupMessage.RECEIVE, 0, num_bytes)
 
     def set_up_ended(self, progress_s: float) -> None:
-        """Return the link's stream to its owner; from now on each operation may take `progress_s`."""
-        self._stream, self._progress_s = None, progress_s
+        """Leave the link's messages to its owner; from now on each operation may take `progress_s`."""
+        self._is_setting_up, self._progress_s = False, progress_s
 
     def close(self) -> None:
         """Kill the process, and free the staging when it has ended; idempotent."""
         with self._lock:
-            self._closing, process, stream = True, self._process, self._stream
-        if stream is not None:
-            stream.shutdown()
+            self._closing, process = True, self._process
+        if self._is_setting_up:
+            self._stream.shutdown()
         if process is not None:
             process.kill()
         self._thread.join(_LEAVE_S)
@@ -111,6 +114,8 @@ class RemoteGroup:
         try:
             self._start()
             self._serve()
+        except ChannelClosed:
+            self._fail(f"its process {self._process_end()}")
         except Exception as error:  # noqa: BLE001  the outermost frame of this group's thread
             self._fail(in_one_line(error))
         if self._process is not None:
@@ -130,12 +135,33 @@ class RemoteGroup:
 
     def _serve(self) -> None:
         while True:
-            if self._channel.has_more(_LOOK_S):
+            ready = self._await_either()
+            if self._channel.has_more(0.0):
                 self._handle(self._channel.receive(_SEND_S))
-            elif (stream := self._stream) is not None and stream.is_hung_up:
-                raise LinkLost("the connection was closed")
+            elif ready and self._is_setting_up:
+                self._relay()
             elif self._awaited and run_time() - self._since > self._progress_s:
                 raise LinkLost(f"no data was transferred for {self._progress_s:g} s")
+
+    def _await_either(self) -> bool:
+        """Wait for a message of the process, or in the set-up for what `_relay` handles; not past the poll interval."""
+        assert self._process is not None, "it was started"
+        poll = select.poll()
+        poll.register(self._process.connection, select.POLLIN)
+        if self._is_setting_up:
+            poll.register(self._stream.socket, select.POLLIN if self._is_wanted else select.POLLRDHUP)
+        return bool(poll.poll(_POLL_S * 1000))
+
+    def _relay(self) -> None:
+        """Pass the peer's message to the process, which waits for it. Raises LinkLost if the peer closed its end."""
+        kind, body = self._stream.receive_message(first_byte_s=_REST_S, whole_s=_REST_S)
+        if kind is MessageType.REFUSE:
+            refusal = decode(kind, body)
+            assert isinstance(refusal, Refuse)
+            raise LinkLost(f"the peer refused the link: {refusal.reason}")
+        if self._is_wanted:
+            self._is_wanted = False
+            self._channel.send(GroupMessage.ARRIVED, bytes([kind]) + body, timeout_s=_SEND_S)
 
     def _handle(self, message: Message[GroupMessage]) -> None:
         if message.kind is GroupMessage.DONE:
@@ -144,14 +170,19 @@ class RemoteGroup:
             done.set_result(None)
         elif message.kind is GroupMessage.FAILED:
             raise LinkLost(message.payload.decode("utf-8", "replace"))
-        elif self._stream is None:
+        elif not self._is_setting_up:
             raise LinkLost(f"{message.kind.name} after the set-up")
         elif message.kind is GroupMessage.FORWARD:
             self._stream.send([message.payload])
         elif message.kind is GroupMessage.NEXT:
-            left = max(0.0, self._until - run_time())
-            kind, body = self._stream.receive_message(first_byte_s=left, whole_s=left)
-            self._channel.send(GroupMessage.ARRIVED, bytes([kind]) + body, timeout_s=_SEND_S)
+            self._is_wanted = True
+
+    def _process_end(self) -> str:
+        assert self._process is not None, "its channel was closed"
+        try:
+            return f"ended with status {self._process.wait(_LEAVE_S)}"
+        except TimeoutError:
+            return "closed its channel"
 
     def _fail(self, reason: str) -> None:
         with self._lock:
@@ -161,6 +192,8 @@ class RemoteGroup:
             _log.warning("kv_group_broken", group=self._setup.name, backend=self._setup.collective, reason=self._fault)
         for done in awaited:
             done.set_exception(LinkLost(f"the group failed: {self._fault}"))
+        if not self._closing:
+            self._stream.shutdown()  # an idle link notices it too
 
 
 def make_remote_group(
@@ -184,6 +217,7 @@ def make_remote_group(
     try:
         group.made.result(limit_s)
         prove(group, moved, hello, rank, max(0.0, end - run_time()))
+        group.set_up_ended(timeouts.progress_s)
         exchange.finish(timeouts.progress_s)
     except TimeoutError as error:
         group.close()
@@ -191,5 +225,4 @@ def make_remote_group(
     except BaseException:
         group.close()
         raise
-    group.set_up_ended(timeouts.progress_s)
     return group, moved

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from devices.collectives import COLLECTIVES
-from kvtransfer.stream import LinkLost
+from kvtransfer.frame import MessageType, Refuse, encode
+from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Timeouts
+from native.ticker import run_time
 from tests.kvtransfer import hccl_rules
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import Ends, Node, hurry, link, linked, make_node, pools_on
+from tests.kvtransfer.groups import Ends, Node, hello_of, hurry, link, linked, make_node, pools_on, stream_pair
 from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
 from tests.kvtransfer.hccl_rules import Fault, HcclRules, RuleBoundGroup, RuleBroken
 from tests.kvtransfer.rig import DEADLINE_S, fill, make_rig, read, until
@@ -78,19 +80,52 @@ def test_a_failed_set_up_harms_its_own_link_only(how: Fault, rules: HcclRules) -
             assert repaired.receive(repaired.send(b"a new epoch")) == b"a new epoch"
 
 
+def _kill(stream: Stream, rules: HcclRules) -> None:
+    until(lambda: len(rules.pids) == 1)
+    assert expect(stream, MessageType.SETUP, timeout_s=DEADLINE_S)  # a key: now the process awaits ours
+    os.kill(rules.pids[0], signal.SIGKILL)
+
+
+def _refuse(stream: Stream, rules: HcclRules) -> None:
+    stream.send([encode(Refuse("Unavailable", "a link needs 40 bytes of npu:1, which has 3 free"))])
+    stream.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (_kill, "its process ended with status -9"),
+        (_refuse, "the peer refused the link: a link needs 40 bytes of npu:1, which has 3 free"),
+        (lambda stream, rules: stream.shutdown(), "the peer closed the connection"),
+    ],
+)
+def test_a_set_up_ends_at_once_with_the_reason(
+    end: Callable[[Stream, HcclRules], None], words: str, rules: HcclRules
+) -> None:
+    p, d = _nodes("pd")
+    streams, began = stream_pair(DEADLINE_S), run_time()
+    with ThreadPoolExecutor(1) as makers:
+        made = makers.submit(p.transport.outlet, streams[0], hello_of(p, d), Timeouts(5.0, DEADLINE_S))
+        assert expect(streams[1], MessageType.SETUP, timeout_s=DEADLINE_S)
+        end(streams[1], rules)
+        with pytest.raises(LinkLost, match=f"^the group failed: {words}$"):
+            made.result(DEADLINE_S)
+        assert run_time() - began < rules.make_s / 2
+    for stream in streams:
+        stream.close()
+
+
 @pytest.mark.usefixtures("npu_pools")
-def test_a_killed_link_process_loses_only_its_hand_offs(rules: HcclRules) -> None:
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_link_process_ends_an_idle_link(killed: int, rules: HcclRules) -> None:
     with make_rig("process_group") as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)
-        tickets = [rig.open(20, D_BLOCKS)]
-        rig.hand_over(tickets[0], P_BLOCKS)
-        rig.events.wait("acked", tickets[0].ticket_id)
-        for pid in rules.pids:
-            os.kill(pid, signal.SIGKILL)
-        for result in ("failed", "acked"):
-            tickets.append(rig.open(20, D_BLOCKS))
-            rig.hand_over(tickets[-1], P_BLOCKS)
-            rig.events.wait(result, tickets[-1].ticket_id)
+        for _ in range(2):
+            ticket = rig.open(20, D_BLOCKS)
+            rig.hand_over(ticket, P_BLOCKS)
+            rig.events.wait("acked", ticket.ticket_id)
+            os.kill(rules.pids[-1 - killed], signal.SIGKILL)
+            until(lambda: rig.sender.links()[0].state == "down")
 
         assert read(rig.d_pool, D_BLOCKS, 20) == tokens
         assert rules.made == 4
