@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +82,13 @@ def test_every_page_is_reachable_from_the_readme() -> None:
         left += [page.parent / link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
 
     assert set(ROOT.glob("docs/*.md")) <= seen
+
+
+def test_the_version_is_the_newest_one_of_the_changelog_and_the_chart() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    dated = re.findall(r"^## (\S+) - \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    chart = re.search(r"^version: (\S+)$", (ROOT / "deploy/helm/pdserve/Chart.yaml").read_text(), re.MULTILINE)
+
+    assert dated[0] == project["version"]
+    assert chart is not None
+    assert chart[1] == project["version"]
