@@ -23,7 +23,7 @@ from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, Pd
 from wire.messages import Event, Failed, Pooled, Refused, Reserved
 from wire.types import PromptState, StageTimes, Ticket, TokenOutput
 
-log = EventLogger("decode")
+_log = EventLogger("decode")
 
 Post = Callable[[Callable[[Engine], None]], None]
 
@@ -105,7 +105,7 @@ class DecodeWorker:
             self._running[prompt_id] = self._unfinished(state)
             # under the lock: a cancel that finds the prompt running must be posted to the engine after the admission
             self._post(lambda engine: self._admit(engine, state, block_ids, reservation.grammar))
-        log.debug("kv_received", request_id=state.request_id, ticket=ticket_id, bytes=kv_bytes)
+        _log.debug("kv_received", request_id=state.request_id, ticket=ticket_id, bytes=kv_bytes)
 
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
         """Free the blocks of a ticket that ended without commit, and emit Failed."""
@@ -115,7 +115,7 @@ class DecodeWorker:
             prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
             reservation = self._reservations.pop(prompt_id, None) if prompt_id is not None else None
         if prompt_id is not None and reservation is not None:
-            log.info("reservation_ended", request_id=reservation.state.request_id, ticket=ticket_id, reason=reason)
+            _log.info("reservation_ended", request_id=reservation.state.request_id, ticket=ticket_id, reason=reason)
             self._emit(Failed(prompt_id, HandoffFailed.__name__, reason))
 
     def on_tokens(self, tokens: Iterable[TokenOutput]) -> None:
@@ -217,7 +217,7 @@ class DecodeWorker:
         try:
             engine.add(state, grammar=grammar)
         except Exception as error:  # noqa: BLE001 - the outermost frame of queueing this prompt: emits Failed
-            log.error("queueing_failed", error, request_id=state.request_id, error=error)
+            _log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
 
     def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...], grammar: Grammar | None) -> None:
@@ -229,7 +229,7 @@ class DecodeWorker:
         try:
             engine.admit(state, block_ids, grammar)
         except Exception as error:  # noqa: BLE001 - the outermost frame of admitting this prompt: emits Failed
-            log.error("admission_failed", error, request_id=state.request_id, error=error)
+            _log.error("admission_failed", error, request_id=state.request_id, error=error)
             engine.blocks.release(block_ids)
             self.on_failed(state.prompt_id, error)
 

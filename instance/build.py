@@ -34,7 +34,7 @@ from telemetry.start_marks import GRAPHS, WEIGHTS
 from wire.errors import ConfigError, PdserveError
 from wire.types import Role
 
-log = EventLogger("instance")
+_log = EventLogger("instance")
 FAKE_ENGINE = "testing.instance.fake_engine"
 """The module of `--engine fake`, loaded by this name: the product imports no fake."""
 
@@ -75,7 +75,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
     if config.role is not Role.COMBINED:  # which hands nothing off
         warn_of_copies(config.options.kv_transport, engine.memories[0])
     warn_of_exit(config.options.kv_transport, engine.memories[0], config.num_ranks, os.environ)
-    log.info("kv_mover", name=process_mover().name)
+    _log.info("kv_mover", name=process_mover().name)
     far = connect_ranks(config, engine.memories, identity)
 
     def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:

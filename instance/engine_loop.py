@@ -15,7 +15,7 @@ from telemetry.logs import EventLogger
 from wire.load import STEP_TOKEN_BUCKETS, LoadSnapshot
 from wire.shared_limits import progress_limit
 
-log = EventLogger("engine")
+_log = EventLogger("engine")
 
 IDLE_TURN_S = 0.5
 _KEPT_A_STEP = 0.999
@@ -99,7 +99,7 @@ class EngineLoop:
             try:
                 self._turn()
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: one error must not end the loop
-                log.error("engine_turn_failed", error, error=error)
+                _log.error("engine_turn_failed", error, error=error)
                 self._idle()  # a lasting error must not spin; health checks see the old mark
             else:
                 self._mark = self._clock()
@@ -139,7 +139,7 @@ class EngineLoop:
             try:
                 work(self._engine)
             except Exception as error:  # noqa: BLE001 - one request's work must not end the loop
-                log.error("posted_work_failed", error, error=error)
+                _log.error("posted_work_failed", error, error=error)
 
     def _layer_done(self, layer: int, chunks: Sequence[Chunk]) -> None:
         self._progressed()

@@ -32,7 +32,7 @@ from wire.types import PROTOCOL_VERSION, InstanceDescription
 if TYPE_CHECKING:
     from engine.grammar.store import GrammarStore
 
-log = EventLogger("instance")
+_log = EventLogger("instance")
 
 HEARTBEAT_S = 1.0
 UNHEALTHY_AFTER_S = 10.0
@@ -101,7 +101,7 @@ class InstanceHost:
         if await asyncio.to_thread(self.loop.stop, self.config.drain_s):
             self.engine.close()
         else:
-            log.warning("engine_still_stepping", waited_s=self.config.drain_s)
+            _log.warning("engine_still_stepping", waited_s=self.config.drain_s)
 
     def healthy(self) -> bool:
         """Return whether the engine thread runs and makes progress at about its recent pace."""
@@ -181,7 +181,7 @@ class InstanceHost:
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
         session.emit(TableRead(self.table_digest))  # the table may have changed since describe()
         self._session = session  # only now: events of other threads follow the two above
-        log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
+        _log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
         return session
 
     def load(self) -> LoadSnapshot:
@@ -209,7 +209,7 @@ class InstanceHost:
         self._measurer.measure(self._sender, command)
 
     def _session_over(self, session: InstanceSession) -> None:
-        log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())
+        _log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())
         if session is self._session:
             self.workers.cancel_all("the scheduler's session is over")
 
@@ -227,4 +227,4 @@ class InstanceHost:
             else:
                 session.emit(Heartbeat(self.load()))
         except Exception as error:  # noqa: BLE001 - the watch's outermost frame: the next heartbeat must still be sent
-            log.error("heartbeat_failed", error, error=error)
+            _log.error("heartbeat_failed", error, error=error)

@@ -12,7 +12,7 @@ from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import LinkMeasured, MeasureLink
 from wire.types import KvEndpoint
 
-log = EventLogger("instance")
+_log = EventLogger("instance")
 
 MEASURE_TIMEOUT_S = 10.0
 
@@ -79,7 +79,7 @@ class LinkMeasurer:
         except PdserveError as error:
             answer = LinkMeasured(command.peer_id, None, str(error))
         except Exception as error:  # noqa: BLE001  the outermost frame of this thread: the command must be answered
-            log.error("link_measure_failed", error, peer=command.peer_id, error=error)
+            _log.error("link_measure_failed", error, peer=command.peer_id, error=error)
             answer = LinkMeasured(command.peer_id, None, f"the measurement failed: {error}; see the instance's log")
         self._busy.release()  # first: after the answer the scheduler may request the next one
         self._emit(answer)

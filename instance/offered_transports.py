@@ -10,7 +10,7 @@ from kvtransfer.transports import NAMES, TRAITS, default_names, make_transports,
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 
-log = EventLogger("instance")
+_log = EventLogger("instance")
 
 
 def describe_transports(named: Sequence[str], memory: PoolMemory) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
     offered = [transport.traits for transport in make_transports(named, memory)]
     if device_memory(memory) is not None and all(traits.through_host for traits in offered):
         reasons = "; ".join(text for text in describe_transports(named, memory) if ": " in text)
-        log.warning("kv_through_host", device=device_of(memory), reasons=reasons)
+        _log.warning("kv_through_host", device=device_of(memory), reasons=reasons)
 
 
 def warn_of_exit(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
@@ -45,7 +45,7 @@ def warn_of_exit(named: Sequence[str], memory: PoolMemory, num_ranks: int, envir
     has_links = any(one.traits.same == "collective" for one in make_transports(named, memory))
     if num_ranks > 1 or (has_links and not collective.own_process):
         consequence = "a peer that dies ends this process, not only its link; 0, the default, prevents that"
-        log.warning("failed_operation_exits", setting=setting, consequence=consequence)
+        _log.warning("failed_operation_exits", setting=setting, consequence=consequence)
 
 
 def check_named(named: Sequence[str], memory: PoolMemory) -> None:

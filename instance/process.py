@@ -27,7 +27,7 @@ from telemetry.logs import EventLogger
 from telemetry.start_marks import LOADED, SESSION, StartMarks
 from wire.errors import InstanceLost, PdserveError
 
-log = EventLogger("instance")
+_log = EventLogger("instance")
 
 STOP_GRACE_S = 1.0
 HEALTH_S = 1.0
@@ -94,7 +94,7 @@ async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> 
         if config.plan is not None:
             beside.append(tasks.create_task(_follow_table(config, config.plan, host, lock, stop)))
         await stop.wait()
-        log.info("stopping", instance=identity.instance_id)
+        _log.info("stopping", instance=identity.instance_id)
         for task in beside:
             task.cancel()
     await server.stop(STOP_GRACE_S if shutdown.error is None else 0)
@@ -114,7 +114,7 @@ async def _prepare(
     marks.set(LOADED)
     engine, notes = loaded
     for note in notes:
-        log.info("start_note", text=note)
+        _log.info("start_note", text=note)
     identity = Identity.new(config, port)
     grammars = make_grammars(config, engine.info)
     if grammars is not None:
@@ -122,7 +122,7 @@ async def _prepare(
     host = InstanceHost(config, engine, identity, port, time.monotonic, grammars)
     connect_handoff(config, engine, identity, host)
     await server.serve(host)
-    log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
+    _log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
     return host
 
 

@@ -29,7 +29,7 @@ from wire.types import PromptState
 if TYPE_CHECKING:
     from engine.grammar.store import GrammarStore
 
-log = EventLogger("instance")
+_log = EventLogger("instance")
 
 
 class InstanceSession:
@@ -137,7 +137,7 @@ class InstanceSession:
         except PdserveError as error:
             self._emit_refused(prompt_id, error)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a command: the session must go on
-            log.error("command_failed", error, prompt_id=prompt_id, request_id=request_id)
+            _log.error("command_failed", error, prompt_id=prompt_id, request_id=request_id)
             self.emit(Failed(prompt_id, to_name(error), "the instance failed to accept this prompt; see its log"))
 
     def _emit_refused(self, prompt_id: str, error: PdserveError) -> None:

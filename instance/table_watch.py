@@ -23,7 +23,7 @@ from security.trust import Trust
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 
-log = EventLogger("table")
+_log = EventLogger("table")
 
 POLL_S = 1.0
 LET_GO_S = 30.0
@@ -119,7 +119,7 @@ class EntryWatch:
                 if self.advance(loop.time()) is Stage.ENDS:
                     return self._gone
             except Exception as error:  # noqa: BLE001 - the outermost frame: keep the state, look again
-                log.error("table_watch_failed", error)
+                _log.error("table_watch_failed", error)
             await asyncio.sleep(self._poll_s)
 
     def read(self, path: str) -> OwnTable:
@@ -132,7 +132,7 @@ class EntryWatch:
         if isinstance(found, RanktableError):
             self._troubled = True
             waits = found.code == "not-completed"
-            (log.info if waits else log.warning)("table_not_ready" if waits else "table_ignored", error=found)
+            (_log.info if waits else _log.warning)("table_not_ready" if waits else "table_ignored", error=found)
         elif found is not None:
             self._follow(found, now)
 
@@ -150,9 +150,9 @@ class EntryWatch:
     def _follow(self, found: OwnTable, now: float) -> None:
         digest = table_digest(found.table)
         if digest != self._digest:
-            log.info("table_changed", digest=digest)
+            _log.info("table_changed", digest=digest)
         elif self._troubled:
-            log.info("table_valid_again", digest=digest)
+            _log.info("table_valid_again", digest=digest)
         self._troubled = False
         if (digest, found.hosts, found.gone) == (self._digest, self._hosts, self._gone):
             return  # readable again and unchanged: removed hosts keep their deadline
@@ -171,21 +171,23 @@ class EntryWatch:
         try:
             self._hold(digest)
         except ConfigError as error:
-            log.warning("table_entry_in_use", error=error)
+            _log.warning("table_entry_in_use", error=error)
 
     def _enter(self, after: Stage) -> None:
         before, self._stage = self._stage, after
         self._host.drain(self._gone if after in (Stage.REFUSES, Stage.ENDS) else None)
         match after:
             case Stage.BELONGS:
-                log.info("table_entry_restored", before=before.name.lower())
+                _log.info("table_entry_restored", before=before.name.lower())
             case Stage.WORKS_ON:
-                log.warning("table_entry_removed", reason=self._gone, next="ends when its scheduler closes the session")
+                _log.warning(
+                    "table_entry_removed", reason=self._gone, next="ends when its scheduler closes the session"
+                )
             case Stage.REFUSES:
                 text = "new prompts are refused; the instance ends when the running ones have finished"
-                log.warning("session_not_closed_by_scheduler", waited_s=LET_GO_S, next=text)
+                _log.warning("session_not_closed_by_scheduler", waited_s=LET_GO_S, next=text)
             case Stage.ENDS:
-                log.warning("instance_stopping", reason=self._gone, busy=self._host.is_busy)
+                _log.warning("instance_stopping", reason=self._gone, busy=self._host.is_busy)
 
     def _why_gone(self, table: GlobalTable) -> str:
         own = self._plan.own

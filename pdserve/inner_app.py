@@ -17,7 +17,7 @@ from telemetry.logs import EventLogger
 from wire.errors import ConfigError, PdserveError
 from wire.types import Role
 
-log = EventLogger("inner_app")
+_log = EventLogger("inner_app")
 
 _DEVICE_IDS = ("0",)
 _HOST = "127.0.0.1"
@@ -83,7 +83,7 @@ async def _instance(engine: EngineOptions, on_lost: Callable[[PdserveError], Non
             f"a local model needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
     for note in instance.notes:
-        log.info("start_note", text=note)
+        _log.info("start_note", text=note)
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, "this process", _HOST, _DEVICE_IDS)
     try:
         yield Cluster((expected,), lambda address: instance.connection())

@@ -21,7 +21,7 @@ from wire.messages import Event, Failed, HandedOff
 from wire.shared_limits import hold_limit
 from wire.types import PromptState, StageTimes, Ticket
 
-log = EventLogger("prefill")
+_log = EventLogger("prefill")
 
 Post = Callable[[Callable[[Engine], None]], None]
 
@@ -105,7 +105,7 @@ class PrefillWorker:
             else:
                 self.sender.commit(hand_off.ticket.ticket_id, describe_prompt(prefilled.state))
         except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's commit: others go on
-            log.error("commit_failed", error, request_id=hand_off.request_id, error=error)
+            _log.error("commit_failed", error, request_id=hand_off.request_id, error=error)
             if self.on_failed(prompt_id, error):
                 self._drop(prompt_id)
 
@@ -126,7 +126,7 @@ class PrefillWorker:
         prompt_id, hand_off = ended
         self._post(lambda engine: engine.release(prompt_id))
         send_s = None if hand_off.committed_at is None else self._clock() - hand_off.committed_at
-        log.debug(
+        _log.debug(
             "kv_sent", request_id=hand_off.request_id, ticket=ticket_id, bytes=stats.kv_bytes, tail_s=send_s,
             total_s=stats.seconds,
         )  # fmt: skip
@@ -146,7 +146,7 @@ class PrefillWorker:
         if ended is None:
             return
         prompt_id, hand_off = ended
-        log.warning("handoff_failed", request_id=hand_off.request_id, ticket=ticket_id, error=error)
+        _log.warning("handoff_failed", request_id=hand_off.request_id, ticket=ticket_id, error=error)
         self._drop(prompt_id)
         self._emit(Failed(prompt_id, to_name(error), str(error)))
 
@@ -199,7 +199,7 @@ class PrefillWorker:
             if self._forget(state.prompt_id) is not None:
                 self.sender.abort(ticket.ticket_id, "it could not be opened")
                 raise
-            log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
+            _log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
 
     def _add(self, engine: Engine, state: PromptState, hand_off: _HandOff) -> None:
         """Queue the prompt unless it was forgotten because its link failed: nothing would free its blocks then."""
@@ -209,7 +209,7 @@ class PrefillWorker:
             failpoint("prefill.before_chunk")
             engine.add(state, hold=True, grammar=hand_off.grammar)
         except Exception as error:  # noqa: BLE001 - the outermost frame of queueing this prompt: emits Failed
-            log.error("queueing_failed", error, request_id=state.request_id, error=error)
+            _log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
 
     def _drop(self, prompt_id: str) -> None:

@@ -21,7 +21,7 @@ from wire.convert_messages import command_from_pb, event_to_pb
 from wire.errors import ConfigError, InvalidRequest, PdserveError, appearance
 from wire.messages import Command, OpenSession
 
-log = EventLogger("wire")
+_log = EventLogger("wire")
 
 FIRST_COMMAND_S = 10.0
 LOADING_WAIT_S = 1.0
@@ -185,7 +185,7 @@ def _take(session: ServedSession, message: bytes) -> None:
     try:
         parsed = _parse(pb.CommandMessage, message)
     except InvalidRequest as error:
-        log.warning("command_refused", error=error)
+        _log.warning("command_refused", error=error)
         return
     for one in (parsed, *parsed.more):
         _take_one(session, one)
@@ -196,7 +196,7 @@ def _take_one(session: ServedSession, parsed: pb.CommandMessage) -> None:
     try:
         command = command_from_pb(parsed)
     except InvalidRequest as error:
-        log.warning("command_refused", prompt_id=prompt_id, request_id=request_id, error=error)
+        _log.warning("command_refused", prompt_id=prompt_id, request_id=request_id, error=error)
         if prompt_id:
             session.refuse(prompt_id, error)
     else:

@@ -27,7 +27,7 @@ from wire.errors import (
 )
 from wire.types import Role, StageTimes
 
-log = EventLogger("dispatch")
+_log = EventLogger("dispatch")
 
 RETRYABLE = (InstanceLost, HandoffFailed, Draining, InternalError)
 
@@ -64,7 +64,7 @@ class Attempts:
                         grant.finished(prompt.chains)
                     return _done(prompt, grant, tries=num_failures + 1)
                 except NoCapacity as error:
-                    log.debug("no_capacity", request_id=prompt.request.request_id, error=error)
+                    _log.debug("no_capacity", request_id=prompt.request.request_id, error=error)
                     stalls_at = min(stalls_at, prompt.deadline) if prompt.output.started else math.inf
                     if asyncio.get_running_loop().time() >= min(stalls_at, prompt.deadline):
                         raise prompt.deadline_error() from error
@@ -132,7 +132,7 @@ class Attempts:
     def _note_retry(self, prompt: PromptRun, plan: Plan, error: PdserveError) -> None:
         prompt.avoid |= {plan.pair}
         self._ledger.retried_prompts += 1
-        log.warning("prompt_retried", request_id=prompt.request.request_id, plan=plan.reason, error=error)
+        _log.warning("prompt_retried", request_id=prompt.request.request_id, plan=plan.reason, error=error)
 
 
 def _done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:

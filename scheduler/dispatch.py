@@ -29,7 +29,7 @@ from scheduler.retry_budget import RetryBudget
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
 
-log = EventLogger("dispatch")
+_log = EventLogger("dispatch")
 
 
 class Dispatch:
@@ -160,9 +160,9 @@ def _reason(error: Exception, request: GenerationRequest) -> PdserveError:
     """Log and return the error for the client: the first PdserveError among the prompts', else InternalError."""
     reason = next((one for one in _leaves(error) if isinstance(one, PdserveError)), None)
     if reason is None:
-        log.error("request_failed_internally", error, request_id=request.request_id)
+        _log.error("request_failed_internally", error, request_id=request.request_id)
         reason = InternalError(f"request {request.request_id} failed; details are in the scheduler's log")
-    report = log.debug if isinstance(reason, InvalidRequest) else log.warning  # clients can cause many of these
+    report = _log.debug if isinstance(reason, InvalidRequest) else _log.warning  # clients can cause many of these
     name = type(reason).__name__
     report("request_failed", request_id=request.request_id, error=name, message=without_values(reason))
     return reason

@@ -38,7 +38,7 @@ from wire.messages import (
 from wire.shared_limits import progress_limit
 from wire.types import InstanceDescription, PromptLogprobs, Role, TokenOutput
 
-log = EventLogger("instances")
+_log = EventLogger("instances")
 
 _IDLE_POLL_S = 0.05
 
@@ -185,7 +185,7 @@ class Instance:
             case TableRead(digest=digest):
                 self.table_digest = digest
             case SessionOpen():
-                log.warning("second_session_open", instance=self.address)
+                _log.warning("second_session_open", instance=self.address)
 
     def _update(self, load: LoadSnapshot | None) -> None:
         if load is not None:
@@ -243,7 +243,7 @@ class Instance:
         for error in errors:
             if isinstance(error, PdserveError):
                 return error
-        log.error("session_failed", errors[0], instance=self.address)
+        _log.error("session_failed", errors[0], instance=self.address)
         return InternalError(f"internal error: {errors[0]!r}")
 
     def _end(self, error: InstanceLost) -> None:

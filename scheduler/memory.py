@@ -9,7 +9,7 @@ from pathlib import Path
 
 from telemetry.logs import EventLogger
 
-log = EventLogger("scheduler")
+_log = EventLogger("scheduler")
 
 _POLL_S = 2.0
 _GROWN_BYTES = 32 * 2**20
@@ -34,7 +34,7 @@ async def give_back_memory(
         now = resident()
         if is_idle() and now > before + _GROWN_BYTES:
             release()
-            log.debug("memory_released", before_bytes=now, after_bytes=resident())
+            _log.debug("memory_released", before_bytes=now, after_bytes=resident())
             now = before = resident()
         before = min(before, now)
 

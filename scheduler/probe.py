@@ -14,7 +14,7 @@ from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, NoCapacity, PdserveError
 from wire.types import Pooling, SamplingParams
 
-log = EventLogger("probe")
+_log = EventLogger("probe")
 
 PROBE_TOKEN_IDS = (1, 2, 3, 4)
 _PROBE_PARAMS = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
@@ -31,7 +31,7 @@ class PathProbe:
         self._poolings = _POOLINGS.get(kind, ())
         self._readiness = readiness
         self._limits = limits
-        self._failures = CappedLog(log)
+        self._failures = CappedLog(_log)
 
     async def run(self) -> None:
         """Probe until cancelled; while nothing is ready, probe new pairs almost at once."""
@@ -52,7 +52,7 @@ class PathProbe:
         except PdserveError as error:
             if self._found_no_room(error, plan):
                 self._readiness.extend_use(plan)
-                log.debug("probe_found_no_room", **self._readiness.names(plan), error=error)
+                _log.debug("probe_found_no_room", **self._readiness.names(plan), error=error)
                 return True
             self._readiness.discard_use(plan)
             pair = self._readiness.names(plan)

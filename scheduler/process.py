@@ -21,7 +21,7 @@ from scheduler.table_watch import TableWatch
 from security.trust import Trust
 from telemetry.logs import EventLogger
 
-log = EventLogger("scheduler")
+_log = EventLogger("scheduler")
 
 
 def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
@@ -54,7 +54,7 @@ async def _serve_on(
     bound: socket.socket, config: SchedulerConfig, cluster: Cluster, https: Https | None, stop: asyncio.Event
 ) -> None:
     async with open_serving(config, cluster, os.environ) as serving:
-        log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)
+        _log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)
         served = serve(
             serving.app, bound, serving.drain, shutdown_timeout_s=config.options.shutdown_timeout, stop=stop,
             https=https, client_timeout_s=config.options.client_timeout,

@@ -28,7 +28,7 @@ from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Unavailabl
 from wire.messages import OpenSession
 from wire.types import InstanceDescription, Role
 
-log = EventLogger("registry")
+_log = EventLogger("registry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Registry:
         `what` describes the differences, for the log.
         """
         self.table = TableView(self.table.version + 1, table_digest)
-        log.info("table_changed", version=self.table.version, digest=table_digest, what=what)
+        _log.info("table_changed", version=self.table.version, digest=table_digest, what=what)
         self._digests.add(table_digest)
         self._members.change(expected)
         self.changed()
@@ -204,7 +204,7 @@ class Registry:
         """Raise `error` if the scheduler was never ready, else log it."""
         if not self._was_ready:
             raise error
-        log.warning("instance_refused", error=error)
+        _log.warning("instance_refused", error=error)
 
     def changed(self) -> None:
         """Notify the listeners; called by members and instances."""

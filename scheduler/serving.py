@@ -34,7 +34,7 @@ from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 
-log = EventLogger("scheduler")
+_log = EventLogger("scheduler")
 
 READY_POLL_S = 0.05
 LOG_EVERY_S = 5.0
@@ -187,8 +187,8 @@ async def _watch_startup(control: Control, timeout_s: float) -> None:
             raise ConfigError(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing(control)}")
         if now - logged > LOG_EVERY_S:
             logged = now
-            log.info("waiting", missing=_missing(control))
-    log.info("ready", seconds=loop.time() - began)
+            _log.info("waiting", missing=_missing(control))
+    _log.info("ready", seconds=loop.time() - began)
 
 
 async def _start_templates(tokens: Tokens) -> None:
@@ -199,7 +199,7 @@ async def _start_templates(tokens: Tokens) -> None:
     try:
         await tokens.start()
     except (Overloaded, Unavailable, InvalidRequest) as error:
-        log.warning("templates_not_started", error=str(error))
+        _log.warning("templates_not_started", error=str(error))
 
 
 def _missing(control: Control) -> str:

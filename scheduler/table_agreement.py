@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from scheduler.instances import Instance
 from telemetry.logs import EventLogger
 
-log = EventLogger("table")
+_log = EventLogger("table")
 
 AGREE_S = 10.0
 """Copying files takes time, by hand or by kubelets: only a difference that lasts longer causes a warning."""
@@ -37,7 +37,7 @@ class TableAgreement:
                 self._differences[key] = difference or _Difference(instance.name, now)
                 self._warn(self._differences[key], instance.table_digest, digest, now)
             elif difference is not None and difference.logged:
-                log.info("table_agrees", instance=instance.name, digest=digest)
+                _log.info("table_agrees", instance=instance.name, digest=digest)
 
     def _warn(self, difference: _Difference, there: str, here: str, now: float) -> None:
         digests = f"{there} {here}"
@@ -45,4 +45,4 @@ class TableAgreement:
             return
         difference.logged = digests
         fix = "copy the scheduler's global table to its host: at startup, different tables are an error"
-        log.warning("table_differs", instance=difference.name, there=there, here=here, fix=fix)
+        _log.warning("table_differs", instance=difference.name, there=there, here=here, fix=fix)

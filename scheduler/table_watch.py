@@ -16,7 +16,7 @@ from scheduler.registry import Registry
 from scheduler.table_agreement import TableAgreement
 from telemetry.logs import EventLogger
 
-log = EventLogger("table")
+_log = EventLogger("table")
 
 POLL_S = 1.0
 
@@ -43,7 +43,7 @@ class TableWatch:
                 now = asyncio.get_running_loop().time()
                 self._agreement.compare(self._registry.living(), self._registry.table.digest, now)
             except Exception as error:  # noqa: BLE001 - the outermost frame: keep the table and check later
-                log.error("table_watch_failed", error)
+                _log.error("table_watch_failed", error)
 
     def take(self, found: GlobalTable | RanktableError | None) -> None:
         """Use a new table, or log why it cannot be used."""
@@ -59,20 +59,20 @@ class TableWatch:
         if not sentences:
             if troubled:
                 used = self._registry.table
-                log.info("table_valid_again", version=used.version, digest=used.digest)
+                _log.info("table_valid_again", version=used.version, digest=used.digest)
             return
         followed = self._entries.follow(table)
         self._registry.change(followed.expected, table_digest(table), " ".join(sentences))
         for why in followed.left_out:
-            log.warning("instance_left_out", reason=why)
+            _log.warning("instance_left_out", reason=why)
 
     def _pass_over(self, error: RanktableError) -> None:
         self._troubled = True
         used = self._registry.table
         if error.code == "not-completed":
-            log.info("table_not_ready", error=error, version=used.version, digest=used.digest)
+            _log.info("table_not_ready", error=error, version=used.version, digest=used.digest)
         else:
-            log.warning("table_ignored", error=error, version=used.version, digest=used.digest)
+            _log.warning("table_ignored", error=error, version=used.version, digest=used.digest)
 
     def _read(self, path: str) -> GlobalTable:
         """Read a table, on a thread. Raises RanktableError also for a table of another scheduler."""

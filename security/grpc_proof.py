@@ -23,7 +23,7 @@ from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
 from wire.errors import Incompatible
 
-log = EventLogger("trust")
+_log = EventLogger("trust")
 
 Metadata = tuple[tuple[str, bytes], ...]
 
@@ -60,7 +60,7 @@ class ProofCheck:
 
     def __init__(self, trust: Trust, clock: Callable[[], float] = time.monotonic) -> None:
         self._trust, self._mint = trust, NonceMint(clock)
-        self._refusals = CappedLog(log, clock=clock)
+        self._refusals = CappedLog(_log, clock=clock)
         self.refused = 0
 
     async def challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:

@@ -12,7 +12,7 @@ from security.tls import TlsFiles
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible
 
-log = EventLogger("trust")
+_log = EventLogger("trust")
 
 _MAX_HOST_CHARS = 64
 
@@ -91,7 +91,7 @@ class Trust:
     def warn(self) -> None:
         """Log the one warning of a process that has a table and no secret."""
         if self.secret is None and self.addresses:
-            log.warning(
+            _log.warning(
                 "no_cluster_secret", peers="only addresses of the global table are accepted",
                 fix="put cluster_secret beside the global table of every host (docs/security.md)",
             )  # fmt: skip

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from telemetry.logs import EventLogger
 
-log = EventLogger("engine")
+_log = EventLogger("engine")
 
 _LINE_S = 2.0
 
@@ -50,4 +50,4 @@ class LoadProgress:
             self._log()
 
     def _log(self) -> None:
-        log.info("weights_loaded", bytes=self._done, of=self._total, seconds=round(self._clock() - self._began, 3))
+        _log.info("weights_loaded", bytes=self._done, of=self._total, seconds=round(self._clock() - self._began, 3))

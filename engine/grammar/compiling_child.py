@@ -13,7 +13,7 @@ from processes.frames import receive_object, send_object
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavailable
 
-log = EventLogger("grammar")
+_log = EventLogger("grammar")
 _STDERR_BYTES = 2000
 _OUT_OF_MEMORY = (b"memory allocation", b"bad_alloc", b"MemoryError")
 
@@ -67,7 +67,7 @@ class CompilingChild:
         except _Died as death:
             if death.by_signal != signal.SIGKILL:
                 raise InvalidGrammar(self._explain(death)) from death
-            log.warning("grammar_child_killed")
+            _log.warning("grammar_child_killed")
         try:
             return self._compile_once(source)
         except _Died as death:

@@ -24,7 +24,7 @@ from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidGrammar, Overloaded, PdserveError
 from wire.types import StructuredOutput
 
-log = EventLogger("grammar")
+_log = EventLogger("grammar")
 _CLOSE_WAIT_S = 30.0
 
 
@@ -120,7 +120,7 @@ class GrammarStore:
     def _log_old_name(self, backend: str) -> None:
         if is_old_name(backend) and not self._logged_old_name:
             self._logged_old_name = True
-            log.warning("guided_decoding_backend_served_by_llguidance", backend=backend)
+            _log.warning("guided_decoding_backend_served_by_llguidance", backend=backend)
 
     def _run(self) -> None:
         """Run the compiler thread. Its child dies with it, so it runs until the store is closed."""
@@ -142,7 +142,7 @@ class GrammarStore:
             self._warmed.set()
             self._child.start()
         except (PdserveError, OSError) as error:
-            log.warning("structured_output_unavailable", error=error)
+            _log.warning("structured_output_unavailable", error=error)
         finally:
             self._warmed.set()
 
@@ -157,7 +157,7 @@ class GrammarStore:
         except PdserveError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the outermost frame of a compile: answered and logged
-            log.error("grammar_compile_failed", error, error=error)
+            _log.error("grammar_compile_failed", error, error=error)
             return InternalError(f"compiling the grammar failed: {error}")
 
     def _settle(self, job: _Job, outcome: CompiledGrammar | PdserveError) -> None:

@@ -10,7 +10,7 @@ from devices.host_memory import available_bytes
 from devices.interface import Memory
 from telemetry.logs import EventLogger
 
-log = EventLogger("engine")
+_log = EventLogger("engine")
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14, include/uapi/asm-generic/mman-common.h
 _PIECE_BYTES = 4 << 20
@@ -49,9 +49,9 @@ class PoolTouch:
         try:
             touched = self._touch()
         except OSError as error:  # an older kernel, or no memory: pages are faulted in at first use
-            log.info("pool_not_prefaulted", error=error)
+            _log.info("pool_not_prefaulted", error=error)
         else:
-            log.info("pool_prefaulted", bytes=touched, of=self._memory.layout.total_bytes)
+            _log.info("pool_prefaulted", bytes=touched, of=self._memory.layout.total_bytes)
 
     def _touch(self) -> int:
         madvise = ctypes.CDLL(None, use_errno=True).madvise

@@ -4,7 +4,7 @@ import resource
 
 from telemetry.logs import EventLogger
 
-log = EventLogger("scheduler")
+_log = EventLogger("scheduler")
 
 WANTED = 65_536
 _ENOUGH = 8_192
@@ -18,7 +18,7 @@ def raise_open_files() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH:
-        log.warning(
+        _log.warning(
             "few_open_files", limit=soft, note="each connection uses one; raise it with `ulimit -Hn` or the unit"
         )
     return soft

@@ -21,7 +21,7 @@ from scheduler.links.probe import LinkProbe, Pair, PairLink
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest, Overloaded, PdserveError
 
-log = EventLogger("admin")
+_log = EventLogger("admin")
 
 MAX_LINE_BYTES = 64 * 2**10
 _REQUEST_TIMEOUT_S = 5.0
@@ -48,7 +48,7 @@ async def serve_admin_socket(name: str, links: LinkProbe) -> None:
         try:
             bound.bind("\0" + name)
         except OSError as error:
-            log.warning("admin_socket_unavailable", name=name, error=error, lost="pdserve links cannot measure")
+            _log.warning("admin_socket_unavailable", name=name, error=error, lost="pdserve links cannot measure")
             return
         bound.listen()
         bound.setblocking(False)
@@ -59,7 +59,7 @@ async def serve_admin_socket(name: str, links: LinkProbe) -> None:
                 try:
                     server.take(bound)
                 except OSError as error:
-                    log.warning("admin_accept_failed", error=error)
+                    _log.warning("admin_accept_failed", error=error)
                     await asyncio.sleep(_NO_DESCRIPTOR_S)
 
 
@@ -89,7 +89,7 @@ class _AdminServer:
         try:
             await self._handle(client)
         except Exception as error:  # noqa: BLE001 - the client's outermost frame: the scheduler must survive
-            log.error("admin_client_failed", error)
+            _log.error("admin_client_failed", error)
 
     async def _handle(self, client: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=client, limit=MAX_LINE_BYTES)

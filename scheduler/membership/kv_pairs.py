@@ -10,7 +10,7 @@ from scheduler.membership.compatibility import ExpectedInstance
 from telemetry.logs import EventLogger
 from wire.types import InstanceDescription, Role
 
-log = EventLogger("registry")
+_log = EventLogger("registry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class KvPairs:
         before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, receiving)
         if lacking is None:
             if before is not None:
-                log.info("kv_transport_found", prefill=start, decode=end)
+                _log.info("kv_transport_found", prefill=start, decode=end)
             return
         have = f"{start.name} has {_names(sending)} and {end.name} has {_names(receiving)}"
         gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"they cannot transfer KV: {have}; {lacking}")
         if gap != before:
             hosts = ", ".join(sorted({one.host_id for side in (sending, receiving) for one in side.endpoints} - {""}))
-            log.warning("no_kv_transport", prefill=start, decode=end, reason=gap, hosts=hosts)
+            _log.warning("no_kv_transport", prefill=start, decode=end, reason=gap, hosts=hosts)
 
 
 def missing_transport(sender: InstanceDescription, receiver: InstanceDescription) -> str | None:

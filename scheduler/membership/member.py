@@ -17,7 +17,7 @@ from wire.load import LoadSnapshot
 from wire.messages import Event, OpenSession, SessionOpen
 from wire.types import InstanceDescription
 
-log = EventLogger("registry")
+_log = EventLogger("registry")
 
 Connect = Callable[[str], Connection]
 
@@ -82,7 +82,7 @@ class Member:
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
         self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after the next short session, and due now
-        self._still = CappedLog(log)
+        self._still = CappedLog(_log)
 
     @property
     def is_living(self) -> bool:
@@ -116,7 +116,7 @@ class Member:
                 if not self.leaving:
                     await asyncio.sleep(self._next_backoff())
             except Exception as error:  # noqa: BLE001 - the task's outermost frame: a bug in one must not end others
-                log.error("member_task_failed", error, instance=self.expected)
+                _log.error("member_task_failed", error, instance=self.expected)
                 self._become(MemberState.LOST, f"internal error: {error!r}")
                 await asyncio.sleep(self._limits.refused_retry_s)
 
@@ -209,7 +209,7 @@ class Member:
     def _become(self, state: MemberState, why: str) -> None:
         is_well = state not in (MemberState.SUSPECT, MemberState.LOST, MemberState.REFUSED)
         if state is not self.state:
-            report = log.info if is_well else log.warning
+            report = _log.info if is_well else _log.warning
             report(f"instance_{state}", instance=self.expected, why=why)
         elif why != self.why:  # the peer chooses this text, at every attempt anew
             again = self._still.info if is_well else self._still.warning
@@ -227,4 +227,4 @@ class Member:
             async with asyncio.timeout(self._limits.send_s):
                 await closing.close()
         except (TimeoutError, PdserveError) as error:
-            log.debug("close_failed", instance=self.expected, error=error)
+            _log.debug("close_failed", instance=self.expected, error=error)

@@ -9,7 +9,7 @@ from scheduler.membership.member import Member
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, PdserveError
 
-log = EventLogger("registry")
+_log = EventLogger("registry")
 
 
 class Members:
@@ -64,12 +64,12 @@ class Members:
             return None
         self._drains.pop(member).cancel()
         member.stay()
-        log.info("instance_kept", instance=member.expected, reason="back in the global table")
+        _log.info("instance_kept", instance=member.expected, reason="back in the global table")
         return member
 
     def _new(self, entry: ExpectedInstance) -> Member:
         member = self._make(entry)
-        log.info("instance_added", instance=entry)
+        _log.info("instance_added", instance=entry)
         if self._group is not None:
             member.awaited_until = asyncio.get_running_loop().time() + self._limits.join_s
             self._start(member)
@@ -95,7 +95,7 @@ class Members:
     async def _drain(self, member: Member) -> None:
         task = self._tasks[member]
         began = asyncio.get_running_loop().time()
-        log.info("instance_draining", instance=member.expected, reason="removed from the global table")
+        _log.info("instance_draining", instance=member.expected, reason="removed from the global table")
         instance = member.instance
         left = 0 if instance is None else await instance.wait_idle(self._limits.drain_s)
         spent_s = asyncio.get_running_loop().time() - began
@@ -104,9 +104,9 @@ class Members:
         await asyncio.wait({task})
         self._end(member)
         if left:
-            log.warning("instance_drained", instance=member.expected, drained_s=spent_s, moved_prompts=left)
+            _log.warning("instance_drained", instance=member.expected, drained_s=spent_s, moved_prompts=left)
         else:
-            log.info("instance_drained", instance=member.expected, drained_s=spent_s)
+            _log.info("instance_drained", instance=member.expected, drained_s=spent_s)
 
     def _end(self, member: Member) -> None:
         self.leaving = tuple(one for one in self.leaving if one is not member)

@@ -14,7 +14,7 @@ _QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|
 _TEMPLATE_WORDS = re.compile(r"(the chat template cannot render this: \w+)\b.*", re.DOTALL)
 _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
-log = EventLogger("requests")
+_log = EventLogger("requests")
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def log_request(done: RequestDone) -> None:
     """Log a finished request. Of several prompts, each stage's longest time; `-` for unknown values."""
     request, served = done.request, done.served
     stages = {f"{name}_ms": _longest_ms(name, served) for name in _STAGES}
-    log.info(
+    _log.info(
         "request_done",
         request_id=request.request_id,
         ending=done.outcome,

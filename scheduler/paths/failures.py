@@ -16,7 +16,7 @@ from wire.errors import (
 )
 from wire.messages import Failed, Refused
 
-log = EventLogger("paths")
+_log = EventLogger("paths")
 
 _MESSAGES: dict[type[PdserveError], str] = {
     HandoffFailed: "the KV transfer from the prefill to the decode instance failed",
@@ -37,7 +37,7 @@ def to_error(failure: Refused | Failed | SessionLost, instance: Instance, prompt
         instance.in_flight.refused()
     if isinstance(error, InvalidRequest):
         return error
-    report = log.debug if isinstance(error, NoCapacity) else log.warning  # a full pool refuses often; it is retried
+    report = _log.debug if isinstance(error, NoCapacity) else _log.warning  # a full pool refuses often; it is retried
     report(
         "prompt_failed_on_instance", request_id=prompt.request.request_id, prompt_id=failure.prompt_id,
         instance=instance, address=instance.address, error=failure.error, message=failure.message,

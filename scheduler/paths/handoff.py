@@ -20,7 +20,7 @@ from wire.errors import InstanceLost, PdserveError
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
 from wire.types import StageTimes, Ticket
 
-log = EventLogger("handoff")
+_log = EventLogger("handoff")
 
 
 class HandoffPath:
@@ -143,4 +143,4 @@ class HandoffPath:
             on_prefill.cancel()
             on_decode.cancel()
         if not await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness):
-            log.warning("handoff_result_missing", request_id=self._prompt.request.request_id, prefill=self._prefill)
+            _log.warning("handoff_result_missing", request_id=self._prompt.request.request_id, prefill=self._prefill)
