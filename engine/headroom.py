@@ -78,7 +78,7 @@ def measure_headroom(
         graph_bytes = _graph_bytes(make_model, device, graph_rows, graphs) if graph_rows and graphs is not None else 0
     except Exception as error:
         if not is_out_of_memory(error):  # from a driver or the network: a real step will report it
-            _log.warning("headroom_not_measured", device=device.name, error=in_a_line(error))
+            _log.warning("headroom_not_measured", device=device.name, reserved_bytes=0, error=in_a_line(error))
             return Headroom()
         raise ConfigError(
             f"a step of {largest.prompt_tokens} tokens of prompts and {largest.sequences} sequences does not fit "

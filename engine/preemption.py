@@ -6,6 +6,7 @@ running --preempt--> copies, or only token ids if the area is full --restore, or
 from array import array
 from collections.abc import Iterable
 
+from devices.liveness import in_a_line
 from engine.kv.blocks import BlockPool
 from engine.kv.swap import SavedBlocks, SwapArea
 from engine.prefix import BlockName
@@ -56,7 +57,7 @@ def restore(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) 
     try:
         swap.load(slots[num_held:], [by_slot[slot] for slot in slots[num_held:]])
     except Exception as error:  # noqa: BLE001 - any error of the copy: the prompt is rebuilt from its token ids
-        _log.error("swap_in_failed", error, prompt_id=prompt.state.prompt_id, request_id=prompt.state.request_id)
+        _warn("swap_in_failed", prompt, error)
         blocks.release(taken)
         prompt.drop(blocks)
         return False
@@ -84,5 +85,12 @@ def _save(prompt: Prompt, tables: dict[Sequence, "array[int]"], swap: SwapArea) 
     try:
         return swap.save(names)
     except Exception as error:  # noqa: BLE001 - any error of the copy: the prompt is rebuilt from its token ids
-        _log.error("swap_out_failed", error, prompt_id=prompt.state.prompt_id, request_id=prompt.state.request_id)
+        _warn("swap_out_failed", prompt, error)
         return None
+
+
+def _warn(event: str, prompt: Prompt, error: Exception) -> None:
+    state = prompt.state
+    _log.warning(
+        event, prompt_id=state.prompt_id, request_id=state.request_id, next="recomputed", error=in_a_line(error)
+    )

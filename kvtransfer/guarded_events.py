@@ -27,4 +27,4 @@ class GuardedEvents:
         try:
             report()
         except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets open
-            _log.error("kv_ticket_callback_failed", error, ticket=ticket_id)
+            _log.error("kv_ticket_end_not_handled", error, ticket=ticket_id)

@@ -90,7 +90,7 @@ class Incoming:
                 steps.callback(self._table.lost, self._number, reason)
                 steps.callback(self._stream.shutdown)
         except Exception as error:  # noqa: BLE001  the outermost frame of this connection's thread
-            _log.error("kv_link_failed", error, sender=sender)
+            _log.error("kv_link_clean_up_failed", error, sender=sender)
 
     def _serve(self, inlet: Inlet) -> None:
         while True:

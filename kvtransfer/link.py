@@ -282,7 +282,7 @@ class Link:
             if self._reader is not None:
                 self._reader.stop()
         except Exception as error:  # noqa: BLE001  a failed close must not keep the tickets open
-            _log.error("kv_link_failed", error, peer=self._key.instance_id)
+            _log.error("kv_link_close_failed", error, peer=self._key.instance_id)
 
     def _hello(self) -> Hello:
         settings, layout = self._settings, self._settings.memory.layout

@@ -163,7 +163,7 @@ class Registered:
         try:
             self.engine.unregister(self.staging)
         except OSError as error:
-            _log.warning("mooncake_memory_kept", bytes=self.staging.num_bytes, error=error)
+            _log.warning("mooncake_memory_leaked", bytes=self.staging.num_bytes, error=error)
             _KEPT.append(self.staging)
 
 

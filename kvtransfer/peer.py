@@ -263,7 +263,7 @@ class Peer:
         try:
             self._start(link)
         except Unavailable as error:
-            _log.warning("kv_dial_failed", peer=self.key.instance_id, transport=transport.traits.name, error=error)
+            _log.warning("kv_link_not_started", peer=self.key.instance_id, transport=transport.traits.name, error=error)
             return None
         return link
 

@@ -233,4 +233,4 @@ class Quorum:
         try:
             self.events.ended(ticket_id, entry.block_ids, entry.reason)
         except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets open
-            _log.error("kv_ticket_callback_failed", error, ticket=ticket_id)
+            _log.error("kv_ticket_end_not_handled", error, ticket=ticket_id)

@@ -108,7 +108,7 @@ class CudaAttention:
 
     def give_up(self, error: Exception) -> None:
         """Switch for good to torch's kernels after the library failed."""
-        _log.warning("attention_fallback", op=type(self.library).__name__, backend="torch", error=str(error))
+        _log.warning("attention_fallback", failed=type(self.library).__name__, used="torch", error=str(error))
         self.failed = f"{type(self.library).__name__}: {error}"
         why, is_torch = f"{type(self.library).__name__} failed: {error}", isinstance(self.library, VarlenAttention)
         self.library, self.note = (None, f"attention by torch: {why}") if is_torch else _of_torch(why)

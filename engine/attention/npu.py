@@ -60,7 +60,7 @@ class NpuAttention:
         why = why_not(layer)
         if why is not None and why not in self._refused:
             self._refused.add(why)
-            _log.warning("attention_fallback", op=_OP, backend="torch", reason=why)
+            _log.warning("attention_fallback", failed=_OP, used="torch", reason=why)
         return why is None
 
     def triangle(self, device: torch.device) -> torch.Tensor:

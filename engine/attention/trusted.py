@@ -99,6 +99,7 @@ class _Seen:
 
 def _warn(backend: AttentionBackend, following: AttentionBackend, device: Device, why: str) -> str:
     name = device.traits.attention
-    _log.warning("attention_fallback", op=name, backend=type(backend).__name__, device=device.name, error=why)
+    failed, used = type(backend).__name__, type(following).__name__
+    _log.warning("attention_fallback", failed=failed, used=used, device=device.name, error=why)
     taken = getattr(following, "note", "attention by the reference")
     return f"{taken}, because {name!r} computes wrong results on {device.name}: {why}"

@@ -6,8 +6,6 @@ If a layer differs, the freed layers get their weights back from the packed ones
 and unsupported networks get the faster layout of engine/linear_layout.py.
 """
 
-import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,12 +36,13 @@ from engine.linear_layout import lay_out
 from engine.models.families import FAMILIES, support_of
 from engine.rope_table import RopeTable
 from native.engine_library import Threads
+from telemetry.logs import EventLogger
 
 _LAYERS = frozenset(family.fused_layer for family in FAMILIES if family.fused_layer)
 _NATIVE_FLAGS = frozenset({"avx2", "fma"})  # required by the lowest level of native/isa.h above plain
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose angles depend only on the position
 
-_log = logging.getLogger("pdserve.engine")
+_log = EventLogger("engine")
 
 
 def fuse(network: Any, *, threads: Threads | None, shared: SharedWeights | None = None) -> FusedWeights | None:
@@ -52,7 +51,7 @@ def fuse(network: Any, *, threads: Threads | None, shared: SharedWeights | None 
     `threads` run the kernels and stay open; None if there are no kernels. Packed weights are read from `shared`, or
     written to it.
     """
-    reason = why_not(network)
+    report, reason = _log.info, why_not(network)
     if reason is None and (threads is None or threads.isa == "plain"):
         reason = "there are no native kernels"  # plain C is no faster than torch
     if reason is None and threads is not None:
@@ -60,9 +59,8 @@ def fuse(network: Any, *, threads: Threads | None, shared: SharedWeights | None 
             with _one_thread():  # of torch: its tensors are small here, and its threads slow to start
                 return _published(_Fusion(network, threads, shared))
         except Disagreement as error:
-            reason = str(error)
-            _log.warning("fuse_refused model=%s reason=%s", type(network).__name__, json.dumps(reason))
-    _log.info("not_fused model=%s reason=%s", type(network).__name__, json.dumps(reason))
+            report, reason = _log.warning, str(error)
+    report("not_fused", model=type(network).__name__, layers="transformers", reason=reason)
     lay_out(network)
     return None
 

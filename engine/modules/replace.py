@@ -78,7 +78,10 @@ class _Replacing:
             reasons += [difference.message] if difference.message else []
         if reasons:
             if not self._stayed[kind]:
-                _log.warning("module_not_replaced", first=name, module=type(module).__name__, reason=reasons[0])
+                _log.warning(
+                    "module_not_replaced", parts=kind, name=name, module=type(module).__name__, reason=reasons[0],
+                    reported="first_of_kind",
+                )  # fmt: skip
             self._stayed[kind] += 1
 
     def _try(self, kind: str, make: Maker, ops: ModuleOps, module: nn.Module) -> ModuleDifference | None:
@@ -112,7 +115,10 @@ class _Replacing:
                 del module.forward
                 self._replaced[name] -= Counter([kind])
             self._stayed[kind] += len(kept)
-            _log.warning("modules_restored", parts=kind, drift=f"{drift:.2g}", limit=f"{limit:.2g}")
+            _log.warning(
+                "modules_put_back", parts=kind, backend="transformers", logits_drift=f"{drift:.2g}",
+                limit=f"{limit:.2g}",
+            )  # fmt: skip
 
     def _keep_inputs(self) -> None:
         """Let layers keep their inputs if another module reads these after the layer has overwritten them."""

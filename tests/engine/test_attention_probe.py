@@ -143,7 +143,7 @@ def test_broken_attention_falls_back_with_one_warning(
 
     assert got == Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning.startswith("attention_fallback op=fake backend=Spoilt device=fake:0 ")
+    assert warning.startswith("attention_fallback failed=Spoilt used=ReferenceAttention device=fake:0 ")
     assert error in warning
     (note,) = [note for note in loaded.notes if note.startswith("attention by the reference, because 'fake'")]
     assert error in note

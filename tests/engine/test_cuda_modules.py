@@ -327,7 +327,7 @@ def test_modules_equal_alone_but_not_together_are_restored(
 
     assert line == "by torch: 5 norms; as they were, because they differ: 2 layers, 2 attentions, 2 gated MLPs"
     torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["modules_restored"] * 3
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["modules_put_back"] * 3
 
 
 @pytest.mark.parametrize("family", ["hunyuan_v1_moe", "phimoe", "qwen3_moe"])
@@ -340,7 +340,7 @@ def test_a_few_tokens_rounded_to_other_experts_are_accepted(
 
     replace_modules(made, (flashinfer(), TorchOps()))
 
-    assert "modules_restored" not in caplog.text
+    assert "modules_put_back" not in caplog.text
 
 
 @pytest.mark.parametrize("further", [(), (None,), "rows"], ids=["one-in-a-tuple", "none", "a-tensor"])

@@ -272,6 +272,9 @@ def test_other_failures_are_raised_and_leave_nothing(llama: Path, caplog: pytest
 
     loaded = load(llama, Broken(total_bytes=TOTAL))
 
-    assert 'headroom_not_measured device=fake:0 error="RuntimeError: this driver counts nothing"' in caplog.text
+    assert (
+        'headroom_not_measured device=fake:0 reserved_bytes=0 error="RuntimeError: this driver counts nothing"'
+        in caplog.text
+    )
     assert "left to steps" not in note_of(loaded)
     loaded.model.close()

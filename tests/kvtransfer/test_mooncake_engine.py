@@ -115,7 +115,7 @@ def test_memory_the_engine_does_not_release_stays_mapped(
 
     assert kept == [ring.staging]
     assert len(package.let_go) == 1
-    assert "mooncake_memory_kept bytes=4096" in caplog.text
+    assert "mooncake_memory_leaked bytes=4096" in caplog.text
 
 
 def test_a_peer_gets_the_engines_address(engine: MooncakeEngine) -> None:
