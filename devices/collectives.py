@@ -47,7 +47,8 @@ class Collective:
     std::terminate when a peer sends more bytes than the receive expects.
     `lazy`: the first operation creates the communicator, so it counts as part of the creation.
     `link_bytes(environ)`: device memory that a group of two uses. `free_bytes(device)`: free device memory.
-    `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run.
+    `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run. If it is
+    not 0, no ticket waits for such a link where a quicker transport works.
     `meet_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
     `one_order`: operations of several groups on one device must be issued in the same order on all ranks, or by one
     thread. The all-reduces of tensor parallelism and the KV links are not coordinated, so they cannot both use it.
@@ -155,7 +156,7 @@ def _nccl_lacking() -> str | None:
     return None if torch.distributed.is_nccl_available() else f"torch {torch.__version__} is built without nccl"
 
 
-_NCCL_LINK_S = 5.0
+_NCCL_LINK_S = 15.0  # an estimate: the first communicator of two hosts also finds and opens their network cards
 NCCL_DEFAULTS: Mapping[str, str] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3: with it torch exits the process when one operation fails
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # not 1: a thread of torch would query the store every second

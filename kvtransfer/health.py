@@ -80,9 +80,16 @@ class Health:
         if state.ready_at is None:
             state.ready_at = now
 
-    def wait_for(self, name: str, meanwhile: str) -> None:
-        """Record that `name`, whose set-up is slow, is being set up, and that a worse transport is used meanwhile."""
-        self.used, self._states[name].reason = meanwhile, "its link is being set up"
+    def wait_for(self, name: str, meanwhile: str, now: float) -> None:
+        """Record that no ticket waits for `name`, whose set-up is slow: it is due once a worse transport is used.
+
+        `meanwhile` is the transport for the tickets until then.
+        """
+        state = self._states[name]
+        if state.rests_until is None:
+            state.rests_until, state.reason = now, "its link is being set up"
+            if self._rank(name) < self._rank(meanwhile):
+                self.used = meanwhile
 
     def use(self, name: str) -> Change:
         """Send new tickets over `name` from now on; return whether it is worse or better than the one before."""

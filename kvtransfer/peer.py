@@ -208,9 +208,8 @@ class Peer:
                     if was_loaded:
                         self._widen(link)
                     return link
-            in_reach = [self._transports[name] for name in self._health.order()]
-            lacking = [self._transports[name] for name in self._lacking]
-            link = self._make([*self._without_slow(in_reach), *lacking], spare=False)
+            names = [*self._without_slow(self._health.order()), *self._lacking]
+            link = self._make([self._transports[name] for name in names], spare=False)
             taken = take(link)
             assert taken
             if self._retired:
@@ -218,17 +217,13 @@ class Peer:
             self._start(link)
             return link
 
-    def _without_slow(self, in_reach: Sequence[Transport]) -> Sequence[Transport]:
-        """Return the transports that a ticket can wait for; a better but slow one is set up beside them."""
-        quick = [one for one in in_reach if not one.traits.is_slow(self._device)]
-        slow = [one for one in in_reach if one.traits.is_slow(self._device)]
-        if not quick or not slow:
-            return in_reach
-        name, first = slow[0].traits.name, quick[0].traits.name
-        if self._ranks[name] < self._ranks[first] and self._may_try() and not self._health.rests(name):
-            self._trial = self._spare(slow[0])
-            self._health.wait_for(name, first)
-        return quick
+    def _without_slow(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the transports that a ticket can wait for; `tick` sets up a better, slow one beside them."""
+        slow = [name for name in names if self._transports[name].traits.is_slow(self._device)]
+        quick = [name for name in names if name not in slow]
+        for name in slow if quick else ():
+            self._health.wait_for(name, quick[0], self._settings.clock())
+        return quick or names
 
     def _learn(self, endpoints: Sequence[KvEndpoint]) -> None:
         if tuple(endpoints) == tuple(self._endpoints):

@@ -24,16 +24,16 @@ def _by_default(device: str) -> bool:
     return collective is not None and collective.links_by_default
 
 
-def _has_own_process(device: str) -> bool:
+def _is_slow(device: str) -> bool:
     collective = collective_of(device)
-    return collective is not None and collective.own_process
+    return collective is not None and collective.make_s > 0.0
 
 
 class ProcessGroupTransport:
     """Implements transport.Transport; imports torch only when `unusable` is called."""
 
     traits = TransportTraits(
-        "process_group", by_default=_by_default, is_slow=_has_own_process, same="collective",
+        "process_group", by_default=_by_default, is_slow=_is_slow, same="collective",
         two_processes=True,  # one thread of a process issues all operations of a card's groups
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ _DTYPES = {
     torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.bool,
 }  # fmt: skip
-_SECOND_S = 0.2  # a second of torch's
+_SECOND_S = 0.07  # a second of torch's
 _HEARTBEAT_S = 0.001  # torch's second would hit no message of a set-up of some milliseconds
 _LAST_S = timedelta(seconds=60)
 _ENDED = threading.Event()

@@ -90,6 +90,25 @@ def test_only_better_transports_than_the_current_are_due() -> None:
     assert health.due(100.0) is None
 
 
+def test_a_slow_set_up_is_due_once_a_worse_transport_is_used() -> None:
+    health = Health(NAMES)
+
+    health.wait_for("process_group", "shm", 5.0)
+    assert (health.use("shm"), health.due(5.0)) == (Change.NONE, None)
+    assert (health.use("tcp"), health.due(5.0)) == (Change.FALLBACK, "process_group")
+    health.ready("process_group", 6.0)
+    assert health.use("process_group") is Change.BACK
+
+
+def test_a_worse_transport_until_a_slow_set_up_is_ready_is_no_fallback() -> None:
+    health = Health(NAMES)
+
+    health.wait_for("shm", "process_group", 5.0)
+
+    assert health.use("process_group") is Change.NONE
+    assert health.reason("shm") == "its link is being set up"
+
+
 def test_a_worse_one_counts_as_a_fallback_once_until_a_better_returns() -> None:
     health = Health(NAMES)
 

@@ -144,6 +144,16 @@ def test_no_ticket_waits_for_a_slow_set_up_if_others_are_quick(
         assert (_link(rig).passed_over, _link(rig).fallbacks) == ((), 0)
 
 
+def test_a_slow_set_up_replaces_a_worse_one_if_the_best_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch, ("shm", "process_group", "tcp")) as (rig, made):
+        made["process_group"].traits = replace(made["process_group"].traits, is_slow=lambda _: True)
+        made["shm"].refuses = True
+
+        assert hand_over(rig) == "tcp"
+        until(lambda: _link(rig).transport == "process_group")
+        assert hand_over(rig) == "process_group"
+
+
 def test_a_slow_set_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch) as (rig, made):
         made["shm"].traits = replace(made["shm"].traits, is_slow=lambda _: True)

@@ -7,7 +7,7 @@ import pytest
 
 from devices.collectives import COLLECTIVES
 from kvtransfer import mooncake_engine
-from kvtransfer.transports import LIBRARIES, NAMES, default_names, make_transports, need_port
+from kvtransfer.transports import LIBRARIES, NAMES, TRAITS, default_names, make_transports, need_port
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout, Rank
@@ -27,6 +27,11 @@ def test_none_named_means_the_default_ones(pool: Pool) -> None:
     assert default_names("cpu") == ("cuda_ipc", "shm", "tcp")  # the first has no use for a pool of host memory
     assert default_names("npu:0") == ("cuda_ipc", "shm", "process_group", "tcp")
     assert default_names("cuda:1") == ("cuda_ipc", "shm", "process_group", "tcp")
+
+
+@pytest.mark.parametrize(("device", "slow"), [("cpu", []), ("cuda:0", ["process_group"]), ("npu:0", ["process_group"])])
+def test_the_set_up_of_a_devices_communicator_is_slow(device: str, slow: list[str]) -> None:
+    assert [name for name, traits in TRAITS.items() if traits.is_slow(device)] == slow
 
 
 @pytest.mark.parametrize(("device", "value", "own"), [
