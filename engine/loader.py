@@ -100,9 +100,9 @@ def load_model(
     )  # fmt: skip
     measures = largest_step if kv_cache_memory is None and not device.traits.pools_on_host else None
     headroom = Headroom() if measures is None else poolless.headroom(measures)
-    budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom) - poolless.spare_bytes
     plan = plan_pool(
-        weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length, beside=headroom.describe()
+        weights.kv_tensors, budget_bytes=_budget(device, kv_cache_memory, gpu_memory_utilization, headroom),
+        block_size=block_size, max_model_len=length, beside=headroom.describe(), spare_blocks=poolless.spare_blocks,
     )  # fmt: skip
     attention: str | None = getattr(backend, "note", None)
     notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
@@ -139,12 +139,8 @@ class _PoollessModel:
     nucleus: Nucleus | None
 
     @property
-    def spare_bytes(self) -> int:
-        """Bytes of the extra blocks that only padding rows of graphs write to."""
-        return self._spare_blocks * self.info.layout.block_size * self.info.layout.token_bytes
-
-    @property
-    def _spare_blocks(self) -> int:
+    def spare_blocks(self) -> int:
+        """The extra blocks that only padding rows of graphs write to."""
         return num_spare_blocks(self.graph_rows, self.info.layout.block_size)
 
     def headroom(self, largest: LargestStep) -> Headroom:
@@ -157,7 +153,7 @@ class _PoollessModel:
 
     def on_pool(self, blocks: int) -> TorchModel:
         """Make a pool of that many blocks, and the model that runs on it."""
-        return self._on(blocks, self._spare_blocks, self.graph_rows)
+        return self._on(blocks, self.spare_blocks, self.graph_rows)
 
     def _on(self, blocks: int, spare: int, graph_rows: int) -> TorchModel:
         return TorchModel(

@@ -57,22 +57,27 @@ def device_budget(
 
 
 def plan_pool(
-    tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int, max_model_len: int, beside: str = ""
+    tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int, max_model_len: int, beside: str = "",
+    spare_blocks: int = 0,
 ) -> MemoryPlan:  # fmt: skip
     """Return the largest pool within `budget_bytes`. Raises ConfigError if not even the shortest sequence fits.
 
-    `beside` describes, for messages, memory that the budget leaves free.
+    `beside` describes, for messages, memory that the budget leaves free. `spare_blocks` of the budget are for padding
+    rows of graphs, and not part of the plan.
     """
     block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
     num_blocks = (budget_bytes - len(tensors) * (ALIGNMENT - 1)) // block_bytes
     needed = least_blocks(block_size, max_model_len)
-    if num_blocks < needed:
+    if num_blocks < needed + spare_blocks:
         left = f" ({beside})" if beside else ""
+        graphs = f", and graphs {spare_blocks} more" if spare_blocks else ""
+        least = least_bytes(tensors, block_size, max_model_len) + spare_blocks * block_bytes
         raise ConfigError(
             f"{budget_bytes} bytes of KV memory{left} are {max(0, num_blocks)} blocks of {block_size} tokens "
-            f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}: "
-            f"raise --kv-cache-memory to {least_bytes(tensors, block_size, max_model_len)} or more"
+            f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}{graphs}: "
+            f"raise --kv-cache-memory to {least} or more"
         )
+    num_blocks -= spare_blocks
     return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len, beside)
 
 

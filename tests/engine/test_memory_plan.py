@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory_plan import cpu_budget, device_budget, plan_pool
+from engine.memory_plan import MemoryPlan, cpu_budget, device_budget, plan_pool
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
 
@@ -31,15 +31,19 @@ def test_the_pool_fills_the_budget_and_stays_inside(budget: int, block_size: int
     assert budget - layout.total_bytes < layout.token_bytes * block_size + len(tensors) * 4096
 
 
-def test_too_small_a_pool_is_refused_with_the_flag_and_the_minimum() -> None:
-    words = r"1000 bytes of KV memory are 0 blocks .*: raise --kv-cache-memory to \d+ or more$"
+@pytest.mark.parametrize(("spare", "needed"), [(0, "1"), (16, r"1, and graphs 16 more")])
+def test_too_small_a_pool_is_refused_with_the_flag_and_the_minimum(spare: int, needed: str) -> None:
+    def plan(budget: int) -> MemoryPlan:
+        return plan_pool(_tensors(), budget_bytes=budget, block_size=16, max_model_len=4096, spare_blocks=spare)
+
+    words = rf"1000 bytes of KV memory are 0 blocks .* needs {needed}: raise --kv-cache-memory to \d+ or more$"
     with pytest.raises(ConfigError, match=words) as refused:
-        plan_pool(_tensors(), budget_bytes=1000, block_size=16, max_model_len=4096)
+        plan(1000)
 
     least = int(str(refused.value).split()[-3])
-    assert plan_pool(_tensors(), budget_bytes=least, block_size=16, max_model_len=4096).num_blocks == 1
+    assert plan(least).num_blocks == 1
     with pytest.raises(ConfigError):
-        plan_pool(_tensors(), budget_bytes=least - 1, block_size=16, max_model_len=4096)
+        plan(least - 1)
 
 
 def test_the_longest_sequence_is_the_smaller_limit() -> None:
