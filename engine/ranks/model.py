@@ -21,7 +21,7 @@ from engine.ranks.team import Team
 from engine.ranks.written_layers import WrittenLayers
 from engine.step import PendingStep, StepBatch, StepOutput
 from engine.torch_model import TorchModel
-from wire.errors import PdserveError
+from wire.errors import InstanceLost
 
 
 class ShardedModel:
@@ -68,7 +68,7 @@ class ShardedModel:
                 pending = self._own.launch(batch, written)
         except ReduceFailed as error:
             raise self._team.explain(str(error)) from error
-        except PdserveError:
+        except InstanceLost:
             raise
         except Exception as error:
             if self._reduce.num_sums != self._num_sums + bool(batch.carried):

@@ -23,7 +23,7 @@ from processes.rank_channel import Channel
 from processes.rank_payloads import pack_error
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import make_tiny_model
-from wire.errors import InstanceLost, PdserveError
+from wire.errors import InstanceLost, InternalError, PdserveError
 
 _STEP_S = 2.0
 _WAIT_S = 300.0
@@ -131,18 +131,20 @@ def test_a_rank_lost_while_it_serves_ends_the_model(llama: Path, phase: str, num
 
 @pytest.mark.long
 def test_failures_name_their_rank_and_an_orderly_end_names_none(llama: Path) -> None:
-    lost, ours = Lost(), rf"rank 0 of 2 \(pid {os.getpid()}\)"
-    model = _load(llama, lost).model
+    ours = rf"rank 0 of 2 \(pid {os.getpid()}\)"
+    for error in (RuntimeError("the device is gone"), InternalError("the device is gone")):
+        lost = Lost()
+        model = _load(llama, lost).model
 
-    def fail(layer: int) -> None:
-        raise RuntimeError("the device is gone")
+        def fail(layer: int, error: Exception = error) -> None:
+            raise error
 
-    try:
-        with pytest.raises(InstanceLost, match=rf"^{ours} failed within a step: the device is gone; without it"):
-            model.launch(_step(20), fail)
-        assert len(lost.errors) == 1
-    finally:
-        model.close()
+        try:
+            with pytest.raises(InstanceLost, match=rf"^{ours} failed within a step: the device is gone; without it"):
+                model.launch(_step(20), fail)
+            assert len(lost.errors) == 1
+        finally:
+            model.close()
 
     lost = Lost()
     model = _load(llama, lost).model
