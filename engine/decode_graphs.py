@@ -189,7 +189,8 @@ class DecodeGraphs:
             captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
             host_lengths = captured.attention.prepare(host)
         except Exception as error:  # noqa: BLE001 - from a library or a driver; the step runs without a graph
-            self._go_without(shape, error)
+            if not is_out_of_memory(error):
+                self._go_without(shape, error)
             return None
         assert captured.graph is not None
         assert self._logits is not None

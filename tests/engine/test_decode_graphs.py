@@ -314,20 +314,29 @@ def test_graphs_smaller_than_one_that_did_not_fit_are_captured(tmp_path: Path) -
     model.close()
 
 
-def test_after_a_plan_that_fails_nothing_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("the workspace is too small"), (8, 3)),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."), (11, 6)),
+    ],
+)
+def test_after_a_plan_that_fails_nothing_is_replayed_unless_memory_was_short(
+    error: Exception, expected: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     path, device, prompts, plans = make_tiny_model("llama", tmp_path), CapturingDevice(), prompts_of((9, 20)), [0]
 
     def prepare(self: CudaDecode, host: HostTables) -> None:
         plans[0] += 1
         if plans[0] == 8:  # the load's four are done
-            raise RuntimeError("the workspace is too small")
+            raise error
 
     monkeypatch.setattr(CudaDecode, "prepare", prepare)
 
     got, core = serve(load(path, device), prompts, [8, 8])
 
     assert got == Oracle(path, "float32").generate_greedy(prompts, 8, ignore_eos=True)
-    assert (plans[0], device.replays) == (8, 3)
+    assert (plans[0], device.replays) == expected
     core.close()
 
 
