@@ -28,6 +28,7 @@ from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.stream_sum import StreamSum
 from engine.ranks.sums import GroupSum, SharedSum, join_group
 from engine.rope import rotate_by_sequence
+from engine.sampling.sampler import Nucleus
 from engine.sharding.cut import shard_network
 from engine.sharding.hooks import num_reductions
 from engine.torch_model import TorchModel
@@ -54,6 +55,7 @@ class RankPart:
     network: Any
     fused: FusedWeights | None
     backend: AttentionBackend
+    nucleus: Nucleus | None
     reduce: Reduce
     library: RanksLibrary | None
     loaded: RankLoaded
@@ -88,7 +90,7 @@ class RankPart:
             self.network, info=info, memory=pool, backend=self.backend,
             keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
             fused=self.fused, reduce=self.reduce, device=self.device, step_s=self.setup.step_s,
-            nucleus=find_nucleus(self.device, info.vocab_size),
+            nucleus=self.nucleus,
         )  # fmt: skip
 
 
@@ -117,13 +119,14 @@ def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
         make_backend(setup.attention_backend, device, kernels.threads), network, device,
         block_size=setup.block_size, dtype=getattr(torch, setup.dtype),
     )  # fmt: skip
+    nucleus = find_nucleus(device, checkpoint.text_config.vocab_size)
     library = load_sum() if on_host else None
     took = RankLoaded(
         held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began
     )
     said = (getattr(backend, "note", None), warning, *notes)
     return RankPart(
-        setup, device, folder, network, fused, backend, reduce, library, took, num_sums,
+        setup, device, folder, network, fused, backend, nucleus, reduce, library, took, num_sums,
         tuple(note for note in said if note),
     )  # fmt: skip
 

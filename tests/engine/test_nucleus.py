@@ -10,14 +10,20 @@ import pytest
 import torch
 
 import engine.cuda.nucleus
+from devices import table
 from engine.cuda.nucleus import find_nucleus, flashinfer_nucleus
 from engine.loader import load_model
+from engine.ranks import rank_part
+from engine.ranks.budget import with_budget
+from engine.ranks.reduce import Reduce
+from engine.ranks.setup import RankSetup
 from engine.sampling.sampler import Nucleus, draw, torch_nucleus
 from engine.step import BatchSequence, SampleRow, StepBatch
 from tests.devices.every_device import open_device
-from tests.devices.fake_device import TRAITS, FakeDevice
+from tests.devices.fake_device import TRAITS, FakeDevice, FakeKind
 from tests.engine import flashinfer_ops_stand_in
-from tests.engine.tiny_models import make_tiny_model
+from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
+from wire.kv_layout import PoolLayout
 from wire.types import SamplingParams
 
 _PARAMS: tuple[dict[str, Any], ...] = (
@@ -133,3 +139,20 @@ def test_a_gpus_steps_use_flashinfers_nucleus(
         model.close()
 
     assert chosen[0] == chosen[1]
+
+
+def test_a_rank_looks_for_its_nucleus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look may start a process, and models are also made to measure a step's memory."""
+    monkeypatch.setitem(table.KINDS, "fake", FakeKind(replace(TRAITS, attention="cuda")))
+    looks: list[int] = []
+    monkeypatch.setattr(rank_part, "find_nucleus", lambda device, vocab_size: looks.append(vocab_size))
+    setup = RankSetup(
+        str(make_tiny_model("llama", tmp_path)), "float32", 0, 2, 16, "auto", None, (), 1, 10.0, device="fake",
+        max_model_len=64, largest_step=(24, 4),
+    )  # fmt: skip
+
+    part = with_budget(rank_part.load_part(setup, Reduce()))
+    layout = PoolLayout(part.loaded.tensors, num_blocks=2, block_size=16)
+    part.make_model(rank_part.part_info(part, layout), part.device.make_pool(layout)).close()
+
+    assert looks == [VOCAB_SIZE]
