@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
     shares = may_share(kind_named(card.kind))  # two instances on one NPU are refused
     alone = None if card.count > 1 else "one device is visible"
     visible = find_kind(card.kind).traits.visible_variable
-    both = {} if visible is None else {visible: "0,1"}
+    both = {} if visible is None or visible in os.environ else {visible: "0,1"}  # else gpu.py takes the first alone
     return [
         _selftest("selftest", [f"{group}: " for group in GROUPS if group != LOST_PEER], card, folder),
         _selftest("lost-peer", [f"{LOST_PEER}: "], card, folder),

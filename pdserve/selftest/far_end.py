@@ -2,7 +2,7 @@
 
     self-test --stdin--> {"open": transport}      --> {} | {"lacking": words}
                          {"expect": seed}         --> {"ticket": {...}}
-                         {"received": true}       --> {"bytes": ...}, once some have arrived
+                         {"received": true}       --> {"bytes": ...}, once some have arrived, or soon
                          {"digests": seed}        --> {"digests": [...]}
                          {"shut": true}           --> {}
 
@@ -29,7 +29,7 @@ from telemetry import logs
 
 HOST = "127.0.0.1"
 _GONE = 1
-_RECEIVED_S, _POLL_S = 30.0, 0.01
+_RECEIVED_S, _POLL_S = 2.0, 0.01
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,7 +89,7 @@ class _End:
             if why is None:
                 self._receiver = KvReceiver(
                     self._pool, instance_id="selftest-to", epoch=2, host=HOST, transports=(self._transport,),
-                    events=_NoEvents(),
+                    lease_s=link_pools.SET_UP_S, events=_NoEvents(),
                 )  # fmt: skip
         finally:
             if self._receiver is None:

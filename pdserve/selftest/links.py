@@ -19,7 +19,7 @@ from pdserve.selftest.far_process import FarProcess, FarProcesses
 from wire.errors import PdserveError
 from wire.types import KvEndpoint, Ticket
 
-_DEADLINE_S = 60.0
+_DEADLINE_S = link_pools.SET_UP_S
 
 
 def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
@@ -101,6 +101,11 @@ class LinkEvents:
         self._done = threading.Event()
         self._stats: SendStats | None = None
         self._error: str | None = None
+
+    @property
+    def error(self) -> str | None:
+        """Why the ticket failed, if it has."""
+        return self._error
 
     def wait(self) -> SendStats:
         """Return the sender's statistics. Raises Wrong with the reason if the ticket failed."""

@@ -61,8 +61,10 @@ def _kill_halfway(name: str, pool: Memory, end: FarProcess) -> float:
         *layers, last = range(pool.layout.num_layers)
         for layer in layers:
             sender.put(ticket.ticket_id, layer, 0, link_pools.NUM_TOKENS, blocks)
-        if not end.call({"received": True})["bytes"]:
-            raise Wrong("nothing arrived before the far end was killed")
+        deadline = time.monotonic() + link_pools.SET_UP_S
+        while not end.call({"received": True})["bytes"]:
+            if events.error is not None or time.monotonic() > deadline:
+                raise Wrong(events.error or f"nothing arrived within {link_pools.SET_UP_S:g} s")
         end.kill()
         began = time.monotonic()
         sender.put(ticket.ticket_id, last, 0, link_pools.NUM_TOKENS, blocks)

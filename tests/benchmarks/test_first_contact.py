@@ -177,6 +177,19 @@ def test_steps_that_a_machine_cannot_run_name_the_reason(card: Card, missing: se
     assert {step.name for step in steps_of(card, tmp_path) if step.not_here} == missing
 
 
+@pytest.mark.parametrize(("chosen", "environ"), [(None, {"CUDA_VISIBLE_DEVICES": "0,1"}), ("4,5", {})])
+def test_the_users_choice_of_cards_is_kept(
+    chosen: str | None, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+
+    steps = {step.name: step.environ for step in steps_of(Card("cuda", 2, "two cards"), tmp_path)}
+
+    assert steps["pd-two-cards"] == steps["tp-2"] == environ
+
+
 def test_two_instances_do_not_share_an_npu(tmp_path: Path) -> None:
     for kind, parts in (("cuda", ["limits", "hand-off", "pd"]), ("npu", ["limits", "hand-off"])):
         (step,) = (one for one in steps_of(Card(kind, 1, "one"), tmp_path) if one.name == "pd-one-card")

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from devices.collectives import COLLECTIVES
 from devices.cuda import TRAITS as CUDA
 from devices.table import open_device
 from kvtransfer.transports import mismatch
 from pdserve.cli import main
-from pdserve.selftest import far_end, far_process, link_pools, links
+from pdserve.selftest import far_end, far_process, link_pools, links, lost_peer
 from pdserve.selftest.check import NotHere, Wrong
 from pdserve.selftest.far_process import FarProcess, FarProcesses
 from tests.devices.fake_device import FakeDevice
@@ -110,6 +111,34 @@ def test_a_far_end_that_fails_fails_only_its_rows(
     assert status == 1
     assert [(one["verdict"], one["words"]) for one in results if one["group"] == "links"] == [("FAILED", words)] * 2
     assert children_of(os.getpid()) == []
+
+
+def test_a_ticket_outlives_the_slowest_set_up_of_a_link() -> None:
+    end = far_end._End(open_device("cpu"), "tcp")
+    try:
+        assert end.open() == {}
+        lease_s = end.answer({"expect": 1})["ticket"]["lease_s"]
+    finally:
+        end.answer({"shut": True})
+
+    slowest_s = max(one.make_s for one in COLLECTIVES.values())
+    assert min(lease_s, links._DEADLINE_S) > slowest_s
+
+
+def test_a_link_that_is_not_made_is_reported_before_its_peer_is_killed() -> None:
+    class Unreachable:
+        def call(self, request: dict[str, Any]) -> dict[str, Any]:
+            endpoint = {"transport": "tcp", "address": "127.0.0.1:1"}
+            ticket = {"ticket_id": "ab" * 16, "epoch": 2, "instance_id": "d", "num_tokens": link_pools.NUM_TOKENS}
+            rest = {"first_token": 0, "lease_s": 30.0, "endpoints": [endpoint]}
+            return {"ticket": {**ticket, **rest}} if "expect" in request else {"bytes": 0}
+
+    pool = link_pools.make_pool(open_device("cpu"))
+    try:
+        with pytest.raises(Wrong, match=r"no KV link to d: tcp at 127\.0\.0\.1:1"):
+            lost_peer._kill_halfway("tcp", pool, Unreachable())  # type: ignore[arg-type]
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize("fails", ["open", "shut"])
