@@ -389,4 +389,4 @@ def test_a_peer_whose_loss_is_not_noticed_fails_its_row(tmp_path: Path, monkeypa
     _, document, text = run(tmp_path / "r.md", "--device", "cpu", "--only", "lost peer: tcp")
 
     assert document["failed"] == ["lost peer: tcp, cpu to cpu"]
-    assert "the ticket was finished: its peer was to be lost" in text
+    assert "the ticket was finished although its peer was killed" in text
