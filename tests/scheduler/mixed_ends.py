@@ -174,12 +174,15 @@ def left_behind(cluster: FakeCluster) -> dict[str, object]:
 
 
 def _ledger_values(instance: Instance) -> dict[str, object]:
-    books, numbers = instance.in_flight, ("_tokens", "_unseen", "_blocks", "_sequences", "_assigned_blocks")
-    booked: dict[str, object] = {name: getattr(books, name)._numbers for name in numbers}
-    booked |= {name: getattr(books, name) for name in ("_assigned", "_held", "_num_snapshots", "_whole", "_chains", "_reserved")}
-    totals = {f"{name} in all": getattr(books, name).total for name in numbers}
+    ledger, numbers = instance.in_flight, ("_tokens", "_unseen", "_blocks", "_sequences", "_assigned_blocks")
+    values: dict[str, object] = {name: getattr(ledger, name)._numbers for name in numbers}
+    values |= {
+        name: getattr(ledger, name)
+        for name in ("_assigned", "_held", "_num_snapshots", "_whole", "_chains", "_reserved")
+    }
+    totals = {f"{name} in all": getattr(ledger, name).total for name in numbers}
     return {
-        **booked, **totals, "prompts": instance._prompts, "users of prefixes": books._prefixes._users,
-        "sequences": books.sequences, "outstanding": books.outstanding_tokens,
-        "blocks not free": books.load.blocks_total - books.blocks_free,
+        **values, **totals, "prompts": instance._prompts, "users of prefixes": ledger._prefixes._users,
+        "sequences": ledger.sequences, "outstanding": ledger.outstanding_tokens,
+        "blocks not free": ledger.load.blocks_total - ledger.blocks_free,
     }  # fmt: skip
