@@ -7,7 +7,7 @@ from engine.finish import banned_tokens
 from engine.interface import Chunk, OnLayer
 from engine.prompt import ScheduledTokens
 from engine.sequence import Sequence
-from engine.step import PoolRows, SampleRow, ScoreRow, StepBatch
+from engine.step import PoolingRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import has_penalty
 
 UNKNOWN = 0
@@ -23,11 +23,11 @@ def batch_of(pieces: list[ScheduledTokens], awaited: Mapping[Sequence, int] = Ma
     carried: list[tuple[int, int]] = []
     samples: list[SampleRow] = []
     scores: list[ScoreRow] = []
-    pools: list[PoolRows] = []
+    pooling_rows: list[PoolingRows] = []
     for piece in pieces:
         prompt, sequence = piece.prompt, piece.sequence
         if sequence is prompt.stem:
-            pools.extend(_pool_rows(piece, len(token_ids)))
+            pooling_rows.extend(_pooling_rows(piece, len(token_ids)))
             scores.extend(_score_rows(piece, len(token_ids)))
         token_ids += sequence.next_tokens(piece.count)
         if sequence.num_awaited:
@@ -38,11 +38,11 @@ def batch_of(pieces: list[ScheduledTokens], awaited: Mapping[Sequence, int] = Ma
                 chosen = prompt.sampled(index) if sequence is prompt.stem else sequence
                 samples.append(_sample_row(piece, index, chosen, len(token_ids) - 1))
     parts = tuple([piece.sequence.part(piece.count) for piece in pieces])
-    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pools), tuple(carried))
+    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pooling_rows), tuple(carried))
 
 
 def samples_of(pieces: list[ScheduledTokens]) -> dict[Sequence, int]:
-    """Return the index of each sequence's sample in the step of these pieces; stems fork first and have none."""
+    """Return the index of each sequence's sample in the step of these pieces; none for stems, which fork before."""
     samples, number = dict[Sequence, int](), 0
     for piece in pieces:
         if piece.reaches_end:
@@ -75,7 +75,10 @@ def pooled_tokens(piece: ScheduledTokens) -> range:
 
 
 class LayerAnnouncer:
-    """Calls `on_layer` with the held prompts' chunks of one step; stores its error, which fails only those prompts."""
+    """Calls `on_layer` with one step's chunks of the prompts whose KV will be handed off.
+
+    Stores its error, which fails only those prompts.
+    """
 
     def __init__(self, pieces: list[ScheduledTokens], on_layer: OnLayer | None) -> None:
         self._chunks = tuple(_chunk_of(piece) for piece in pieces if piece.prompt.hold)
@@ -94,7 +97,7 @@ class LayerAnnouncer:
             return
         try:
             self._on_layer(layer, self._chunks)
-        except Exception as error:  # noqa: BLE001 - ends the held prompts after the step, not the others
+        except Exception as error:  # noqa: BLE001 - ends the prompts to hand off after the step, not the others
             self.error = error
 
 
@@ -110,11 +113,11 @@ def _sample_row(piece: ScheduledTokens, index: int, sequence: Sequence, row: int
     )
 
 
-def _pool_rows(piece: ScheduledTokens, row: int) -> Iterator[PoolRows]:
+def _pooling_rows(piece: ScheduledTokens, row: int) -> Iterator[PoolingRows]:
     """Yield the rows to pool of a piece whose first token is flattened row `row`."""
     tokens = pooled_tokens(piece)
     if tokens:
-        yield PoolRows(row + tokens.start - piece.start, len(tokens))
+        yield PoolingRows(row + tokens.start - piece.start, len(tokens))
 
 
 def _score_rows(piece: ScheduledTokens, row: int) -> Iterator[ScoreRow]:

@@ -14,7 +14,7 @@ import torch
 from devices.interface import Device
 from engine.sampling.device_choice import choose
 from engine.sampling.device_logprobs import LogprobsToRead, queue_logprobs
-from engine.sampling.logits import shape
+from engine.sampling.logits import change_logits
 from engine.sampling.sampler import Nucleus, failure, failures_of
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from engine.transfers import Download, upload_ints
@@ -119,7 +119,7 @@ def _search(
     if not searching:
         return []
     picked = logits.index_select(0, upload_ints(searching, logits.device)).float().log_softmax(dim=-1)
-    scores = shape(picked, [rows[i] for i in searching])
+    scores = change_logits(picked, [rows[i] for i in searching])
     found = []
     for place, row in enumerate(searching):
         top = scores[place].topk(min(rows[row].candidates, scores.shape[-1]))

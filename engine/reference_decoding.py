@@ -72,19 +72,19 @@ class ReferenceDecoder:
 
     def __init__(self, network: Any) -> None:
         self._network = network
-        self._known: dict[_Request, Decoded] = {}
-        self._found: dict[tuple[tuple[int, ...], SamplingParams], list[Decoded]] = {}
+        self._sampled: dict[_Request, Decoded] = {}
+        self._beam_results: dict[tuple[tuple[int, ...], SamplingParams], list[Decoded]] = {}
         self._longest = int(network.config.get_text_config(decoder=True).max_position_embeddings)
 
     def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
         """Return the sequences for a client: `n` samples, the best of `best_of`, or the best beams."""
         if params.beam_search is not None:
             key = (tuple(prompt), params)
-            if key not in self._found:
-                self._found[key] = self._search(prompt, params)
-            return self._found[key]
+            if key not in self._beam_results:
+                self._beam_results[key] = self._search(prompt, params)
+            return self._beam_results[key]
         self.prepare([(prompt, params)])
-        every = [self._known[request] for request in _sequences_of(prompt, params)]
+        every = [self._sampled[request] for request in _sequences_of(prompt, params)]
         if params.num_sequences == params.n:
             return every
         return sorted(every, key=lambda one: -one.cumulative)[: params.n]
@@ -94,7 +94,7 @@ class ReferenceDecoder:
         wanted: dict[tuple[int, ...], dict[_Request, None]] = {}
         for prompt, params in requests:
             if params.beam_search is None:
-                new = (request for request in _sequences_of(prompt, params) if request not in self._known)
+                new = (request for request in _sequences_of(prompt, params) if request not in self._sampled)
                 wanted.setdefault(tuple(prompt), {}).update(dict.fromkeys(new))
         for every in map(list, wanted.values()):
             for first in range(0, len(every), _MOST_ROWS):
@@ -127,7 +127,7 @@ class ReferenceDecoder:
                     row.take(logits)
             new = [list((row.outputs or row.request.prompt)[-1:]) for row in rows]
         for row in rows:
-            self._known[row.request] = Decoded(tuple(row.outputs), tuple(row.logprobs), row.margin)
+            self._sampled[row.request] = Decoded(tuple(row.outputs), tuple(row.logprobs), row.margin)
 
     def _goes_on(self, row: _Row) -> bool:
         length = len(row.request.prompt)
@@ -142,11 +142,11 @@ class ReferenceDecoder:
             max_new_tokens=min(params.max_tokens, self._longest - len(prompt)), length_penalty=options.length_penalty,
             early_stopping=options.early_stopping, eos_token_id=list(params.stop_token_ids) or None, pad_token_id=0,
         )  # fmt: skip
-        shaping = processors.LogitsProcessorList(_shaping(params, len(prompt)))
+        made = processors.LogitsProcessorList(_processors(params, len(prompt)))
         ids = torch.tensor([list(prompt)])
         self._network.generation_config = config
         rows = self._network.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, logits_processor=shaping
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, logits_processor=made
         )
         return [Decoded(_until_stop(row[len(prompt) :].tolist(), params.stop_token_ids)) for row in rows]
 
@@ -177,7 +177,7 @@ def _choose(
     """
     ids = torch.tensor([[*prompt, *outputs]])
     scores = logits[None].clone()  # [1, vocab_size]
-    for processor in _shaping(params, len(prompt)):
+    for processor in _processors(params, len(prompt)):
         scores = processor(ids, scores)
     if params.temperature == 0:
         return int(scores[0].argmax()), math.inf
@@ -189,24 +189,24 @@ def _choose(
     return token, min(draw - below, float(cumulative[token]) - draw)
 
 
-def _shaping(params: SamplingParams, prompt_length: int) -> list[Any]:
+def _processors(params: SamplingParams, prompt_length: int) -> list[Any]:
     """Return the processors that change scores and ban tokens, in transformers' order, with the counted penalties."""
-    shaping: list[Any] = []
+    made: list[Any] = []
     if params.logit_bias:
-        shaping.append(processors.SequenceBiasLogitsProcessor([[[token], float(b)] for token, b in params.logit_bias]))
+        made.append(processors.SequenceBiasLogitsProcessor([[[token], float(b)] for token, b in params.logit_bias]))
     if params.repetition_penalty != 1.0:
-        shaping.append(processors.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+        made.append(processors.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.presence_penalty or params.frequency_penalty:
-        shaping.append(_Counted(params.presence_penalty, params.frequency_penalty, prompt_length))
+        made.append(_Counted(params.presence_penalty, params.frequency_penalty, prompt_length))
     if params.bad_words:
         words = [list(word) for word in params.bad_words]
-        shaping.append(processors.NoBadWordsLogitsProcessor(words, eos_token_id=None))
+        made.append(processors.NoBadWordsLogitsProcessor(words, eos_token_id=None))
     if params.allowed_token_ids:
-        shaping.append(_Allow(params.allowed_token_ids))
+        made.append(_Allow(params.allowed_token_ids))
     if params.min_tokens and params.stop_token_ids:
         stops = list(params.stop_token_ids)
-        shaping.append(processors.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, stops, "cpu"))
-    return shaping
+        made.append(processors.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, stops, "cpu"))
+    return made
 
 
 def _warpers(params: SamplingParams) -> list[Any]:

@@ -70,7 +70,7 @@ class BatchSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolRows:
+class PoolingRows:
     """Sum the last hidden states (after the final norm) of flattened rows [row, row + count), one or more."""
 
     row: int
@@ -89,7 +89,7 @@ class StepBatch:
     sequences: tuple[BatchSequence, ...]
     samples: tuple[SampleRow, ...]
     scores: tuple[ScoreRow, ...] = ()
-    pools: tuple[PoolRows, ...] = ()
+    pooling_rows: tuple[PoolingRows, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
 
 
@@ -108,7 +108,7 @@ class StepOutput:
     `logprobs` and `candidates` are empty if no row requested them, else None for rows that did not. `failures` are
     (SampleRow's index, error) of rows for which no token could be chosen; their other entries are meaningless.
     `score_failure` is why `scores` are missing; it fails only prompts that requested them. `pooled` has a vector for
-    each of the PoolRows.
+    each of the PoolingRows.
     """
 
     token_ids: Sequence[int]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from engine.sampling.logits import shape
+from engine.sampling.logits import change_logits
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.sampler import Chooser, Sampled, TorchChooser, failure, sample
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
@@ -51,7 +51,7 @@ def _search(
     for i, token_id in zip(others, drawn.token_ids, strict=True):
         token_ids[i] = token_id
     failures = [(others[place], reason) for place, reason in drawn.failures]
-    scores = shape(logits[searching].float().log_softmax(dim=-1), [rows[i] for i in searching])
+    scores = change_logits(logits[searching].float().log_softmax(dim=-1), [rows[i] for i in searching])
     for place, i in enumerate(searching):
         found[i] = ranked = _candidates(scores[place], rows[i].candidates)
         if ranked.token_ids:

@@ -54,8 +54,8 @@ def _read_prompt(
 
 def _check_counts(output: StepOutput, batch: StepBatch) -> None:
     num_scores = 0 if output.score_failure is not None else len(batch.scores)
-    if len(output.pooled) != len(batch.pools):
-        raise InternalError(f"the model returned {len(output.pooled)} vectors instead of {len(batch.pools)}")
+    if len(output.pooled) != len(batch.pooling_rows):
+        raise InternalError(f"the model returned {len(output.pooled)} vectors instead of {len(batch.pooling_rows)}")
     if len(output.token_ids) != len(batch.samples) or len(output.scores) != num_scores:
         raise InternalError(
             f"the model returned {len(output.token_ids)} tokens and {len(output.scores)} scores instead of "

@@ -27,7 +27,7 @@ from engine.rope import StepRope
 from engine.row_head import RowHead
 from engine.sampling.logprobs import rows_at_once
 from engine.sampling.sampler import Nucleus, TorchChooser
-from engine.step import PendingStep, PoolRows, StepBatch, StepOutput
+from engine.step import PendingStep, PoolingRows, StepBatch, StepOutput
 from engine.step_limit import DEFAULT_STEP_S, queued_s
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
@@ -143,7 +143,7 @@ class TorchModel:
 
         Where the model runs ahead, both are only launched; an event of the pool shows when the layer is written.
         """
-        if self._fused is not None and not batch.pools:
+        if self._fused is not None and not batch.pooling_rows:
             return self._compute(batch, layer_done)
         with torch.inference_mode():  # not in the fused path: entering it costs a decode step more than its embedding
             return self._launch(batch, layer_done) if self.runs_ahead else self._compute(batch, layer_done)
@@ -184,13 +184,13 @@ class TorchModel:
     def _run(
         self, batch: StepBatch, layer_done: Callable[[int], None] | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the logits of the sampled rows, and the sums of hidden states for `batch.pools`."""
-        if batch.scores or batch.pools:
+        """Return the logits of the sampled rows, and the sums of hidden states for `batch.pooling_rows`."""
+        if batch.scores or batch.pooling_rows:
             with self._head.keeping():
                 logits = self._logits(batch, layer_done)
         else:
             logits = self._logits(batch, layer_done)
-        return logits, [self._states(rows).double().sum(0) for rows in batch.pools]
+        return logits, [self._states(rows).double().sum(0) for rows in batch.pooling_rows]
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -204,7 +204,7 @@ class TorchModel:
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
-        if self._graphs is not None and layer_done is None and not (batch.scores or batch.pools):
+        if self._graphs is not None and layer_done is None and not (batch.scores or batch.pooling_rows):
             replayed = self._graphs.run(metadata)
             if replayed is not None:
                 return replayed
@@ -238,7 +238,7 @@ class TorchModel:
         copied.record()
         copied.synchronize()
 
-    def _states(self, rows: PoolRows) -> torch.Tensor:
+    def _states(self, rows: PoolingRows) -> torch.Tensor:
         """Return the last hidden states of rows of the last step, after the final norm: [count, hidden_size]."""
         chosen = slice(rows.row, rows.row + rows.count)
         if self._fused is None:

@@ -81,7 +81,7 @@ class CompressedLayout:
             )
         grid = find_grid(stored, f"{module}.weight_scale", (outputs, inputs), None, self.group_sizes)
         zeros, order = (f"{module}.{tensor}" in names for tensor in ("weight_zero_point", "weight_g_idx"))
-        needed = (-(-outputs * bits // WORD_BITS), inputs // grid.columns)
+        needed = (-(-outputs * bits // WORD_BITS), inputs // grid.columns_per_scale)
         if zeros and matrix_shape(stored, f"{module}.weight_zero_point", WORDS) != needed:
             found = stored.shape(f"{module}.weight_zero_point")
             raise ConfigError(f"{module}.weight_zero_point has shape {found}, not {needed}")
@@ -114,7 +114,7 @@ class PackedModule:
     def _groups(self, columns: range) -> EvenGroups | torch.Tensor:
         if not self.ordered:
             return groups_of(self.grid, columns)
-        num_groups = self.shape[1] // self.grid.columns
+        num_groups = self.shape[1] // self.grid.columns_per_scale
         return read_groups(self.stored, f"{self.name}.weight_g_idx", columns, num_groups)
 
     def _zeros(self, rows: range, groups: range, scales: torch.Tensor) -> torch.Tensor:

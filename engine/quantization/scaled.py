@@ -19,14 +19,14 @@ CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
 class ScaleGrid:
     """The division of a weight into rectangles with one scale each."""
 
-    rows: int
-    columns: int
+    rows_per_scale: int
+    columns_per_scale: int
 
     def span(self, rows: range, columns: range) -> tuple[range, range]:
         """Return the rows and columns of the scales that cover a range of the weight."""
         return (
-            range(rows.start // self.rows, -(-rows.stop // self.rows)),
-            range(columns.start // self.columns, -(-columns.stop // self.columns)),
+            range(rows.start // self.rows_per_scale, -(-rows.stop // self.rows_per_scale)),
+            range(columns.start // self.columns_per_scale, -(-columns.stop // self.columns_per_scale)),
         )
 
 
@@ -42,7 +42,7 @@ class ScaledModule:
     grid: ScaleGrid
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read those codes and the scales that cover them."""
+        """Read the codes of this range and the scales that cover them."""
         codes = read_region(self.stored, f"{self.name}.weight", rows, columns)
         scales = read_scales(self.stored, self.scale, self.grid, rows, columns)
         zeros = None if self.zero is None else read_scales(self.stored, self.zero, self.grid, rows, columns)
@@ -101,9 +101,9 @@ def read_scales(stored: Weights, name: str, grid: ScaleGrid, rows: range, column
         scales = read_region(stored, name, row_span, column_span)
     else:
         scales = stored.read(name).reshape(-1, 1)[row_span.start : row_span.stop]
-    return scales[torch.arange(rows.start, rows.stop) // grid.rows - row_span.start]
+    return scales[torch.arange(rows.start, rows.stop) // grid.rows_per_scale - row_span.start]
 
 
 def groups_of(grid: ScaleGrid, columns: range) -> EvenGroups:
     """Return the mapping from inputs to the columns that `read_scales` returns."""
-    return EvenGroups(grid.columns, columns.start % grid.columns)
+    return EvenGroups(grid.columns_per_scale, columns.start % grid.columns_per_scale)

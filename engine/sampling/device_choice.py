@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.sampling.logits import is_shaped, shape
+from engine.sampling.logits import change_logits, has_logit_changes
 from engine.sampling.sampler import Nucleus, draw
 from engine.step import SampleRow
 from engine.transfers import upload_ints
@@ -28,7 +28,7 @@ def choose(logits: torch.Tensor, rows: Sequence[SampleRow], nucleus: Nucleus | N
     `nucleus` finds the tokens of top_p, by default with torch. Ids are within the vocabulary even if no token can be
     chosen.
     """
-    scores = _shaped(logits, rows)
+    scores = _with_changed_logits(logits, rows)
     if not rows:
         return ChosenTokens(torch.empty(0, dtype=torch.int64, device=logits.device), scores[:, 0])
     best, token_ids = scores.max(dim=-1)
@@ -40,11 +40,11 @@ def choose(logits: torch.Tensor, rows: Sequence[SampleRow], nucleus: Nucleus | N
     return ChosenTokens(token_ids, best)
 
 
-def _shaped(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def _with_changed_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Return the scores to choose from: the logits themselves if no row changes them."""
-    changed = [i for i, row in enumerate(rows) if is_shaped(row)]
+    changed = [i for i, row in enumerate(rows) if has_logit_changes(row)]
     if not changed:
         return logits
     places = upload_ints(changed, logits.device)
-    shaped = shape(logits.index_select(0, places).float(), [rows[i] for i in changed])
-    return logits.to(torch.float32, copy=True).index_copy_(0, places, shaped)
+    new = change_logits(logits.index_select(0, places).float(), [rows[i] for i in changed])
+    return logits.to(torch.float32, copy=True).index_copy_(0, places, new)

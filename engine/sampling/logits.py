@@ -17,7 +17,7 @@ from engine.step import SampleRow
 from engine.token_counts import has_penalty
 
 
-def is_shaped(row: SampleRow) -> bool:
+def has_logit_changes(row: SampleRow) -> bool:
     """Return whether this row's logits have to be changed."""
     params = row.params
     return bool(
@@ -25,7 +25,7 @@ def is_shaped(row: SampleRow) -> bool:
     )
 
 
-def shape(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def change_logits(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Apply the parameters of `rows` to `scores` [num_rows, vocab_size] float32, contiguous, in place; return them."""
     penalise(scores, rows)
     ban(scores, rows)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from engine.sampling.counter_hash import uniforms
-from engine.sampling.logits import is_shaped, shape
+from engine.sampling.logits import change_logits, has_logit_changes
 from engine.step import SampleRow
 from engine.transfers import upload, upload_ints
 from wire.errors import InternalError, InvalidRequest, PdserveError
@@ -84,15 +84,14 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], chooser: Chooser) ->
 
     Rows whose logits have to be changed are handled separately, so that the others cost nothing more.
     """
-    shaped = [i for i, row in enumerate(rows) if is_shaped(row)]
-    if not shaped:
+    changed = [i for i, row in enumerate(rows) if has_logit_changes(row)]
+    if not changed:
         return _choose(logits, rows, chooser)
-    if len(shaped) == len(rows):
-        return _choose(shape(logits.to(torch.float32, copy=True), rows), rows, chooser)
-    changed = set(shaped)
-    plain = [i for i in range(len(rows)) if i not in changed]
+    if len(changed) == len(rows):
+        return _choose(change_logits(logits.to(torch.float32, copy=True), rows), rows, chooser)
+    plain = sorted(set(range(len(rows))) - set(changed))
     token_ids, failures = [0] * len(rows), []
-    for group in (plain, shaped):
+    for group in (plain, changed):
         own = sample(logits[group], [rows[i] for i in group], chooser)
         for place, token_id in zip(group, own.token_ids, strict=True):
             token_ids[place] = token_id

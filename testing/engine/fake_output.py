@@ -18,7 +18,7 @@ _UNIT = 64.0
 
 def rows_read(batch: StepBatch) -> list[int]:
     """Return the flattened rows whose checksums `answer` needs: the sampled, the scored, then the pooled ones."""
-    pooled = (row for rows in batch.pools for row in range(rows.row, rows.row + rows.count))
+    pooled = (row for rows in batch.pooling_rows for row in range(rows.row, rows.row + rows.count))
     return [*(sample.row for sample in batch.samples), *(score.row for score in batch.scores), *pooled]
 
 
@@ -58,7 +58,7 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
         for score, c in zip(batch.scores, checksums[len(token_ids) :], strict=False)
     ]
     rest = iter(checksums[len(token_ids) + len(scores) :])
-    pooled = [_vector(next(rest) for _ in range(rows.count)) for rows in batch.pools]
+    pooled = [_vector(next(rest) for _ in range(rows.count)) for rows in batch.pooling_rows]
     return StepOutput(token_ids, logprobs, candidates, scores, failures, pooled=pooled)
 
 

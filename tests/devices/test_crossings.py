@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.loader import load_model
-from engine.step import BatchSequence, PoolRows, SampleRow, ScoreRow, StepBatch
+from engine.step import BatchSequence, PoolingRows, SampleRow, ScoreRow, StepBatch
 from engine.torch_model import TorchModel
 from tests.devices.card import Crossings, crossings
 from tests.devices.every_device import open_device
@@ -83,7 +83,7 @@ def test_logprobs_vectors_and_beams_need_no_synchronisation(tmp_path: Path) -> N
     model, plain = load(tmp_path), step_of(2, 2, PARAMS["likely"])
     searching = (*plain.samples[:3], replace(plain.samples[3], candidates=6))
     scores = tuple(ScoreRow(row, 5, row % 3) for row in range(2, 31))
-    batch = replace(plain, samples=searching, scores=scores, pools=(PoolRows(2, 30), PoolRows(32, 1)))
+    batch = replace(plain, samples=searching, scores=scores, pooling_rows=(PoolingRows(2, 30), PoolingRows(32, 1)))
 
     with crossings() as seen:
         output = model.launch(batch).collect()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.interface import Device
-from engine.sampling.logits import shape
+from engine.sampling.logits import change_logits
 from engine.sampling.sampler import TorchChooser, sample
 from engine.step import SampleRow, ScoreRow, StepBatch
 from engine.step_output import make_output
@@ -94,9 +94,9 @@ def test_bans_and_penalties_give_the_same_logits(device: Device) -> None:
     params = SamplingParams(max_tokens=9, **CHANGES[6], allowed_token_ids=tuple(range(40)))
     rows = [SampleRow(0, params, 0, 0, (1, 2), HISTORY, 4), SampleRow(1, params, 0, 0, (), HISTORY, 4, mask_of({3, 9}))]
 
-    mine = shape(scores_of(2, 3).to(device.torch_device), rows).cpu()
+    mine = change_logits(scores_of(2, 3).to(device.torch_device), rows).cpu()
 
-    torch.testing.assert_close(mine, shape(scores_of(2, 3), rows), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(mine, change_logits(scores_of(2, 3), rows), rtol=1e-6, atol=1e-6)
 
 
 def test_rows_of_nan_fail_alone(device: Device) -> None:

@@ -94,8 +94,8 @@ def test_older_places_of_the_config_are_read(tmp_path: Path) -> None:
         (gptq(4, 32).config, "awq", r"--quantization awq, but .*config\.json says gptq"),
         (awq(16).config, "smoothquant", r"--quantization smoothquant, but .* says awq"),
         (w8a8("channel").config, "gguf", r"--quantization gguf, but .* says compressed-tensors"),
-        (fp8(None).config, "smoothquant", r"smoothquant means int8 .*but .* says float-quantized"),
-        (packed(4, 16).config, "smoothquant", r"smoothquant means int8 .*but .* says pack-quantized"),
+        (fp8(None).config, "smoothquant", r"smoothquant means int8 .*but .* says float-quantized with float8 weights"),
+        (packed(4, 16).config, "smoothquant", r"says pack-quantized with int4 weights and unquantised inputs"),
         (packed(8, 16).config, "smoothquant", r"smoothquant means int8 weights and inputs"),
     ],
 )
