@@ -17,7 +17,7 @@ from wire.errors import ConfigError
 
 _MAX_SHOWN = 20
 _SKIP_BYTES = 2**16
-_MARKS = {
+_MAGIC = {
     b"\xef\xbb\xbf": "begins with a byte order mark: save it as UTF-8 without one",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"\xfe\xff": "is UTF-16: save it as UTF-8",
@@ -90,7 +90,7 @@ class InputFile:
         size = os.fstat(self._descriptor).st_size
         if size > limits.max_bytes:
             raise ConfigError(f"{self.path} is {size} bytes long; the limit is {limits.max_bytes} (--max-input-bytes)")
-        _check_mark(self.path, file.read(3))
+        _check_magic(self.path, file.read(3))
         file.seek(0)
         problems, seen, digest = _Problems(), _CustomIds(), hashlib.sha256()
         end = 0
@@ -195,7 +195,7 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def _check_mark(path: Path, begin: bytes) -> None:
-    for mark, problem in _MARKS.items():
-        if begin.startswith(mark):
+def _check_magic(path: Path, begin: bytes) -> None:
+    for magic, problem in _MAGIC.items():
+        if begin.startswith(magic):
             raise ConfigError(f"{path} {problem}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batch.binding_note import note_of
+from batch.settings_note import note_of
 from wire.errors import ConfigError, PdserveError
 
 
@@ -47,15 +47,15 @@ class RetryPolicy:
 class BatchJob:
     """The local files and the options of a run. The output has an answer to every line, in the order of the input.
 
-    `error_path` gets a copy of the failed lines. `binding` are the settings besides the input on which answers depend,
-    such as model and dtype: a stopped run resumes only if they are the same. `retry_failed` keeps the good answers
-    of the existing output, and of a stopped run, and sends the other lines again.
+    `error_path` gets a copy of the failed lines. On `answer_settings`, such as model and dtype, the answers depend
+    besides the input: a stopped run resumes only if they are the same. `retry_failed` keeps the good answers of the
+    existing output, and of a stopped run, and sends the other lines again.
     """
 
     input_path: Path
     output_path: Path
     error_path: Path | None = None
-    binding: Mapping[str, str] = field(default_factory=dict)
+    answer_settings: Mapping[str, str] = field(default_factory=dict)
     max_inflight: int = 256
     limits: InputLimits = InputLimits()
     retries: RetryPolicy = RetryPolicy()
@@ -76,5 +76,5 @@ class BatchJob:
 
     @property
     def note_path(self) -> Path:
-        """Where `binding` is kept for a retry while the output has failed lines."""
+        """Where `answer_settings` are kept for a retry while the output has failed lines."""
         return note_of(self.output_path)

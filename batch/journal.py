@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from batch.binding import difference
+from batch.answer_settings import difference
 from batch.journal_record import JournalRecord, decode, decode_header, encode, encode_header, is_cut_header
 from processes.failpoints import failpoint
 from wire.errors import ConfigError
@@ -39,15 +39,15 @@ class Journal:
         self._lengths = array("I", [0]) * num_requests
 
     @classmethod
-    def open(cls, path: Path, binding: Mapping[str, Any], num_requests: int) -> Self:
-        """Resume the journal of an earlier run with the same `binding`, or start one.
+    def open(cls, path: Path, answer_settings: Mapping[str, Any], num_requests: int) -> Self:
+        """Resume the journal of an earlier run with the same answer settings, or start one.
 
-        Raises ConfigError if it cannot be written, another run has locked it, or it has another input or binding.
+        Raises ConfigError if it cannot be written, another run has locked it, or has other input or settings.
         """
         journal = cls(path, _locked(path), num_requests)
         try:
-            if not journal._take_up(binding):
-                journal._begin(binding)
+            if not journal._take_up(answer_settings):
+                journal._begin(answer_settings)
         except OSError as error:
             journal.close()
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
@@ -111,7 +111,7 @@ class Journal:
                 self._is_open = False
                 os.close(self._descriptor)
 
-    def _take_up(self, binding: Mapping[str, Any]) -> bool:
+    def _take_up(self, answer_settings: Mapping[str, Any]) -> bool:
         """Read an earlier run's records and truncate an incomplete one; return False if there is nothing to keep."""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             header = file.readline()
@@ -128,18 +128,18 @@ class Journal:
                 record = decode(line)
                 if record is not None:
                     self._take(record, len(line))
-        changed = difference(recorded, binding)
+        changed = difference(recorded, answer_settings)
         if not self.is_empty and changed is not None:
             remedy = "finish that run with its own settings, or remove the file to start again"
             raise ConfigError(f"{self.path} has the answers of another run: {changed}; {remedy}")
         os.ftruncate(self._descriptor, self._end)
         return changed is None
 
-    def _begin(self, binding: Mapping[str, Any]) -> None:
+    def _begin(self, answer_settings: Mapping[str, Any]) -> None:
         self._end = 0
         os.ftruncate(self._descriptor, 0)
         try:
-            self._write(encode_header(binding))
+            self._write(encode_header(answer_settings))
             os.fsync(self._descriptor)
             sync_folder(self.path.parent)
         except OSError:

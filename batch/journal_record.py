@@ -48,21 +48,21 @@ def decode(line: bytes) -> JournalRecord | None:
         return None
 
 
-def encode_header(binding: Mapping[str, Any]) -> bytes:
+def encode_header(answer_settings: Mapping[str, Any]) -> bytes:
     """Return the first line of a journal."""
-    return _sealed(orjson.dumps({_FORMAT: 1, **binding}))
+    return _sealed(orjson.dumps({_FORMAT: 1, **answer_settings}))
 
 
 def decode_header(line: bytes) -> dict[str, Any] | None:
-    """Return the binding in the first line; None if it is not a complete header."""
+    """Return the answer settings in the first line; None if it is not a complete header."""
     content = _opened(line)
     try:
-        binding = None if content is None else orjson.loads(content)
+        answer_settings = None if content is None else orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(binding, dict) or binding.pop(_FORMAT, None) != 1:
+    if not isinstance(answer_settings, dict) or answer_settings.pop(_FORMAT, None) != 1:
         return None
-    return binding
+    return answer_settings
 
 
 def is_cut_header(line: bytes) -> bool:

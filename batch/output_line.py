@@ -15,7 +15,7 @@ import orjson
 from batch.backend import Answer
 
 _SHOWN_CHARS = 512
-_MISSPELT = re.compile(r"[\w.-]{1,40} is no field and has no effect: did you mean [\w.-]{1,40}\?", re.ASCII)
+_MISSPELT = re.compile(r"[\w.-]{1,40} is not a known field and has no effect: did you mean [\w.-]{1,40}\?", re.ASCII)
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error",
     429: "rate_limit_error", 502: "service_unavailable_error", 503: "service_unavailable_error", 504: "timeout_error",

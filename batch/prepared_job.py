@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from batch.binding_note import check_note, check_place_of_note
 from batch.earlier_answers import EarlierAnswers, answers_in_journal, answers_in_output
 from batch.input_file import InputFile
 from batch.job import BatchJob
 from batch.journal import Journal
+from batch.settings_note import check_note, check_place_of_note
 from batch.whole_file import check_folder, check_place, temporary_path
 from wire.errors import ConfigError
 
@@ -74,8 +74,8 @@ def prepare(job: BatchJob) -> PreparedJob:
         for path, what in _written(job):
             if source.is_at(path) or source.is_at(temporary_path(path)):
                 raise ConfigError(f"{what} {path} would overwrite the input: choose another path")
-        binding = {"input": f"sha256 {source.digest}", **job.binding}
-        prepared = PreparedJob(job, source, Journal.open(job.journal_path, binding, len(source)))
+        answer_settings = {"input": f"sha256 {source.digest}", **job.answer_settings}
+        prepared = PreparedJob(job, source, Journal.open(job.journal_path, answer_settings, len(source)))
     except BaseException:
         source.close()
         raise
@@ -98,7 +98,7 @@ def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> EarlierAnswe
     if not journal.is_empty and not job.note_path.exists():
         return answers_in_journal(source, journal)
     stopped = None if journal.is_empty else job.journal_path
-    check = partial(check_note, job.note_path, job.binding, job.output_path, stopped)
+    check = partial(check_note, job.note_path, job.answer_settings, job.output_path, stopped)
     return answers_in_output(job.output_path, source, journal, check)
 
 

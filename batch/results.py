@@ -3,8 +3,8 @@
 import threading
 from contextlib import ExitStack
 
-from batch.binding_note import remove_note, write_note
 from batch.prepared_job import PreparedJob
+from batch.settings_note import remove_note, write_note
 from batch.whole_file import WholeFile
 from processes.failpoints import failpoint
 
@@ -35,7 +35,7 @@ def write_results(prepared: PreparedJob, cancelled: threading.Event) -> bool:
         output.publish()
         failpoint("batch.after_rename")
     if prepared.journal.num_failed:
-        write_note(job.note_path, job.binding)
+        write_note(job.note_path, job.answer_settings)
     else:
         remove_note(job.note_path)
     prepared.journal.remove()

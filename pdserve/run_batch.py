@@ -131,7 +131,7 @@ def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
         files.input,
         files.output,
         files.error,
-        request.binding,
+        request.answer_settings,
         request.max_inflight,
         InputLimits(options.max_input_bytes, options.max_input_lines, options.max_line_bytes),
         RetryPolicy(timeout_s=request.request_timeout_s),

@@ -9,7 +9,7 @@ from aiohttp.abc import AbstractResolver
 
 from batch.remote.addresses import AddressRules
 from batch.remote.answers import REDIRECTS, failure
-from batch.remote.exchange import Peers
+from batch.remote.exchange import AllowedServers
 from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.limits import DownloadLimits
 from batch.remote.part import FilePart
@@ -41,7 +41,7 @@ async def download(
     """
     source = RemoteUrl.parse(url)
     with ReceivedFile(to) as file:
-        fetch = _Fetch(Peers(rules, resolver), file, limits, on_bytes)
+        fetch = _Fetch(AllowedServers(rules, resolver), file, limits, on_bytes)
         return await retried(
             partial(fetch.attempt, source), what=str(source), retries=limits.retries, whole_s=limits.whole_s
         )
@@ -50,8 +50,10 @@ async def download(
 class _Fetch:
     """One download's tries; the next try resumes an interrupted one if the server supports that."""
 
-    def __init__(self, peers: Peers, file: ReceivedFile, limits: DownloadLimits, on_bytes: Progress | None) -> None:
-        self._peers = peers
+    def __init__(
+        self, servers: AllowedServers, file: ReceivedFile, limits: DownloadLimits, on_bytes: Progress | None
+    ) -> None:
+        self._servers = servers
         self._file = file
         self._limits = limits
         self._on_bytes = on_bytes
@@ -64,7 +66,7 @@ class _Fetch:
         for _ in range(self._limits.max_redirects + 1):
             deadline = ExchangeDeadline(f"connection to {url.host}:{url.port}", self._limits.waits.connect_s)
             connected = partial(deadline.expect, "answer", self._limits.waits.idle_s)
-            async with self._peers.exchange("GET", url, deadline, connected, headers=headers) as response:
+            async with self._servers.exchange("GET", url, deadline, connected, headers=headers) as response:
                 if response.status not in REDIRECTS:
                     return await self._receive(response, url, deadline)
                 url = _redirected(response, url)
@@ -73,7 +75,7 @@ class _Fetch:
     async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> int:
         waits, most = self._limits.waits, self._limits.max_bytes
         deadline.expect("next bytes of the answer", waits.idle_s)
-        part = await self._answered(response, url, deadline)
+        part = await self._part_of(response, url, deadline)
         window_end = part.num_bytes + waits.window_bytes
         while piece := await response.content.readany():
             if part.num_bytes + len(piece) > most:
@@ -93,8 +95,8 @@ class _Fetch:
         self._file.keep()
         return part.num_bytes
 
-    async def _answered(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> FilePart:
-        """Return the part that this answer's bytes continue. Raises the answer's error if it has no file."""
+    async def _part_of(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> FilePart:
+        """Return the partial file that this response starts or resumes. Raises the response's error if it has none."""
         begun, self._part = self._part, None
         if response.status == 206 and begun is not None and begun.headers:
             if _acceptable_length(response, url, self._limits.max_bytes) is None or not begun.is_continued(

@@ -40,7 +40,7 @@ class CheckedSockets:
         return socket.socket(family=family, type=kind, proto=protocol)
 
 
-class Peers:
+class AllowedServers:
     """The servers that one transfer may connect to: the rules, and the resolver of names (None: the system's)."""
 
     def __init__(self, rules: AddressRules, resolver: AbstractResolver | None = None) -> None:

@@ -15,7 +15,7 @@ def is_presigned(query: str) -> bool:
 
 
 def is_bound_to_headers(query: str) -> bool:
-    """Return whether this signature requires that no content headers are sent, as version 2 does."""
+    """Return whether this signature requires that no content headers are sent, as AWS signature version 2 does."""
     names = {name for name, _ in _pairs(query)}
     return bool(names & _SIGNATURES) and not names & {"x-amz-signature", "x-goog-signature"}
 

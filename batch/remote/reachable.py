@@ -10,7 +10,7 @@ from wire.errors import ConfigError, Unavailable
 _WAIT_S = 10.0
 
 
-async def check_reach(url: RemoteUrl, rules: AddressRules, *, wait_s: float = _WAIT_S) -> None:
+async def check_resolves(url: RemoteUrl, rules: AddressRules, *, wait_s: float = _WAIT_S) -> None:
     """Resolve the host; raise ConfigError, with the reasons, if the rules allow none of its addresses.
 
     Does not connect; a transfer checks the address again when it connects. Raises Unavailable if the name is

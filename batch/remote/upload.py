@@ -13,7 +13,7 @@ from batch.remote.addresses import AddressRules
 from batch.remote.answers import REDIRECTS, failure
 from batch.remote.digests import content_md5, in_header, stored_md5
 from batch.remote.download import Progress
-from batch.remote.exchange import Peers
+from batch.remote.exchange import AllowedServers
 from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.limits import UploadLimits
 from batch.remote.retries import Transient, retried
@@ -45,7 +45,7 @@ async def upload(
     try:
         md5 = await asyncio.to_thread(content_md5, path)
         with path.open("rb") as file:
-            sending = _Sending(file, md5, Peers(rules, resolver), limits, on_bytes)
+            sending = _Sending(file, md5, AllowedServers(rules, resolver), limits, on_bytes)
             return await retried(
                 partial(sending.attempt, target), what=str(target), retries=limits.retries, whole_s=limits.whole_s
             )
@@ -57,12 +57,12 @@ class _Sending:
     """One upload's tries."""
 
     def __init__(
-        self, file: BinaryIO, md5: bytes, peers: Peers, limits: UploadLimits, on_bytes: Progress | None
+        self, file: BinaryIO, md5: bytes, servers: AllowedServers, limits: UploadLimits, on_bytes: Progress | None
     ) -> None:  # fmt: skip
         self._file = file
         self._size, self._changed_at = self._state()
         self._md5 = md5
-        self._peers = peers
+        self._servers = servers
         self._limits = limits
         self._on_bytes = on_bytes
         self._expects_continue = self._size >= limits.expect_from_bytes
@@ -83,7 +83,7 @@ class _Sending:
         if self._state() != (self._size, self._changed_at):
             raise ConfigError(f"{self._file.name}: the file changed while it was sent: it had {self._size} bytes")
         self._sent = 0
-        async with self._peers.exchange(
+        async with self._servers.exchange(
             "PUT", target, deadline, partial(self._connected, deadline),
             headers=self._headers(target), body=self._pieces(deadline), expect100=self._expects_continue,
         ) as response:  # fmt: skip

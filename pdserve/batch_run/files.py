@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from batch.binding_note import note_of, remove_note
 from batch.job import BatchStopped
 from batch.redaction import redacted
 from batch.remote.addresses import AddressRules
 from batch.remote.download import download
 from batch.remote.limits import DownloadLimits
-from batch.remote.reachable import check_reach
+from batch.remote.reachable import check_resolves
 from batch.remote.upload import upload
 from batch.remote.url import RemoteUrl, is_remote
+from batch.settings_note import note_of, remove_note
 from pdserve.batch_run.interruption import Interruption
 from pdserve.batch_run.request import BatchRequest
 from pdserve.run_folder import default_cache_dir
@@ -46,7 +46,7 @@ def local_files(request: BatchRequest, interruption: Interruption, environ: Mapp
     rules = AddressRules.of(request.options.allow_private_urls)
     target = _target(request)
     if target is not None:
-        interruption.run(check_reach(target, rules))
+        interruption.run(check_resolves(target, rules))
     with contextlib.ExitStack() as stack:
         source = Path(request.input_file)
         if is_remote(request.input_file):
@@ -98,7 +98,7 @@ def _waiting(request: BatchRequest, source: Path, environ: Mapping[str, str]) ->
             content = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
-    name = "\n".join((content, _plain(request.output_file), str(sorted(request.binding.items()))))
+    name = "\n".join((content, _plain(request.output_file), str(sorted(request.answer_settings.items()))))
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.jsonl"
 
 

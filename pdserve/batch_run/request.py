@@ -92,7 +92,7 @@ class BatchRequest:
         return from_namespace(SchedulerOptions, argparse.Namespace(**patient | given))
 
     @property
-    def binding(self) -> dict[str, str]:
+    def answer_settings(self) -> dict[str, str]:
         """The flags that the answers depend on: a stopped run resumes only with the same values."""
         given = {_flag(name): _as_typed(getattr(self.namespace, name, "")) for name in _ANSWERS_DEPEND_ON}
         at_url = "" if self.options.base_url is None else "a server"

@@ -30,7 +30,9 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
     refuse_fields(raw, kind.not_served)
     body = kind.read(raw)
     if meant := _misspelt(raw, kind):
-        text = ", ".join(f"{name} is no field and has no effect: did you mean {known}?" for name, known in meant)
+        text = ", ".join(
+            f"{name} is not a known field and has no effect: did you mean {known}?" for name, known in meant
+        )
         state = request.scope["state"]
         state["warning"] = f'199 pdserve "{text}"'
         state["refusals"].warning("unknown_fields", "unknown_fields", request_id=state["request_id"], fields=text)

@@ -138,36 +138,36 @@ async def test_other_runners_failures_are_recognised(job: BatchJob, answered: di
 
 
 async def test_failed_lines_are_not_retried_on_another_model(job: BatchJob) -> None:
-    await run_job(replace(job, binding={"--model": "a", "--dtype": "float32"}), Scripted(_every_tenth_fails))
+    await run_job(replace(job, answer_settings={"--model": "a", "--dtype": "float32"}), Scripted(_every_tenth_fails))
     again = replace(job, retry_failed=True)
 
-    for binding, words in (
+    for answer_settings, words in (
         ({"--model": "b", "--dtype": "float32"}, "--model was a and is b now"),
         ({"--model": "a", "--dtype": "float32", "--generation-config": "auto"}, "--generation-config was (none) and"),
         ({"--model": "a"}, "--dtype was float32 and is (none) now"),
     ):
-        refusal = _refusal(replace(again, binding=binding))
+        refusal = _refusal(replace(again, answer_settings=answer_settings))
         assert refusal.startswith(f"{job.output_path} has the answers of another run: {words}")
         assert refusal.endswith(f"or remove {job.note_path} to mix both in one file")
-    progress = await run_job(replace(again, binding={"--model": "a", "--dtype": "float32"}), Scripted())
+    progress = await run_job(replace(again, answer_settings={"--model": "a", "--dtype": "float32"}), Scripted())
 
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
     assert not job.note_path.exists(), "nothing is left to be sent again"
 
 
 async def test_removing_the_note_mixes_both_runs_in_one_file(job: BatchJob) -> None:
-    await run_job(replace(job, binding={"--model": "a"}), Scripted(_every_tenth_fails))
+    await run_job(replace(job, answer_settings={"--model": "a"}), Scripted(_every_tenth_fails))
     job.note_path.unlink()
 
-    progress = await run_job(replace(job, binding={"--model": "b"}, retry_failed=True), Scripted())
+    progress = await run_job(replace(job, answer_settings={"--model": "b"}, retry_failed=True), Scripted())
 
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
 
 
 async def test_an_output_without_a_good_answer_binds_no_model(job: BatchJob) -> None:
-    await run_job(replace(job, binding={"--model": "a"}), Scripted(lambda n, times: says({"error": {}}, 404)))
+    await run_job(replace(job, answer_settings={"--model": "a"}), Scripted(lambda n, times: says({"error": {}}, 404)))
 
-    progress = await run_job(replace(job, binding={"--model": "b"}, retry_failed=True), Scripted())
+    progress = await run_job(replace(job, answer_settings={"--model": "b"}, retry_failed=True), Scripted())
 
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
 

@@ -14,7 +14,7 @@ from batch.journal_record import JournalRecord, encode, encode_header
 from batch.output_line import LineOutcome
 from wire.errors import ConfigError
 
-BINDING = {"input": "sha256 00", "model": "m"}
+ANSWER_SETTINGS = {"input": "sha256 00", "model": "m"}
 NUM_REQUESTS = 8
 RECORDS = [
     JournalRecord(
@@ -24,7 +24,7 @@ RECORDS = [
 ]
 
 
-HEADER = encode_header(BINDING)
+HEADER = encode_header(ANSWER_SETTINGS)
 CONTENT = HEADER + b"".join(map(encode, RECORDS))
 
 
@@ -40,8 +40,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl.journal"
 
 
-def _open(path: Path, binding: dict[str, str] = BINDING) -> Journal:
-    return Journal.open(path, binding, NUM_REQUESTS)
+def _open(path: Path, answer_settings: dict[str, str] = ANSWER_SETTINGS) -> Journal:
+    return Journal.open(path, answer_settings, NUM_REQUESTS)
 
 
 def _written(path: Path) -> bytes:
@@ -172,21 +172,21 @@ def test_failed_answers_are_dropped_only_for_a_retry(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("binding", "words"),
+    ("answer_settings", "words"),
     [
-        (BINDING | {"model": "other"}, "model was m and is other now; "),
-        (BINDING | {"input": "sha256 11"}, "input was sha256 00 and is sha256 11 now; "),
-        (BINDING | {"dtype": "float32"}, r"dtype was \(none\) and is float32 now; "),
+        (ANSWER_SETTINGS | {"model": "other"}, "model was m and is other now; "),
+        (ANSWER_SETTINGS | {"input": "sha256 11"}, "input was sha256 00 and is sha256 11 now; "),
+        (ANSWER_SETTINGS | {"dtype": "float32"}, r"dtype was \(none\) and is float32 now; "),
         ({"input": "sha256 00"}, r"model was m and is \(none\) now; "),
     ],
 )
 def test_a_journal_of_another_run_is_refused_and_unchanged(
-    path: Path, binding: dict[str, str], words: str
+    path: Path, answer_settings: dict[str, str], words: str
 ) -> None:  # fmt: skip
     content = _written(path)
 
     with pytest.raises(ConfigError, match=f"has the answers of another run: {words}"):
-        _open(path, binding)
+        _open(path, answer_settings)
     assert path.read_bytes() == content
 
 

@@ -115,7 +115,7 @@ def test_fewer_than_one_line_at_once_is_refused(job: BatchJob, inflight: int) ->
 
 @pytest.mark.anyio
 async def test_a_stopped_run_resumes_only_with_its_input_and_settings(job: BatchJob) -> None:
-    bound = replace(job, binding={"model": "m"}, max_inflight=1)
+    bound = replace(job, answer_settings={"model": "m"}, max_inflight=1)
 
     def stop(progress: object) -> None:
         if backend.asked:
@@ -125,7 +125,7 @@ async def test_a_stopped_run_resumes_only_with_its_input_and_settings(job: Batch
     with prepare(bound) as prepared, pytest.raises(ZeroDivisionError):
         await run_batch(prepared, backend, on_progress=stop)
 
-    assert "model was m and is n now" in _refused(replace(bound, binding={"model": "n"}))
+    assert "model was m and is n now" in _refused(replace(bound, answer_settings={"model": "n"}))
     content = bound.input_path.read_bytes()
     write_lines(bound.input_path, map(line, range(4)))
     assert "input was sha256 " in _refused(bound)

@@ -119,7 +119,7 @@ async def test_the_first_errors_message_is_fit_for_a_terminal(job: BatchJob) -> 
 
 
 async def test_lines_with_misspelt_fields_are_counted_by_warning(job: BatchJob) -> None:
-    misspelt = "{0} is no field and has no effect: did you mean max_tokens?"
+    misspelt = "{0} is not a known field and has no effect: did you mean max_tokens?"
 
     def script(n: Any, times: int) -> Answer:
         named = ["max_token"] * (n % 2) + ["max_tokenz"] * (n % 3 == 0) + [f"max_tokens{n}", "\x1b[2J"]

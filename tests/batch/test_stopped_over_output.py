@@ -19,8 +19,8 @@ def _in(dtype: str) -> Script:
 async def _stopped(job: BatchJob, dtype: str, script: Script) -> BatchJob:
     """Run four lines to their end in float32, then again in `dtype`, stopped at the third; return that job."""
     write_lines(job.input_path, [line(n, body={"n": n}) for n in range(4)])
-    await run_job(replace(job, binding={"--dtype": "float32"}), Scripted(script))
-    again = replace(job, binding={"--dtype": dtype}, max_inflight=1)
+    await run_job(replace(job, answer_settings={"--dtype": "float32"}), Scripted(script))
+    again = replace(job, answer_settings={"--dtype": dtype}, max_inflight=1)
     with pytest.raises(RuntimeError, match="killed"):
         await run_job(again, Scripted(lambda n, times: RuntimeError("killed") if n == 2 else _in(dtype)(n, times)))
     return replace(again, retry_failed=True)

@@ -395,7 +395,7 @@ def test_misspelt_fields_are_named_once_at_the_end_with_their_lines(
 
     assert run_batch.main(["-i", str(source), "-o", str(output)]) == 0
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")] == [
-        "warning: max_token is no field and has no effect: did you mean max_tokens? (4 lines)"
+        "warning: max_token is not a known field and has no effect: did you mean max_tokens? (4 lines)"
     ]
 
 
@@ -458,7 +458,7 @@ class Misspelt(Dying):
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        words = '199 pdserve "max_token is no field and has no effect: did you mean max_tokens?"'
+        words = '199 pdserve "max_token is not a known field and has no effect: did you mean max_tokens?"'
         return replace(await super().send(method, path, body, headers), headers={"warning": words})
 
 

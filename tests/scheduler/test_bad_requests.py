@@ -397,7 +397,7 @@ async def test_refusals_do_not_fill_the_log(serve: Any, caplog: pytest.LogCaptur
             assert reply.status_code == 404
 
             known = await served.client.post("/v1/chat/completions", json=CHAT | {"temprature": number})
-            assert known.headers["warning"].startswith('199 pdserve "temprature is no field')
+            assert known.headers["warning"].startswith('199 pdserve "temprature is not a known field')
 
     assert sum(line.startswith("request_refused") for line in caplog.messages) == LINES
     assert sum(line.startswith("unknown_fields") for line in caplog.messages) == LINES

@@ -111,7 +111,7 @@ async def test_a_warning_names_the_known_field_for_a_misspelled_one(serve: Any, 
             warning = (
                 None
                 if meant is None
-                else (f'199 pdserve "{name} is no field and has no effect: did you mean {meant}?"')
+                else (f'199 pdserve "{name} is not a known field and has no effect: did you mean {meant}?"')
             )
             assert (answer.status_code, answer.headers.get("warning")) == (200, warning)
 

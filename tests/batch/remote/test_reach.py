@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from batch.remote.addresses import AddressRules
-from batch.remote.reachable import check_reach
+from batch.remote.reachable import check_resolves
 from batch.remote.url import RemoteUrl
 from wire.errors import ConfigError, Unavailable
 
@@ -29,7 +29,7 @@ async def test_an_address_that_is_not_allowed_is_refused(host: str) -> None:
     url = RemoteUrl.parse(f"http://{host}/out?Signature=SECRET")
 
     with pytest.raises(ConfigError, match=r"\?\(hidden\): (\S+ is not a public address|pdserve never connects to \S+)"):
-        await check_reach(url, AddressRules())
+        await check_resolves(url, AddressRules())
 
 
 async def test_all_reasons_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,20 +37,20 @@ async def test_all_reasons_are_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
     words = r"10\.0\.0\.1 is not a public address: [^;]*; pdserve never connects to 169\.254\.1\.1 [^;]*$"
     with pytest.raises(ConfigError, match=words):
-        await check_reach(URL, AddressRules())
+        await check_resolves(URL, AddressRules())
 
 
 async def test_one_allowed_address_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     _names(monkeypatch, "10.0.0.1", "8.8.8.8")
 
-    await check_reach(URL, AddressRules())
+    await check_resolves(URL, AddressRules())
 
 
 async def test_an_unknown_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     _names(monkeypatch)
 
     with pytest.raises(Unavailable, match=r"\(hidden\): cannot resolve bucket\.example: Name or service not known"):
-        await check_reach(URL, AddressRules())
+        await check_resolves(URL, AddressRules())
 
 
 async def test_a_silent_resolver_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,4 +60,4 @@ async def test_a_silent_resolver_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", silent)
 
     with pytest.raises(Unavailable, match=r"cannot resolve bucket\.example within 0\.01 s"):
-        await check_reach(URL, AddressRules(), wait_s=0.01)
+        await check_resolves(URL, AddressRules(), wait_s=0.01)

@@ -120,13 +120,15 @@ def test_a_metrics_address_without_metrics_prints_a_notice(capsys: pytest.Captur
 
 
 def test_answers_depend_on_the_model_and_not_on_the_engines_sizes() -> None:
-    first = parsed(*ENDS, "--model", "m", "--dtype", "float32", "--max-num-seqs", "4", "--port", "1").binding
+    first = parsed(*ENDS, "--model", "m", "--dtype", "float32", "--max-num-seqs", "4", "--port", "1").answer_settings
 
     assert first == {"--model": "m", "--dtype": "float32"}
-    assert parsed(*ENDS, "--model", "m", "--dtype", "float32").binding == first
-    assert parsed(*ENDS, "--model", "n", "--dtype", "float32").binding != first
+    assert parsed(*ENDS, "--model", "m", "--dtype", "float32").answer_settings == first
+    assert parsed(*ENDS, "--model", "n", "--dtype", "float32").answer_settings != first
     assert (
-        parsed(*AT_URL).binding == parsed(*ENDS, "--base-url", "http://moved:1").binding == {"--base-url": "a server"}
+        parsed(*AT_URL).answer_settings
+        == parsed(*ENDS, "--base-url", "http://moved:1").answer_settings
+        == {"--base-url": "a server"}
     )
 
 

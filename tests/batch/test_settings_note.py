@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from batch.backend import Answer
-from batch.binding_note import note_of, remove_note, write_note
 from batch.job import BatchJob, BatchStopped
 from batch.prepared_job import prepare
+from batch.settings_note import note_of, remove_note, write_note
 from tests.batch.scripted import NUM_LINES, Scripted, echo, read_lines, run_job, says
 from wire.errors import ConfigError
 
@@ -50,9 +50,9 @@ async def test_a_file_that_appeared_during_the_run_stays_too(job: BatchJob, stat
 async def test_a_note_of_ours_is_replaced_and_removed(job: BatchJob) -> None:
     write_note(job.note_path, {"--model": "a"})
 
-    await run_job(replace(job, binding={"--model": "b"}), Scripted(lambda n, times: says({}, 400)))
+    await run_job(replace(job, answer_settings={"--model": "b"}), Scripted(lambda n, times: says({}, 400)))
     second = job.note_path.read_bytes()
-    await run_job(replace(job, binding={"--model": "b"}), Scripted(echo))
+    await run_job(replace(job, answer_settings={"--model": "b"}), Scripted(echo))
 
     assert b'"--model":"b"' in second
     assert not job.note_path.exists()

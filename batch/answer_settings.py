@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def difference(recorded: Mapping[str, Any], binding: Mapping[str, Any]) -> str | None:
-    """Describe the first difference between a `recorded` run's binding and `binding`; None if they are equal."""
-    had, has = _text(recorded), _text(binding)
+def difference(recorded: Mapping[str, Any], answer_settings: Mapping[str, Any]) -> str | None:
+    """Describe the first difference between a `recorded` run's answer settings and these; None if they are equal."""
+    had, has = _text(recorded), _text(answer_settings)
     for name in (*has, *had):
         was, now = had.get(name, "(none)"), has.get(name, "(none)")
         if was != now:
@@ -17,5 +17,5 @@ def difference(recorded: Mapping[str, Any], binding: Mapping[str, Any]) -> str |
     return None
 
 
-def _text(binding: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in binding.items()}
+def _text(answer_settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in answer_settings.items()}

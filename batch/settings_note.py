@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from batch.binding import difference
+from batch.answer_settings import difference
 from batch.journal_record import decode_header, encode_header
 from batch.whole_file import WholeFile
 from wire.errors import ConfigError
@@ -26,12 +26,12 @@ def check_place_of_note(path: Path, output: Path) -> None:
     _read(path, output)
 
 
-def write_note(path: Path, binding: Mapping[str, Any]) -> None:
+def write_note(path: Path, answer_settings: Mapping[str, Any]) -> None:
     """Write the note, replacing an earlier one. Raises OSError, also if the file there is not a note."""
     if not _is_free(path):
         raise OSError(errno.EEXIST, "it is not a pdserve note", str(path))
     with WholeFile(path) as file:
-        file.write(encode_header(binding))
+        file.write(encode_header(answer_settings))
         file.flush()
         file.publish()
 
@@ -42,13 +42,13 @@ def remove_note(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_note(path: Path, binding: Mapping[str, Any], output: Path, journal: Path | None) -> None:
-    """Raise ConfigError if the note's binding, that of the answers in `output`, differs from `binding`.
+def check_note(path: Path, answer_settings: Mapping[str, Any], output: Path, journal: Path | None) -> None:
+    """Raise ConfigError if the note's answer settings, those of the answers in `output`, differ from these.
 
     `journal` is the path of a stopped run's journal, None if there is none.
     """
     recorded = _read(path, output)
-    changed = None if recorded is None else difference(recorded, binding)
+    changed = None if recorded is None else difference(recorded, answer_settings)
     if changed is None:
         return
     if journal is None:
@@ -60,7 +60,7 @@ def check_note(path: Path, binding: Mapping[str, Any], output: Path, journal: Pa
 
 
 def _read(path: Path, output: Path) -> dict[str, Any] | None:
-    """Return the note's binding, None if there is no note. Raises ConfigError if it is not a note."""
+    """Return the note's answer settings, None if there is no note. Raises ConfigError if it is not a note."""
     try:
         content = _content(path)
     except OSError as error:
