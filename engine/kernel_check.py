@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from devices.interface import Device
 from devices.versions import format_versions, kernel_versions
-from native.cache import NoNative, is_ours, library_folder
+from native.cache import NoNative, exists_and_is_own, library_folder
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
@@ -76,7 +76,7 @@ class ChildCheck:
         request = json.dumps({"device": self.device, "check": name, "params": dict(params)}, sort_keys=True)
         known = self.folder / hashlib.sha256(f"{self.versions}\n{_sources()}\n{request}".encode()).hexdigest()
         with contextlib.suppress(NoNative):
-            if is_ours(known):
+            if exists_and_is_own(known):
                 return None
         status, out, err = _run([sys.executable, "-P", "-m", self.child], request, self.limit_s)
         last = (err.strip().splitlines() or ["no message"])[-1]

@@ -1,6 +1,6 @@
 """Build a library once, cache it, and open it.
 
-    native/*.c, *.h --compiler--> <cache>/native/<name>-<key>-<compiler's stamp>.so --dlopen, self-check--> T
+    native/*.c, *.h --compiler--> <cache>/native/<name>-<key>-<compiler's fingerprint>.so --dlopen, self-check--> T
 
     find_library     uses a cached library, or starts a child that builds it (native/background.py); never waits
     build_library    builds in this process if needed
@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from native.background import Build, start_build
-from native.cache import BuildFailed, NoNative, building, draft_folder, is_ours, library_folder, replace_whole, try_lock
+from native.cache import (
+    BuildFailed,
+    NoNative,
+    building,
+    draft_folder,
+    exists_and_is_own,
+    library_folder,
+    replace_atomically,
+    try_lock,
+)
 from native.compiler import Compiler, find_compiler
 from native.jobs import Limits
 from native.recipe import Recipe
@@ -107,16 +116,16 @@ class _Place(Generic[T]):
         folder, compiler = library_folder(environ), find_compiler(environ)
         stem = f"{recipe.name}-{recipe.key()}"
         if compiler is not None:
-            return cls(recipe, folder, compiler, folder / f"{stem}-{compiler.stamp}.so")
+            return cls(recipe, folder, compiler, folder / f"{stem}-{compiler.fingerprint}.so")
         return cls(recipe, folder, None, next(iter(sorted(folder.glob(f"{stem}-*.so"))), None))
 
     def open(self) -> T | None:
         """Return the library; None if it has to be built. Raises NoNative if it is unusable and cannot be built."""
         try:
-            if self.path is not None and is_ours(self.folder) and is_ours(self.path):
+            if self.path is not None and exists_and_is_own(self.folder) and exists_and_is_own(self.path):
                 return self.recipe.open(self.path)
         except NoNative:
-            if self.compiler is None or not is_ours(self.folder):
+            if self.compiler is None or not exists_and_is_own(self.folder):
                 raise  # else only the file is bad: it is rebuilt
         if self.compiler is None:
             raise NoNative("there is no C compiler (CC, cc, gcc, clang)")
@@ -127,7 +136,7 @@ class _Place(Generic[T]):
         assert self.compiler is not None
         assert self.path is not None
         try:
-            if is_ours(self.path):  # another process was faster
+            if exists_and_is_own(self.path):  # another process was faster
                 return self.recipe.open(self.path)
         except NoNative:
             self.path.unlink()
@@ -140,7 +149,7 @@ class _Place(Generic[T]):
             except BuildFailed as error:
                 self._failed.write_text(f"{error}\n", encoding="utf-8")
                 raise
-            replace_whole(draft, self.path)
+            replace_atomically(draft, self.path)
         self._failed.unlink(missing_ok=True)
         return self.recipe.open(self.path)
 

@@ -41,7 +41,7 @@ def library_folder(environ: Mapping[str, str]) -> Path:
     return Path(home).absolute() / ".cache" / "pdserve" / "native"
 
 
-def is_ours(path: Path) -> bool:
+def exists_and_is_own(path: Path) -> bool:
     """Return whether `path` exists. Raises NoNative if another user owns it or may write it."""
     try:
         found = path.lstat()
@@ -80,7 +80,7 @@ def try_lock(folder: Path, name: str) -> int | None:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    is_ours(folder)
+    exists_and_is_own(folder)
     lock = os.open(folder / f"{name}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +102,7 @@ def draft_folder(folder: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def replace_whole(draft: Path, path: Path) -> None:
+def replace_atomically(draft: Path, path: Path) -> None:
     """Rename a finished draft atomically: `path` is never incomplete, even after a power failure."""
     with draft.open("rb") as file:
         os.fsync(file.fileno())

@@ -31,10 +31,10 @@ class Parts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler: its command, and a stamp that changes when it is replaced."""
+    """A compiler: its command, and a fingerprint that changes when it is replaced."""
 
     command: tuple[str, ...]
-    stamp: str
+    fingerprint: str
 
     def build(self, parts: Parts, target: Path, *, environ: Mapping[str, str], limits: Limits) -> None:
         """Compile the sources, one process per core, and link them into `target`; other files go into its folder.
@@ -69,13 +69,13 @@ def find_compiler(environ: Mapping[str, str]) -> Compiler | None:
     for name, *arguments in candidates:
         path = shutil.which(name, path=environ.get("PATH", os.defpath))
         if path is not None:
-            return Compiler((path, *arguments), _stamp(path, arguments))
+            return Compiler((path, *arguments), _fingerprint(path, arguments))
     if wanted:
         raise NoNative(f"CC={wanted} is not on the path")
     return None
 
 
-def _stamp(path: str, arguments: Sequence[str]) -> str:
+def _fingerprint(path: str, arguments: Sequence[str]) -> str:
     """Return a digest of path, size and time instead of the version, which would take a process at every start."""
     real = os.path.realpath(path)
     found = os.stat(real)

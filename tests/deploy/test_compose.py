@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.checkpoints.default_model import MODEL_NAME, default_model_path
-from native.cache import is_ours, library_folder
+from native.cache import exists_and_is_own, library_folder
 from pdserve.ports import free_ports
 from tests.cluster.guide import GuideCluster, Process, Tables
 from tests.deploy.compose_file import FILE, read
@@ -171,7 +171,7 @@ def test_libraries_of_the_image_are_found_and_owned_by_its_user(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
 
     folder = library_folder(variables)
-    assert is_ours(folder)
+    assert exists_and_is_own(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"move-1-2.so": b"of this image"}
 
 
