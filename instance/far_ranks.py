@@ -10,7 +10,7 @@ from instance.config import InstanceConfig
 from instance.host import Identity
 from instance.kv_address import kv_host, kv_source
 from kvtransfer.far_rank import FarRank
-from kvtransfer.rank_messages import HalfSettings
+from kvtransfer.rank_messages import RankTransferSettings
 from processes.rank_payloads import to_json
 from wire.kv_layout import Rank
 
@@ -41,9 +41,9 @@ def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: 
     return far_by_rank
 
 
-def _settings(config: InstanceConfig, identity: Identity) -> HalfSettings:
+def _settings(config: InstanceConfig, identity: Identity) -> RankTransferSettings:
     options, trust = config.options, config.trust
-    return HalfSettings(
+    return RankTransferSettings(
         instance_id=identity.instance_id, epoch=identity.epoch, host=kv_host(config), source=kv_source(config),
         transports=options.kv_transport, lease_s=config.ticket_lease_s, port_range=config.port_range(),
         digests=options.kv_digests, links_per_peer=options.kv_links,

@@ -16,16 +16,16 @@ from processes.rank_payloads import from_json
 
 def main(argv: list[str]) -> int:
     """Serve one rank; return the exit status."""
-    return serve_rank(argv, _open_half)
+    return serve_rank(argv, _open_transfer)
 
 
-def _open_half(
+def _open_transfer(
     pool: Memory, settings: bytes, fd: int, step_age: Callable[[], float]
 ) -> AbstractContextManager[object]:  # fmt: skip
-    from kvtransfer.rank_half import RankHalf
-    from kvtransfer.rank_messages import HalfSettings
+    from kvtransfer.rank_messages import RankTransferSettings
+    from kvtransfer.rank_transfer import RankTransfer
 
-    return RankHalf(pool, from_json(HalfSettings, settings), socket.socket(fileno=fd), step_age)
+    return RankTransfer(pool, from_json(RankTransferSettings, settings), socket.socket(fileno=fd), step_age)
 
 
 if __name__ == "__main__":

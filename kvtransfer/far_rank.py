@@ -1,11 +1,11 @@
 """Rank 0's end of a rank that transfers its own KV: a sender, and the rank's share of tickets, over messages to it.
 
-    RanksSender   -> FarSender   ==Unix socket==> RankHalf -> KvSender   ==links==>
-    RanksReceiver -> FarReceiver ==Unix socket==> RankHalf -> KvReceiver <==links==
+    RanksSender   -> FarSender   ==Unix socket==> RankTransfer -> KvSender   ==links==>
+    RanksReceiver -> FarReceiver ==Unix socket==> RankTransfer -> KvReceiver <==links==
     Quorum       <-> FarShare    <==============> reports of the rank's receiver
 
 Sending to a rank never blocks the caller: messages go through a queue (rank_outbox.py), in the order of the calls. A
-link of the rank that needs the messages sent so far requests them (rank_half.py). A rank that has exited or stops
+link of the rank that needs the messages sent so far requests them (rank_transfer.py). A rank that has exited or stops
 reading is lost, and its instance with it; the callers get no error.
 """
 

@@ -46,7 +46,7 @@ class ShareReports(Protocol):
 
 
 class TicketLedger(ShareReports, Protocol):
-    """The ledger of tickets as a rank's receiver uses it: rank 0's own, or messages to it (rank_half.py)."""
+    """The ledger of tickets as a rank's receiver uses it: rank 0's own, or messages to it (rank_transfer.py)."""
 
     def join(self, shares: "Shares") -> None:
         """Add a rank."""

@@ -3,7 +3,7 @@
 about a ticket | length of its id: 16 bits | id | 64-bit integers, text, or JSON, by kind; little-endian
 about a rank   | JSON
 
-No message can execute code. Senders of each: far_rank.py (rank 0's end), rank_half.py (the rank's).
+No message can execute code. Senders of each: far_rank.py (rank 0's end), rank_transfer.py (the rank's).
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class RankMessage(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class HalfSettings:
+class RankTransferSettings:
     """Settings with which a rank sends and receives its part: of its instance, its links and its trusted peers.
 
     `secret` is the cluster secret's bytes in hex digits. `addresses` and `loopback` are those of security/trust.Trust.

@@ -16,8 +16,8 @@ from kvtransfer.far_rank import FarRank
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.quorum import Quorum
 from kvtransfer.rank_ends import RankReceiver, RankSender
-from kvtransfer.rank_half import RankHalf
-from kvtransfer.rank_messages import HalfSettings
+from kvtransfer.rank_messages import RankTransferSettings
+from kvtransfer.rank_transfer import RankTransfer
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from processes.failpoints import Failpoints
@@ -30,8 +30,8 @@ from wire.types import Ticket
 
 _HALF = """
 import sys, socket
-from kvtransfer.rank_half import RankHalf
-from kvtransfer.rank_messages import HalfSettings
+from kvtransfer.rank_transfer import RankTransfer
+from kvtransfer.rank_messages import RankTransferSettings
 from processes.rank_payloads import from_json
 from tests.kvtransfer.rank_rig import tensors
 from tests.kvtransfer.rig import Pool
@@ -39,7 +39,7 @@ from wire.kv_layout import PoolLayout, Rank
 
 fd, heads, num_blocks, block_size, number, of = map(int, sys.argv[1:7])
 pool = Pool(PoolLayout(tensors(heads), num_blocks=num_blocks, block_size=block_size, rank=Rank(number, of)))
-half = RankHalf(pool, from_json(HalfSettings, sys.argv[7].encode()), socket.socket(fileno=fd), lambda: 0.0)
+half = RankTransfer(pool, from_json(RankTransferSettings, sys.argv[7].encode()), socket.socket(fileno=fd), lambda: 0.0)
 sys.stdin.read()
 """
 
@@ -94,7 +94,7 @@ class RankRig:
     ) -> None:  # fmt: skip
         self._transport, self._lease_s, self._digests = transport, lease_s, digests
         self._processes = processes
-        self.halves: list[RankHalf] = []
+        self.halves: list[RankTransfer] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.far: list[FarRank] = []
         self.lost: list[str] = []
@@ -144,7 +144,7 @@ class RankRig:
 
     def _reach(self, memory: PoolMemory, instance_id: str, epoch: int) -> FarRank:
         ours, theirs = socket.socketpair()
-        settings = HalfSettings(
+        settings = RankTransferSettings(
             instance_id, epoch, "127.0.0.1", None, (self._transport,), self._lease_s, None, self._digests, 2
         )  # fmt: skip
 
@@ -155,7 +155,7 @@ class RankRig:
         if self._processes:
             self.processes.append(start_half(memory.layout, settings, theirs))
         else:
-            self.halves.append(RankHalf(memory, settings, theirs, lambda: self.progress_age))
+            self.halves.append(RankTransfer(memory, settings, theirs, lambda: self.progress_age))
         self.far.append(FarRank(ours, memory.layout.rank, lost, Trust()))
         self.far[-1].start(3 * DEADLINE_S)  # a process has to be started
         return self.far[-1]
@@ -204,7 +204,7 @@ class RankRig:
             pool.close()
 
 
-def start_half(layout: PoolLayout, settings: HalfSettings, end: socket.socket) -> "subprocess.Popen[bytes]":
+def start_half(layout: PoolLayout, settings: RankTransferSettings, end: socket.socket) -> "subprocess.Popen[bytes]":
     """Start a process that moves the KV of one rank over a pool of its own, with `end`, which is closed here."""
     heads, rank = layout.model_tensors[0].heads, layout.rank
     numbers = (end.fileno(), heads, layout.num_blocks, layout.block_size, rank.number, rank.of)

@@ -13,16 +13,16 @@ from kvtransfer.block_tables import TablesReceived
 from kvtransfer.far_rank import FarRank
 from kvtransfer.interface import SendStats
 from kvtransfer.quorum import Quorum
-from kvtransfer.rank_half import RankHalf
 from kvtransfer.rank_messages import (
-    HalfSettings,
     RankCounters,
     RankMessage,
+    RankTransferSettings,
     pack_bytes,
     pack_numbers,
     unpack_bytes,
     unpack_numbers,
 )
+from kvtransfer.rank_transfer import RankTransfer
 from kvtransfer.ticket_table import ReceiverCounts
 from processes.failpoints import Failpoints
 from processes.rank_channel import Channel, ChannelClosed, Message
@@ -37,7 +37,7 @@ from wire.load import LinkStatus
 from wire.types import KvEndpoint, Ticket
 
 NUM_TOKENS, BLOCK_IDS = 150, {16: (9, 3, 4, 5, 30, 1, 7, 12, 13, 20), 128: (2, 0)}
-SETTINGS = HalfSettings(
+SETTINGS = RankTransferSettings(
     "decode-0", 77, "127.0.0.1", None, ("tcp",), 10.0, (20000, 20100), True, 2, "ab" * 32, ("10.0.0.1",)
 )  # fmt: skip
 OTHERS = ("shm", "process_group")
@@ -271,7 +271,7 @@ def test_a_rank_without_links_fails_the_start_with_its_reason() -> None:
     settings = replace(SETTINGS, transports=("pigeon",), port_range=None)
 
     with pytest.raises(ConfigError):
-        RankHalf(pool, settings, theirs, lambda: 0.0)
+        RankTransfer(pool, settings, theirs, lambda: 0.0)
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
     with pytest.raises(ConfigError, match="--kv-transport 'pigeon' is not one of "):
         far.start(DEADLINE_S)
@@ -408,11 +408,11 @@ def test_a_kept_block_table_is_reused_up_to_its_known_blocks() -> None:
 
 @pytest.mark.parametrize("what", ["no message", "half a message", "taken by no one"])
 def test_a_rank_closes_its_socket_on_a_broken_message_or_send(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.rank_half._SEND_S", 0.05)
+    monkeypatch.setattr("kvtransfer.rank_transfer._SEND_S", 0.05)
     ours, theirs = socket.socketpair()
     pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))
     settings = replace(SETTINGS, port_range=None, secret=None)
-    with Channel(ours, RankMessage) as there, RankHalf(pool, settings, theirs, lambda: 0.0) as half:
+    with Channel(ours, RankMessage) as there, RankTransfer(pool, settings, theirs, lambda: 0.0) as half:
         assert there.receive(DEADLINE_S).kind == RankMessage.HERE
         if what == "taken by no one":
             for _ in range(64):

@@ -22,9 +22,9 @@ from kvtransfer.device_memory import device_memory
 from kvtransfer.interface import PoolMemory, SendStats
 from kvtransfer.quorum import Shares
 from kvtransfer.rank_messages import (
-    HalfSettings,
     RankCounters,
     RankMessage,
+    RankTransferSettings,
     pack_bytes,
     pack_numbers,
     unpack_bytes,
@@ -46,11 +46,11 @@ _log = EventLogger("kvtransfer")
 _SEND_S, _JOIN_S, _POLL_S = 10.0, 6.0, 1.0
 
 
-class RankHalf:
+class RankTransfer:
     """Owner of one rank's sender and receiver over its own pool, of its end of the socket and of two threads."""
 
     def __init__(
-        self, memory: PoolMemory, settings: HalfSettings, end: socket.socket, progress_age: Callable[[], float]
+        self, memory: PoolMemory, settings: RankTransferSettings, end: socket.socket, progress_age: Callable[[], float]
     ) -> None:
         """Open both and send rank 0 our endpoints. Raises PdserveError, which is sent to rank 0 too."""
         self._memory, self._socket, self._channel = memory, end, Channel(end, RankMessage)
@@ -111,7 +111,7 @@ class RankHalf:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _receive(self, memory: PoolMemory, settings: HalfSettings, trust: Trust) -> KvReceiver:
+    def _receive(self, memory: PoolMemory, settings: RankTransferSettings, trust: Trust) -> KvReceiver:
         return KvReceiver(
             memory, instance_id=settings.instance_id, epoch=settings.epoch, host=settings.host,
             transports=settings.transports, quorum=self._reports, clock=run_time,
@@ -119,7 +119,7 @@ class RankHalf:
         )  # fmt: skip
 
     def _send(
-        self, memory: PoolMemory, settings: HalfSettings, trust: Trust, progress_age: Callable[[], float]
+        self, memory: PoolMemory, settings: RankTransferSettings, trust: Trust, progress_age: Callable[[], float]
     ) -> KvSender:
         return KvSender(
             memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
