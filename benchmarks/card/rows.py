@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`value` in `unit`; `limit`, in the same unit, is the best possible value; `goal` is a fraction of it."""
+    """One figure of the engine `who`: `value` and its best possible value `limit`, both in `unit`.
+
+    `goal` is a fraction of the limit.
+    """
 
     measure: str
     who: str
@@ -44,7 +47,7 @@ class Row:
         return self.measure, self.who, value, limit, fraction, goal, met, self.note
 
 
-HEAD = ("measure", "who", "figure", "limit", "of it", "goal", "met", "note")
+HEAD = ("measure", "who", "figure", "limit", "of limit", "goal", "met", "note")
 
 
 def markdown(rows: Sequence[Row]) -> str:

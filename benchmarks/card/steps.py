@@ -22,16 +22,16 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 def measure_steps(shape: Shape, device: Device, limits: Limits, *, rounds: int, judged: bool) -> Iterator[Row]:
     """Yield the rows of one shape, with graphs if the device captures them, and without. Goals apply if `judged`."""
     for most_rows in (max(shape.batches), 0) if device.captures_graphs else (0,):
-        model, how = make_model(shape, device, most_rows=most_rows)
+        model, note = make_model(shape, device, most_rows=most_rows)
         is_best = most_rows > 0 or not device.captures_graphs
         steps = _STEPS if judged else 2
         for batch in shape.batches:
             goal = DECODE_GOAL if judged and is_best and batch == 1 else None
             seconds = _decode_s(model, shape, device, batch, rounds, steps)
-            yield decode_row(shape, "pdserve", seconds, batch, limits, goal, how)
+            yield decode_row(shape, "pdserve", seconds, batch, limits, goal, note)
         if is_best:
             goal = PREFILL_GOAL if judged else None
-            yield prefill_row(shape, "pdserve", _prefill_s(model, shape, device, rounds), limits, goal, how)
+            yield prefill_row(shape, "pdserve", _prefill_s(model, shape, device, rounds), limits, goal, note)
         model.close()
         del model
         gc.collect()  # the network's modules form reference cycles

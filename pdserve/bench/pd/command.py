@@ -18,9 +18,9 @@ from pdserve.bench.pd.contestants import ServerContestant, our_colocated, our_pa
 from pdserve.bench.pd.loads import WARM_UP, Load, all_loads, send_load
 from pdserve.bench.pd.options import PdRequest, parse
 from pdserve.bench.pd.outcome import BenchOutcome, medians, outcome
-from pdserve.bench.pd.request_routes import InTurn, PairWithoutProxy, RequestRoute
+from pdserve.bench.pd.request_routes import PairWithoutProxy, RequestRoute, RoundRobin
 from pdserve.bench.pd.start import started
-from pdserve.bench.pd.utilisation import between, count
+from pdserve.bench.pd.utilisation import read_counters, utilisation_between
 from pdserve.bench.serve_requests import vocabulary
 from pdserve.client import Client
 from pdserve.termination import unwind_on_sigterm
@@ -94,7 +94,7 @@ async def _measure(
     async with open_session({}, _TIMEOUT_S, os.environ) as http:
         route = await _route(contestant, http)
         warm = await send_load(WARM_UP, route, vocabulary(str(request.model)), seed, time.perf_counter)
-        failed = [line.failure for line in warm.watched if line.failure is not None]
+        failed = [timeline.failure for timeline in warm.watched if timeline.failure is not None]
         if failed:
             raise Unavailable(f"{contestant.name} does not answer: {failed[0]}")
         outcomes = []
@@ -108,12 +108,12 @@ async def _one_load(
     contestant: ServerContestant, load: Load, route: RequestRoute, num_ids: int, seed: int
 ) -> BenchOutcome:
     client = Client(contestant.urls[0])
-    before = count(client.metrics()) if contestant.is_ours else None
+    before = read_counters(client.metrics()) if contestant.is_ours else None
     began_s, began_cpu_s = time.perf_counter(), cpu_s()
     sent = await send_load(load, route, num_ids, seed, time.perf_counter)
-    wall_s, share = time.perf_counter() - began_s, cpu_s() - began_cpu_s
-    use = None if before is None else between(before, count(client.metrics()), wall_s)
-    return outcome(contestant.name, load, sent, use, ClientCpu(share, wall_s).share)
+    wall_s, used_cpu_s = time.perf_counter() - began_s, cpu_s() - began_cpu_s
+    use = None if before is None else utilisation_between(before, read_counters(client.metrics()), wall_s)
+    return outcome(contestant.name, load, sent, use, ClientCpu(used_cpu_s, wall_s).share)
 
 
 async def _route(contestant: ServerContestant, http: aiohttp.ClientSession) -> RequestRoute:
@@ -122,7 +122,7 @@ async def _route(contestant: ServerContestant, http: aiohttp.ClientSession) -> R
         cards = (await get_json(http, f"{url}/v1/models")).get("data")
         dialect = Completions(cards[0]["id"], {"ignore_eos": True})
         endpoints.append(Endpoint(http, url, dialect))
-    return PairWithoutProxy(*endpoints) if contestant.hands_off else InTurn(endpoints)
+    return PairWithoutProxy(*endpoints) if contestant.hands_off else RoundRobin(endpoints)
 
 
 def _print_results(request: PdRequest, outcomes: Sequence[BenchOutcome]) -> None:

@@ -43,16 +43,16 @@ class BenchOutcome:
 
 def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_share: float) -> BenchOutcome:
     """Compute the figures of a load: TTFT of the requests, gaps of the watched ones, tokens of all."""
-    lines = sent.record.in_order
-    whole = [line for line in lines if line.failure is None]
-    failures = [str(line.failure) for line in lines if line.failure is not None]
-    watched = [line for line in sent.watched if line.failure is None]
-    first = [line for line in lines[len(sent.watched) :] if line.failure is None] if load.streams else whole
+    timelines = sent.record.in_order
+    whole = [each for each in timelines if each.failure is None]
+    failures = [str(each.failure) for each in timelines if each.failure is not None]
+    watched = [each for each in sent.watched if each.failure is None]
+    first = [each for each in timelines[len(sent.watched) :] if each.failure is None] if load.streams else whole
     duration_s = sent.record.duration_s
     figures = {
-        "ttft_p50_ms": _ms([line.ttft_s for line in first], 50),
-        "tpot_p50_ms": _ms([line.tpot_s for line in watched if line.tpot_s is not None], 50),
-        "longest_gap_p99_ms": _ms([line.longest_gap_s for line in watched], 99),
+        "ttft_p50_ms": _ms([each.ttft_s for each in first], 50),
+        "tpot_p50_ms": _ms([each.tpot_s for each in watched if each.tpot_s is not None], 50),
+        "longest_gap_p99_ms": _ms([each.longest_gap_s for each in watched], 99),
         "output_tokens_per_s": _tokens(whole) / duration_s if duration_s > 0 else 0.0,
     }
     message = failures[0] if failures else ""

@@ -32,8 +32,8 @@ class RequestRoute(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
-    """Round-robin over endpoints."""
+class RoundRobin:
+    """Sends to each endpoint in turn."""
 
     endpoints: Sequence[Endpoint]
     _turns: Iterator[int] = field(default_factory=itertools.count)

@@ -26,7 +26,7 @@ class Use:
     hop_bytes: float | None
 
 
-def count(samples: Iterable[Sample]) -> Counted:
+def read_counters(samples: Iterable[Sample]) -> Counted:
     """Return the counters of a scheduler's metrics page."""
     names: dict[str, str] = {}
     seconds: dict[str, float] = {}
@@ -46,7 +46,7 @@ def count(samples: Iterable[Sample]) -> Counted:
     )
 
 
-def between(before: Counted, after: Counted, wall_s: float) -> Use:
+def utilisation_between(before: Counted, after: Counted, wall_s: float) -> Use:
     """Return the use of the `wall_s` seconds between two counts."""
     busy = {
         name: (seconds - before.step_s.get(name, 0.0)) / wall_s if wall_s > 0 else 0.0

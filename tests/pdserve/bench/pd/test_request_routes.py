@@ -8,7 +8,7 @@ from pdserve.bench.load.endpoint import Endpoint
 from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.session import open_session
 from pdserve.bench.load.timeline import Timeline
-from pdserve.bench.pd.request_routes import InTurn, PairWithoutProxy
+from pdserve.bench.pd.request_routes import PairWithoutProxy, RoundRobin
 from tests.pdserve.bench.sse_server import Answer, Asked, Sent, SteppedClock, serving, streamed
 
 
@@ -57,7 +57,7 @@ def test_urls_are_used_in_turn() -> None:
             serving(lambda path: streamed([1.0]), clock) as (second, b),
             open_session({}, 20.0, {}) as http,
         ):
-            route = InTurn([Endpoint(http, url, Completions("m"), clock) for url in (first, second)])
+            route = RoundRobin([Endpoint(http, url, Completions("m"), clock) for url in (first, second)])
             for _ in range(5):
                 await route.send(LoadRequest("a", 1))
             return [len(a.bodies), len(b.bodies)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdserve.bench.pd.utilisation import between, count
+from pdserve.bench.pd.utilisation import read_counters, utilisation_between
 from pdserve.client import parse_metrics
 
 
@@ -21,9 +21,11 @@ pdserve_kv_hop_bytes_sum {hop_bytes}
 
 
 def test_shares_and_hops_are_differences_over_the_time() -> None:
-    before, after = (count(parse_metrics(text)) for text in (page(1, 2, 10, 0.5, 1000), page(3, 6, 14, 0.54, 1400)))
+    before, after = (
+        read_counters(parse_metrics(text)) for text in (page(1, 2, 10, 0.5, 1000), page(3, 6, 14, 0.54, 1400))
+    )
 
-    use = between(before, after, 4.0)
+    use = utilisation_between(before, after, 4.0)
 
     assert use.busy == {"prefill-0": 0.5, "decode-0": 1.0}
     assert use.hops == 4
@@ -34,7 +36,7 @@ def test_shares_and_hops_are_differences_over_the_time() -> None:
 def test_colocated_instances_have_no_hop() -> None:
     text = 'pdserve_step_seconds_total{instance="c"} 1.5'
 
-    use = between(count(()), count(parse_metrics(text)), 3.0)
+    use = utilisation_between(read_counters(()), read_counters(parse_metrics(text)), 3.0)
 
     assert use.busy == {"c": 0.5}
     assert (use.hops, use.hop_ms, use.hop_bytes) == (0, None, None)
