@@ -32,7 +32,7 @@ from processes.failpoints import process_failpoints
 from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
-from ranktable_tools.node_ports import other_order, refuse_port_of_scheduler
+from ranktable_tools.node_ports import refuse_port_of_scheduler, swapped_ports_warning
 from telemetry.start_marks import PROCESS, StartMarks
 from wire.errors import ConfigError
 
@@ -88,7 +88,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     if plan.index is None or "port" not in namespace:
         return plan
     node_ports = table_variables(namespace, environ).get("NODE_PORTS", "")
-    warning = other_order(node_ports, plan.global_table, plan.index, namespace.port)
+    warning = swapped_ports_warning(node_ports, plan.global_table, plan.index, namespace.port)
     return replace(plan, warnings=tuple(filter(None, (*plan.warnings, warning))))
 
 

@@ -24,12 +24,13 @@ def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weig
     from engine.checkpoints.plain_folder import ensure_plain
 
     if not options.model:
-        return _without_gguf(options)
+        _check_not_gguf(options)
+        return options
     typed, needs_weights = options.model, weights and options.engine != "fake"
     plain = _with_snapshot(options, environ, weights=needs_weights)
     file, cache = find_gguf(Path(plain.model)), default_cache_dir(environ)
     if file is None:
-        plain = _without_gguf(plain)
+        _check_not_gguf(plain)
         name = typed.rstrip("/").rpartition("/")[2]
         folder = ensure_plain(Path(plain.model), cache, print_progress, name=name, weights=needs_weights)
     elif options.quantization not in (None, "gguf"):
@@ -65,7 +66,7 @@ def check_model(options: EngineOptions) -> None:
         raise ConfigError(f"--max-model-len {wanted} is above the {own} of {path}: give at most that, or leave it out")
 
 
-def flags_elsewhere(options: EngineOptions, environ: Mapping[str, str]) -> dict[str, str]:
+def download_flags(options: EngineOptions, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the flags with which another machine downloads a hub model at the same commit; none for a folder."""
     if not _is_at_hub(options):
         return {}
@@ -95,14 +96,14 @@ def _download_job(options: EngineOptions, environ: Mapping[str, str], *, weights
     return DownloadJob(options.model, hub_of(options, environ), options.revision, options.download_dir, weights)
 
 
-def _without_gguf(options: EngineOptions) -> EngineOptions:
+def _check_not_gguf(options: EngineOptions) -> None:
+    """Raise ConfigError if --quantization is gguf, or contradicts the files."""
     if options.quantization == "gguf":
         raise ConfigError(
             f"--quantization gguf, but {options.model or 'the default model'} is neither a .gguf file nor a folder "
             "of only .gguf files"
         )
     _check_quantization(options)
-    return options
 
 
 def _check_quantization(options: EngineOptions) -> None:

@@ -14,7 +14,7 @@ from pdserve import model
 from pdserve.card_shortage import why_cpu
 from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
-from pdserve.model_flags import flags_elsewhere, with_plain_model
+from pdserve.model_flags import download_flags, with_plain_model
 from pdserve.ray_cluster.address import parse_address
 from pdserve.subprocess_call import run_in_fork
 from pdserve.up_options import UpOptions
@@ -96,11 +96,11 @@ def parse(argv: Sequence[str]) -> UpRequest:
     if not options.ray:
         check_device(from_namespace(EngineOptions, namespace))
         use_cpu_for_few_cards(namespace, options.prefill + options.decode)
-    elsewhere = flags_elsewhere(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
+    downloads = download_flags(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
     waits = config.options.startup_timeout, config.options.shutdown_timeout
-    flags = to_flags(argparse.Namespace(**vars(namespace) | elsewhere))
+    flags = to_flags(argparse.Namespace(**vars(namespace) | downloads))
     return UpRequest(options, config.engine, *waits, flags, config.options.api_key, config.options.ssl_certfile)
 
 

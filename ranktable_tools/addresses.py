@@ -75,20 +75,20 @@ class HostComparer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._own = own_hosts()
-        self._meanings: dict[str, frozenset[str]] = {}
+        self._resolved: dict[str, frozenset[str]] = {}
         self._left_s = lookups_s
         self._look_up = look_up or resolve
         self._clock = clock
 
     def same(self, a: str, b: str) -> bool:
         """Return whether two addresses or names refer to the same machine."""
-        return a == b or not self.meaning(a).isdisjoint(self.meaning(b))
+        return a == b or not self.resolved(a).isdisjoint(self.resolved(b))
 
-    def meaning(self, host: str) -> frozenset[str]:
+    def resolved(self, host: str) -> frozenset[str]:
         """Return every known canonical name and address of the machine that `host` refers to."""
-        if host not in self._meanings:
-            self._meanings[host] = _meaning(host, self._own, self._timed_look_up)
-        return self._meanings[host]
+        if host not in self._resolved:
+            self._resolved[host] = _names_of(host, self._own, self._timed_look_up)
+        return self._resolved[host]
 
     def _timed_look_up(self, name: str) -> frozenset[str]:
         if self._left_s <= 0:
@@ -127,7 +127,7 @@ def resolve(name: str, timeout_s: float = 5.0) -> frozenset[str]:
         return frozenset()
 
 
-def _meaning(host: str, own: frozenset[str], look_up: Callable[[str], frozenset[str]]) -> frozenset[str]:
+def _names_of(host: str, own: frozenset[str], look_up: Callable[[str], frozenset[str]]) -> frozenset[str]:
     spelled = canonical(host)
     if spelled in own:
         return own

@@ -37,7 +37,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument("--role", choices=("prefill", "decode"), help="the role of the table's only instance")
     parser.add_argument("--api-server", metavar="IP", help="the scheduler's address, if the table has none")
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
-    parser.add_argument("--save-dir", metavar="DIR", help="write files, not to stdout: global, local, one per instance")
+    parser.add_argument("--save-dir", metavar="DIR", help="write the global and all local tables here, not to stdout")
     parser.set_defaults(command=_convert)
 
 

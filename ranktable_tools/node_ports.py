@@ -24,7 +24,7 @@ class InstanceAddress:
 def instance_addresses(
     table: GlobalTable, node_ports: str | None
 ) -> tuple[tuple[InstanceAddress, ...], tuple[str, ...]]:
-    """Return the addresses in global order, and a warning for each instance ignored because it has no port.
+    """Return the addresses in the global table's order, and a warning for each instance ignored as it has no port.
 
     Raises RanktableError naming NODE_PORTS if its value does not fit the table, or no instance has a port.
     """
@@ -76,8 +76,10 @@ def refuse_port_of_scheduler(
             )
 
 
-def other_order(value: str, table: GlobalTable, index: int, port: int) -> str | None:
-    """Return a warning if NODE_PORTS has an instance's --port for another: the scheduler may mix them up.
+def swapped_ports_warning(value: str, table: GlobalTable, index: int, port: int) -> str | None:
+    """Return a warning if NODE_PORTS lists this instance's --port at another instance's position.
+
+    The scheduler may then mix the two up.
 
     A port mapping, or a table that has changed since, looks the same. A value that does not fit the table is left for
     the scheduler to reject.

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.adapter_and_trace_rows import ADAPTER_AND_TRACE_ROWS
 from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import BATCH_FLAGS, MEMORY_FLAGS, MODEL_FLAGS, RANK_FLAGS
 from pdserve.flags.recent_rows import RECENT_ROWS
@@ -87,7 +87,7 @@ _PARTS: Final[tuple[tuple[str, Sequence[VllmFlag]], ...]] = (
     ("Batches", BATCH_FLAGS),
     ("Ranks", RANK_FLAGS),
     ("HTTP server", SERVER_ROWS),
-    ("Adapters, draft models, images, traces", ABSENT_ROWS),
+    ("Adapters, draft models, images, traces", ADAPTER_AND_TRACE_ROWS),
     ("Later than 0.6, incomplete", RECENT_ROWS),
     ("Other fields of 0.33's EngineArgs", ENGINE_ARGS_ROWS),
 )

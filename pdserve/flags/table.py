@@ -4,14 +4,20 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.adapter_and_trace_rows import ADAPTER_AND_TRACE_ROWS
 from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import ENGINE_ROWS
 from pdserve.flags.recent_rows import RECENT_ROWS
 from pdserve.flags.row import FlagVerdict, VllmFlag
 from pdserve.flags.server_rows import SERVER_ROWS
 
-ROWS: Final[tuple[VllmFlag, ...]] = (*ENGINE_ROWS, *SERVER_ROWS, *ABSENT_ROWS, *RECENT_ROWS, *ENGINE_ARGS_ROWS)
+ROWS: Final[tuple[VllmFlag, ...]] = (
+    *ENGINE_ROWS,
+    *SERVER_ROWS,
+    *ADAPTER_AND_TRACE_ROWS,
+    *RECENT_ROWS,
+    *ENGINE_ARGS_ROWS,
+)
 _BY_NAME: Final = {name: row for row in ROWS for name in (row.name, row.short) if name is not None}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from flags.options import EngineOptions, add_flags
-from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.adapter_and_trace_rows import ADAPTER_AND_TRACE_ROWS
 from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import ENGINE_ROWS
 from pdserve.flags.parser import CommandParser
@@ -42,7 +42,11 @@ def _names() -> list[str]:
 
 def _rows() -> list[VllmFlag]:
     """Return vLLM's engine flags; those with a dot set part of another flag's value."""
-    return [row for row in (*ENGINE_ROWS, *ABSENT_ROWS, *RECENT_ROWS, *ENGINE_ARGS_ROWS) if _field(row).isidentifier()]
+    return [
+        row
+        for row in (*ENGINE_ROWS, *ADAPTER_AND_TRACE_ROWS, *RECENT_ROWS, *ENGINE_ARGS_ROWS)
+        if _field(row).isidentifier()
+    ]
 
 
 def _field(row: VllmFlag) -> str:

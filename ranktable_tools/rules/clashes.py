@@ -20,11 +20,11 @@ def clashes(claims: Iterable[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Yield each claim that repeats an earlier one on the same host, with that one."""
     hosts = HostComparer()
     by_spelling: dict[tuple[str, str], Claim] = {}
-    by_meaning: dict[str, dict[str, Claim]] = {}
+    by_resolved: dict[str, dict[str, Claim]] = {}
     for claim in claims:
         first = by_spelling.get((claim.value, claim.host))
         if first is None:
-            first = _same_host(hosts, by_meaning.setdefault(claim.value, {}), claim)
+            first = _same_host(hosts, by_resolved.setdefault(claim.value, {}), claim)
             by_spelling[claim.value, claim.host] = claim
         if first is not None:
             yield claim, first
@@ -34,12 +34,12 @@ def _same_host(hosts: HostComparer, seen: dict[str, Claim], claim: Claim) -> Cla
     """Return an earlier claim of the same host under another spelling; a host that is alone is not resolved."""
     if seen.keys() == {""}:
         only = seen.pop("")
-        seen.update(dict.fromkeys(hosts.meaning(only.host), only))
+        seen.update(dict.fromkeys(hosts.resolved(only.host), only))
     elif not seen:
         seen[""] = claim
         return None
-    meaning = hosts.meaning(claim.host)
-    first = next((seen[name] for name in meaning if name in seen), None)
-    for name in meaning:
+    names = hosts.resolved(claim.host)
+    first = next((seen[name] for name in names if name in seen), None)
+    for name in names:
         seen.setdefault(name, claim)
     return first

@@ -1,7 +1,8 @@
-"""An arithmetic instance: P, D and the transfer between them on the event loop, no threads, no model, no KV bytes.
+"""A fake instance whose tokens come from arithmetic, without threads, a model or KV bytes.
 
-It follows the protocol of wire/messages.py, counts blocks as a real one does, and can be set to refuse, fail or get
-stuck. Its only clock is the event loop's, so it also runs on a virtual clock.
+P, D and the transfer between them run on the event loop. It follows the protocol of wire/messages.py, counts blocks as
+a real one does, and can be set to refuse, fail or get stuck. Its only clock is the event loop's, so it also runs on a
+virtual clock.
 """
 
 import asyncio
@@ -213,10 +214,10 @@ class FakeInstance:
         running = decoding[: self.behaviour.max_running]
         prefilled = self._prefill_chunk()
         tokens = [token for prompt in (*running, *prefilled) for token in self._sample(prompt)]
-        alone = [p for p in prefilled if p.ticket is None and p.state is not None and p.state.pooling is None]
+        local = [p for p in prefilled if p.ticket is None and p.state is not None and p.state.pooling is None]
         times = (
             *((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_sent),
-            *((p.prompt_id, StageTimes(prefill_s=0.01)) for p in alone),
+            *((p.prompt_id, StageTimes(prefill_s=0.01)) for p in local),
         )
         for prompt in running:
             prompt.first_step_sent = True

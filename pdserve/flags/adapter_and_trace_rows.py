@@ -30,7 +30,7 @@ def _refused(names: Sequence[str], why: str) -> Iterator[VllmFlag]:
     return (refused(name, why, Takes.NOTHING if name in _SWITCHES else Takes.ONE) for name in names)
 
 
-ABSENT_ROWS: Final[tuple[VllmFlag, ...]] = (
+ADAPTER_AND_TRACE_ROWS: Final[tuple[VllmFlag, ...]] = (
     *_refused(_ADAPTERS, "adapters are not supported: merge them into the weights"),
     refused("--lora-modules", "adapters are not supported: merge them into the weights", Takes.MANY),
     refused("--prompt-adapters", "adapters are not supported", Takes.MANY),
