@@ -9,7 +9,7 @@ from torch import nn
 
 
 class JoinedLinear:
-    """Owns the joined weight; after `settle` the weights of the original layers are views of it."""
+    """Owns the joined weight; after `free_originals` the weights of the original layers are views of it."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._linears = tuple(linears)
@@ -37,7 +37,7 @@ class JoinedLinear:
         """Return [..., sum(sizes)] of rows [..., inputs]."""
         return nn.functional.linear(rows, self.weight, self.bias)
 
-    def settle(self) -> None:
+    def free_originals(self) -> None:
         """Free the original layers' weights."""
         for place, weight in enumerate(torch.split(self.weight, self.sizes)):
             self._linears[place].weight = nn.Parameter(weight, requires_grad=False)

@@ -6,8 +6,8 @@ gated MLP       | gate_proj, up_proj, down_proj, an activation | one product for
 attention       | q_proj to o_proj, angles among its inputs    | one product for q, k and v, one op for the angles
 decoder layer   | its norms are replaced                       | one op for a sum and its norm
 
-`of` yields the parts that a module may be, likeliest first; a comparison (check.py) decides. `settle` is called once a
-part is kept.
+`of` yields the parts that a module may be, likeliest first; a comparison (check.py) decides. `free_originals` is called
+once a part is kept.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class RmsNorm:
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self._run(hidden_states)
 
-    def settle(self) -> None:
+    def free_originals(self) -> None:
         """Nothing of the original is freed."""
 
 
@@ -77,9 +77,9 @@ class GatedMlp:
         made: torch.Tensor = self._module.down_proj(self._gate(self._both(hidden_states)))
         return made
 
-    def settle(self) -> None:
+    def free_originals(self) -> None:
         """Free the weights of the two joined layers."""
-        self._both.settle()
+        self._both.free_originals()
 
 
 class RotaryAttention:
@@ -122,10 +122,10 @@ class RotaryAttention:
             return torch.split(self._joined(rows), self._joined.sizes, dim=-1)
         return tuple(getattr(self._module, name)(rows) for name in _PROJECTIONS)
 
-    def settle(self) -> None:
+    def free_originals(self) -> None:
         """Free the weights of the three layers if they were joined."""
         if self._joined is not None:
-            self._joined.settle()
+            self._joined.free_originals()
 
 
 class AddedLayer:
@@ -169,7 +169,7 @@ class AddedLayer:
         keeps = self.overwrites and self.keeps_input
         return self._add_norm(made, hidden_states.clone() if keeps else hidden_states)
 
-    def settle(self) -> None:
+    def free_originals(self) -> None:
         """Nothing of the original is freed."""
 
 

@@ -94,7 +94,7 @@ class _Replacing:
                 difference = self._check.differs(module, part)
                 if difference is None:
                     module.forward = part
-                    part.settle()
+                    part.free_originals()
                     self._layers += [part] if isinstance(part, AddedLayer) else []
                     return None
                 found = difference if not found.message else found
