@@ -27,7 +27,7 @@ class GroupDevice:
         self.name = name
         self.making = threading.Lock()  # held while a group of this device is made: one at a time
         self.sends_to: set[str] = set()  # groups that the sender's half is making
-        self.parked: set[str] = set()  # groups that are closed and cannot be freed yet
+        self.unfreed: set[str] = set()  # groups that are closed and cannot be freed yet
         self._issue = IssueQueue(f"kv-issue-{name}")
         self._stream: Callable[[], AbstractContextManager[object]] | None = None
         self._lock = threading.Lock()

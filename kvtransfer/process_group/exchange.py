@@ -2,7 +2,7 @@
 
     SETUP | word u8 | key bytes u16 | key | value |
 
-TERMS describes how the sender makes its group; ASK, GRANTED and BUSY agree on the turn; KEY sets a key of the group's
+TERMS describes how the sender makes its group; TURN, GRANTED and BUSY agree on the turn; KEY sets a key of the group's
 store; DONE is the last message of either side. Lengths and numbers are bounded.
 """
 
@@ -27,7 +27,7 @@ class Word(IntEnum):
     """The kind of a SETUP message."""
 
     TERMS = 1
-    ASK = 2
+    TURN = 2
     GRANTED = 3
     BUSY = 4
     KEY = 5

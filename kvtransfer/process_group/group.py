@@ -86,12 +86,14 @@ class Group:
         self._waiter.join(_LEAVE_S)
         with self._lock:
             if self._keep is not None:
-                self._lease.device.parked.add(self._name)
-        if self.parked and self._under_way:
-            _log.warning("kv_group_parked", group=self._name, backend=self._collective.name, operations=self._under_way)
+                self._lease.device.unfreed.add(self._name)
+        if self.unfreed and self._under_way:
+            _log.warning(
+                "kv_group_not_freed", group=self._name, backend=self._collective.name, operations=self._under_way
+            )
 
     @property
-    def parked(self) -> bool:
+    def unfreed(self) -> bool:
         """Whether it is closed but cannot be freed yet."""
         return self._closing.is_set() and self._waiter.is_alive()
 
@@ -176,10 +178,10 @@ class Group:
         """Release the group on its thread; no operation accesses the memory any more."""
         holder = [self._group]
         self._group = None
-        self._set_up.submit(holder.clear).result()  # parked until an abort, which may hang, has ended
+        self._set_up.submit(holder.clear).result()  # kept until an abort, which may hang, has ended
         with self._lock:
             self._keep = None
-            self._lease.device.parked.discard(self._name)
+            self._lease.device.unfreed.discard(self._name)
         self._lease.release()
         self._set_up.close()
 

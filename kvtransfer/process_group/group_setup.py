@@ -1,7 +1,7 @@
 """Make the group of one link: both ends run this on the link's threads, after WELCOME and before READY.
 
     sender    TERMS ->                    checks that both make the same kind of group
-    leader    ASK ->     <- GRANTED|BUSY  both hold the turn of their device: no other group is made there meanwhile
+    leader    TURN ->    <- GRANTED|BUSY  both hold the turn of their device: no other group is made there meanwhile
     both      KEY ...                     the group's store, on the group's set-up thread
     both                                  one operation proves the pair; the turn ends after it if it makes the
                                           communicator, otherwise before it
@@ -11,7 +11,7 @@ A turn ends after twice the connect timeout, or twice the creation time of the c
 then ends within as much again. A peer that stops during a set-up delays other set-ups of the device for that long, not
 for the progress timeout. It delays no link that is set up.
 
-The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends ASK; the other
+The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends TURN; the other
 end tries for a short time and sends BUSY: the leader then releases its turn. So A -> B, B -> C, C -> A never deadlock.
 """
 
@@ -149,7 +149,7 @@ def _lead(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, dead
     while device.making.acquire(timeout=max(0.0, deadline - run_time())):
         end = run_time() + _TURN * timeouts.connect_s
         try:
-            exchange.send(Word.ASK)
+            exchange.send(Word.TURN)
             word, _ = exchange.receive([Word.GRANTED, Word.BUSY], timeouts.connect_s + _SLICE_S)
         except BaseException:
             device.making.release()
@@ -163,7 +163,7 @@ def _lead(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, dead
 
 def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
     while True:
-        exchange.receive([Word.ASK], max(0.0, deadline - run_time()))
+        exchange.receive([Word.TURN], max(0.0, deadline - run_time()))
         if device.making.acquire(timeout=_SLICE_S):
             break
         exchange.send(Word.BUSY)
@@ -177,7 +177,7 @@ def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, de
 
 
 def _refuse_if_parked(device: GroupDevice) -> None:
-    num = len(device.parked)
+    num = len(device.unfreed)
     if num >= MAX_PARKED:
         raise Unavailable(f"{num} groups of lost links still hold memory of {device.name}, the limit is {MAX_PARKED}")
 

@@ -44,7 +44,7 @@ _SEND_S = 5.0
 _REST_S = 1.0
 """For the rest of a message of the peer."""
 _LEAVE_S = 2.0
-"""For a killed process to end; it keeps its group parked, with its staging, if it does not."""
+"""For a killed process to end; it keeps its group and staging if it does not."""
 
 
 class RemoteGroup:
@@ -88,11 +88,11 @@ class RemoteGroup:
         if process is not None:
             process.kill()
         self._thread.join(_LEAVE_S)
-        if self.parked:
-            _log.warning("kv_group_parked", group=self._setup.name, backend=self._setup.collective)
+        if self.unfreed:
+            _log.warning("kv_group_not_freed", group=self._setup.name, backend=self._setup.collective)
 
     @property
-    def parked(self) -> bool:
+    def unfreed(self) -> bool:
         """Whether it is closed, but its process has not ended."""
         return self._closing and self._thread.is_alive()
 

@@ -186,7 +186,7 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
         made = makers.submit(sender.transport.outlet, streams[0], hello, timeouts)
         try:
             exchange.receive([Word.TERMS], DEADLINE_S)
-            exchange.receive([Word.ASK], DEADLINE_S)
+            exchange.receive([Word.TURN], DEADLINE_S)
             exchange.send(Word.GRANTED)
             group: Any = COLLECTIVES["gloo"].make(LinkStore(exchange), RECEIVER, 2, "127.0.0.1", DEADLINE_S, "cpu")
             if proves:

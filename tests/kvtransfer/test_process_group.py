@@ -198,7 +198,7 @@ def test_a_silent_peer_holds_the_device_for_the_connect_timeout() -> None:
         made = makers.submit(p.transport.outlet, streams[0], hello, Timeouts(0.3, DEADLINE_S))
         exchange = SetupExchange(streams[1], group_name(hello))
         exchange.receive([Word.TERMS], DEADLINE_S)
-        exchange.receive([Word.ASK], DEADLINE_S)
+        exchange.receive([Word.TURN], DEADLINE_S)
         exchange.send(Word.GRANTED)
         while not made.done():
             assert moving.receive(moving.send(b"meanwhile")) == b"meanwhile"

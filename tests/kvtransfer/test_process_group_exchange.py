@@ -120,7 +120,7 @@ def test_both_ends_finish_although_keys_were_left_unread(streams: Both) -> None:
         (b"\x63\x00\x00", "malformed SETUP"),
         (b"\x05\x00\x07other/k", "is not of the group"),
         (b"\x05\x00\x07group/k" + bytes(7_000), "7000 bytes, the limits are"),
-        (b"\x02\x00\x00", "received ASK, expected"),
+        (b"\x02\x00\x00", "received TURN, expected"),
     ],
 )
 def test_an_oversized_or_misplaced_message_is_refused(streams: Both, body: bytes, words: str) -> None:

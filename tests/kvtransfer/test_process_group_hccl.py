@@ -143,7 +143,7 @@ def test_a_hung_operation_ends_its_link_and_its_process(rules: HcclRules) -> Non
             hung.outlet._under_way[0].result(DEADLINE_S)
         hung.outlet.close()
 
-        assert not hung.outlet._group.parked  # type: ignore[attr-defined]
+        assert not hung.outlet._group.unfreed  # type: ignore[attr-defined]
         assert moving.receive(moving.send(b"after")) == b"after"
 
 
