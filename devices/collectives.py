@@ -26,7 +26,7 @@ from wire.errors import ConfigError
 _MIB = 1 << 20
 _ABORT_TAG, _ABORT_BYTES = 1, 4 * _MIB  # as large as any payload, because a peer could send one with this tag
 _NCCL_CHANNEL_MIB = 6.5  # P2pNcclConnector's users see about 100 MB with 16 channels, 52 MB with 8
-_MEET_S = 60.0
+_CONNECT_S = 60.0
 _HCCL_LEAST_CONNECT_S, _HCCL_GRACE_S = 120, 20  # HCCL_CONNECT_TIMEOUT's minimum; HCCL waits 20 s longer
 _HCCL_LINK_S = _HCCL_LEAST_CONNECT_S + _HCCL_GRACE_S + 20.0  # and the start of the link's process; an estimate
 
@@ -49,7 +49,7 @@ class Collective:
     `link_bytes(environ)`: device memory that a group of two uses. `free_bytes(device)`: free device memory.
     `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run. If it is
     not 0, no ticket waits for such a link where a quicker transport works.
-    `meet_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
+    `connect_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
     `one_order`: operations of several groups on one device must be issued in the same order on all ranks, or by one
     thread. The all-reduces of tensor parallelism and the KV links are not coordinated, so they cannot both use it.
     `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment,
@@ -71,7 +71,7 @@ class Collective:
     free_bytes: Callable[[str], int | None]
     make_link: Callable[[Any, int, int, str, float, str], Any] | None = None
     new_stream: Callable[[str], Callable[[], AbstractContextManager[object]]] = lambda _: nullcontext
-    meet_s: Callable[[Mapping[str, str]], float] = lambda _: _MEET_S
+    connect_s: Callable[[Mapping[str, str]], float] = lambda _: _CONNECT_S
     make_s: float = 0.0
     one_order: bool = False
     links_by_default: bool = False
@@ -243,9 +243,9 @@ def _hccl_link_bytes(environ: Mapping[str, str]) -> int:
     return 2 * (size or _number(environ, "HCCL_BUFFSIZE", 200)) * _MIB
 
 
-def _hccl_meet_s(environ: Mapping[str, str]) -> float:
+def _hccl_connect_s(environ: Mapping[str, str]) -> float:
     requested = _number(environ, "HCCL_CONNECT_TIMEOUT", _HCCL_LEAST_CONNECT_S)
-    return float(max(requested, _HCCL_LEAST_CONNECT_S) + _HCCL_GRACE_S + _MEET_S)
+    return float(max(requested, _HCCL_LEAST_CONNECT_S) + _HCCL_GRACE_S + _CONNECT_S)
 
 
 def _free_bytes(device: str) -> int:
@@ -270,7 +270,7 @@ COLLECTIVES: dict[str, Collective] = {
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,
-        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=_HCCL_LINK_S,
+        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, connect_s=_hccl_connect_s, make_s=_HCCL_LINK_S,
         links_by_default=True, error_handling="TORCH_HCCL_ASYNC_ERROR_HANDLING", own_process=True,
         defaults=HCCL_DEFAULTS,
     ),

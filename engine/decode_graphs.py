@@ -110,7 +110,7 @@ class DecodeGraphs:
         """
         began = shown = clock()
         free, left_out = self._device.memory().free, dict[GraphShape, str]()
-        _log.info("graphs_capturing", of=len(self.shapes), rows=self._max_rows, device=self._device.name)
+        _log.info("graphs_capturing", graphs=len(self.shapes), rows=self._max_rows, device=self._device.name)
         while missing := [one for one in self.shapes if one not in self._captured and one not in left_out]:
             try:
                 self.capture(missing[0])
@@ -121,7 +121,7 @@ class DecodeGraphs:
                 left_out[missing[0]] = _one_line(error)  # the error itself refers to what the capture allocated
             if clock() - shown >= _LINE_S:
                 shown = clock()
-                _log.info("graphs_capturing", done=len(self._captured), of=len(self.shapes))
+                _log.info("graphs_capturing", done=len(self._captured), graphs=len(self.shapes))
         for shape in self._captured.keys() - set(self.shapes):  # attention needs narrower tables since
             self.drop(shape)
         if left_out:
@@ -227,9 +227,9 @@ class DecodeGraphs:
         """Log which graphs the device has no memory for."""
         (rows, width), error = next(iter(left_out.items()))
         _log.warning(
-            "graphs_limited", rows=rows, width=width, left_out=len(left_out), most_rows=self._most_captured,
-            graphs=len(self._captured), device=self._device.name, free_bytes=self._device.memory().free,
-            error=error,
+            "graphs_limited", first_left_out_rows=rows, first_left_out_width=width, left_out=len(left_out),
+            most_rows=self._most_captured, graphs=len(self._captured), device=self._device.name,
+            free_bytes=self._device.memory().free, error=error,
         )  # fmt: skip
 
     @property

@@ -81,7 +81,7 @@ class ChildCheck:
         status, out, err = _run([sys.executable, "-P", "-m", self.child], request, self.limit_s)
         last = (err.strip().splitlines() or ["no message"])[-1]
         if status == NOT_HERE:
-            _log.warning("kernels_checked_here", check=name, device=self.device, reason=last)
+            _log.warning("kernels_checked_in_service", check=name, device=self.device, reason=last)
             return here()
         why = _answer(out)
         if status is None:

@@ -24,8 +24,8 @@ def with_budget(part: RankPart) -> RankPart:
             headroom = _measured(part, LargestStep(*setup.largest_step))
         now = device.memory()
         pool_bytes = device_budget(None, setup.gpu_memory_utilization, now.total, now.free, headroom.total_bytes)
-    words = ", ".join(filter(None, (device.describe(), headroom.describe())))
-    return dataclasses.replace(part, loaded=dataclasses.replace(part.loaded, pool_bytes=pool_bytes, device=words))
+    description = ", ".join(filter(None, (device.describe(), headroom.describe())))
+    return dataclasses.replace(part, loaded=dataclasses.replace(part.loaded, pool_bytes=pool_bytes, device=description))
 
 
 def _measured(part: RankPart, largest: LargestStep) -> Headroom:

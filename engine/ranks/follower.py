@@ -20,7 +20,7 @@ from native.ticker import run_time
 from processes.rank_payloads import from_json
 from wire.kv_layout import PoolLayout
 
-_LOOK_S = 0.001
+_POLL_S = 0.001
 
 
 class Follower:
@@ -80,7 +80,7 @@ class Follower:
             if self._launched[0].is_done:
                 self._launched.popleft()
                 self._progress_at = self._clock() if self._launched else None
-            elif has_message(_LOOK_S):
+            elif has_message(_POLL_S):
                 return
 
     def step_age(self) -> float:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from devices.liveness import LivenessCheck
 from engine.ranks.stream_sum import StreamSum
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class LaunchWatch:
@@ -28,9 +28,9 @@ class LaunchWatch:
         self._touch = LivenessCheck(sums.device)
         self._sums, self._explain, self._clock = sums, explain, clock
         self._since: float | None = None  # when the current call began; None if there is none
-        interval_s = min(_LOOK_S, sums.step_s / 4)
+        interval_s = min(_POLL_S, sums.step_s / 4)
         thread = threading.Thread(
-            target=_look_after, args=(weakref.ref(self), interval_s), name="rank-launches", daemon=True
+            target=_check_repeatedly, args=(weakref.ref(self), interval_s), name="rank-launches", daemon=True
         )  # fmt: skip
         thread.start()
 
@@ -43,7 +43,7 @@ class LaunchWatch:
         finally:
             self._since = None
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Abort the sums if the current call waits for them too long; return whether they still go on."""
         since, sums = self._since, self._sums
         if since is None:
@@ -58,11 +58,11 @@ class LaunchWatch:
         return False
 
 
-def _look_after(watch: "weakref.ref[LaunchWatch]", interval_s: float) -> None:
+def _check_repeatedly(watch: "weakref.ref[LaunchWatch]", interval_s: float) -> None:
     """Check periodically until the sums have failed or the watch is deleted."""
     while True:
         time.sleep(interval_s)
         found = watch()
-        if found is None or not found.look():
+        if found is None or not found.check():
             return
         del found

@@ -35,7 +35,7 @@ from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
 
-log = EventLogger("engine")
+_log = EventLogger("engine")
 
 _MIB = 1 << 20
 _CONNECT_S = 60.0
@@ -130,7 +130,7 @@ def load_ranks(
             pools = make_device_pools(team, part.device, tensors, plan, ranks.num_ranks, undo)
             reduce.explain_by(team.explain)  # before a wait for the device, which waits for the other ranks
         way = SHARED if all(one.shares_memory for one in loaded) else collective.name
-        _connect(team, part, way, collective.meet_s(os.environ))
+        _connect(team, part, way, collective.connect_s(os.environ))
         layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
         info = describe(
             folder, part.network, name=None, max_model_len=max_model_len, dtype=choice.name, layout=layout,
@@ -179,13 +179,13 @@ def _receive_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:
     return from_json(RankLoaded, team.receive(rank, RankMessageKind.LOADED, timeout_s).payload)
 
 
-def _connect(team: Team, part: RankPart, way: str, meet_s: float) -> None:
+def _connect(team: Team, part: RankPart, way: str, connect_s: float) -> None:
     try:
         part.connect(way, team.connect(way), team.marks)
     except ReduceFailed as error:
         raise team.explain(str(error)) from error
     for rank in range(1, part.setup.of):
-        team.receive(rank, RankMessageKind.READY, meet_s + _CONNECT_S)
+        team.receive(rank, RankMessageKind.READY, connect_s + _CONNECT_S)
 
 
 def _describe(loaded: Sequence[RankLoaded], way: str) -> Iterator[str]:

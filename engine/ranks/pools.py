@@ -24,28 +24,28 @@ _MAP_S = 60.0
 
 
 def plan_host(
-    tensors: tuple[KvTensor, ...], num_ranks: int, asked: int | None, block_size: int, length: int
+    tensors: tuple[KvTensor, ...], num_ranks: int, requested_bytes: int | None, block_size: int, length: int
 ) -> MemoryPlan:  # fmt: skip
     """Return the plan of all pools together: repeated heads count once for each rank that stores them."""
-    return _plan_all(tensors, num_ranks, cpu_budget(asked, available_bytes()), block_size, length)
+    return _plan_all(tensors, num_ranks, cpu_budget(requested_bytes, available_bytes()), block_size, length)
 
 
 def plan_devices(
-    tensors: tuple[KvTensor, ...], free: Sequence[int], asked: int | None, block_size: int, length: int,
+    tensors: tuple[KvTensor, ...], free: Sequence[int], requested_bytes: int | None, block_size: int, length: int,
     devices: Sequence[str] = (),
 ) -> MemoryPlan:  # fmt: skip
     """Return the plan of all pools together, where rank i has `free[i]` bytes; all get as many blocks as the smallest.
 
-    `asked` bytes are for all pools together, as on the host; `devices` describe, for messages, each rank's device and
-    the memory left for steps. Raises ConfigError if the pools do not fit.
+    `requested_bytes` are for all pools together, as on the host; `devices` describe, for messages, each rank's device
+    and the memory left for steps. Raises ConfigError if the pools do not fit.
     """
-    if asked is not None:
-        plan = _plan_all(tensors, len(free), asked, block_size, length)
+    if requested_bytes is not None:
+        plan = _plan_all(tensors, len(free), requested_bytes, block_size, length)
         for layout, bytes_free in zip(_layouts(tensors, plan, len(free)), free, strict=True):
             if layout.total_bytes > bytes_free:
                 raise ConfigError(
-                    f"--kv-cache-memory {asked} bytes: {layout.total_bytes} of them are for {layout.rank}, whose "
-                    f"device has {bytes_free} free"
+                    f"--kv-cache-memory {requested_bytes} bytes: {layout.total_bytes} of them are for {layout.rank}, "
+                    f"whose device has {bytes_free} free"
                 )
         return plan
     plans = []

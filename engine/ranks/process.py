@@ -25,7 +25,7 @@ from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import from_json, pack_error, to_json
 from telemetry.logs import EventLogger, configure
 
-log = EventLogger("engine")
+_log = EventLogger("engine")
 
 _SETUP_S = 60.0
 _SEND_S = 10.0

@@ -39,7 +39,7 @@ class StreamSum:
         self.step_s = step_s
         self._group = join_group(collective, store_fd, rank, str(device.torch_device))
         if collective.lazy:
-            self._meet(collective.meet_s(os.environ))
+            self._connect(collective.connect_s(os.environ))
 
     def __call__(self, tensor: torch.Tensor) -> None:
         """Enqueue the sum of a contiguous tensor, in place. Raises ReduceFailed."""
@@ -96,7 +96,7 @@ class StreamSum:
         if work is not None:
             work.wait()  # of streams: with a timeout it would be the host's
 
-    def _meet(self, timeout_s: float) -> None:
+    def _connect(self, timeout_s: float) -> None:
         """Sum once, which makes the communicator, so that no step counts the time that takes."""
         try:
             self._enqueue(torch.zeros(1, device=self.device.torch_device))

@@ -83,11 +83,11 @@ def join_group(collective: Collective, store_fd: int, rank: Rank, device: str = 
     """Return a process group with the other ranks, which all do the same, each on its `device`. Raises ReduceFailed."""
     # The store's destructor, at an unknown time, opens the file by this name again and ends the process if it is
     # another file: so this descriptor is never closed. A rank has only one group.
-    kept_fd, meet_s = os.dup(store_fd), collective.meet_s(os.environ)
+    kept_fd, connect_s = os.dup(store_fd), collective.connect_s(os.environ)
     try:
         store = FileStore(f"/proc/self/fd/{kept_fd}", rank.of)
-        store.set_timeout(timedelta(seconds=meet_s))
-        return collective.make(store, rank.number, rank.of, _LOOPBACK, meet_s, device)
+        store.set_timeout(timedelta(seconds=connect_s))
+        return collective.make(store, rank.number, rank.of, _LOOPBACK, connect_s, device)
     except RuntimeError as error:
         raise not_found(rank, collective, in_one_line(error)) from error
 

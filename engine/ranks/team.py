@@ -26,7 +26,7 @@ from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.kv_layout import Rank
 
-log = EventLogger("engine")
+_log = EventLogger("engine")
 
 OnLost = Callable[[PdserveError], None]
 """Called once, from any thread, when a serving rank is lost: the instance has to end."""
@@ -39,7 +39,7 @@ _START_S = 30.0
 _VERDICT_S = 1.0  # from a broken connection to the report that its process ended
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _STOPPED = "is stopped by a signal"
 
 
@@ -108,7 +108,7 @@ class Team:
         Weights may take half an hour to load, but a process that a signal stopped loads none.
         """
         began = going = time.monotonic()
-        while not child.channel.has_more(min(_LOOK_S, timeout_s)):
+        while not child.channel.has_more(min(_POLL_S, timeout_s)):
             now = time.monotonic()
             if now - began >= timeout_s:
                 raise self._fail(f"{child} sent nothing for {timeout_s:g} s, {kind.name} was expected")
@@ -173,7 +173,7 @@ class Team:
         deadline = time.monotonic() + _LEAVE_S
         for child in self._children:
             if not child.ended.wait(max(0.0, deadline - time.monotonic())):
-                log.warning("rank_killed", rank=child.setup.number, pid=child.process.pid, waited_s=_LEAVE_S)
+                _log.warning("rank_killed", rank=child.setup.number, pid=child.process.pid, waited_s=_LEAVE_S)
                 child.process.kill()
         self._thread.join(_KILLED_S)
         for fd in (self._store_fd, self._marks_fd):
@@ -224,7 +224,7 @@ class Team:
                 return InstanceLost(f"{what}; this instance is shutting down")
             self._error = InstanceLost(f"{what}; without it this instance cannot go on")
             serving = self._serving
-        log.error("rank_lost", error=self._error)
+        _log.error("rank_lost", error=self._error)
         for child in self._children:
             child.process.kill()
         self.marks.abort()

@@ -40,12 +40,12 @@ def test_hccl_defaults_keep_variables_set_by_the_user() -> None:
     assert environ == {**HCCL_DEFAULTS, "HCCL_CONNECT_TIMEOUT": "600"}
 
 
-@pytest.mark.parametrize(("asked", "meet_s"), [(None, 200.0), ("60", 200.0), ("600", 680.0), ("soon", 200.0)])
-def test_ranks_wait_for_each_other_longer_than_hccl_does(asked: str | None, meet_s: float) -> None:
+@pytest.mark.parametrize(("asked", "connect_s"), [(None, 200.0), ("60", 200.0), ("600", 680.0), ("soon", 200.0)])
+def test_ranks_wait_for_each_other_longer_than_hccl_does(asked: str | None, connect_s: float) -> None:
     environ = {} if asked is None else {"HCCL_CONNECT_TIMEOUT": asked}
 
-    assert COLLECTIVES["hccl"].meet_s(environ) == meet_s
-    assert COLLECTIVES["gloo"].meet_s(environ) == 60.0
+    assert COLLECTIVES["hccl"].connect_s(environ) == connect_s
+    assert COLLECTIVES["gloo"].connect_s(environ) == 60.0
 
 
 def test_torch_reads_every_nccl_variable_by_our_name() -> None:

@@ -197,7 +197,7 @@ def test_no_graph_is_captured_after_the_load(
     assert len(order) == device.captured > 4
     assert device.replays > 0
     lines = [line.getMessage() for line in caplog.records if line.getMessage().startswith("graphs_")]
-    assert lines[0] == f"graphs_capturing of={len(order)} rows=8 device=fake:0"
+    assert lines[0] == f"graphs_capturing graphs={len(order)} rows=8 device=fake:0"
     assert lines[-1].startswith(f"graphs_captured graphs={len(order)} seconds=")
     core.close()
 
@@ -214,8 +214,8 @@ def test_long_captures_report_their_progress(tmp_path: Path, caplog: pytest.LogC
         model._graphs.capture_all(clock=lambda: next(seconds))
 
     assert [line.getMessage().partition(" seconds")[0] for line in caplog.records] == [
-        "graphs_capturing of=4 rows=8 device=fake:0", "graphs_capturing done=2 of=4", "graphs_capturing done=4 of=4",
-        "graphs_captured graphs=4",
+        "graphs_capturing graphs=4 rows=8 device=fake:0", "graphs_capturing done=2 graphs=4",
+        "graphs_capturing done=4 graphs=4", "graphs_captured graphs=4",
     ]  # fmt: skip
     model.close()
 
@@ -291,7 +291,7 @@ def test_a_full_card_keeps_the_graphs_that_fit(tmp_path: Path, caplog: pytest.Lo
 
     assert (device.tries, device.captured, device.replays) == (4, 2, 8)  # smaller steps are padded to 4 rows
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("graphs_limited rows=2 width=")
+    assert warning.startswith("graphs_limited first_left_out_rows=2 first_left_out_width=")
     assert " left_out=2 most_rows=8 graphs=2 device=fake:0 free_bytes=1073741824" in warning
     assert "CUDA out of memory. Tried to allocate 64.00 MiB." in warning
     graphs.close()

@@ -96,7 +96,8 @@ def test_a_device_for_one_process_is_checked_here(tmp_path: Path, caplog: pytest
 
     (warning,) = [line.getMessage() for line in caplog.records]
     assert warning == (
-        'kernels_checked_here check=attention device=fake:0 reason="RuntimeError: the device is busy or unavailable"'
+        "kernels_checked_in_service check=attention device=fake:0 "
+        'reason="RuntimeError: the device is busy or unavailable"'
     )
 
 

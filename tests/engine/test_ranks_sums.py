@@ -42,7 +42,7 @@ class Ways:
 
     def connect(self, number: int) -> Sum:
         """Return a rank's end once it has met the others."""
-        end = self._meet(number)
+        end = self._connect(number)
         self.ends.append(end)
         return end
 
@@ -51,7 +51,7 @@ class Ways:
         for stream in self.streams:
             stream.join_s = 0.2
 
-    def _meet(self, number: int) -> Sum:
+    def _connect(self, number: int) -> Sum:
         rank = Rank(number, self.num_ranks)
         if self.way == "shared":
             library = load_sum()
@@ -203,15 +203,15 @@ def test_a_launch_that_waits_for_a_lost_rank_ends(make_ways: Callable[[str, int]
         watch = LaunchWatch(add_up, explain, clock=lambda: now[0])
         with watch.guard():
             now[0] += _WAIT_S + 1
-            assert watch.look(), "the host takes long, as one that compiles does, and the device works"
+            assert watch.check(), "the host takes long, as one that compiles does, and the device works"
         ways.hurry()
         add_up(torch.ones(8))
         add_up.step_s = 0.2
-        assert watch.look(), "nothing is launched now"
+        assert watch.check(), "nothing is launched now"
         with watch.guard():
-            assert watch.look(), "its time has not passed"
+            assert watch.check(), "its time has not passed"
             now[0] += 1
-            assert not watch.look()
+            assert not watch.check()
             add_up.device.synchronize()  # as a full queue does
         with pytest.raises(ReduceFailed, match=r"no sum over the ranks within 0\.2 s"):
             add_up(torch.ones(8))
@@ -233,7 +233,7 @@ def test_a_lazy_group_connects_when_the_ranks_meet(
 
 def test_a_rank_that_finds_no_other_raises(make_ways: Callable[[str, int], Ways]) -> None:
     ways = make_ways("gloo", 2)
-    hasty = dataclasses.replace(COLLECTIVES["gloo"], meet_s=lambda _: 0.2)
+    hasty = dataclasses.replace(COLLECTIVES["gloo"], connect_s=lambda _: 0.2)
 
     with pytest.raises(ReduceFailed, match="rank 0 of 2 found no other ranks by gloo: "):
         join_group(hasty, ways.store_fd, Rank(0, 2))
