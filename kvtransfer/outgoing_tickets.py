@@ -75,7 +75,7 @@ class OutgoingTickets:
         """Apply one op; an error ends only the op's own ticket. Raises LinkLost.
 
         With `behind` more puts are queued: tensors share frames as large as possible, as each has a fixed cost. Else
-        frames are smaller, so that D progressed one while P digests the next.
+        frames are smaller, so that D moves one while P digests the next.
         """
         if isinstance(op, Begin):
             self._begin(op.ticket)

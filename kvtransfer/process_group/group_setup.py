@@ -19,7 +19,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,7 @@ def make_group(
         if rank == RECEIVER and group_name(hello) in lease.device.sends_to:  # its one thread would wait for itself
             raise Unavailable(f"both ends of the link are in this process, on {lease.device.name}")
         with _turn(exchange, lease.device, leads, timeouts) as end:
-            _refuse_if_parked(lease.device)
+            refuse_if_unfreed(lease.device.unfreed, lease.device.name)
             refuse_if_full(collective, lease.device.name)
             made = _make(exchange, stream, rank, collective, lease.device.name, set_up, timeouts, end)
             group = Group(
@@ -176,10 +176,12 @@ def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, de
     return end
 
 
-def _refuse_if_parked(device: GroupDevice) -> None:
-    num = len(device.unfreed)
-    if num >= MAX_PARKED:
-        raise Unavailable(f"{num} groups of lost links still hold memory of {device.name}, the limit is {MAX_PARKED}")
+def refuse_if_unfreed(unfreed: Collection[str], device: str) -> None:
+    """Raise Unavailable, with both values, if too many closed groups could not be freed."""
+    if len(unfreed) >= MAX_PARKED:
+        raise Unavailable(
+            f"{len(unfreed)} groups of lost links still hold memory of {device}, the limit is {MAX_PARKED}"
+        )
 
 
 def refuse_if_full(collective: Collective, device: str) -> None:

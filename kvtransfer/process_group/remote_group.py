@@ -12,7 +12,7 @@ import contextlib
 import os
 import select
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from kvtransfer.hello import Hello
 from kvtransfer.process_group.child_messages import PLACE, GroupMessage, GroupSetup
 from kvtransfer.process_group.exchange import SetupExchange
 from kvtransfer.process_group.group import in_one_line
-from kvtransfer.process_group.group_setup import agree, group_name, prove, refuse_if_full
+from kvtransfer.process_group.group_setup import agree, group_name, prove, refuse_if_full, refuse_if_unfreed
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
 from native.ticker import run_time
@@ -45,6 +45,8 @@ _REST_S = 1.0
 """For the rest of a message of the peer."""
 _LEAVE_S = 2.0
 """For a killed process to end; it keeps its group and staging if it does not."""
+_UNFREED: defaultdict[str, set[str]] = defaultdict(set)
+"""Such groups of each device."""
 
 
 class RemoteGroup:
@@ -62,7 +64,7 @@ class RemoteGroup:
         self._awaited = deque([self.made])
         self._fault: str | None = None
         self._process: ChildProcess | None = None
-        self._closing = False
+        self._closing = self._is_freed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"kv-group-{setup.name[:8]}", daemon=True)
         self._thread.start()
@@ -88,13 +90,16 @@ class RemoteGroup:
         if process is not None:
             process.kill()
         self._thread.join(_LEAVE_S)
+        with self._lock:
+            if self.unfreed:
+                _UNFREED[self._setup.device].add(self._setup.name)
         if self.unfreed:
             _log.warning("kv_group_not_freed", group=self._setup.name, backend=self._setup.collective)
 
     @property
     def unfreed(self) -> bool:
         """Whether it is closed, but its process has not ended."""
-        return self._closing and self._thread.is_alive()
+        return self._closing and not self._is_freed
 
     def _post(self, kind: GroupMessage, start: int, num_bytes: int) -> "Future[None]":
         done: Future[None] = Future()
@@ -123,6 +128,9 @@ class RemoteGroup:
                 self._process.close()
             self._process.wait(None)  # only then does nothing access the staging
         self._memory.free()
+        with self._lock:
+            self._is_freed = True
+            _UNFREED[self._setup.device].discard(self._setup.name)
 
     def _start(self) -> None:
         """Start the process; the kernel ends it with this thread."""
@@ -209,6 +217,7 @@ def make_remote_group(
 
     exchange, limit_s = SetupExchange(stream, group_name(hello)), max(timeouts.connect_s, collective.make_s)
     agree(exchange, collective, rank, timeouts)
+    refuse_if_unfreed(_UNFREED[device], device)
     refuse_if_full(collective, device)
     memory, moved = share_staging(*staging)
     host = stream.socket.getsockname()[0]

@@ -19,12 +19,25 @@ import torch
 
 from devices.collectives import COLLECTIVES
 from kvtransfer.frame import MessageType, Refuse, encode
+from kvtransfer.process_group import group_setup, remote_group
 from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Timeouts
 from native.ticker import run_time
+from processes.child import ChildProcess
 from tests.kvtransfer import hccl_rules
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import Ends, Node, hello_of, hurry, link, linked, make_node, pools_on, stream_pair
+from tests.kvtransfer.groups import (
+    Ends,
+    Node,
+    group_threads,
+    hello_of,
+    hurry,
+    link,
+    linked,
+    make_node,
+    pools_on,
+    stream_pair,
+)
 from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
 from tests.kvtransfer.hccl_rules import Fault, HcclRules, RuleBoundGroup, RuleBroken
 from tests.kvtransfer.rig import DEADLINE_S, fill, make_rig, read, until
@@ -145,6 +158,26 @@ def test_a_hung_operation_ends_its_link_and_its_process(rules: HcclRules) -> Non
 
         assert not hung.outlet._group.unfreed  # type: ignore[attr-defined]
         assert moving.receive(moving.send(b"after")) == b"after"
+
+
+def test_processes_that_do_not_end_are_limited(rules: HcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(ChildProcess):
+        def kill(self) -> None:
+            """Do nothing: the process is in a call of the driver."""
+
+    monkeypatch.setattr(remote_group, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(group_setup, "MAX_PARKED", 1)
+    p, d, other = _nodes("pdo")
+    with monkeypatch.context() as stuck:
+        stuck.setattr(remote_group, "ChildProcess", Stuck)
+        link(p, d, 1).close()
+    with pytest.raises(Unavailable, match=r"^1 groups of lost links still hold memory of npu:0, the limit is 1$"):
+        link(other, p, 2)
+    for pid in rules.pids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not group_threads())
+    with linked(other, p, 3) as freed:
+        assert freed.receive(freed.send(b"freed")) == b"freed"
 
 
 def test_a_set_up_has_a_time_limit(rules: HcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
