@@ -166,8 +166,7 @@ class RankTransfer:
             case RankMessage.PUT:
                 ticket_id, (layer, start, end, marks, kept, *more) = unpack_numbers(payload, 5)
                 blocks = self._tables.take(ticket_id, kept, more)
-                if blocks is not None:
-                    self._await_marks(marks)
+                if blocks is not None and self._await_marks(ticket_id, marks):
                     self._sender.put(ticket_id, layer, start, end, blocks)
             case RankMessage.COMMIT:
                 ticket_id, description = unpack_bytes(payload)
@@ -175,8 +174,7 @@ class RankTransfer:
                 self._sender.commit(ticket_id, description)
             case RankMessage.ABORT:
                 ticket_id, reason = unpack_bytes(payload)
-                self._tables.end(ticket_id)
-                self._sender.abort(ticket_id, reason.decode())
+                self._abort(ticket_id, reason.decode())
             case RankMessage.CAUGHT_UP:
                 _, (number, *_) = unpack_numbers(payload, 1)
                 self._num_answered = max(self._num_answered, number)
@@ -188,11 +186,17 @@ class RankTransfer:
             case _:
                 self._reports.take(message)
 
-    def _await_marks(self, count: int) -> None:
-        """Wait until this rank has launched what rank 0 had when it reported a layer. Raises TimeoutError."""
+    def _await_marks(self, ticket_id: str, count: int) -> bool:
+        """Wait until this rank has launched what rank 0 had when it reported a layer; if it is late, end the ticket."""
         pool = device_memory(self._memory)
-        if pool is not None and not pool.await_marks(count, _SEND_S):
-            raise TimeoutError(f"a layer that rank 0 reported was not launched here within {_SEND_S:g} s")
+        if pool is None or pool.await_marks(count, _SEND_S):
+            return True
+        self._abort(ticket_id, f"a layer that rank 0 reported was not launched by a rank within {_SEND_S:g} s")
+        return False
+
+    def _abort(self, ticket_id: str, reason: str) -> None:
+        self._tables.end(ticket_id)
+        self._sender.abort(ticket_id, reason)
 
     def _close_half(self, half: KvSender | KvReceiver) -> None:
         half.close()

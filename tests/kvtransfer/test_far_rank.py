@@ -202,6 +202,22 @@ def test_a_put_waits_until_the_rank_has_launched_the_layer(monkeypatch: pytest.M
         assert marks == [pool.ahead.marks[1]]
 
 
+def test_a_put_whose_layer_the_rank_never_launches_ends_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that layer the receiver would wait for the rest as long as the sender lives."""
+    with make_rank_rig("tcp", p_ranks=2, d_ranks=1, far=True) as rig:
+        (half,), (far,) = rig.halves, rig.far
+        pool = MarkedPool(rig.p_pools[1].layout)
+        monkeypatch.setattr(pool, "await_marks", lambda count, timeout_s: False)
+        monkeypatch.setattr(half, "_memory", pool)
+        monkeypatch.setattr(far, "num_marks", lambda: 2)
+        ticket = rig.open(50, range(4))
+        rig.sender.begin(ticket)
+        rig.put_all(ticket, range(4), layers=1)
+
+        rig.events.wait("failed", ticket.ticket_id)
+        assert "was not launched by a rank within" in str(rig.events.failures[ticket.ticket_id])
+
+
 def test_a_rank_requests_a_ticket_announced_late(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
     (number,) = [at for at, half in enumerate(rig.halves) if half._receiver.endpoints == rig.receiver.endpoints[1:]]
     half, channel = rig.halves[number], rig.far[number]._channel
