@@ -82,7 +82,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
         if error.code != "device-twice":
             raise
         advice = f"{error} Two instances may share a GPU if every process is started with --share-devices"
-        raise RanktableError(advice, code=error.code, place=error.place, value=error.value) from error
+        raise RanktableError(advice, code=error.code, json_path=error.json_path, value=error.value) from error
     _check_port(namespace, plan)
     _check_model(namespace)
     if plan.index is None or "port" not in namespace:

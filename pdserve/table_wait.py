@@ -26,7 +26,7 @@ def when_completed(
                 raise
             if clock() >= deadline:
                 waited = f"{error} (waited {timeout_s:g} s, --startup-timeout)"
-                raise RanktableError(waited, code=error.code, place=error.place, value=error.value) from error
+                raise RanktableError(waited, code=error.code, json_path=error.json_path, value=error.value) from error
             if not has_printed:
                 say(f"waiting: {error}")
                 has_printed = True

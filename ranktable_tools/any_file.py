@@ -34,7 +34,9 @@ def open_table(path: str, dialect_name: str | None = None, options: ReadOptions 
     try:
         dialect = detect(document) if dialect_name is None else named(dialect_name)
     except RanktableError as error:
-        raise RanktableError(f"{path}: {error}", code=error.code, place=error.place, value=error.value) from error
+        raise RanktableError(
+            f"{path}: {error}", code=error.code, json_path=error.json_path, value=error.value
+        ) from error
     root = Node(document, "", [])
     return ReadFile(path, root, dialect, dialect.read(root, options))
 

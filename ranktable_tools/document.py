@@ -13,13 +13,13 @@ class Problem:
     """One mistake: the rule's code, the JSON path, the value, what was found there, and what to write instead."""
 
     code: str
-    place: str
+    json_path: str
     value: object
     found: str
     advice: str
 
     def __str__(self) -> str:
-        return f"{self.place} {self.found}; {self.advice}"
+        return f"{self.json_path} {self.found}; {self.advice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Node:
     """One JSON value, its path, and the list that collects its problems."""
 
     value: object
-    place: str
+    json_path: str
     problems: list[Problem]
 
     def refuse(self, code: str, advice: str) -> None:
@@ -48,7 +48,7 @@ class Node:
     def report(self, code: str, found: str, advice: str, value: object = None) -> None:
         """Record a problem of this value; `value` replaces the node's own if that is long."""
         shown_value = self.value if value is None else value
-        problem = Problem(code, self.place or "the file", shown_value, found, advice)
+        problem = Problem(code, self.json_path or "the file", shown_value, found, advice)
         # Several keys may be read from a value that is not an object; the problem is recorded once.
         if not self.problems or self.problems[-1] != problem:
             self.problems.append(problem)
@@ -59,7 +59,7 @@ class Node:
 
     def child(self, key: str, advice: str) -> "Node | None":
         """Return the member `key`; a missing one is a problem."""
-        here = f"{self.place}.{key}" if self.place else key
+        here = f"{self.json_path}.{key}" if self.json_path else key
         if not isinstance(self.value, dict):
             self.refuse("wrong-type", "must be an object")
             return None
@@ -79,7 +79,7 @@ class Node:
         if len(child.value) > MAX_ELEMENTS:
             child.report("too-many", f"has {len(child.value)} elements", f"must be at most {MAX_ELEMENTS}", value=[])
             return None
-        return [Node(member, f"{child.place}[{index}]", self.problems) for index, member in enumerate(child.value)]
+        return [Node(member, f"{child.json_path}[{index}]", self.problems) for index, member in enumerate(child.value)]
 
     def text(self, key: str, check: Check) -> str | None:
         """Return the string under `key`; None, with a problem recorded, if it is missing or `check` finds a fault."""

@@ -4,11 +4,11 @@
 class RanktableError(Exception):
     """Invalid input; the message is one line naming file or variable, place and value. Commands exit with status 2.
 
-    `code` is the violated rule, `place` the JSON path and `value` the value there, for `lint --format json`.
+    `code` is the violated rule, `json_path` is where, and `value` the value there, for `lint --format json`.
     """
 
-    def __init__(self, message: str, *, code: str = "input", place: str = "", value: object = None) -> None:
+    def __init__(self, message: str, *, code: str = "input", json_path: str = "", value: object = None) -> None:
         super().__init__(" ".join(message.splitlines()))
         self.code = code
-        self.place = place
+        self.json_path = json_path
         self.value = value

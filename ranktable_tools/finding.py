@@ -17,7 +17,7 @@ class Finding:
     file: str
     severity: Severity
     code: str
-    place: str
+    json_path: str
     value: object
     message: str
     instead: str
@@ -33,7 +33,7 @@ class Finding:
             "file": self.file,
             "severity": self.severity,
             "code": self.code,
-            "path": self.place,
+            "path": self.json_path,
             "value": self.value if len(json.dumps(self.value)) <= _MAX_VALUE else shown(self.value),
             "message": self.message,
             "instead": self.instead,
@@ -42,14 +42,14 @@ class Finding:
 
 def of_problem(file: str, problem: Problem, severity: Severity = "error") -> Finding:
     """Return the finding of a problem in a document."""
-    message = f"{problem.place} {problem.found}"
-    return Finding(file, severity, problem.code, problem.place, problem.value, message, problem.advice)
+    message = f"{problem.json_path} {problem.found}"
+    return Finding(file, severity, problem.code, problem.json_path, problem.value, message, problem.advice)
 
 
 def of_error(file: str, error: RanktableError) -> Finding:
     """Return the finding of an error; the text after its first semicolon is the advice."""
     message, _, instead = str(error).removeprefix(f"{_named(file)}: ").partition("; ")
-    return Finding(file, "error", error.code, error.place, error.value, message, instead)
+    return Finding(file, "error", error.code, error.json_path, error.value, message, instead)
 
 
 def _named(file: str) -> str:

@@ -42,8 +42,8 @@ def parse_json(text: str, path: str) -> object:
         where = f"line {error.lineno} column {error.colno}"
         if re.match(r"//|/\*|#", text[error.pos : error.pos + 2]):
             message = f"{path}: not JSON: {where}: a comment; JSON has no comments, remove it"
-            raise RanktableError(message, code="json-comment", place=where) from error
-        raise RanktableError(f"{path}: not JSON: {where}: {error.msg}", code="not-json", place=where) from error
+            raise RanktableError(message, code="json-comment", json_path=where) from error
+        raise RanktableError(f"{path}: not JSON: {where}: {error.msg}", code="not-json", json_path=where) from error
     except (ValueError, RecursionError) as error:
         raise RanktableError(f"{path}: not JSON: {error}", code="not-json") from error
 
@@ -136,19 +136,19 @@ def _check_depth(path: str, text: str) -> None:
             raise RanktableError(message, code="too-deep")
 
 
-def _plain(value: object, place: str, path: str) -> object:
+def _plain(value: object, json_path: str, path: str) -> object:
     if isinstance(value, _Pairs):
         plain: dict[str, object] = {}
         for key, member in value:
             name = json.dumps(key)
-            here = f"{place}.{name[1:-1]}" if place else name[1:-1]
+            here = f"{json_path}.{name[1:-1]}" if json_path else name[1:-1]
             if key in plain:
                 message = f"{path}: {here}: duplicate key {name}; keep one of them"
-                raise RanktableError(message, code="duplicate-key", place=here, value=key)
+                raise RanktableError(message, code="duplicate-key", json_path=here, value=key)
             plain[key] = _plain(member, here, path)
         return plain
     if isinstance(value, list):
-        return [_plain(member, f"{place}[{index}]", path) for index, member in enumerate(value)]
+        return [_plain(member, f"{json_path}[{index}]", path) for index, member in enumerate(value)]
     return value
 
 

@@ -28,24 +28,24 @@ def unread_keys(document: object) -> list[str]:
 def misspelt_keys(document: object) -> Iterator[Problem]:
     """Yield each unread key that resembles a known one; nothing is compared beyond `_MAX_SPELLINGS` spellings."""
     meant: dict[str, list[str]] = {}
-    for place, key in _keys(document, ""):
+    for json_path, key in _keys(document, ""):
         if key in _READ:
             continue
         if key not in meant:
             meant[key] = get_close_matches(key, _READ, n=1, cutoff=_ALIKE) if len(meant) < _MAX_SPELLINGS else []
         if meant[key]:
             yield Problem(
-                "misspelt-key", place, key, f"is a key {shown(key)} that is not read", f"write {meant[key][0]}"
+                "misspelt-key", json_path, key, f"is a key {shown(key)} that is not read", f"write {meant[key][0]}"
             )
 
 
-def _keys(value: object, place: str) -> Iterator[tuple[str, str]]:
+def _keys(value: object, json_path: str) -> Iterator[tuple[str, str]]:
     """Yield the path and name of each key; a document is at most 32 deep."""
     if isinstance(value, dict):
         for key, member in value.items():
-            here = f"{place}.{key}" if place else key
+            here = f"{json_path}.{key}" if json_path else key
             yield here, key
             yield from _keys(member, here)
     elif isinstance(value, list):
         for index, member in enumerate(value):
-            yield from _keys(member, f"{place}[{index}]")
+            yield from _keys(member, f"{json_path}[{index}]")

@@ -121,7 +121,7 @@ def _read(variable: str, path: str, read: Callable[[str], _Table]) -> _Table:
         return read(path)
     except RanktableError as error:
         message = f"{variable}: {error}"
-        raise RanktableError(message, code=error.code, place=error.place, value=error.value) from error
+        raise RanktableError(message, code=error.code, json_path=error.json_path, value=error.value) from error
 
 
 def _use_openai(environ: Mapping[str, str]) -> bool:

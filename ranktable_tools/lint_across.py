@@ -74,10 +74,10 @@ def _lint_locals(files: Sequence[ReadFile], named: _Global) -> Iterator[Finding]
 def _other_port(path: str, local: TableServer, entry: TableServer, global_path: str) -> Iterator[Finding]:
     """Yield a note if the ports of both tables differ: it fails no start, since the global table's is used."""
     if local.server_port is not None and entry.server_port is not None and local.server_port != entry.server_port:
-        place = "server_list[0].server_port"
-        message = f'{place} is "{local.server_port}", and {global_path} has "{entry.server_port}" for this entry'
+        json_path = "server_list[0].server_port"
+        message = f'{json_path} is "{local.server_port}", and {global_path} has "{entry.server_port}" for this entry'
         instead = "write the same port: the global table's is used"
-        yield Finding(path, "note", "port-differs", place, str(local.server_port), message, instead)
+        yield Finding(path, "note", "port-differs", json_path, str(local.server_port), message, instead)
 
 
 def _missing(
@@ -86,9 +86,9 @@ def _missing(
     hosts = HostComparer()
     for instance in table.instances:
         if instance.index not in path_by_entry and any(hosts.same(instance.server.server_ip, host) for host in given):
-            message = f"{instance.place} has no local table among these files: {_named(instance)}"
+            message = f"{instance.json_path} has no local table among these files: {_named(instance)}"
             yield Finding(
-                global_path, "note", "no-local", instance.place, None, message, "give all tables of a host, or none"
+                global_path, "note", "no-local", instance.json_path, None, message, "give all tables of a host, or none"
             )
 
 
@@ -107,7 +107,9 @@ def _lint_node_ports(value: str, tables: Sequence[_Global]) -> Iterator[Finding]
         for instance, port in zip(table.instances, ports, strict=True):
             own = instance.server.server_port
             if own is not None and own != port:
-                message = f'{instance.place}.server_port is "{own}", and NODE_PORTS has {port} for {instance}: {value}'
+                message = (
+                    f'{instance.json_path}.server_port is "{own}", and NODE_PORTS has {port} for {instance}: {value}'
+                )
                 instead = "write the ports in table order, all prefill instances and then all decode"
-                yield Finding(path, "error", "node-ports", f"{instance.place}.server_port", own, message, instead)
+                yield Finding(path, "error", "node-ports", f"{instance.json_path}.server_port", own, message, instead)
                 return

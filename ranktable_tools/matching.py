@@ -13,12 +13,12 @@ from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, Table
 class FieldDifference:
     """One field whose values differ between the local table and an entry."""
 
-    place: str
+    json_path: str
     local: object
     entry: object
 
     def __str__(self) -> str:
-        return f"{self.place} is {shown(self.local)} here and {shown(self.entry)} there"
+        return f"{self.json_path} is {shown(self.local)} here and {shown(self.entry)} there"
 
 
 def find_own_entry(local: LocalTable, table: GlobalTable) -> InstanceEntry | None:
@@ -33,7 +33,9 @@ def find_own_entry(local: LocalTable, table: GlobalTable) -> InstanceEntry | Non
     found = [(list(differences(local.server, instance.server, hosts)), instance) for instance in table.instances]
     gaps, nearest = min(found, key=lambda pair: _distance(local.server, pair[1].server, pair[0]))
     if gaps:
-        raise RanktableError(f"is not in the global table; the nearest entry is {nearest} ({nearest.place}): {gaps[0]}")
+        raise RanktableError(
+            f"is not in the global table; the nearest entry is {nearest} ({nearest.json_path}): {gaps[0]}"
+        )
     return nearest
 
 
@@ -45,11 +47,11 @@ def differences(local: TableServer, entry: TableServer, hosts: HostComparer) -> 
         yield FieldDifference("the device_id list", local.device_ids, entry.device_ids)
         return
     for position, (mine, theirs) in enumerate(zip(local.devices, entry.devices, strict=True)):
-        place = f"server_list[0].device[{position}]"
+        json_path = f"server_list[0].device[{position}]"
         if mine.device_ip != theirs.device_ip:
-            yield FieldDifference(f"{place}.device_ip", mine.device_ip, theirs.device_ip)
+            yield FieldDifference(f"{json_path}.device_ip", mine.device_ip, theirs.device_ip)
         if mine.rank_id != theirs.rank_id:
-            yield FieldDifference(f"{place}.rank_id", mine.rank_id, theirs.rank_id)
+            yield FieldDifference(f"{json_path}.rank_id", mine.rank_id, theirs.rank_id)
 
 
 def _require_scheduler(local: TableServer, scheduler: TableServer) -> None:
@@ -67,5 +69,5 @@ def _distance(local: TableServer, entry: TableServer, gaps: list[FieldDifference
     The port is compared only to distinguish two instances that share all their devices.
     """
     num_unshared = len(set(local.device_ids) ^ set(entry.device_ids))
-    other_host = any(gap.place.endswith("server_ip") for gap in gaps)
+    other_host = any(gap.json_path.endswith("server_ip") for gap in gaps)
     return num_unshared, other_host, len(gaps), local.server_port != entry.server_port

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.reading import LocatedInstance, LocatedServer, TableReading
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.tables import GlobalTable, TablePart, TableServer
@@ -56,14 +56,14 @@ def _only_scheduler(parts: Sequence[NamedPart]) -> TableServer:
 
 def _check_clashes(parts: Sequence[NamedPart], share_devices: bool) -> None:
     instances = tuple(
-        PlacedInstance(instance.role, (PlacedServer(instance.server, place),), place)
+        LocatedInstance(instance.role, (LocatedServer(instance.server, json_path),), json_path)
         for named in parts
         for instance in named.part.instances
-        for place in (f"{named.path}: {instance.role}-{instance.number}",)
+        for json_path in (f"{named.path}: {instance.role}-{instance.number}",)
         if instance.role != "scheduler"
     )
     schedulers = tuple(
-        PlacedServer(named.part.scheduler, f"{named.path}: scheduler")
+        LocatedServer(named.part.scheduler, f"{named.path}: scheduler")
         for named in parts
         if named.part.scheduler is not None
     )

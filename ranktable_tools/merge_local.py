@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ranktable_tools.addresses import HostComparer
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.reading import LocatedInstance, LocatedServer, TableReading
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.tables import Table, TableDevice, TableInstance, TableServer
 
@@ -33,24 +33,24 @@ def merge_local(parts: Sequence[NamedInstance]) -> Table:
     The devices of one host are joined to one server entry: HCCL requires unique servers. Raises RanktableError naming
     the conflicting files.
     """
-    servers: list[PlacedServer] = []
+    servers: list[LocatedServer] = []
     for named in parts:
         for number, server in enumerate(named.instance.servers):
-            servers.append(PlacedServer(server, f"{named.path}: server_list[{number}]"))
+            servers.append(LocatedServer(server, f"{named.path}: server_list[{number}]"))
     ranked = _ranked(servers)
-    problems = errors(TableReading("modelarts", "instance", (), (PlacedInstance(None, ranked, parts[0].path),)))
+    problems = errors(TableReading("modelarts", "instance", (), (LocatedInstance(None, ranked, parts[0].path),)))
     if problems:
         raise RanktableError(str(problems[0]))
-    return Table("instance", (), (TableInstance(None, tuple(_joined([placed.server for placed in ranked]))),))
+    return Table("instance", (), (TableInstance(None, tuple(_joined([located.server for located in ranked]))),))
 
 
-def _ranked(servers: Sequence[PlacedServer]) -> tuple[PlacedServer, ...]:
+def _ranked(servers: Sequence[LocatedServer]) -> tuple[LocatedServer, ...]:
     ranked, start = [], 0
-    for placed in servers:
+    for located in servers:
         devices = tuple(
-            replace(device, rank_id=str(start + position)) for position, device in enumerate(_by_rank(placed.server))
+            replace(device, rank_id=str(start + position)) for position, device in enumerate(_by_rank(located.server))
         )
-        ranked.append(replace(placed, server=replace(placed.server, devices=devices, server_port=None)))
+        ranked.append(replace(located, server=replace(located.server, devices=devices, server_port=None)))
         start += len(devices)
     return tuple(ranked)
 

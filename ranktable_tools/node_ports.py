@@ -116,7 +116,7 @@ def _address(instance: InstanceEntry, port: int) -> InstanceAddress:
 
 def _missing(instance: InstanceEntry) -> str:
     return (
-        f"{instance} on {instance.server.server_ip} is ignored: {instance.place} of the global table has no "
+        f"{instance} on {instance.server.server_ip} is ignored: {instance.json_path} of the global table has no "
         "server_port and NODE_PORTS is not set"
     )
 

@@ -8,33 +8,33 @@ from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstan
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedServer:
-    """A server entry and its JSON path; `device_places` only if devices are not nested in their server."""
+class LocatedServer:
+    """A server entry and its JSON path; `device_paths` only if devices are not nested in their server."""
 
     server: TableServer
-    place: str
-    device_places: tuple[str, ...] = ()
+    json_path: str
+    device_paths: tuple[str, ...] = ()
 
     @property
-    def placed_devices(self) -> Iterator[tuple[str, TableDevice]]:
+    def located_devices(self) -> Iterator[tuple[str, TableDevice]]:
         """Each device with its path."""
         for position, device in enumerate(self.server.devices):
-            yield self.device_places[position] if self.device_places else f"{self.place}.device[{position}]", device
+            yield self.device_paths[position] if self.device_paths else f"{self.json_path}.device[{position}]", device
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedInstance:
+class LocatedInstance:
     """One instance, its servers with their paths, and the path of their container."""
 
     role: InstanceRole | None
-    servers: tuple[PlacedServer, ...]
-    place: str
+    servers: tuple[LocatedServer, ...]
+    json_path: str
 
     @property
-    def placed_devices(self) -> Iterator[tuple[str, TableDevice]]:
+    def located_devices(self) -> Iterator[tuple[str, TableDevice]]:
         """Each device with its path, server by server."""
-        for placed in self.servers:
-            yield from placed.placed_devices
+        for located in self.servers:
+            yield from located.located_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +43,28 @@ class TableReading:
 
     dialect: str
     kind: Literal["cluster", "instance"]
-    schedulers: tuple[PlacedServer, ...]
-    instances: tuple[PlacedInstance, ...]
+    schedulers: tuple[LocatedServer, ...]
+    instances: tuple[LocatedInstance, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def table(self) -> Table:
         """The table without its paths."""
-        schedulers = tuple(placed.server for placed in self.schedulers)
+        schedulers = tuple(located.server for located in self.schedulers)
         instances = tuple(
-            TableInstance(instance.role, tuple(placed.server for placed in instance.servers))
+            TableInstance(instance.role, tuple(located.server for located in instance.servers))
             for instance in self.instances
         )
         return Table(self.kind, schedulers, instances)
 
     @property
-    def instance_servers(self) -> Iterator[PlacedServer]:
+    def instance_servers(self) -> Iterator[LocatedServer]:
         """The server entries of all instances."""
         for instance in self.instances:
             yield from instance.servers
 
     @property
-    def servers(self) -> Iterator[PlacedServer]:
+    def servers(self) -> Iterator[LocatedServer]:
         """All server entries, the schedulers' first."""
         yield from self.schedulers
         yield from self.instance_servers

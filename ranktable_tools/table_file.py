@@ -53,7 +53,7 @@ def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
     """Return every problem of a pdserve process's local table, and the table if there is none."""
     root = _root(path, "local")
     reading = modelarts.read_local(root)
-    servers = [placed.server for placed in reading.servers]
+    servers = [located.server for located in reading.servers]
     if len(servers) > 1:
         advice = (
             "must have 1: pdserve cannot start an instance over several servers, split it into one per server "
@@ -90,7 +90,7 @@ def refusal(path: str, problems: Sequence[Problem]) -> RanktableError:
     """Return the error of a file with these problems: the first one, and the number of others."""
     more = f" (and {len(problems) - 1} more: ranktable lint {path})" if len(problems) > 1 else ""
     first = problems[0]
-    return RanktableError(f"{path}: {first}{more}", code=first.code, place=first.place, value=first.value)
+    return RanktableError(f"{path}: {first}{more}", code=first.code, json_path=first.json_path, value=first.value)
 
 
 def _root(path: str, wanted: Literal["global", "local"]) -> Node:
@@ -99,7 +99,7 @@ def _root(path: str, wanted: Literal["global", "local"]) -> Node:
     other: Literal["global", "local"] = "local" if wanted == "global" else "global"
     if root.has(_KEYS[other]) and not root.has(_KEYS[wanted]):
         message = f"is a {other} table, with {_KEYS[other]}; a {wanted} table is needed here, with {_KEYS[wanted]}"
-        raise RanktableError(f"{path}: {message}", code="missing-key", place=_KEYS[wanted])
+        raise RanktableError(f"{path}: {message}", code="missing-key", json_path=_KEYS[wanted])
     return root
 
 

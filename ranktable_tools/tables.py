@@ -63,7 +63,7 @@ class InstanceEntry:
         return f"{self.role}-{self.number}"
 
     @property
-    def place(self) -> str:
+    def json_path(self) -> str:
         """The JSON path of the entry in a complete table."""
         return f"server_group_list[{1 if self.role == 'prefill' else 2}].server_list[{self.number}]"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ranktable_tools.document import Check, Node
 from ranktable_tools.fields import address, anything, identity, number, port
-from ranktable_tools.reading import PlacedServer
+from ranktable_tools.reading import LocatedServer
 from ranktable_tools.tables import TableDevice, TableServer
 
 _SERVER_CHECKS: Mapping[str, Check] = {
@@ -38,7 +38,7 @@ class Form:
     super_device_id: Check = number
 
 
-def read_servers(node: Node, form: Form) -> list[PlacedServer]:
+def read_servers(node: Node, form: Form) -> list[LocatedServer]:
     """Read `server_count` and `server_list`; problems are added to the node's list."""
     elements = node.elements("server_list")
     if elements is None:
@@ -48,9 +48,11 @@ def read_servers(node: Node, form: Form) -> list[PlacedServer]:
     if count is not None and (isinstance(count.value, bool) or str(count.value) != str(len(elements))):
         count.refuse("server-count", f'must be "{len(elements)}", the number of servers in server_list')
     if not elements:
-        Node([], f"{node.place}.server_list".lstrip("."), node.problems).refuse("empty-list", "must contain a server")
+        Node([], f"{node.json_path}.server_list".lstrip("."), node.problems).refuse(
+            "empty-list", "must contain a server"
+        )
     parsed = [_read_server(element, form) for element in elements]
-    return [placed for placed in parsed if placed is not None]
+    return [located for located in parsed if located is not None]
 
 
 def read_device(node: Node, form: Form, rank_id: str | None = None) -> TableDevice | None:
@@ -77,7 +79,7 @@ def text_of(document: Mapping[str, object]) -> str:
     return json.dumps(document, indent=4) + "\n"
 
 
-def _read_server(node: Node, form: Form) -> PlacedServer | None:
+def _read_server(node: Node, form: Form) -> LocatedServer | None:
     server_id = node.text("server_id", form.server_id)
     server_ip = node.text("server_ip", address) if form.server_ip else None
     extras = {key: node.optional_text(key, _SERVER_CHECKS[key]) for key in form.server_keys}
@@ -96,7 +98,7 @@ def _read_server(node: Node, form: Form) -> PlacedServer | None:
         container_ip=container_ip,
         pod_name=extras.get("pod_name"),
     )
-    return PlacedServer(server, node.place)
+    return LocatedServer(server, node.json_path)
 
 
 def _read_devices(node: Node, form: Form) -> tuple[TableDevice, ...] | None:
@@ -104,7 +106,7 @@ def _read_devices(node: Node, form: Form) -> tuple[TableDevice, ...] | None:
     if elements is None:
         return None
     if not elements:
-        Node([], f"{node.place}.device", node.problems).refuse("empty-list", "must contain a device, or be absent")
+        Node([], f"{node.json_path}.device", node.problems).refuse("empty-list", "must contain a device, or be absent")
         return None
     parsed = [read_device(element, form) for element in elements]
     devices = tuple(device for device in parsed if device is not None)

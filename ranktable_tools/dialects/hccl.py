@@ -13,7 +13,7 @@ from ranktable_tools.dialects.super_pods import read_super_pods, super_pod_list
 from ranktable_tools.document import Node
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.fields import completed, exactly, number_up_to, short_identity
-from ranktable_tools.reading import PlacedInstance, TableReading
+from ranktable_tools.reading import LocatedInstance, TableReading
 from ranktable_tools.tables import Table, TableServer
 
 MAX_SUPER_DEVICE_ID = 2**30
@@ -44,7 +44,7 @@ def _reading(root: Node, version: str, form: Form) -> TableReading:
     servers = read_servers(root, form)
     if version == "1.2":
         servers = read_super_pods(root, servers)
-    instances = (PlacedInstance(None, tuple(servers), ""),) if servers else ()
+    instances = (LocatedInstance(None, tuple(servers), ""),) if servers else ()
     return TableReading(f"hccl-{version}", "instance", (), instances)
 
 

@@ -17,7 +17,7 @@ from ranktable_tools.dialects.structure import (
 )
 from ranktable_tools.document import Node
 from ranktable_tools.fields import completed, exactly
-from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.reading import LocatedInstance, LocatedServer, TableReading
 from ranktable_tools.tables import InstanceRole
 
 _FORM = Form(server_keys=("server_port", "pod_name", "host_ip", "container_ip"), device_keys=("device_port",))
@@ -33,7 +33,7 @@ def role_of(number: int, num_prefill: int | None) -> InstanceRole | None:
 def check_num_prefill(root: Node, options: ReadOptions, num_instances: int) -> None:
     """Record a problem if `num_prefill` leaves no decode instance."""
     if options.num_prefill is not None and not root.problems and options.num_prefill >= num_instances:
-        node = Node(num_instances, root.place, root.problems)
+        node = Node(num_instances, root.json_path, root.problems)
         advice = f"--num-prefill is {options.num_prefill}: it must leave a decode instance"
         node.report("num-prefill", f"has {num_instances} instances", advice)
 
@@ -52,22 +52,22 @@ def _read_merged(root: Node, options: ReadOptions) -> TableReading:
     return TableReading("omni-merged", "cluster", (), instances)
 
 
-def _read_groups(root: Node) -> list[tuple[str, list[PlacedServer]]]:
+def _read_groups(root: Node) -> list[tuple[str, list[LocatedServer]]]:
     root.text("version", exactly("1.0", "bad-version", 'must be "1.0"'))
     root.text("status", completed)
     read = []
     for number, node in enumerate(root.elements("server_group_list") or []):
         advice = f'must be "{number}": groups count from 0, in order'
         node.text("group_id", exactly(str(number), "group-id", advice))
-        read.append((node.place, read_servers(node, _FORM)))
+        read.append((node.json_path, read_servers(node, _FORM)))
     return read
 
 
-def _instances(groups_read: list[tuple[str, list[PlacedServer]]], options: ReadOptions) -> tuple[PlacedInstance, ...]:
+def _instances(groups_read: list[tuple[str, list[LocatedServer]]], options: ReadOptions) -> tuple[LocatedInstance, ...]:
     return tuple(
-        PlacedInstance(role_of(number, options.num_prefill), tuple(placed), place)
-        for number, (place, placed) in enumerate(groups_read)
-        if placed
+        LocatedInstance(role_of(number, options.num_prefill), tuple(located), json_path)
+        for number, (json_path, located) in enumerate(groups_read)
+        if located
     )
 
 

@@ -16,7 +16,7 @@ from ranktable_tools.dialects.super_pods import read_super_pods
 from ranktable_tools.document import MAX_ELEMENTS, Node, ValueFault
 from ranktable_tools.fields import PORT_ADVICE, completed, number_up_to
 from ranktable_tools.ports import parse_port
-from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.reading import LocatedInstance, LocatedServer, TableReading
 
 MAX_GROUPS = 98
 MAX_COORDINATORS = 2
@@ -35,23 +35,23 @@ def _read(root: Node, options: ReadOptions) -> TableReading:
         "version", lambda text: None if text in ("1.0", "1.2") else ValueFault("bad-version", 'must be "1.0" or "1.2"')
     )
     root.text("status", completed)
-    schedulers: list[PlacedServer] = []
-    instances: list[list[PlacedServer]] = []
+    schedulers: list[LocatedServer] = []
+    instances: list[list[LocatedServer]] = []
     notes: list[str] = []
     for number, node in enumerate(_groups(root)):
         group_id = node.text("group_id", number_up_to(MAX_GROUPS - 1))
-        placed = read_servers(node, _FORM)
+        located = read_servers(node, _FORM)
         _check_ports(node)
         if group_id == "0":
-            schedulers += placed
+            schedulers += located
         elif group_id == "1":
-            _refuse_devices(node, placed)
-            notes += [f"{entry.place}: the controller {entry.server.server_ip} is ignored" for entry in placed]
+            _refuse_devices(node, located)
+            notes += [f"{entry.json_path}: the controller {entry.server.server_ip} is ignored" for entry in located]
         elif group_id is not None:
-            instances += _instances(node, placed)
+            instances += _instances(node, located)
         _check_first_groups(node, number, group_id)
     check_num_prefill(root, options, len(instances))
-    return TableReading("mindie", "cluster", tuple(schedulers), _placed(instances, options), tuple(notes))
+    return TableReading("mindie", "cluster", tuple(schedulers), _located(instances, options), tuple(notes))
 
 
 def _groups(root: Node) -> list[Node]:
@@ -62,28 +62,28 @@ def _groups(root: Node) -> list[Node]:
     return elements
 
 
-def _placed(instances: Sequence[list[PlacedServer]], options: ReadOptions) -> tuple[PlacedInstance, ...]:
+def _located(instances: Sequence[list[LocatedServer]], options: ReadOptions) -> tuple[LocatedInstance, ...]:
     return tuple(
-        PlacedInstance(role_of(number, options.num_prefill), tuple(servers), servers[0].place)
+        LocatedInstance(role_of(number, options.num_prefill), tuple(servers), servers[0].json_path)
         for number, servers in enumerate(instances)
     )
 
 
-def _instances(node: Node, servers: list[PlacedServer]) -> list[list[PlacedServer]]:
-    placed = read_super_pods(node, servers) if node.has("super_pod_list") else servers
-    ranks = [[device.rank_id for device in server.server.devices] for server in placed]
+def _instances(node: Node, servers: list[LocatedServer]) -> list[list[LocatedServer]]:
+    located = read_super_pods(node, servers) if node.has("super_pod_list") else servers
+    ranks = [[device.rank_id for device in server.server.devices] for server in located]
     if all(sorted(of_server, key=int) == [str(rank) for rank in range(len(of_server))] for of_server in ranks):
-        return [[server] for server in placed]
-    return [placed]
+        return [[server] for server in located]
+    return [located]
 
 
-def _refuse_devices(node: Node, controllers: Sequence[PlacedServer]) -> None:
+def _refuse_devices(node: Node, controllers: Sequence[LocatedServer]) -> None:
     """Reject a controller with devices: such a table is another dialect's, and its instances would be lost."""
     for entry in controllers:
         ids = entry.server.device_ids
         if ids:
             advice = "must be absent: the controller has no device (is this table MindIE's?)"
-            Node(ids, f"{entry.place}.device", node.problems).refuse("scheduler-device", advice)
+            Node(ids, f"{entry.json_path}.device", node.problems).refuse("scheduler-device", advice)
 
 
 def _check_ports(node: Node) -> None:
@@ -93,15 +93,15 @@ def _check_ports(node: Node) -> None:
         for key in _PORTS if isinstance(server, dict) else ():
             value = server.get(key, "1")
             if isinstance(value, bool) or parse_port(str(value)) is None:
-                place = f"{node.place}.server_list[{number}].{key}"
-                Node(value, place, node.problems).refuse("bad-port", PORT_ADVICE)
+                json_path = f"{node.json_path}.server_list[{number}].{key}"
+                Node(value, json_path, node.problems).refuse("bad-port", PORT_ADVICE)
 
 
 def _check_first_groups(node: Node, number: int, group_id: str | None) -> None:
     wanted = str(number)
     if number < 2 and group_id not in (None, wanted):
-        place = Node(group_id, f"{node.place}.group_id", node.problems)
-        place.refuse("group-id", f'must be "{wanted}": the groups start with 0 (coordinators) and 1 (controller)')
+        found = Node(group_id, f"{node.json_path}.group_id", node.problems)
+        found.refuse("group-id", f'must be "{wanted}": the groups start with 0 (coordinators) and 1 (controller)')
 
 
 def _matches(document: Document) -> bool:

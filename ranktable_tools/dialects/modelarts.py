@@ -16,7 +16,7 @@ from ranktable_tools.dialects.structure import (
 from ranktable_tools.document import Node, ValueFault, shown
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.fields import completed, exactly
-from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.reading import LocatedInstance, LocatedServer, TableReading
 from ranktable_tools.tables import GlobalTable, InstanceRole, LocalTable, Table, TableInstance, TablePart, TableServer
 
 _FORM = Form(server_keys=("server_port",), device_keys=("device_port",))
@@ -64,14 +64,14 @@ def read_global(root: Node) -> TableReading:
     _check_head(root)
     groups = root.elements("server_group_list") or []
     expected = ["0", "1", "2"]
-    schedulers: list[PlacedServer] = []
-    instances: list[PlacedInstance] = []
+    schedulers: list[LocatedServer] = []
+    instances: list[LocatedInstance] = []
     for node in groups:
         group_id, servers = _read_group(node, expected)
         if group_id == "0":
             schedulers += servers
         elif group_id is not None:
-            instances += [PlacedInstance(_ROLES[group_id], (placed,), placed.place) for placed in servers]
+            instances += [LocatedInstance(_ROLES[group_id], (located,), located.json_path) for located in servers]
     return TableReading("modelarts", "cluster", tuple(schedulers), tuple(instances))
 
 
@@ -80,8 +80,8 @@ def read_local(root: Node) -> TableReading:
     _check_head(root)
     root.text("group_id", exactly("0", "local-group-id", 'must be "0" in a local table'))
     servers = tuple(read_servers(root, _FORM))
-    if any(placed.server.devices for placed in servers):
-        return TableReading("modelarts", "instance", (), (PlacedInstance(None, servers, ""),))
+    if any(located.server.devices for located in servers):
+        return TableReading("modelarts", "instance", (), (LocatedInstance(None, servers, ""),))
     return TableReading("modelarts", "instance", servers, ())
 
 
@@ -113,7 +113,7 @@ def _check_head(root: Node) -> None:
     root.text("status", completed)
 
 
-def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[PlacedServer]]:
+def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[LocatedServer]]:
     """Read one group; `expected` has the ids that may follow, in order, and is reduced accordingly."""
     group_id = node.text("group_id", lambda text: _unexpected(text, expected))
     servers = read_servers(node, _FORM)

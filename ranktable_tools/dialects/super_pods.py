@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from ranktable_tools.document import Node
 from ranktable_tools.fields import identity
-from ranktable_tools.reading import PlacedServer
+from ranktable_tools.reading import LocatedServer
 from ranktable_tools.tables import TableServer
 
 
-def read_super_pods(node: Node, servers: list[PlacedServer]) -> list[PlacedServer]:
+def read_super_pods(node: Node, servers: list[LocatedServer]) -> list[LocatedServer]:
     """Return the servers with their super pods from the list; each server must be in exactly one."""
     pod_by_server: dict[str, str] = {}
-    known = {placed.server.server_id for placed in servers}
+    known = {located.server.server_id for located in servers}
     # A server that could not be read is missing in `known`; its pod's entry is not reported for that.
-    above = f"{node.place}.server_list".lstrip(".")
-    has_all = not any(problem.place.startswith(above) for problem in node.problems)
+    above = f"{node.json_path}.server_list".lstrip(".")
+    has_all = not any(problem.json_path.startswith(above) for problem in node.problems)
     for pod in node.elements("super_pod_list") or []:
         pod_id = pod.text("super_pod_id", identity)
         for member in pod.elements("server_list") or []:
@@ -25,13 +25,13 @@ def read_super_pods(node: Node, servers: list[PlacedServer]) -> list[PlacedServe
             if server_id not in known and not has_all:
                 continue
             if server_id not in known:
-                unknown = Node(server_id, f"{member.place}.server_id", member.problems)
+                unknown = Node(server_id, f"{member.json_path}.server_id", member.problems)
                 unknown.refuse("super-pod-server", "must be the server_id of a server above")
             elif server_id in pod_by_server:
                 other = pod_by_server[server_id]
                 member.report("super-pod-twice", f'is server "{server_id}", in super pod {other} too', "keep it in one")
             pod_by_server.setdefault(server_id, pod_id)
-    return [_with_pod(placed, pod_by_server.get(placed.server.server_id), node) for placed in servers]
+    return [_with_pod(located, pod_by_server.get(located.server.server_id), node) for located in servers]
 
 
 def super_pod_list(servers: Iterable[TableServer]) -> list[dict[str, object]]:
@@ -43,9 +43,9 @@ def super_pod_list(servers: Iterable[TableServer]) -> list[dict[str, object]]:
     return [{"super_pod_id": pod_id, "server_list": listed} for pod_id, listed in members.items()]
 
 
-def _with_pod(placed: PlacedServer, pod_id: str | None, node: Node) -> PlacedServer:
+def _with_pod(located: LocatedServer, pod_id: str | None, node: Node) -> LocatedServer:
     if pod_id is None:
-        missing = Node(placed.server.server_id, f"{placed.place}.server_id", node.problems)
+        missing = Node(located.server.server_id, f"{located.json_path}.server_id", node.problems)
         missing.refuse("super-pod-missing", "must be in super_pod_list too")
-        return placed
-    return replace(placed, server=replace(placed.server, super_pod_id=pod_id))
+        return located
+    return replace(located, server=replace(located.server, super_pod_id=pod_id))

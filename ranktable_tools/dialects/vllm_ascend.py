@@ -11,7 +11,7 @@ from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
 from ranktable_tools.dialects.entries import Form, read_device
 from ranktable_tools.document import Node, ValueFault, shown
 from ranktable_tools.fields import address, completed, identity, number
-from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.reading import LocatedInstance, LocatedServer, TableReading
 from ranktable_tools.tables import InstanceRole, TableDevice, TableServer
 
 _FORM = Form(device_keys=("super_device_id",))
@@ -25,13 +25,13 @@ class _Entry:
     server_id: str
     super_pod_id: str | None
     device: TableDevice
-    place: str
+    json_path: str
 
 
 def _read(root: Node, options: ReadOptions) -> TableReading:
     root.text("version", lambda text: None if text in ("1.0", "1.2") else ValueFault("bad-version", 'must be "1.2"'))
     root.text("status", completed)
-    instances: list[PlacedInstance] = []
+    instances: list[LocatedInstance] = []
     cluster_ids: dict[str, str] = {}
     for role in _ROLES:
         entries = _read_entries(root, f"{role}_device_list", cluster_ids)
@@ -52,7 +52,7 @@ def _read_entries(root: Node, key: str, cluster_ids: dict[str, str]) -> list[_En
         _check_cluster_id(node, cluster_ids)
         device = read_device(node, _FORM, rank_id="0")
         if server_id is not None and device is not None:
-            entries.append(_Entry(server_id, super_pod_id, device, node.place))
+            entries.append(_Entry(server_id, super_pod_id, device, node.json_path))
     return entries
 
 
@@ -61,7 +61,7 @@ def _check_cluster_id(node: Node, place_by_id: dict[str, str]) -> None:
     cluster_id = node.optional_text("cluster_id", number)
     if cluster_id is None:
         return
-    here = f"{node.place}.cluster_id"
+    here = f"{node.json_path}.cluster_id"
     first = place_by_id.setdefault(cluster_id, here)
     if first != here:
         found, advice = f"is {shown(cluster_id)}, as {first} is", "give each device its own, counted from 1"
@@ -77,25 +77,25 @@ def _cut(root: Node, key: str, entries: Sequence[_Entry], size: int | None) -> l
     return [list(entries[start : start + size]) for start in range(0, len(entries), size)]
 
 
-def _instance(role: InstanceRole, entries: Sequence[_Entry]) -> PlacedInstance:
+def _instance(role: InstanceRole, entries: Sequence[_Entry]) -> LocatedInstance:
     ranked = [replace(entry, device=replace(entry.device, rank_id=str(rank))) for rank, entry in enumerate(entries)]
     servers = []
     for server_id, members in groupby(ranked, key=lambda entry: entry.server_id):
         found = list(members)
         devices = tuple(entry.device for entry in found)
         server = TableServer(server_id, server_id, devices, super_pod_id=found[0].super_pod_id)
-        servers.append(PlacedServer(server, found[0].place, tuple(entry.place for entry in found)))
-    return PlacedInstance(role, tuple(servers), entries[0].place)
+        servers.append(LocatedServer(server, found[0].json_path, tuple(entry.json_path for entry in found)))
+    return LocatedInstance(role, tuple(servers), entries[0].json_path)
 
 
-def _check_server_count(root: Node, instances: Sequence[PlacedInstance]) -> None:
+def _check_server_count(root: Node, instances: Sequence[LocatedInstance]) -> None:
     count = root.child("server_count", "write the number of servers") if not root.problems else None
-    servers = {placed.server.server_id for instance in instances for placed in instance.servers}
+    servers = {located.server.server_id for instance in instances for located in instance.servers}
     if count is not None and (isinstance(count.value, bool) or str(count.value) != str(len(servers))):
         count.refuse("server-count", f'must be "{len(servers)}", the number of servers named in the lists')
 
 
-def _notes(options: ReadOptions, instances: Sequence[PlacedInstance]) -> tuple[str, ...]:
+def _notes(options: ReadOptions, instances: Sequence[LocatedInstance]) -> tuple[str, ...]:
     if options.devices_per_instance is not None or not instances:
         return ()
     return (

@@ -33,6 +33,8 @@ def errors(reading: TableReading, options: RuleOptions = RuleOptions(), known: S
 
 def _follows(problem: Problem, known: Problem) -> bool:
     longer, shorter = (
-        (problem.place, known.place) if len(problem.place) > len(known.place) else (known.place, problem.place)
+        (problem.json_path, known.json_path)
+        if len(problem.json_path) > len(known.json_path)
+        else (known.json_path, problem.json_path)
     )
     return longer.startswith(shorter) and longer[len(shorter) : len(shorter) + 1] in ("", ".", "[")

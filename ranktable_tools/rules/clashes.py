@@ -12,7 +12,7 @@ class Claim:
 
     value: str
     host: str
-    place: str
+    json_path: str
     owner: int = 0
 
 

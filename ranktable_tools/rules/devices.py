@@ -14,98 +14,98 @@ _ONCE = "A device_id can be used only once in prefill server and decode server."
 
 
 def _scheduler_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    for placed in reading.schedulers:
-        ids = placed.server.device_ids
+    for located in reading.schedulers:
+        ids = located.server.device_ids
         if ids:
             advice = "must be absent: the scheduler has no device"
-            yield Problem("scheduler-device", f"{placed.place}.device", ids, f"is {shown(ids)}", advice)
+            yield Problem("scheduler-device", f"{located.json_path}.device", ids, f"is {shown(ids)}", advice)
 
 
 def _no_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    for placed in reading.instance_servers:
-        if not placed.server.devices:
+    for located in reading.instance_servers:
+        if not located.server.devices:
             advice = "list the devices of this instance"
-            yield Problem("no-device", f"{placed.place}.device", None, "is missing", advice)
+            yield Problem("no-device", f"{located.json_path}.device", None, "is missing", advice)
 
 
 def _ranks(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
-        ranks = [device.rank_id for _, device in instance.placed_devices]
+        ranks = [device.rank_id for _, device in instance.located_devices]
         wanted = [str(rank) for rank in range(len(ranks))]
         if sorted(ranks, key=int) != wanted:
-            alone = instance.place == instance.servers[0].place
-            place = f"{instance.place}.device" if alone else instance.place or "server_list"
+            alone = instance.json_path == instance.servers[0].json_path
+            json_path = f"{instance.json_path}.device" if alone else instance.json_path or "server_list"
             advice = f"must be {_list(wanted)}: from 0, without a gap, each once"
-            yield Problem("rank-id", place, ranks, f"has the rank_ids {_list(ranks)}", advice)
+            yield Problem("rank-id", json_path, ranks, f"has the rank_ids {_list(ranks)}", advice)
 
 
 def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     claims = [
-        Claim(device.device_id, placed.server.server_ip, f"{place}.device_id", owner)
+        Claim(device.device_id, located.server.server_ip, f"{json_path}.device_id", owner)
         for owner, instance in enumerate(reading.instances)
-        for placed in instance.servers
-        for place, device in placed.placed_devices
+        for located in instance.servers
+        for json_path, device in located.located_devices
     ]
     for claim, first in clashes(claims):
         if options.share_devices and claim.owner != first.owner:
             continue
-        found = f"is {shown(claim.value)} on {claim.host}, which {first.place} uses already"
-        yield Problem("device-twice", claim.place, claim.value, found, _ONCE)
+        found = f"is {shown(claim.value)} on {claim.host}, which {first.json_path} uses already"
+        yield Problem("device-twice", claim.json_path, claim.value, found, _ONCE)
 
 
 def _twins(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Check instances with the same devices, possible only with shared devices: else `_device_twice` reports them."""
     claims = [
-        Claim(f"{placed.server.device_ids} {placed.server.server_port}", placed.server.server_ip, placed.place)
-        for placed in reading.instance_servers
+        Claim(f"{located.server.device_ids} {located.server.server_port}", located.server.server_ip, located.json_path)
+        for located in reading.instance_servers
     ]
     for claim, first in clashes(claims) if options.share_devices and reading.kind == "cluster" else ():
-        found = f"has the host, devices and port of {first.place}"
+        found = f"has the host, devices and port of {first.json_path}"
         advice = "give both a server_port, so that their local tables differ"
-        yield Problem("same-entry", claim.place, None, found, advice)
+        yield Problem("same-entry", claim.json_path, None, found, advice)
 
 
 def _device_ip_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     hosts = HostComparer()
     seen: dict[str, tuple[str, str, str]] = {}
-    for placed in reading.instance_servers:
-        host = placed.server.server_ip
-        for place, device in placed.placed_devices:
+    for located in reading.instance_servers:
+        host = located.server.server_ip
+        for json_path, device in located.located_devices:
             address, key = device.device_ip, (host, device.device_id)
             if address is None:
                 continue
-            first = seen.setdefault(address, (*key, place))
+            first = seen.setdefault(address, (*key, json_path))
             if first[:2] != key and not hosts.same(address, host):
                 found = f"is {shown(address)}, as {first[2]} is"
                 advice = "each device needs its own address (only the host's address, on CPU and GPU, may repeat)"
-                yield Problem("device-ip-twice", f"{place}.device_ip", address, found, advice)
+                yield Problem("device-ip-twice", f"{json_path}.device_ip", address, found, advice)
 
 
 def _device_names(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Require addresses: the device network has no names. A device with its host's address may use the host's name."""
-    for placed in reading.instance_servers:
-        own = canonical(placed.server.server_ip) if reading.dialect == "modelarts" else None
-        for place, device in placed.placed_devices:
+    for located in reading.instance_servers:
+        own = canonical(located.server.server_ip) if reading.dialect == "modelarts" else None
+        for json_path, device in located.located_devices:
             named = {"device_ip": device.device_ip, "backup_device_ip": device.backup_device_ip}
             for key, text in named.items():
                 if text is not None and not is_address(text) and (key != "device_ip" or canonical(text) != own):
                     found = f"is {shown(text)}, a host name"
                     advice = "write the device's numeric address"
-                    yield Problem("device-name", f"{place}.{key}", text, found, advice)
+                    yield Problem("device-name", f"{json_path}.{key}", text, found, advice)
 
 
 def _mixed_families(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
         first: tuple[int, str] | None = None
-        for place, device in instance.placed_devices:
+        for json_path, device in instance.located_devices:
             family = _family(device.device_ip)
             if family is None:
                 continue
             if first is not None and family != first[0]:
                 found = f"is {shown(device.device_ip)}, IPv{family}, and that of {first[1]} is IPv{first[0]}"
                 advice = "the devices of one instance need addresses of one family"
-                yield Problem("device-ip-family", f"{place}.device_ip", device.device_ip, found, advice)
-            first = first or (family, place)
+                yield Problem("device-ip-family", f"{json_path}.device_ip", device.device_ip, found, advice)
+            first = first or (family, json_path)
 
 
 def _family(text: str | None) -> int | None:

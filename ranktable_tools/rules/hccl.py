@@ -9,40 +9,40 @@ from ranktable_tools.rules.rule import Rule, RuleOptions
 
 def _server_id_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     seen: dict[str, str] = {}
-    for placed in reading.servers if _is_hccl(reading) else ():
-        server_id = placed.server.server_id
-        first = seen.setdefault(server_id, placed.place)
-        if first != placed.place:
+    for located in reading.servers if _is_hccl(reading) else ():
+        server_id = located.server.server_id
+        first = seen.setdefault(server_id, located.json_path)
+        if first != located.json_path:
             found = f"is {shown(server_id)}, which {first} has too"
             advice = "HCCL requires one entry per server: join their devices"
-            yield Problem("server-id-twice", f"{placed.place}.server_id", server_id, found, advice)
+            yield Problem("server-id-twice", f"{located.json_path}.server_id", server_id, found, advice)
 
 
 def _device_ip_missing(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     servers = list(reading.servers) if _is_hccl(reading) else []
-    for placed in servers if len(servers) > 1 else ():
-        for place, device in placed.placed_devices:
+    for located in servers if len(servers) > 1 else ():
+        for json_path, device in located.located_devices:
             if device.device_ip is None:
                 advice = f"write the device's address: the table has {len(servers)} servers"
-                yield Problem("no-device-ip", f"{place}.device_ip", None, "is missing", advice)
+                yield Problem("no-device-ip", f"{json_path}.device_ip", None, "is missing", advice)
 
 
 def _no_super_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    for placed in reading.instance_servers if reading.dialect == "hccl-1.2" else ():
-        for place, device in placed.placed_devices:
+    for located in reading.instance_servers if reading.dialect == "hccl-1.2" else ():
+        for json_path, device in located.located_devices:
             if device.super_device_id is None:
-                here = f"{place}.super_device_id"
+                here = f"{json_path}.super_device_id"
                 yield Problem("no-super-device", here, None, "is missing", "write the device's id in its super pod")
 
 
 def _super_device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     seen: dict[tuple[str | None, str], str] = {}
-    for placed in reading.instance_servers:
-        for place, device in placed.placed_devices:
-            here, super_id = f"{place}.super_device_id", device.super_device_id
+    for located in reading.instance_servers:
+        for json_path, device in located.located_devices:
+            here, super_id = f"{json_path}.super_device_id", device.super_device_id
             if super_id is None:
                 continue
-            first = seen.setdefault((placed.server.super_pod_id, super_id), here)
+            first = seen.setdefault((located.server.super_pod_id, super_id), here)
             if first != here:
                 found, advice = (
                     f"is {shown(super_id)}, as {first} is",
@@ -54,11 +54,13 @@ def _super_device_twice(reading: TableReading, options: RuleOptions) -> Iterator
 def _pods_apart(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     done: set[str] = set()
     last: str | None = None
-    for placed in reading.instance_servers if reading.dialect == "hccl-1.2" else ():
-        pod = placed.server.super_pod_id
+    for located in reading.instance_servers if reading.dialect == "hccl-1.2" else ():
+        pod = located.server.super_pod_id
         if pod is not None and pod != last and pod in done:
             found = f"is of super pod {pod}, with servers of another pod in between"
-            yield Problem("super-pod-apart", placed.place, pod, found, "list the servers of one super pod together")
+            yield Problem(
+                "super-pod-apart", located.json_path, pod, found, "list the servers of one super pod together"
+            )
         if pod is not None:
             done.add(pod)
         last = pod

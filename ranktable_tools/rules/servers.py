@@ -15,62 +15,62 @@ _MAX_SCHEDULERS = {"mindie": MAX_COORDINATORS}
 def _schedulers(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     limit, found = _MAX_SCHEDULERS.get(reading.dialect, 1), len(reading.schedulers)
     if found > limit:
-        place = reading.schedulers[0].place.rpartition(".")[0] or "server_list"
+        json_path = reading.schedulers[0].json_path.rpartition(".")[0] or "server_list"
         advice = f"must have {'at most ' if limit > 1 else ''}{limit}"
-        yield Problem("scheduler-count", place, found, f"has {found} schedulers", advice)
+        yield Problem("scheduler-count", json_path, found, f"has {found} schedulers", advice)
 
 
 def _port_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     claims = [
-        Claim(str(placed.server.server_port), placed.server.server_ip, f"{placed.place}.server_port")
-        for placed in reading.servers
-        if placed.server.server_port is not None
+        Claim(str(located.server.server_port), located.server.server_ip, f"{located.json_path}.server_port")
+        for located in reading.servers
+        if located.server.server_port is not None
     ]
     for claim, first in clashes(claims):
-        found = f"is {shown(claim.value)} on {claim.host}, which {first.place} uses already"
-        yield Problem("port-twice", claim.place, claim.value, found, "give each instance of a host its own port")
+        found = f"is {shown(claim.value)} on {claim.host}, which {first.json_path} uses already"
+        yield Problem("port-twice", claim.json_path, claim.value, found, "give each instance of a host its own port")
 
 
 def _loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Report loopback addresses: other hosts would reach themselves. Allowed if all entries are this machine."""
-    servers = [(placed.place, placed.server) for placed in reading.servers]
-    local = [(place, server) for place, server in servers if _is_loopback(server.server_ip)]
+    servers = [(located.json_path, located.server) for located in reading.servers]
+    local = [(json_path, server) for json_path, server in servers if _is_loopback(server.server_ip)]
     others = [server.server_ip for _, server in servers if not _is_loopback(server.server_ip)]
     hosts = HostComparer()
     other = next((host for host in dict.fromkeys(others) if local and not hosts.same("localhost", host)), None)
     if other is None:
         return
-    for place, server in local:
+    for json_path, server in local:
         found = f"is {shown(server.server_ip)}, and the table also has {other}"
         advice = "write the address at which others reach this host"
-        yield Problem("loopback", f"{place}.server_ip", server.server_ip, found, advice)
+        yield Problem("loopback", f"{json_path}.server_ip", server.server_ip, found, advice)
 
 
 def _loopback_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    several = len({canonical(placed.server.server_ip) for placed in reading.servers}) > 1
-    for placed in reading.instance_servers if several else ():
-        if _is_loopback(placed.server.server_ip):
+    several = len({canonical(located.server.server_ip) for located in reading.servers}) > 1
+    for located in reading.instance_servers if several else ():
+        if _is_loopback(located.server.server_ip):
             continue
-        for place, device in placed.placed_devices:
+        for json_path, device in located.located_devices:
             if device.device_ip is not None and _is_loopback(device.device_ip) and is_address(device.device_ip):
-                found = f"is {shown(device.device_ip)} on {placed.server.server_ip}"
+                found = f"is {shown(device.device_ip)} on {located.server.server_ip}"
                 advice = "write the device's own address, or the host's if it has none"
-                yield Problem("loopback-device", f"{place}.device_ip", device.device_ip, found, advice)
+                yield Problem("loopback-device", f"{json_path}.device_ip", device.device_ip, found, advice)
 
 
 def _unequal_sizes(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    sizes = [len(list(instance.placed_devices)) for instance in reading.instances]
+    sizes = [len(list(instance.located_devices)) for instance in reading.instances]
     for instance, size in zip(reading.instances, sizes, strict=True):
         if size and sizes[0] and size != sizes[0]:
-            first = reading.instances[0].place
+            first = reading.instances[0].json_path
             found = f"has {size} device{'s' if size != 1 else ''}, and {first} has {sizes[0]}"
-            yield Problem("unequal-tensor-parallel", instance.place, size, found, _size_advice(reading))
+            yield Problem("unequal-tensor-parallel", instance.json_path, size, found, _size_advice(reading))
             return
 
 
 def _size_advice(reading: TableReading) -> str:
     prefill, decode = (
-        {len(list(one.placed_devices)) for one in reading.instances if one.role == role}
+        {len(list(one.located_devices)) for one in reading.instances if one.role == role}
         for role in ("prefill", "decode")
     )
     if len(prefill) > 1:
@@ -88,7 +88,7 @@ def _over_hosts(reading: TableReading, options: RuleOptions) -> Iterator[Problem
             found = f"has {len(instance.servers)} servers"
             advice = "pdserve cannot start an instance over several servers; the table is for other tools"
             yield Problem(
-                "instance-over-servers", instance.place or "server_list", len(instance.servers), found, advice
+                "instance-over-servers", instance.json_path or "server_list", len(instance.servers), found, advice
             )
 
 

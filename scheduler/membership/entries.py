@@ -67,7 +67,7 @@ class Entries:
             port = _port(before, instance)
             if port is None:
                 left_out.append(
-                    f"{instance.role} instance on {instance.server.server_ip} is left out: {instance.place} of the "
+                    f"{instance.role} instance on {instance.server.server_ip} is left out: {instance.json_path} of the "
                     "global table has no server_port, and NODE_PORTS is for the instances of the start"
                 )
             else:

@@ -228,8 +228,10 @@ def test_a_local_table_of_other_tools_may_have_several_servers(save: Save) -> No
 def test_the_guides_scheduler_and_instances_have_their_places(save: Save) -> None:
     reading = read_table(save("t.json", modelarts())).reading
 
-    assert [placed.place for placed in reading.servers] == [f"server_group_list[{i}].server_list[0]" for i in range(3)]
-    assert [place for place, _ in reading.instances[1].placed_devices] == [
+    assert [located.json_path for located in reading.servers] == [
+        f"server_group_list[{i}].server_list[0]" for i in range(3)
+    ]
+    assert [json_path for json_path, _ in reading.instances[1].located_devices] == [
         "server_group_list[2].server_list[0].device[0]",
         "server_group_list[2].server_list[0].device[1]",
     ]
