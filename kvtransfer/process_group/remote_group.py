@@ -41,7 +41,7 @@ _log = EventLogger("kvtransfer")
 PROGRAM = "kvtransfer.process_group.child"
 _POLL_S = 0.5
 _SEND_S = 5.0
-_REST_S = 1.0
+_REST_S = 5.0
 """For the rest of a message of the peer."""
 _LEAVE_S = 2.0
 """For a killed process to end; it keeps its group and staging if it does not."""
