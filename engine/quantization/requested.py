@@ -39,6 +39,4 @@ def _width(part: Any) -> str:
 def _is_int8_with_inputs(config: QuantizationConfig) -> bool:
     """Whether all weights and inputs are int8: W8A8, called smoothquant in the guide."""
     parts = [group.get(key) for group in compressed_groups(config) for key in ("weights", "input_activations")]
-    return bool(parts) and all(
-        part and (part.get("type", "int"), part.get("num_bits", 8)) == ("int", 8) for part in parts
-    )
+    return {_width(part) for part in parts} == {"int8"}

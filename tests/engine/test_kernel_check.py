@@ -35,6 +35,11 @@ _LLAMA = LlamaConfig(
 MODULES = {"config": json.loads(_LLAMA.to_json_string(use_diff=False)), "dtype": "float32"}
 
 
+@pytest.fixture(autouse=True)
+def children_find_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
 class Checked:
     """A check by the fake child; `here` counts the checks in this process."""
 

@@ -97,6 +97,11 @@ def test_older_places_of_the_config_are_read(tmp_path: Path) -> None:
         (fp8(None).config, "smoothquant", r"smoothquant means int8 .*but .* says float-quantized with float8 weights"),
         (packed(4, 16).config, "smoothquant", r"says pack-quantized with int4 weights and unquantised inputs"),
         (packed(8, 16).config, "smoothquant", r"smoothquant means int8 weights and inputs"),
+        (
+            {**w8a8("channel").config, "config_groups": {"group_0": {"weights": "int8"}}},
+            "smoothquant",
+            r"smoothquant means int8 .*with unquantised weights and unquantised inputs",
+        ),
     ],
 )
 def test_a_flag_that_contradicts_the_checkpoint_names_both(

@@ -38,7 +38,7 @@ class _ScriptedTable:
 class _Rig:
     def __init__(self, log: Path) -> None:
         self.now = 0.0
-        self.handle = ScriptedHandle(placement=placement("node-1", "10.0.0.2", 21, "0"))
+        self.handle = ScriptedHandle(place=placement("node-1", "10.0.0.2", 21, "0"))
         self.cluster_table = _ScriptedTable()
         self.log = log
         log.touch()
