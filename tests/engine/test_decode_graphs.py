@@ -321,7 +321,7 @@ def test_graphs_smaller_than_one_that_did_not_fit_are_captured(tmp_path: Path) -
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."), (11, 6)),
     ],
 )
-def test_after_a_plan_that_fails_nothing_is_replayed_unless_memory_was_short(
+def test_a_failed_plan_ends_replays_unless_memory_was_short(
     error: Exception, expected: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     path, device, prompts, plans = make_tiny_model("llama", tmp_path), CapturingDevice(), prompts_of((9, 20)), [0]
@@ -347,7 +347,7 @@ class OneWidth(CudaAttention):
         return (most,)
 
 
-def test_graphs_have_sizes_8_apart_or_powers_of_two_if_those_are_too_many() -> None:
+def test_graph_sizes_are_8_apart_or_powers_of_two_if_too_many() -> None:
     def sizes(most_rows: int) -> list[int]:
         shapes = graph_shapes(OneWidth(), most_rows, 5, 16)
         assert {width for _, width in shapes} == {5}

@@ -91,7 +91,7 @@ def test_no_host_waits_from_a_launch_to_its_collect(two: ShardedModel) -> None:
     assert two.launch(behind((token,), ())).collect().token_ids == [after]
 
 
-def test_requests_of_every_kind_run_ahead_and_are_answered_as_on_the_cpu(two: ShardedModel, path: Path) -> None:
+def test_requests_of_every_kind_run_ahead_and_equal_the_cpus(two: ShardedModel, path: Path) -> None:
     core = EngineCore(two, max_num_seqs=16, max_num_batched_tokens=64, prefill_chunk_size=24)
     with late_downloads():
         for state in every_sort():

@@ -100,7 +100,7 @@ def test_a_slow_set_up_is_due_once_a_worse_transport_is_used() -> None:
     assert health.use("process_group") is Change.BACK
 
 
-def test_a_worse_transport_until_a_slow_set_up_is_ready_is_no_fallback() -> None:
+def test_a_worse_transport_during_a_slow_set_up_is_no_fallback() -> None:
     health = Health(NAMES)
 
     health.wait_for("shm", "process_group", 5.0)

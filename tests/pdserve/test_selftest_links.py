@@ -125,7 +125,7 @@ def test_a_ticket_outlives_the_slowest_set_up_of_a_link() -> None:
     assert min(lease_s, links._DEADLINE_S) > slowest_s
 
 
-def test_a_link_that_is_not_made_is_reported_before_its_peer_is_killed() -> None:
+def test_a_link_never_made_is_reported_before_its_peer_is_killed() -> None:
     class Unreachable:
         def call(self, request: dict[str, Any]) -> dict[str, Any]:
             endpoint = {"transport": "tcp", "address": "127.0.0.1:1"}
