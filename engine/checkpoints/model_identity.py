@@ -6,8 +6,9 @@ tokenizer: the tokenizer's files. The digest does not depend on how a checkpoint
 
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ _SAMPLE_BYTES = 64 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _DIGEST_DIGITS = 16
 _VOLATILE_KEYS = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
-_INDEX = "model.safetensors.index.json"
+_NAMES = ("model.safetensors", "model.safetensors.index.json")
+_MODELSLIM = re.compile(r"quant_model_weight[\w.-]*\.safetensors(\.index\.json)?", re.ASCII)
 _TOKENIZER_FILES = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
@@ -59,18 +61,24 @@ def stored_tensors(path: Path) -> list[StoredTensor]:
 
 def weight_files(path: Path) -> list[Path]:
     """Return the checkpoint's safetensors files. Raises ConfigError naming the missing ones."""
-    index = path / _INDEX
-    if (path / "model.safetensors").is_file() or not index.is_file():
-        files = [path / "model.safetensors"] if (path / "model.safetensors").is_file() else []
-    else:
-        weight_map = read_json(index).get("weight_map", {})
-        files = [path / Path(name).name for name in sorted(set(weight_map.values()))]
+    names = [file.name for file in path.glob("*.safetensors*") if file.is_file()]
+    name = modelslim_weights(names) or next((name for name in _NAMES if name in names), "")
+    if name.endswith(".safetensors"):
+        return [path / name]
+    weight_map = read_json(path / name).get("weight_map", {}) if name else {}
+    files = [path / Path(name).name for name in sorted(set(weight_map.values()))]
     if not files:
         raise ConfigError(f"{path} has no safetensors weights{_other_weights(path)}")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ConfigError(f"{index} names missing files: {', '.join(missing)}")
+        raise ConfigError(f"{path / name} names missing files: {', '.join(missing)}")
     return files
+
+
+def modelslim_weights(names: Iterable[str]) -> str | None:
+    """Return the weight file that ModelSlim wrote, or the index of several; None if there is none."""
+    found = sorted(name for name in names if _MODELSLIM.fullmatch(name))
+    return next((name for name in found if name.endswith(".json")), found[0] if found else None)
 
 
 def check_folder(path: Path) -> None:

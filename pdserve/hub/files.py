@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from engine.checkpoints.bin_files import BIN_INDEX, BIN_NAME
-from engine.checkpoints.model_identity import read_json
+from engine.checkpoints.model_identity import modelslim_weights, read_json
 from wire.errors import ConfigError
 
 CONFIG = "config.json"
 _SAFETENSORS, _SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
-_INDEX_OF = {_SAFETENSORS_INDEX: ".safetensors", BIN_INDEX: ".bin"}
 _SMALL = re.compile(
     r"[\w-][\w.-]*\.(?:json|jinja)|merges\.txt|vocab\.txt|tokenizer\.model|\d+_\w+/config\.json", re.ASCII
 )
@@ -28,8 +27,8 @@ def small_files(names: Iterable[str]) -> list[str]:
 
 def weight_file(name: str, names: Collection[str]) -> str:
     """Return the weight file, or the index of several. Raises ConfigError if there is neither."""
-    for file in (_SAFETENSORS, _SAFETENSORS_INDEX, BIN_NAME, BIN_INDEX):
-        if file in names:
+    for file in (modelslim_weights(names), _SAFETENSORS, _SAFETENSORS_INDEX, BIN_NAME, BIN_INDEX):
+        if file is not None and file in names:
             return file
     kinds = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
     others = sorted(file for file in names if file.endswith(kinds))
@@ -42,7 +41,7 @@ def shards(index: Path) -> list[str]:
     """Return the files that an index lists. Raises ConfigError for names that are not of files beside it."""
     weight_map = read_json(index).get("weight_map")
     values = weight_map.values() if isinstance(weight_map, dict) else ()
-    suffix = _INDEX_OF[index.name]
+    suffix = ".bin" if index.name == BIN_INDEX else ".safetensors"
     strange = next((v for v in values if not isinstance(v, str) or Path(v).name != v or not v.endswith(suffix)), None)
     if not values or strange is not None:
         raise ConfigError(f"{index}: its weight_map lists {strange!r}, not {suffix} files beside it")
@@ -51,7 +50,7 @@ def shards(index: Path) -> list[str]:
 
 def is_index(file: str) -> bool:
     """Return whether `weight_file` returned an index."""
-    return file in _INDEX_OF
+    return file.endswith(".index.json")
 
 
 def is_whole(folder: Path, *, weights: bool) -> bool:

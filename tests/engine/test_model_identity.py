@@ -52,16 +52,24 @@ def test_volatile_config_keys_and_key_order_do_not_matter(model: Path) -> None:
     assert identify(model, "m") == before
 
 
-def test_how_weights_are_split_into_files_does_not_matter(model: Path) -> None:
+@pytest.mark.parametrize("stem", ["model", "quant_model_weights", "quant_model_weight_w8a8"])
+def test_how_weights_are_split_into_files_does_not_matter(model: Path, stem: str) -> None:
     before = identify(model, "m")
 
     (model / "model.safetensors").unlink()
     for number, (name, data) in enumerate(_TENSORS.items()):
-        _write_safetensors(model / f"part-{number}.safetensors", {name: data})
-    weight_map = {name: f"part-{number}.safetensors" for number, name in enumerate(_TENSORS)}
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        _write_safetensors(model / f"{stem}-{number}.safetensors", {name: data})
+    weight_map = {name: f"{stem}-{number}.safetensors" for number, name in enumerate(_TENSORS)}
+    (model / f"{stem}.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     assert identify(model, "m") == before
+
+
+@pytest.mark.parametrize("name", ["quant_model_weights.safetensors", "quant_model_weight_w8a8.safetensors"])
+def test_modelslims_weights_precede_the_plain_ones(model: Path, name: str) -> None:
+    _write_safetensors(model / name, _TENSORS)
+
+    assert weight_files(model) == [model / name]
 
 
 @pytest.mark.parametrize("place", [0, 65535])

@@ -11,7 +11,7 @@ from wire.errors import ConfigError
     [
         "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
         "chat_template.jinja", "merges.txt", "vocab.txt", "vocab.json", "tokenizer.model", "quantize_config.json",
-        "1_Pooling/config.json",
+        "quant_model_description.json", "1_Pooling/config.json",
     ],
 )  # fmt: skip
 def test_small_files_that_a_server_reads_are_fetched(name: str) -> None:
@@ -41,6 +41,15 @@ def test_config_json_comes_last() -> None:
         (["pytorch_model.bin", "model.safetensors.index.json"], "model.safetensors.index.json"),
         (["pytorch_model.bin.index.json", "pytorch_model.bin"], "pytorch_model.bin"),
         (["pytorch_model.bin.index.json"], "pytorch_model.bin.index.json"),
+        (["quant_model_weight_w8a8.safetensors", "config.json"], "quant_model_weight_w8a8.safetensors"),
+        (
+            [
+                "quant_model_weights-00001-of-00002.safetensors",
+                "quant_model_weights-00002-of-00002.safetensors",
+                "quant_model_weights.safetensors.index.json",
+            ],
+            "quant_model_weights.safetensors.index.json",
+        ),
     ],
 )
 def test_safetensors_are_preferred_to_bin(names: list[str], taken: str) -> None:
