@@ -72,7 +72,8 @@ def read_network(
         weights = HeadlessWeights(plain.weights, prefix) if folder.is_headless else plain.weights
         keeper = make_keeper(plain, folder.quantization, kept_linears, f"{prefix}." if folder.is_headless else "")
         loaded = load_network(
-            folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard, device=device, keep=keeper
+            folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard, device=device, keep=keeper,
+            adds_biases=folder.quantization is not None and folder.quantization.adds_biases,
         )  # fmt: skip
     check_untried(loaded.network, dtype)
     note = kept_note(plain, folder.quantization, dtype, keeper)

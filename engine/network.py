@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from engine.added_biases import add_biases, check_biases
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.load_progress import LoadProgress
 from engine.checkpoints.materialise import DimensionRanges, cut_shape, materialise
@@ -41,17 +42,20 @@ class LoadedNetwork:
 
 def load_network(
     checkpoint: Checkpoint, weights: Weights, *, dtype: str, attention: str | None, shard: Shard | None = None,
-    device: torch.device | None = None, keep: Keep | None = None,
+    device: torch.device | None = None, keep: Keep | None = None, adds_biases: bool = False,
 ) -> LoadedNetwork:  # fmt: skip
     """Return the network with its weights in `dtype`. Raises ConfigError that names missing weights.
 
     `attention` names the implementation, None uses transformers' default; `shard` cuts it to one rank's part. Each
-    tensor moves to `device` when it is made, so the host never holds them all. `keep` needs a whole network.
+    tensor moves to `device` when it is made, so the host never holds them all. `keep` needs a whole network. With
+    `adds_biases`, layers get those of their biases that the network has no place for (engine/added_biases.py).
     """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # no table of missing weights: ours is one line
     device = device or torch.device("cpu")
     network = build_network(checkpoint, dtype=dtype, attention=attention)
+    if adds_biases:
+        add_biases(network, weights)
     sources = find_sources(network, weights)
     missing = _missing(network, sources.by_name)
     special = [*sources.converted, *ignored_missing(network, missing)]
@@ -62,9 +66,11 @@ def load_network(
                 f"{checkpoint.path}: {what} needs a conversion by transformers, and such a checkpoint cannot be cut "
                 "for several ranks: use --tensor-parallel-size 1"
             )
-        loaded = load_with_transformers(checkpoint, weights, dtype, attention)
+        loaded = load_with_transformers(checkpoint, weights, dtype, attention, adds_biases=adds_biases)
         return LoadedNetwork(loaded.to(device), f"weights loaded by transformers, which converts {what}")
     _check_complete(checkpoint, network, sources.by_name, weights, missing)
+    if adds_biases:
+        check_biases(sources.by_name, weights)
     _widen(network, dtype)
     cuts = {} if shard is None else shard(network)
     if keep is not None:
@@ -186,7 +192,9 @@ class _Lazy:
             return self._weights.read(self._name)
 
 
-def load_with_transformers(checkpoint: Checkpoint, weights: Weights, dtype: str, attention: str | None) -> Any:
+def load_with_transformers(
+    checkpoint: Checkpoint, weights: Weights, dtype: str, attention: str | None, *, adds_biases: bool = False
+) -> Any:  # fmt: skip
     """Return the whole network as loaded by transformers from `weights`. Raises ConfigError."""
     config, lock = copy.deepcopy(checkpoint.config), threading.Lock()
     if hasattr(config, "quantization_config"):
@@ -203,5 +211,7 @@ def load_with_transformers(checkpoint: Checkpoint, weights: Weights, dtype: str,
         if report[what]:
             names = sorted(str(key) for key in report[what])
             raise ConfigError(f"{checkpoint.path}: {len(names)} {what.replace('_', ' ')}, the first {names[0]}")
+    if adds_biases:
+        add_biases(network, weights)
     _take_generation_config(network, checkpoint)
     return network.eval()

@@ -81,7 +81,7 @@ def load_plain(model_dir: Path, dtype: str) -> Any:
     if layout is not None:  # transformers needs an extra package for each method
         with StoredWeights(model_dir) as stored:
             plain = plain_weights(stored, layout, dtype).weights
-            return load_with_transformers(checkpoint, plain, dtype, attention=None)
+            return load_with_transformers(checkpoint, plain, dtype, attention=None, adds_biases=layout.adds_biases)
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
             model_dir, config=checkpoint.config, dtype=getattr(torch, dtype), trust_remote_code=False,

@@ -47,7 +47,7 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
-QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "mxfp4", "gguf")
+QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "mxfp4", "modelslim", "ascend", "gguf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.added_biases import has_bias
 from engine.checkpoints.dtypes import read_cpu_flags
 from engine.fused.area import Area, SharedWeights
 from engine.fused.check import Disagreement, LayerCheck
@@ -90,6 +91,8 @@ def why_not(network: Any) -> str | None:
         return f"its activation is {config.hidden_act}"
     if config.rope_parameters.get("rope_type", "default") not in _ROPE_TYPES:
         return f"its rope type is {config.rope_parameters.get('rope_type')}"
+    if any(has_bias(norm) for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)):
+        return "its norms add biases"
     return _why_not_shapes(network)
 
 

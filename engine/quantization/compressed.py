@@ -43,6 +43,7 @@ class CompressedLayout:
     block: tuple[int, int] | None = None
     group_sizes: frozenset[int] = frozenset()
     int8_inputs: bool = False
+    adds_biases: bool = False
     companions: frozenset[str] = frozenset(
         {
             "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",

@@ -12,7 +12,8 @@ _SIDE_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }  # AutoGPTQ and AutoAWQ wrote these before the key existed
-_FOREIGN_FILES = ("quant_model_description*.json", "quant_model_weight*.safetensors")
+_DESCRIPTION = "quant_model_description*.json"
+_MODELSLIM = "modelslim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,11 @@ class QuantizationConfig:
 
 def read_quantization_config(path: Path) -> QuantizationConfig | None:
     """Return the quantisation config of the folder, None where it has none. Raises ConfigError."""
-    for pattern in _FOREIGN_FILES:
-        for file in sorted(path.glob(pattern)):
-            raise ConfigError(f"{file} is of Ascend's ModelSlim layout, which is not supported: use compressed-tensors")
+    described = sorted(path.glob(_DESCRIPTION))
+    if len(described) > 1:
+        raise ConfigError(f"{path} has several ModelSlim descriptions: {', '.join(file.name for file in described)}")
+    if described:
+        return QuantizationConfig(_MODELSLIM, read_json(described[0]), described[0])
     config = read_json(path / "config.json")
     for owner in (config, config.get("text_config")):
         for key in _KEYS:
@@ -61,7 +64,7 @@ def compressed_groups(config: QuantizationConfig) -> list[dict[str, Any]]:
 def _checked(values: Any, method: str | None, source: Path) -> QuantizationConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: its quantization config must be an object, not {type(values).__name__}")
-    named = values.get("quant_method", method)
+    named = values.get("quant_method", _MODELSLIM if "model_quant_type" in values else method)
     if not isinstance(named, str):
         raise ConfigError(f"{source}: its quantization config has no quant_method")
     return QuantizationConfig(named.lower(), values, source)

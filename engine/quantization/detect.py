@@ -12,6 +12,7 @@ from engine.quantization.fp8 import Fp8Layout
 from engine.quantization.gptq import SUPPORTED_BITS as GPTQ_BITS
 from engine.quantization.gptq import GptqLayout
 from engine.quantization.interface import Layout
+from engine.quantization.modelslim import read_modelslim
 from engine.quantization.mxfp4 import Mxfp4Layout
 from engine.quantization.requested import check_requested
 from wire.errors import ConfigError
@@ -104,4 +105,5 @@ _READERS: dict[str, Callable[[QuantizationConfig], Layout]] = {
     "compressed-tensors": read_compressed,
     "fp8": _read_fp8,
     "mxfp4": lambda config: Mxfp4Layout(),
+    "modelslim": read_modelslim,
 }

@@ -22,6 +22,7 @@ class Fp8Layout:
     name: str = "fp8"
     rounds_inputs: bool = True
     int8_inputs: bool = False
+    adds_biases: bool = False
     companions: frozenset[str] = frozenset({_MARK, "activation_scale", "input_scale"})
     dropped: frozenset[str] = frozenset()
 

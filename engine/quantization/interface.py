@@ -88,6 +88,11 @@ class Layout(Protocol):
         """Whether those inputs are symmetric int8 with dynamic scales."""
         ...
 
+    @property
+    def adds_biases(self) -> bool:
+        """Whether its checkpoints may have biases for which the network has no place (engine/added_biases.py)."""
+        ...
+
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
         """Yield plain tensors by name, detected by their stored parts. Raises ConfigError for shapes that disagree."""
         ...

@@ -6,6 +6,8 @@ from typing import Any
 from engine.quantization.config import QuantizationConfig, compressed_groups
 from wire.errors import ConfigError
 
+_METHODS = {"smoothquant": "compressed-tensors", "ascend": "modelslim"}  # of flags that are no method's name
+
 
 def check_requested(path: Path, requested: str, config: QuantizationConfig | None) -> None:
     """Raise ConfigError, with both values, if they differ. `config` is that of `path`, None if it has none."""
@@ -13,8 +15,7 @@ def check_requested(path: Path, requested: str, config: QuantizationConfig | Non
         raise ConfigError(
             f"--quantization {requested}, but {path} is not quantised: no quantization_config in config.json"
         )
-    method = "compressed-tensors" if requested == "smoothquant" else requested
-    if config.method != method:
+    if config.method != _METHODS.get(requested, requested):
         raise ConfigError(f"--quantization {requested}, but {config.source} says {config.method}")
     if requested == "smoothquant" and not _is_int8_with_inputs(config):
         raise ConfigError(

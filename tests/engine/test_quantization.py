@@ -1,5 +1,6 @@
 """Quantised tensors read as plain ones: each layout against plain arithmetic, by parts, and no more bytes than that."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,19 @@ from engine.quantization.detect import find_quantization
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.weights import DequantisingWeights
 from tests.engine.tiny_models import make_tiny_model
-from tests.engine.tiny_quantised import SCHEMES, Scheme, awq, gptq, packed, quantise_checkpoint, w8a8, words_of
+from tests.engine.tiny_quantised import (
+    MODELSLIM_STEP,
+    MODELSLIM_ZERO,
+    SCHEMES,
+    Scheme,
+    awq,
+    gptq,
+    modelslim,
+    packed,
+    quantise_checkpoint,
+    w8a8,
+    words_of,
+)
 from wire.errors import ConfigError
 
 _DOWN = "model.layers.0.mlp.down_proj.weight"  # [64, 96]
@@ -92,6 +105,68 @@ def test_a_part_equals_the_slice_of_the_whole(scheme: Scheme, llama: Path) -> No
 
         assert torch.equal(values, whole.narrow(part.dim, part.start, part.end - part.start)), part
         assert values.is_contiguous()
+
+
+@pytest.mark.parametrize("is_float16", [False, True])
+def test_a_static_modelslim_layer_computes_its_formula(is_float16: bool, llama: Path) -> None:
+    """For inputs that the format represents, whole numbers only: (x_q . codes + quant_bias) * deq_scale."""
+    quantise_checkpoint(modelslim("W8A8", is_float16=is_float16), llama)
+    module = _DOWN.removesuffix("weight")
+    parts = {
+        name.removeprefix(module): tensor.numpy() for name, tensor in load_file(llama / "model.safetensors").items()
+    }
+    rounded = np.random.default_rng(0).integers(-128, 128, (5, 96))
+    deq = parts["deq_scale"]
+    deq = np.frombuffer(b"".join(value.tobytes()[:4] for value in deq), np.float32) if is_float16 else deq
+    expected = (rounded @ parts["weight"].T.astype(np.int64) + parts["quant_bias"]) * deq.astype(np.float64)
+
+    inputs = (rounded - MODELSLIM_ZERO) * np.float64(MODELSLIM_STEP)
+    outputs = inputs @ _open(llama).read(_DOWN).T.double().numpy()
+
+    assert np.allclose(outputs, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_a_bias_only_in_modelslims_quant_bias_is_refused(llama: Path) -> None:
+    quantise_checkpoint(modelslim("W8A8"), llama)
+    name = "model.layers.0.mlp.down_proj.quant_bias"
+    _change(llama, name, load_file(llama / "model.safetensors")[name] + 40)
+
+    with pytest.raises(ConfigError, match=r"down_proj has a bias in its quant_bias, but .*down_proj\.bias is missing"):
+        _open(llama).read(_DOWN)
+
+
+def test_an_int8_weight_that_modelslim_calls_float_is_refused(llama: Path) -> None:
+    quantise_checkpoint(modelslim("W8A8"), llama)
+    _change(llama, "model.norm.weight", torch.ones(64, dtype=torch.int8))
+
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight is int8, but ModelSlim's description"):
+        _open(llama)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"bias": torch.tensor([0.0] * 63 + [0.5])}, r"module\.bias differs from .*input_layernorm\.bias: export"),
+        ({"weight": torch.full((64,), 2.0)}, r"module\.weight differs from .*input_layernorm\.weight: export"),
+    ],
+)
+def test_a_smoothed_norm_must_equal_the_plain_one(
+    change: dict[str, torch.Tensor], words: str | None, llama: Path
+) -> None:
+    quantise_checkpoint(modelslim("W8A8"), llama)
+    norm = "model.layers.1.input_layernorm"
+    plain = load_file(llama / "model.safetensors")[f"{norm}.weight"]
+    for name, values in ({"weight": plain, "bias": torch.zeros(64)} | change).items():
+        _change(llama, f"{norm}.module.{name}", values)
+    file = llama / "quant_model_description.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), f"{norm}.module.weight": "W8A8"}))
+
+    if words is None:
+        assert torch.equal(_open(llama).read(f"{norm}.weight"), plain)
+        return
+    with pytest.raises(ConfigError, match=words):
+        _open(llama)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -220,6 +295,17 @@ def test_tensors_of_the_quantisation_are_hidden(llama: Path) -> None:
         (packed(4, 16), "weight_g_idx", torch.ones(95, dtype=torch.int32), "must have one group for each of 96"),
         (packed(4, 16), "weight_shape", None, "weight_packed without weight_shape"),
         (packed(4, 16), "weight_shape", torch.tensor([64, 64]), r"\(64, 12\) does not fit a weight \(64, 64\)"),
+        (modelslim("W8A8"), "weight", None, "down_proj.weight is missing, though"),
+        (modelslim("W8A8"), "weight", torch.zeros(64, 96), r"down_proj.weight is torch\.float32"),
+        (modelslim("W8A8"), "deq_scale", None, "down_proj.deq_scale is missing, though"),
+        (modelslim("W8A8"), "deq_scale", torch.ones(63), r"deq_scale is torch\.float32 \(63,\).*\(64, 96\)"),
+        (modelslim("W8A8"), "deq_scale", torch.ones(64, dtype=torch.int32), r"deq_scale is torch\.int32"),
+        (modelslim("W8A8"), "input_scale", torch.ones(96), r"input_scale has shape \(96,\), not one number"),
+        (modelslim("W8A8"), "quant_bias", torch.ones(64), r"quant_bias is torch\.float32 \(64,\): not one for each"),
+        (modelslim("W8A8"), "input_offset", None, "down_proj.input_offset is missing, though"),
+        (modelslim("W8A8"), "input_scale", torch.zeros(1), r"input_scale is 0\.0, which must be above 0"),
+        (modelslim("W8A16"), "weight_scale", None, "down_proj.weight_scale is missing, though"),
+        (modelslim("W8A16"), "weight_offset", torch.ones(63, 1), r"weight_offset has shape \(63, 1\)"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_with_their_shapes(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.quantization.detect import find_quantization
-from tests.engine.tiny_quantised import SCHEMES, awq, fp8, gptq, hf_fp8, packed, w8a8
+from tests.engine.tiny_quantised import SCHEMES, awq, fp8, gptq, hf_fp8, modelslim, packed, w8a8
 from wire.errors import ConfigError
 
 
@@ -26,14 +26,12 @@ def _group(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_the_method_is_found_in_the_config(scheme: Any, tmp_path: Path) -> None:
-    method = scheme.config["quant_method"]
-
     layout = find_quantization(_folder(tmp_path, scheme.config), None)
 
-    assert layout == find_quantization(tmp_path, method)
+    assert layout == find_quantization(tmp_path, scheme.method)
     assert layout is not None
-    assert method.partition("-")[0] in layout.name.lower()
-    assert layout.rounds_inputs == (scheme.name.startswith(("w8a8", "fp8", "hf-fp8")))
+    assert scheme.method.partition("-")[0] in layout.name.lower()
+    assert layout.rounds_inputs == (scheme.name.startswith(("w8a8", "fp8", "hf-fp8", "modelslim-w8a8")))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +43,7 @@ def test_the_method_is_found_in_the_config(scheme: Any, tmp_path: Path) -> None:
         (fp8(None), "compressed-tensors float8"),
         (packed(4, 16), "compressed-tensors int4"),
         (hf_fp8(None), "fp8"),
+        (modelslim("W8A8_DYNAMIC"), "ModelSlim W8A8_DYNAMIC"),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -58,6 +57,12 @@ def test_a_layout_is_named_with_its_width(scheme: Any, words: str, tmp_path: Pat
 def test_plain_weights_have_none(tmp_path: Path) -> None:
     assert find_quantization(_folder(tmp_path, None), None) is None
     assert find_quantization(_folder(tmp_path, None, key="quantization_config"), None) is None
+
+
+def test_ascend_is_modelslim_as_in_vllm_ascend(tmp_path: Path) -> None:
+    layout = find_quantization(_folder(tmp_path, modelslim("W8A8").config), "ascend")
+
+    assert layout == find_quantization(tmp_path, "modelslim")
 
 
 def test_smoothquant_is_compressed_tensors_in_int8(tmp_path: Path) -> None:
@@ -97,6 +102,8 @@ def test_older_places_of_the_config_are_read(tmp_path: Path) -> None:
         (fp8(None).config, "smoothquant", r"smoothquant means int8 .*but .* says float-quantized with float8 weights"),
         (packed(4, 16).config, "smoothquant", r"says pack-quantized with int4 weights and unquantised inputs"),
         (packed(8, 16).config, "smoothquant", r"smoothquant means int8 weights and inputs"),
+        (modelslim("W8A8").config, "smoothquant", r"--quantization smoothquant, but .*config\.json says modelslim"),
+        (awq(16).config, "ascend", r"--quantization ascend, but .*config\.json says awq"),
         (
             {**w8a8("channel").config, "config_groups": {"group_0": {"weights": "int8"}}},
             "smoothquant",
@@ -161,8 +168,49 @@ def test_other_widths_of_single_modules_are_taken_from_their_tensors(tmp_path: P
     assert layout.name == "GPTQ mixed-bit"
 
 
-def test_other_smoothquant_layouts_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "quant_model_description_w8a8.json").write_text("{}")
+_UP = "model.layers.3.mlp.up_proj"
+_KEY = "model.layers.3.self_attn.k_proj"
 
-    with pytest.raises(ConfigError, match=r"quant_model_description_w8a8.json is of Ascend's ModelSlim layout"):
-        find_quantization(_folder(tmp_path, None), "smoothquant")
+
+@pytest.mark.parametrize("file", ["quant_model_description.json", "quant_model_description_w8a8.json"])
+def test_modelslims_description_precedes_the_config(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(json.dumps(modelslim("W8A8_MIX").config))
+
+    layout = find_quantization(_folder(tmp_path, awq(16).config), "modelslim")
+
+    assert layout is not None
+    assert layout.name == "ModelSlim W8A8_MIX"
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [
+        ({f"{_UP}.weight": "W4A8_DYNAMIC"}, f"{_UP} is W4A8_DYNAMIC"),
+        ({f"{_UP}.weight": "W4A4_MXFP4"}, f"{_UP} is W4A4_MXFP4"),
+        ({f"{_UP}.weight": "W8A8S"}, f"{_UP} is W8A8S"),
+        ({f"{_KEY}.kv_cache_scale": "C8", "kv_cache_type": "C8"}, f"{_KEY} is C8"),
+        ({f"{_KEY}.kv_cache_offset": "W8A8", "kv_cache_type": "C8"}, f"{_KEY} is C8"),
+        ({"model.layers.3.self_attn.fa_k.scale": "FAQuant"}, "model.layers.3.self_attn.fa_k is FAQuant"),
+        ({"model.layers.3.self_attn.quant_type": "FP8_DYNAMIC"}, "model.layers.3.self_attn is FP8_DYNAMIC"),
+        ({f"{_UP}.div.mul_scale": "FLOAT"}, rf"{_UP}.div is smoothed at run time \(mul_scale\)"),
+        ({f"{_UP}.weight": 8}, f"{_UP} is 8"),
+        ({"fa_quant_type": "FAKQuant"}, "fa_quant_type is FAKQuant"),
+        ({"reduce_quant_type": "per_channel"}, "reduce_quant_type is per_channel"),
+        ({"metadata": {"quarot": {"heads": 8}}}, r"rotated at run time \(metadata.quarot\)"),
+    ],
+)
+def test_a_modelslim_scheme_that_is_not_supported_is_named(described: Any, words: str, tmp_path: Path) -> None:
+    content = {**modelslim("W8A8").config, **described}
+    (tmp_path / "quant_model_description.json").write_text(json.dumps(content))
+    known = "of ModelSlim only FLOAT, W8A8, W8A8_MIX, W8A8_DYNAMIC, W8A16$"
+
+    with pytest.raises(ConfigError, match=f"json: .*{words}, which is not supported: {known}"):
+        find_quantization(_folder(tmp_path, None), None)
+
+
+def test_several_modelslim_descriptions_are_refused(tmp_path: Path) -> None:
+    for name in ("quant_model_description.json", "quant_model_description_w8a8.json"):
+        (tmp_path / name).write_text("{}")
+
+    with pytest.raises(ConfigError, match=r"several .*: quant_model_description\.json, quant_model_description_w8a8"):
+        find_quantization(_folder(tmp_path, None), None)

@@ -29,7 +29,18 @@ from tests.devices.fake_device import TRAITS, FakeDevice
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
-from tests.engine.tiny_quantised import Scheme, Stored, awq, fp8, gptq, packed, quantise_checkpoint, w8a8
+from tests.engine.tiny_quantised import (
+    Scheme,
+    Stored,
+    awq,
+    fp8,
+    gptq,
+    modelslim,
+    packed,
+    quantise_checkpoint,
+    shift_norms,
+    w8a8,
+)
 
 _PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range(40, 75))]
 _HOST = ("int4pack-host", "int8")
@@ -91,8 +102,22 @@ def test_biases_of_kept_weights_stay(tmp_path: Path) -> None:
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
-def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path) -> None:
-    path = _make("llama", tmp_path, w8a8("channel"))
+@pytest.mark.parametrize(
+    ("scheme", "method", "is_shifted"),
+    [
+        (w8a8("channel"), "compressed-tensors int8", False),
+        (modelslim("W8A8"), "ModelSlim W8A8", False),
+        (modelslim("W8A8_DYNAMIC"), "ModelSlim W8A8_DYNAMIC", True),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_w8a8_equals_transformers_with_inputs_rounded_by_token(
+    scheme: Scheme, method: str, is_shifted: bool, tmp_path: Path
+) -> None:
+    path = make_tiny_model("llama", tmp_path / "quantised")
+    weights = quantise_checkpoint(scheme, path)
+    if is_shifted:
+        shift_norms(path, weights)
     oracle = Oracle(path, "float32")
     for name, layer in oracle._network.named_modules():
         if isinstance(layer, nn.Linear) and name != "lm_head":
@@ -100,7 +125,7 @@ def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path) -
 
     loaded = _load(path)
 
-    assert _note(loaded).startswith(f"compressed-tensors int8, kept: {_LAYERS} of {_LAYERS} quantised layers; ")
+    assert _note(loaded).startswith(f"{method}, kept: {_LAYERS} of {_LAYERS} quantised layers; ")
     assert _note(loaded).endswith("; inputs are rounded to int8, token by token")
     assert generate(loaded.model, _PROMPTS, 20, chunk=16) == oracle.generate_greedy(_PROMPTS, 20, ignore_eos=True)
 
@@ -208,6 +233,7 @@ def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
         (gptq(4, 16), "bfloat16", "int4pack takes groups of 32, 64, 128, 256 inputs, not 16"),
         (gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes here"),
         (fp8(None), "bfloat16", "there is no kernel for float8_e4m3fn codes here"),
+        (modelslim("W8A16"), "bfloat16", "there is no kernel for 8-bit codes here"),
         (w8a8("group"), "bfloat16", "int8 multiplication takes one scale per output and no zeros"),
         (w8a8("channel", symmetric=False), "bfloat16", "int8 multiplication takes one scale per output and no zeros"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.checkpoints.checkpoint import open_checkpoint
 from engine.checkpoints.stored_weights import StoredWeights
@@ -19,7 +19,17 @@ from engine.sharding.cut import shard_network
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
-from tests.engine.tiny_quantised import Scheme, awq, fp8, gptq, packed, quantise_checkpoint, w8a8
+from tests.engine.tiny_quantised import (
+    Scheme,
+    awq,
+    fp8,
+    gptq,
+    modelslim,
+    packed,
+    quantise_checkpoint,
+    shift_norms,
+    w8a8,
+)
 from wire.errors import ConfigError
 from wire.kv_layout import Rank
 
@@ -31,6 +41,7 @@ _SCHEMES = (
     w8a8("channel"),
     packed(4, 16, symmetric=False),
     fp8((24, 40)),
+    modelslim("W8A8", is_float16=True),
 )
 
 
@@ -52,7 +63,7 @@ def test_tokens_equal_transformers_on_the_dequantised_weights(scheme: Scheme, tm
     quantised, plain = _make("llama", tmp_path, scheme)
     expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 20, ignore_eos=True)
 
-    got = generate(_load(quantised, quantization=scheme.config["quant_method"]).model, _PROMPTS, 20, chunk=16)
+    got = generate(_load(quantised, quantization=scheme.method).model, _PROMPTS, 20, chunk=16)
 
     assert got == expected
 
@@ -103,6 +114,15 @@ def test_biases_of_quantised_weights_stay(tmp_path: Path) -> None:
     expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
     assert generate(_load(quantised).model, _PROMPTS, 12, chunk=16) == expected
+
+
+def test_biases_that_modelslim_adds_are_computed(tmp_path: Path) -> None:
+    shifted, plain = _make("llama", tmp_path, modelslim("W8A8"))
+    shift_norms(shifted, load_file(plain / "model.safetensors"))
+    expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+    assert generate(_load(shifted).model, _PROMPTS, 12, chunk=16) == expected
+    assert Oracle(shifted, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True) == expected
 
 
 def test_one_note_warns_of_the_memory(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 Array = NDArray[Any]
 Stored = dict[str, torch.Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+MODELSLIM_STEP, MODELSLIM_ZERO = np.float32(0.037), -9
+"""The input_scale and input_offset of every static layer."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Scheme:
     pack: Callable[[Array], tuple[Stored, Array]]
     config: dict[str, Any]
     ignore: tuple[str, ...] = field(default=("lm_head",))
+
+    @property
+    def method(self) -> str:
+        """Its name on the command line; ModelSlim does not write one."""
+        return str(self.config.get("quant_method", "modelslim"))
 
 
 def quantise_checkpoint(scheme: Scheme, folder: Path, *, note_in: str | None = None) -> Stored:
@@ -45,7 +52,11 @@ def quantise_checkpoint(scheme: Scheme, folder: Path, *, note_in: str | None = N
         stored.update({f"{module}.{part}": tensor.contiguous() for part, tensor in tensors.items()})
         expected[name] = torch.from_numpy(read.astype(np.float32))
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    _note(folder, scheme.config, note_in)
+    config = scheme.config
+    if scheme.method == "modelslim":
+        note_in, kind = "quant_model_description.json", config["model_quant_type"]
+        config = {**config, **{name: "FLOAT" if stored[name] is expected.get(name) else kind for name in stored}}
+    _note(folder, config, note_in)
     return expected
 
 
@@ -182,6 +193,50 @@ def w8a8(strategy: str, *, symmetric: bool = True) -> Scheme:
     return compressed("int-quantized", weights, pack, f"w8a8-{strategy}" + "-zeros" * (not symmetric))
 
 
+def modelslim(kind: str, *, is_float16: bool = False) -> Scheme:
+    """ModelSlim's int8 weights; of a float16 model the deq_scale of a static scheme is int64 with a float32's bits."""
+
+    def pack(weight: Array) -> tuple[Stored, Array]:
+        scale = (np.abs(weight).max(1, keepdims=True) / 127).astype(np.float32)
+        offset = np.full_like(scale, 3 if kind == "W8A16" else 0)
+        codes = np.clip(np.round(weight / scale) + offset, -128, 127)
+        parts = {"weight": _tensor(codes, torch.int8)}
+        if kind != "W8A8":
+            parts |= {"weight_scale": torch.from_numpy(scale), "weight_offset": torch.from_numpy(offset)}
+        if kind in ("W8A8", "W8A8_MIX"):
+            deq = (scale * MODELSLIM_STEP).astype(np.float32)[:, 0]
+            parts |= {
+                "deq_scale": torch.from_numpy(deq.view(np.int32).astype(np.int64) if is_float16 else deq),
+                "input_scale": torch.tensor([MODELSLIM_STEP]),
+                "input_offset": torch.tensor([float(MODELSLIM_ZERO)]),
+                "quant_bias": _tensor(-MODELSLIM_ZERO * codes.sum(1), torch.int32),
+            }
+            scale = (deq / MODELSLIM_STEP)[:, None]
+        return parts, (codes - offset).astype(np.float32) * scale
+
+    config = {"version": "1.0.0", "model_quant_type": kind, "group_size": 0, "metadata": {}}
+    name = f"modelslim-{kind.lower()}" + "-int64" * is_float16
+    return Scheme(name, pack, {**config, "model.layers.0.mlp.down_proj.weight": kind})
+
+
+def shift_norms(folder: Path, weights: Stored) -> None:
+    """Add to layer 0 of a Llama what ModelSlim's asymmetric smoothing adds: to each norm a shift b, to the layers after
+    it -W b, which takes it back; `weights` are the W. Layer 1 gets a bias of zeros.
+    """
+    tensors = load_file(folder / "model.safetensors")
+    for norm, after in (
+        ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+        ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+    ):
+        shift = torch.randn(64, generator=torch.Generator().manual_seed(len(after)))
+        tensors[f"model.layers.0.{norm}.bias"] = shift
+        tensors |= {
+            f"model.layers.0.{name}.bias": -(weights[f"model.layers.0.{name}.weight"] @ shift) for name in after
+        }
+    tensors["model.layers.1.input_layernorm.bias"] = torch.zeros(64)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def fp8(block: tuple[int, int] | None) -> Scheme:
     """Compressed-tensors' float8 weights with a bfloat16 scale for a channel or for a block."""
 
@@ -262,6 +317,8 @@ SCHEMES = (
     *(w8a8(strategy) for strategy in ("channel", "tensor", "group")),
     w8a8("channel", symmetric=False),
     w8a8("tensor", symmetric=False),
+    *(modelslim(kind) for kind in ("W8A8", "W8A8_MIX", "W8A8_DYNAMIC", "W8A16")),
+    modelslim("W8A8", is_float16=True),
     fp8(None),
     fp8((24, 40)),
     hf_fp8(None),

@@ -1,0 +1,47 @@
+"""Biases that a checkpoint has and transformers' network has not: ModelSlim shifts the inputs of quantised layers.
+
+norm     output + bias, after its own computation: the shift
+linear   its own bias: what the shift takes from its outputs
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.checkpoints.tensor_sources import TensorSource
+from engine.checkpoints.weights import Weights
+from wire.errors import ConfigError
+
+
+def add_biases(network: Any, weights: Weights) -> None:
+    """Give each layer without bias the one that `weights` has under its name, unless that is zero."""
+    stored = frozenset(weights.names)
+    for path, module in network.named_modules():
+        weight = getattr(module, "weight", None)
+        if f"{path}.bias" not in stored or not isinstance(weight, nn.Parameter) or has_bias(module):
+            continue
+        bias = weights.read(f"{path}.bias")
+        if bool(bias.any()):
+            module.bias = nn.Parameter(bias.to(weight.device, weight.dtype), requires_grad=False)
+            if not isinstance(module, nn.Linear):
+                module.register_forward_hook(_add)
+
+
+def has_bias(module: Any) -> bool:
+    """Return whether a layer adds a bias."""
+    return getattr(module, "bias", None) is not None
+
+
+def check_biases(sources: Mapping[str, TensorSource], weights: Weights) -> None:
+    """Raise ConfigError for a bias that is not zero of a layer to which `add_biases` did not give it."""
+    used = {name for source in sources.values() for column in source.columns for name in column}
+    biases = {f"{name.removesuffix('weight')}bias" for name in used if name.endswith(".weight")} - used
+    for name in sorted(biases.intersection(weights.names)):
+        if bool(weights.read(name).any()):
+            raise ConfigError(f"{name} is not zero, but its layer cannot have a bias in this network")
+
+
+def _add(module: Any, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+    return output + module.bias  # type: ignore[no-any-return]

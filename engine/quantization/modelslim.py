@@ -1,0 +1,186 @@
+"""The layout of Ascend's ModelSlim: int8 weights, and a description that gives the scheme of each stored tensor.
+
+    W8A8, W8A8_MIX        weight int8 [outputs, inputs]; deq_scale [outputs], float32 or its bits as int64;
+                          input_scale and input_offset [1]; quant_bias int32 [outputs]
+    W8A8_DYNAMIC, W8A16   weight int8; weight_scale and weight_offset [outputs, 1] or [outputs, groups]
+
+W8A8 is made for inputs x_q = round(x / input_scale + input_offset), and outputs (x_q . weight + quant_bias) * deq_scale
+with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). So the weight is
+codes * deq_scale / input_scale; the bias, where there is one, is stored too. W8A8_MIX has the same tensors, for inputs
+rounded that way or token by token.
+
+Sources:
+    github.com/Ascend/msmodelslim/msmodelslim/core/quant_service/modelslim_v1/save/ascendv1.py
+    github.com/Ascend/msmodelslim/msmodelslim/pytorch/llm_ptq/llm_ptq_tools/save/complex_quantifier.py, older versions
+    github.com/vllm-project/vllm-ascend/vllm_ascend/quantization/methods/w8a8_static.py, and others beside it
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.checkpoints.weights import TensorSlice, Weights
+from engine.quantization.arithmetic import Matrix
+from engine.quantization.config import QuantizationConfig
+from engine.quantization.interface import Grouped, QuantisedModule, QuantisedTensor, read_region
+from engine.quantization.parts import FLOATS, matrix_shape, part_shape
+from engine.quantization.scaled import ScaleGrid, groups_of, scaled_module
+from wire.errors import ConfigError
+
+_FLOAT = "FLOAT"
+_STATIC = ("W8A8", "W8A8_MIX")
+_READ = (_FLOAT, *_STATIC, "W8A8_DYNAMIC", "W8A16")
+_REFUSED_KEYS = ("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_quant_type", "reduce_quant_type")
+_KV_SCALES = (".kv_cache_scale", ".kv_cache_offset")  # older files give them the scheme of their layer
+_SMOOTHED = ".module.weight"  # older files have the smoothed norm twice, also under this name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSlimLayout:
+    """A ModelSlim description: the scheme of each quantised weight, and the inputs per scale, 0 for one scale a row."""
+
+    kind: str
+    schemes: Mapping[str, str]
+    group_size: int
+    adds_biases: bool = True
+    companions: frozenset[str] = frozenset(
+        {"weight_scale", "weight_offset", "deq_scale", "quant_bias", "input_scale", "input_offset"}
+    )
+    dropped: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Return the method and the checkpoint's own name of its scheme."""
+        return f"ModelSlim {self.kind}"
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether any layer was made for int8 inputs."""
+        return any(scheme != "W8A16" for scheme in self.schemes.values())
+
+    @property
+    def int8_inputs(self) -> bool:
+        """Whether all layers may round their inputs token by token: static ones too, as W8A8_MIX does."""
+        return all(scheme != "W8A16" for scheme in self.schemes.values())
+
+    def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield the weight of each module that the description calls quantised."""
+        names = frozenset(stored.names)
+        for name in stored.names:
+            if name.endswith(".weight") and name not in self.schemes and stored.dtype(name) == torch.int8:
+                raise ConfigError(f"{name} is int8, but ModelSlim's description does not call it quantised")
+        for name, scheme in self.schemes.items():
+            module = name.removesuffix(".weight")
+            if name.endswith(_SMOOTHED):
+                _check_norm(stored, module)
+            elif scheme in _STATIC:
+                yield name, Matrix(_static_module(stored, module, has_bias=f"{module}.bias" in names))
+            else:
+                yield name, Matrix(self._scaled(stored, module, names))
+
+    def _scaled(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
+        zero, scale = f"{module}.weight_offset", f"{module}.weight_scale"
+        part_shape(stored, scale)
+        sizes = frozenset({self.group_size} if self.group_size > 0 else ())
+        return scaled_module(
+            stored, module, scale=scale, zero=zero if zero in names else None, block=None, group_sizes=sizes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticModule:
+    """One layer of scheme W8A8; its scale is deq_scale / input_scale. `has_bias`: its bias is stored by itself."""
+
+    stored: Weights
+    name: str
+    shape: tuple[int, int]
+    input_scale: float
+    input_offset: float
+    has_bias: bool
+
+    def read(self, rows: range, columns: range) -> Grouped:
+        """Read the codes of this range and the scales of its rows. Raises ConfigError for a bias that is not stored."""
+        codes = read_region(self.stored, f"{self.name}.weight", rows, columns)
+        scales = self._of_rows("deq_scale", rows)
+        if scales.dtype == torch.int64:
+            scales = scales.to(torch.int32).view(torch.float32)
+        if not self.has_bias and len(columns) == self.shape[1]:
+            self._check_bias(codes, rows)
+        grid = ScaleGrid(1, self.shape[1])
+        return Grouped(codes, scales.to(torch.float32) / self.input_scale, None, groups_of(grid, columns))
+
+    def _of_rows(self, part: str, rows: range) -> torch.Tensor:
+        return self.stored.read(f"{self.name}.{part}", TensorSlice(0, rows.start, rows.stop)).reshape(-1, 1)
+
+    def _check_bias(self, codes: torch.Tensor, rows: range) -> None:
+        """Without a bias quant_bias is the offset's share, up to the roundings of float32, in which it was computed."""
+        share = codes.sum(1, keepdim=True).double() * self.input_offset
+        rest = (self._of_rows("quant_bias", rows).double() + share).abs()
+        if bool((rest > 1 + share.abs() * 4 * torch.finfo(torch.float32).eps).any()):
+            raise ConfigError(f"{self.name} has a bias in its quant_bias, but {self.name}.bias is missing")
+
+
+def read_modelslim(config: QuantizationConfig) -> ModelSlimLayout:
+    """Return the layout. Raises ConfigError naming the layer and the scheme that is not supported."""
+    values, schemes = config.values, {}
+    for name, value in values.items():
+        if "." not in name:
+            continue  # about the whole checkpoint
+        layer, _, tensor = name.rpartition(".")
+        scheme = "C8" if name.endswith(_KV_SCALES) else value
+        if tensor == "mul_scale":
+            scheme = "smoothed at run time (mul_scale)"
+        if scheme not in _READ:
+            raise _unsupported(config, f"{layer} is {scheme}")
+        if scheme != _FLOAT and tensor == "weight":
+            schemes[name] = value
+    for key in _REFUSED_KEYS:
+        if values.get(key):
+            raise _unsupported(config, f"{key} is {values[key]}")
+    metadata = values.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("quarot"):
+        raise _unsupported(config, "its inputs are rotated at run time (metadata.quarot)")
+    return ModelSlimLayout(str(values.get("model_quant_type", "")), schemes, _group_size(config))
+
+
+def _unsupported(config: QuantizationConfig, what: str) -> ConfigError:
+    return ConfigError(f"{config.source}: {what}, which is not supported: of ModelSlim only {', '.join(_READ)}")
+
+
+def _group_size(config: QuantizationConfig) -> int:
+    size: Any = config.values.get("group_size", 0)
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise ConfigError(f"{config.source}: group_size is {size!r}, not a whole number")
+    return size
+
+
+def _static_module(stored: Weights, module: str, *, has_bias: bool) -> StaticModule:
+    shape = matrix_shape(stored, f"{module}.weight", (torch.int8,))
+    for part, dtypes in (("deq_scale", (torch.int64, *FLOATS)), ("quant_bias", (torch.int32,))):
+        found, dtype = part_shape(stored, f"{module}.{part}"), stored.dtype(f"{module}.{part}")
+        if found not in ((shape[0],), (shape[0], 1)) or dtype not in dtypes:
+            raise ConfigError(f"{module}.{part} is {dtype} {found}: not one for each row of a weight {shape}")
+    scale, offset = (_number(stored, f"{module}.{part}") for part in ("input_scale", "input_offset"))
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"{module}.input_scale is {scale}, which must be above 0")
+    return StaticModule(stored, module, shape, scale, offset, has_bias)
+
+
+def _number(stored: Weights, name: str) -> float:
+    shape = part_shape(stored, name)
+    if torch.Size(shape).numel() != 1:
+        raise ConfigError(f"{name} has shape {shape}, not one number")
+    return float(stored.read(name))
+
+
+def _check_norm(stored: Weights, module: str) -> None:
+    """Raise ConfigError unless a norm's smoothed copy equals the norm, whose name the network has."""
+    norm, names = module.removesuffix(".module"), frozenset(stored.names)
+    for part in ("weight", "bias"):
+        copy, own = (stored.read(name) if name in names else None for name in (f"{module}.{part}", f"{norm}.{part}"))
+        if copy is not None and copy.any() and (own is None or not torch.equal(copy, own)):
+            raise ConfigError(
+                f"{module}.{part} differs from {norm}.{part}: export the checkpoint again with a newer ModelSlim"
+            )
