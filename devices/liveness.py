@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from devices.out_of_memory import is_out_of_memory
+from devices.polling import wait_until
 
 if TYPE_CHECKING:
     from devices.interface import Device
@@ -26,12 +27,11 @@ class LivenessCheck:
         self._tensor = torch.zeros(1, dtype=torch.int32, device=device.torch_device)
 
     def why_not(self, timeout_s: float) -> str | None:
-        """Return why the device no longer works, or None if it does. Waits at most `timeout_s`."""
+        """Return why the device no longer works, or None if it does. Waits at most `timeout_s` of run time."""
         errors: list[BaseException] = []
         thread = threading.Thread(target=self._try, args=(errors,), name=THREAD, daemon=True)
         thread.start()
-        thread.join(timeout_s)
-        if thread.is_alive():
+        if not wait_until(lambda: not thread.is_alive(), timeout_s):
             return f"{self._device.name} did not finish a small test op within {timeout_s:g} s"
         if not errors or is_out_of_memory(errors[0]):
             return None

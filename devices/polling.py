@@ -3,14 +3,16 @@
 import time
 from collections.abc import Callable
 
+from native.ticker import run_time
+
 _FIRST_S, _LAST_S = 20e-6, 500e-6
 
 
 def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
-    """Poll `is_done` at growing intervals; return whether it was true within `timeout_s`."""
-    deadline, pause = time.monotonic() + timeout_s, _FIRST_S
+    """Poll `is_done` at growing intervals; return whether it was true while this process could run for `timeout_s`."""
+    deadline, pause = run_time() + timeout_s, _FIRST_S
     while not is_done():
-        left = deadline - time.monotonic()
+        left = deadline - run_time()
         if left <= 0:
             return False
         time.sleep(min(pause, left))

@@ -19,6 +19,7 @@ from devices.liveness import LivenessCheck, in_a_line
 from engine.interface import EngineInfo
 from engine.step import Model, PendingStep, StepBatch, StepOutput
 from engine.step_limit import queued_s
+from native.ticker import run_time
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
 
@@ -40,7 +41,7 @@ class DeviceWatch:
     """
 
     def __init__(
-        self, device: Device, on_lost: OnLost, touch_s: float, clock: Callable[[], float] = time.monotonic
+        self, device: Device, on_lost: OnLost, touch_s: float, clock: Callable[[], float] = run_time
     ) -> None:  # fmt: skip
         """Allocates a few bytes on the device. `touch_s` is the time limit of a tiny op after all queued work."""
         self._touch, self._on_lost, self._touch_s, self._clock = LivenessCheck(device), on_lost, touch_s, clock

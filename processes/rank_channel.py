@@ -6,12 +6,12 @@ Each message is a frame (frames.py) of its kind, one byte, and the payload; desc
 import os
 import select
 import socket
-import time
 from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, Self, TypeVar
 
+from native.ticker import run_time
 from processes.frames import frame, read_frame
 
 _MAX_BYTES = 64 << 20
@@ -44,7 +44,7 @@ class Channel(Generic[K]):
 
     def send(self, kind: K, payload: bytes = b"", *, timeout_s: float, fds: tuple[int, ...] = ()) -> None:
         """Send one message. Raises ChannelClosed, or TimeoutError if the other end does not read it in time."""
-        deadline = time.monotonic() + timeout_s
+        deadline = run_time() + timeout_s
         data = memoryview(frame(bytes((kind,)), payload))
         while data:
             sent = self._send_some(data, fds)
@@ -55,14 +55,14 @@ class Channel(Generic[K]):
 
     def has_more(self, timeout_s: float) -> bool:
         """Return whether a message or the end of the stream arrives within the time. Raises ChannelClosed."""
-        return self._is_ready(select.POLLIN, time.monotonic() + timeout_s)
+        return self._is_ready(select.POLLIN, run_time() + timeout_s)
 
     def receive(self, timeout_s: float | None) -> Message[K]:
         """Return the next message. Raises ChannelClosed, TimeoutError, or ValueError for an invalid one.
 
         None waits as long as the other process lives: its kernel closes the socket when it exits.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else run_time() + timeout_s
         fds: list[int] = []
         try:
             body = read_frame(lambda count: self._receive_exactly(count, deadline, fds), _MAX_BYTES)
@@ -131,7 +131,13 @@ class Channel(Generic[K]):
             poll.register(self._socket, event)
         except (OSError, ValueError) as error:  # closed by another thread: it has no descriptor any more
             raise ChannelClosed(f"our end is closed: {error}") from error
-        return bool(poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000))
+        while deadline is not None:
+            left_s = deadline - run_time()
+            if poll.poll(max(0.0, left_s) * 1000):
+                return True
+            if left_s <= 0:
+                return False
+        return bool(poll.poll(None))
 
 
 class _Late(Exception):

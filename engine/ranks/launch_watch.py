@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from devices.liveness import LivenessCheck
 from engine.ranks.stream_sum import StreamSum
+from native.ticker import run_time
 
 _POLL_S = 0.5
 
@@ -22,7 +23,7 @@ class LaunchWatch:
     """Watches rank 0's launches and copies. Owns a thread, which ends soon after the watch is deleted."""
 
     def __init__(
-        self, sums: StreamSum, explain: Callable[[str], Exception], clock: Callable[[], float] = time.monotonic
+        self, sums: StreamSum, explain: Callable[[str], Exception], clock: Callable[[], float] = run_time
     ) -> None:
         """`explain` ends the instance for a reason, and returns the error. Allocates a few bytes on the device."""
         self._touch = LivenessCheck(sums.device)

@@ -1,5 +1,6 @@
 """A channel on which one thread receives without a deadline while another sends: each call has its own deadline."""
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -53,6 +54,23 @@ def test_a_blocked_send_ends_at_its_deadline(ends: Ends) -> None:
         with pytest.raises(TimeoutError, match=r"a message was not accepted within 0\.2 s"):
             sent.result(DEADLINE_S)
         ends.theirs.send(Word.HELLO, timeout_s=DEADLINE_S)
+        assert heard.result(DEADLINE_S).kind == Word.HELLO
+
+
+def test_a_starved_reader_does_not_lose_its_peer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, late = itertools.count(), threading.Event()
+
+    def starved() -> float:
+        if next(looks) == 10:  # by the wall the limit has passed, and the process did not run
+            late.set()
+        return 0.0
+
+    monkeypatch.setattr("processes.rank_channel.run_time", starved)
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(ends.ours.receive, 0.01)
+        assert late.wait(DEADLINE_S)
+        ends.theirs.send(Word.HELLO, timeout_s=DEADLINE_S)
+
         assert heard.result(DEADLINE_S).kind == Word.HELLO
 
 
