@@ -37,7 +37,8 @@ class Collective:
 
     `lacking` explains why the backend cannot be used here; it imports torch.
     `make(store, rank, of, host, timeout_s, device)` returns a group; `make_link`, if not None, that of a KV link, whose
-    first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations.
+    first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations. On the device sums over
+    ranks may wait behind a link's, so every link can be ended alone: by this, or with its `own_process`.
     `on_host`: tensors are in host memory, otherwise on the device.
     `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
     current: NCCL's own stream waits for what the thread's current stream holds, which would be the engine's work.
@@ -50,8 +51,6 @@ class Collective:
     `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run. If it is
     not 0, no ticket waits for such a link where a quicker transport works.
     `connect_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
-    `one_order`: operations of several groups on one device must be issued in the same order on all ranks, or by one
-    thread. The all-reduces of tensor parallelism and the KV links are not coordinated, so they cannot both use it.
     `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment,
     and killing that process is the abort: HCCL has none. It also creates the communicator inside the first send, which
     torch_npu puts into the one queue of a process, so a peer that hangs then would stop every operation of the process.
@@ -73,7 +72,6 @@ class Collective:
     new_stream: Callable[[str], Callable[[], AbstractContextManager[object]]] = lambda _: nullcontext
     connect_s: Callable[[Mapping[str, str]], float] = lambda _: _CONNECT_S
     make_s: float = 0.0
-    one_order: bool = False
     links_by_default: bool = False
     error_handling: str | None = None
     own_process: bool = False
@@ -266,7 +264,7 @@ COLLECTIVES: dict[str, Collective] = {
         "nccl", _nccl_lacking, _make_nccl, _abort_nccl, on_host=False, polls=True, exact=True, lazy=True,
         link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_link=partial(_make_nccl, blocking=False),
         new_stream=lambda device: open_device(device).new_stream(),
-        make_s=_NCCL_LINK_S, one_order=True, links_by_default=True, error_handling="TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        make_s=_NCCL_LINK_S, links_by_default=True, error_handling="TORCH_NCCL_ASYNC_ERROR_HANDLING",
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,

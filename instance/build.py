@@ -1,6 +1,7 @@
 """Build an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
 
 import importlib
+import math
 import os
 import time
 from collections.abc import Callable
@@ -77,6 +78,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
     warn_of_exit(config.options.kv_transport, engine.memories[0], config.num_ranks, os.environ)
     _log.info("kv_mover", name=process_mover().name)
     far = connect_ranks(config, engine.memories, identity)
+    step_s = config.options.rank_timeout if far else math.inf  # the sums of ranks on the CPU are not on a device
 
     def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
         rank = far.get(memory.layout.rank)
@@ -94,6 +96,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
             port_range=config.port_range(),
             digests=config.options.kv_digests,
             trust=config.trust,
+            step_timeout_s=step_s,
         )
 
     def send(memory: PoolMemory, events: SenderEvents) -> RankSender:
@@ -112,6 +115,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
             digests=config.options.kv_digests,
             trust=config.trust,
             source=kv_source(config),
+            step_timeout_s=step_s,
         )
 
     receiver = make_receiver(engine.memories, host.workers.decode, process_failpoints(), receive)

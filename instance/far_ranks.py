@@ -46,7 +46,7 @@ def _settings(config: InstanceConfig, identity: Identity) -> RankTransferSetting
     return RankTransferSettings(
         instance_id=identity.instance_id, epoch=identity.epoch, host=kv_host(config), source=kv_source(config),
         transports=options.kv_transport, lease_s=config.ticket_lease_s, port_range=config.port_range(),
-        digests=options.kv_digests, links_per_peer=options.kv_links,
+        digests=options.kv_digests, links_per_peer=options.kv_links, step_s=options.rank_timeout,
         secret=None if trust.secret is None else trust.secret.value.hex(),
         addresses=tuple(sorted(trust.addresses)), loopback=trust.loopback,
     )  # fmt: skip

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from devices.collectives import COLLECTIVES
 from devices.cpu import TRAITS as CPU
 from devices.interface import Traits
 from devices.table import AUTO, AUTO_ORDER, choose, find_kind, traits_of
@@ -13,7 +12,6 @@ from engine.ranks.team import PROGRAM, OnLost
 from engine.step import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
-from kvtransfer.transports import TRAITS, transports_of
 from wire.errors import ConfigError
 
 DEVICE_PROGRAM = "instance.rank_process"
@@ -56,17 +54,6 @@ def _shown_cards(shown: str) -> tuple[str, ...]:
     return tuple(takewhile(lambda name: not name.startswith("-"), names))
 
 
-def check_transports(named: Sequence[str], traits: Traits) -> None:
-    """Raise ConfigError if the ranks and their KV links would both need the device's process groups."""
-    collective = COLLECTIVES[traits.collective]
-    shared = [name for name in transports_of(named) if TRAITS[name].same == "collective"]
-    if shared and collective.one_order:
-        raise ConfigError(
-            f"--kv-transport {shared[0]}: ranks on {traits.kind} all-reduce over {collective.name}, which KV "
-            "links cannot use at the same time: use --kv-transport tcp or mooncake, or --tensor-parallel-size 1"
-        )
-
-
 def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[str, ...]]:
     """Load the model for several ranks; return it with notes. `on_lost` is called if a rank is lost while serving."""
     options = config.options
@@ -79,7 +66,6 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
         from engine.ranks.load import RanksOptions, load_ranks
 
         traits = traits_of(device)
-        check_transports(options.kv_transport, traits)
         ranks = RanksOptions(
             cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level,
             log_format=options.log_format, device=device, visible=deal_cards(traits, config.num_ranks, os.environ),

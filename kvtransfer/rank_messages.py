@@ -34,7 +34,8 @@ class RankMessage(IntEnum):
 class RankTransferSettings:
     """Settings with which a rank sends and receives its part: of its instance, its links and its trusted peers.
 
-    `secret` is the cluster secret's bytes in hex digits. `addresses` and `loopback` are those of security/trust.Trust.
+    `step_s` is the instance's --rank-timeout. `secret` is the cluster secret's bytes in hex digits. `addresses` and
+    `loopback` are those of security/trust.Trust.
     """
 
     instance_id: str
@@ -46,6 +47,7 @@ class RankTransferSettings:
     port_range: tuple[int, int] | None
     digests: bool
     links_per_peer: int
+    step_s: float
     secret: str | None = dataclasses.field(repr=False, default=None)
     addresses: tuple[str, ...] = ()
     loopback: bool = True

@@ -116,6 +116,7 @@ class RankTransfer:
             memory, instance_id=settings.instance_id, epoch=settings.epoch, host=settings.host,
             transports=settings.transports, quorum=self._reports, clock=run_time,
             lease_s=settings.lease_s, port_range=settings.port_range, digests=settings.digests, trust=trust,
+            step_timeout_s=settings.step_s,
         )  # fmt: skip
 
     def _send(
@@ -125,7 +126,7 @@ class RankTransfer:
             memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
             events=_TicketEvents(self._outbox.send, self._tables.end), clock=run_time, progress_age=progress_age,
             links_per_peer=settings.links_per_peer, digests=settings.digests, trust=trust, source=settings.source,
-            catch_up=self.catch_up,
+            catch_up=self.catch_up, step_timeout_s=settings.step_s,
         )  # fmt: skip
 
     def _handle_messages(self) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import select
 import socket
 import threading
@@ -47,7 +48,9 @@ class KvReceiver:
         clock: Callable[[], float] = time.monotonic, lease_s: float = 30.0,
         port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0, digests: bool = True,
         trust: Trust | None = None, failpoints: Failpoints | None = None, quorum: TicketLedger | None = None,
+        step_timeout_s: float = math.inf,
     ) -> None:  # fmt: skip
+        """`step_timeout_s`: see Timeouts."""
         failpoints = failpoints or process_failpoints()
         if quorum is None:
             assert events is not None, "a single rank reports to its owner"
@@ -56,7 +59,7 @@ class KvReceiver:
         self._memory, self._instance_id, self._epoch = memory, instance_id, epoch
         self._clock, self._lease_s, self._digests = clock, lease_s, digests
         self._trust = trust or Trust()
-        self._timeouts = Timeouts(progress_s=progress_timeout_s)
+        self._timeouts = Timeouts(progress_s=progress_timeout_s, step_s=step_timeout_s)
         self._transports = make_transports(transports, memory, host=host)
         self._table = TicketTable(
             epoch=epoch, memory=memory, quorum=self._quorum, clock=clock, lease_s=lease_s,

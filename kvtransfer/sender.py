@@ -1,6 +1,7 @@
 """P's half of the hand-off: finds the peer of a ticket's instance, posts to the chosen link. Callers never block."""
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -44,16 +45,20 @@ class KvSender:
         connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, check_interval_s: float = 0.5,
         digests: bool = True, links_per_peer: int = 2, trust: Trust | None = None,
         failpoints: Failpoints | None = None, source: str | None = None, catch_up: Callable[[], bool] | None = None,
+        step_timeout_s: float = math.inf,
     ) -> None:  # fmt: skip
-        """`catch_up` applies the aborts sent so far by another process, if that is where tickets are aborted."""
+        """`catch_up` applies the aborts sent so far by another process, if that is where tickets are aborted.
+
+        `step_timeout_s`: see Timeouts.
+        """
         self._routes = Routes()
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
             transports=make_transports(transports, memory, source=source), events=GuardedEvents(events),
             acked=self._acked, claim=self._claim, is_open=self._routes.is_open, catch_up=catch_up, clock=clock,
             progress_age=progress_age, failpoints=failpoints or process_failpoints(),
-            timeouts=Timeouts(connect_timeout_s, progress_timeout_s), check_interval_s=check_interval_s,
-            digests=digests, links_per_peer=links_per_peer, trust=trust or Trust(),
+            timeouts=Timeouts(connect_timeout_s, progress_timeout_s, step_timeout_s),
+            check_interval_s=check_interval_s, digests=digests, links_per_peer=links_per_peer, trust=trust or Trust(),
         )  # fmt: skip
         self._device_pool = device_memory(memory)
         self._peers: dict[PeerKey, Peer] = {}

@@ -6,6 +6,7 @@
 The messages are sent over one `Stream` per link; the payload's path is specific to the transport.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -47,10 +48,19 @@ class TransportTraits:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Time limits of a link: for connecting, and then for any progress of the peer."""
+    """Time limits of a link: for connecting, and then for any progress of the peer.
+
+    `step_s` is the limit of a step whose sums over ranks may wait on the device behind an operation of the link.
+    """
 
     connect_s: float = 2.0
     progress_s: float = 10.0
+    step_s: float = math.inf
+
+    @property
+    def operation_s(self) -> float:
+        """Limit of one operation on a device: a link whose peer hangs ends before the step does (ADR 15)."""
+        return min(self.progress_s, self.step_s / 2)
 
 
 class Outlet(Protocol):

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from devices.collectives import Collective
 from kvtransfer.process_group.devices import Lease
-from kvtransfer.process_group.issue import IssueQueue
+from kvtransfer.process_group.issue import IssueQueue, result_within
 from kvtransfer.stream import LinkLost
+from kvtransfer.transport import Timeouts
 from native.ticker import run_time
 from telemetry.logs import EventLogger
 
@@ -41,17 +42,17 @@ class Group:
     """Owner of one group and its threads; `keep` is the memory that operations may access while it exists.
 
     Operations are started by one thread, `close` is called from any. `peer` is the other end's rank. `set_up` is the
-    thread that made the group.
+    thread that made the group. An operation is issued within the progress timeout, and then has `operation_s`.
     """
 
     def __init__(
-        self, group: Any, collective: Collective, lease: Lease, *, name: str, peer: int, progress_s: float,
+        self, group: Any, collective: Collective, lease: Lease, *, name: str, peer: int, timeouts: Timeouts,
         keep: object, set_up: IssueQueue,
     ) -> None:  # fmt: skip
         self._group, self._collective, self._lease, self._keep = group, collective, lease, keep
         self._set_up, self._has_begun = set_up, False
         self._stream = lease.device.stream(collective)
-        self._name, self._peer, self._progress_s = name, peer, progress_s
+        self._name, self._peer, self._timeouts = name, peer, timeouts
         self._under_way = 0
         self._fault: str | None = None
         self._closing = threading.Event()
@@ -138,33 +139,35 @@ class Group:
         self._free()
 
     def _issued(self, issued: "Future[Any]") -> Any:
+        limit_s = self._timeouts.progress_s
         try:
-            return issued.result(self._progress_s)
+            return result_within(issued, limit_s)
         except TimeoutError:
             if issued.cancel():
-                raise LinkLost(f"{self._lease.device.name} issued no operation for {self._progress_s:g} s") from None
-            return issued.result(self._progress_s)  # it is being issued now
+                raise LinkLost(f"{self._lease.device.name} issued no operation for {limit_s:g} s") from None
+            return result_within(issued, limit_s)  # it is being issued now
 
     def _await(self, work: Any) -> None:
         if self._fault is not None:
             raise LinkLost(self._fault)
+        limit_s = self._timeouts.operation_s
         if not self._collective.polls:
-            until = time.monotonic() + self._progress_s  # gloo's own limit counts all time
+            until = time.monotonic() + limit_s  # gloo's own limit counts all time
             try:
-                work.wait(timedelta(seconds=self._progress_s))
+                work.wait(timedelta(seconds=limit_s))
             except RuntimeError:
                 if time.monotonic() < until:
                     raise
-                raise LinkLost(f"no data was transferred for {self._progress_s:g} s") from None
+                raise LinkLost(f"no data was transferred for {limit_s:g} s") from None
             return
-        deadline, pause = run_time() + self._progress_s, _FIRST_POLL_S
+        deadline, pause = run_time() + limit_s, _FIRST_POLL_S
         while not work.is_completed():
             if run_time() > deadline:
-                raise LinkLost(f"no data was transferred for {self._progress_s:g} s")
+                raise LinkLost(f"no data was transferred for {limit_s:g} s")
             if self._closing.wait(pause):
                 raise LinkLost("the link was closed here")
             pause = min(2 * pause, _LAST_POLL_S)
-        work.wait(timedelta(seconds=self._progress_s))  # without a timeout, NCCL's wait reports no failure
+        work.wait(timedelta(seconds=limit_s))  # without a timeout, NCCL's wait reports no failure
 
     def _break(self, error: Exception) -> None:
         if self._fault is not None:

@@ -30,7 +30,7 @@ from kvtransfer.hello import Hello
 from kvtransfer.process_group.devices import MAX_PARKED, GroupDevice, Lease
 from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.group import Group, in_one_line
-from kvtransfer.process_group.issue import IssueQueue
+from kvtransfer.process_group.issue import IssueQueue, result_within
 from kvtransfer.process_group.link_ends import LinkGroup
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
@@ -81,9 +81,8 @@ def make_group(
             refuse_if_full(collective, lease.device.name)
             made = _make(exchange, stream, rank, collective, lease.device.name, set_up, timeouts, end)
             group = Group(
-                made, collective, lease, name=name, peer=1 - rank, progress_s=timeouts.progress_s, keep=staging,
-                set_up=set_up,
-            )  # fmt: skip
+                made, collective, lease, name=name, peer=1 - rank, timeouts=timeouts, keep=staging, set_up=set_up
+            )
             give_up = group.close
             del made  # the Group must have the only reference
             if collective.lazy:
@@ -212,19 +211,19 @@ def _make(
 
     made = set_up.submit(make)
     try:
-        return made.result(max(0.0, end - run_time()))
+        return result_within(made, end - run_time())
     except TimeoutError:
         if made.cancel():
             raise LinkLost(f"{device} did not issue the operation within its turn") from None
-        return made.result(_TURN * timeouts.connect_s)  # running: at most one timeout each for keys and connection
+        return result_within(made, _TURN * timeouts.connect_s)  # running: a timeout each for keys and connection
 
 
 def prove(group: LinkGroup, staging: "GroupStaging", hello: Hello, rank: int, timeout_s: float) -> None:
     """Send the link's nonce through the group: this verifies the peer, and creates the communicator."""
     if rank == SENDER:
         staging.write(0, hello.nonce)
-        group.send(staging.tensor(0, _PROOF_BYTES)).result(timeout_s)
+        result_within(group.send(staging.tensor(0, _PROOF_BYTES)), timeout_s)
         return
-    group.receive(staging, _PROOF_BYTES).result(timeout_s)
+    result_within(group.receive(staging, _PROOF_BYTES), timeout_s)
     if staging.read(0, _PROOF_BYTES) != hello.nonce:
         raise WireError("the group and the link have different peers")

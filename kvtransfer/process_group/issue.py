@@ -6,8 +6,23 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from native.ticker import run_time
+
 _T = TypeVar("_T")
 _JOIN_S = 2.0
+
+
+def result_within(future: "Future[_T]", timeout_s: float) -> _T:
+    """Return a future's result. Raises TimeoutError once this process could run for `timeout_s` without it."""
+    deadline = run_time() + timeout_s
+    while True:
+        try:
+            return future.result(max(0.0, deadline - run_time()))
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            if run_time() >= deadline:
+                raise
 
 
 class IssueQueue:

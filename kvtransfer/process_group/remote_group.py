@@ -25,6 +25,7 @@ from kvtransfer.process_group.child_messages import PLACE, GroupMessage, GroupSe
 from kvtransfer.process_group.exchange import SetupExchange
 from kvtransfer.process_group.group import in_one_line
 from kvtransfer.process_group.group_setup import agree, group_name, prove, refuse_if_full, refuse_if_unfreed
+from kvtransfer.process_group.issue import result_within
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
 from native.ticker import run_time
@@ -59,7 +60,7 @@ class RemoteGroup:
     def __init__(self, setup: GroupSetup, memory: SharedMemory, stream: Stream, defaults: Mapping[str, str]) -> None:
         self._setup, self._memory, self._defaults = setup, memory, defaults
         self._stream, self._is_setting_up, self._is_wanted = stream, True, False
-        self._progress_s, self._since = setup.timeout_s, run_time()
+        self._operation_s, self._since = setup.timeout_s, run_time()
         self.made: Future[None] = Future()
         self._awaited = deque([self.made])
         self._fault: str | None = None
@@ -77,9 +78,9 @@ class RemoteGroup:
         """See LinkGroup."""
         return self._post(GroupMessage.RECEIVE, 0, num_bytes)
 
-    def set_up_ended(self, progress_s: float) -> None:
-        """Leave the link's messages to its owner; from now on each operation may take `progress_s`."""
-        self._is_setting_up, self._progress_s = False, progress_s
+    def set_up_ended(self, operation_s: float) -> None:
+        """Leave the link's messages to its owner; from now on each operation may take `operation_s`."""
+        self._is_setting_up, self._operation_s = False, operation_s
 
     def close(self) -> None:
         """Kill the process, and free the staging when it has ended; idempotent."""
@@ -148,8 +149,8 @@ class RemoteGroup:
                 self._handle(self._channel.receive(_SEND_S))
             elif ready and self._is_setting_up:
                 self._relay()
-            elif self._awaited and run_time() - self._since > self._progress_s:
-                raise LinkLost(f"no data was transferred for {self._progress_s:g} s")
+            elif self._awaited and run_time() - self._since > self._operation_s:
+                raise LinkLost(f"no data was transferred for {self._operation_s:g} s")
 
     def _await_either(self) -> bool:
         """Wait for a message of the process, or in the set-up for what `_relay` handles; not past the poll interval."""
@@ -224,9 +225,9 @@ def make_remote_group(
     setup = GroupSetup(group_name(hello), collective.name, device, rank, host, limit_s, *staging, memory.handle)
     group, end = RemoteGroup(setup, memory, stream, collective.defaults), run_time() + limit_s
     try:
-        group.made.result(limit_s)
+        result_within(group.made, limit_s)
         prove(group, moved, hello, rank, max(0.0, end - run_time()))
-        group.set_up_ended(timeouts.progress_s)
+        group.set_up_ended(timeouts.operation_s)
         exchange.finish(timeouts.progress_s)
     except TimeoutError as error:
         group.close()

@@ -47,8 +47,6 @@ class ProcessGroupTransport:
         collective = self._collective
         if collective is None:
             return f"no collective supports a KV pool on {self._device}"
-        if collective.one_order and self._memory.layout.rank.of > 1:
-            return f"ranks all-reduce over {collective.name}, which KV links cannot use at the same time"
         lacking = collective.lacking()
         return None if lacking is None else f"{collective.name}: {lacking}"
 

@@ -10,10 +10,13 @@ Each rule, with the function of torch's or torch_npu's sources that it rests on:
     a device's error shows at the next query or wait of an event: CUDAEvent::query, CUDAEvent::synchronize
     `abort` ends the kernels and no more sums are accepted: ProcessGroupNCCL::abort, NCCLComm::getNcclComm
     the group's own timeout makes a hung work look done: WorkNCCL::checkTimeout; ours is not passed to it
+    what is `ahead` of it in the device's queue may be of another stream: torch takes streams from a pool of 32, in turn
+        (CUDAStream.cpp: getStreamFromPool), and a device runs them over fewer connections
 
 The time that a sum takes on the device passes within its launch here, so that the values behind it are right.
 """
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -40,6 +43,7 @@ class Stream:
 
     A sum that no peer joined in time hangs: nothing behind it is done until the group is aborted. `fault`: at the sum
     of this number, the process sends itself this signal. `error` is the device's; sums are `refused` with that reason.
+    `ahead`: set by the end of operations that share the stream's queue.
     """
 
     join_s: float = 30.0
@@ -48,6 +52,7 @@ class Stream:
     error: str | None = None
     refused: str | None = None
     aborted: bool = False
+    ahead: list[threading.Event] = field(default_factory=list)
     _hung: bool = False
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -91,13 +96,14 @@ STREAM = Stream()
 
 
 class StreamKind(FakeKind):
-    """The fake device's kind with a stream; `traits` names the collective of its ranks."""
+    """The fake device's kind with a stream; `traits` names the collective of its ranks. Each open is another device."""
 
     def __init__(self, collective: str = "nccl") -> None:
         super().__init__(replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True, collective=collective))
+        self._numbers = itertools.count()
 
     def open(self, index: int = 0) -> "StreamDevice":
-        return StreamDevice(index, self.traits, self.total_bytes)
+        return StreamDevice(next(self._numbers), self.traits, self.total_bytes)
 
 
 @dataclass
@@ -120,16 +126,20 @@ class StreamEvent:
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._queries, self._is_behind = stream, 0, False
+        self._ahead: list[threading.Event] = []
 
     def record(self) -> None:
         self._stream.log.append("event")
         self._is_behind = self._stream.is_hung
+        self._ahead = [one for one in self._stream.ahead if not one.is_set()]
 
     def wait(self) -> None:
         pass
 
     def synchronize(self) -> None:
         self._stream.log.append("host waits")
+        for one in self._ahead:
+            assert one.wait(_LIMIT_S), "the host waits for an operation that never ends"
         if self._is_behind:
             self._stream.wait()
         self._stream.check()
@@ -139,7 +149,8 @@ class StreamEvent:
         self._stream.log.append("host waits")
         self._stream.check()
         self._queries += 1
-        return self._queries > _LATE_QUERIES and not (self._is_behind and self._stream.is_hung)
+        is_blocked = any(not one.is_set() for one in self._ahead) or (self._is_behind and self._stream.is_hung)
+        return self._queries > _LATE_QUERIES and not is_blocked
 
 
 class StreamGroup:

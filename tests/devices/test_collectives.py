@@ -32,6 +32,12 @@ def test_a_kind_uses_the_collective_named_in_its_traits(monkeypatch: pytest.Monk
     assert all(kind.traits.collective in COLLECTIVES for kind in table.KINDS.values())
 
 
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_link_of_every_library_can_be_ended_alone(name: str) -> None:
+    """Else a peer that hangs could hold up the sums of ranks, which share the device with their links, for ever."""
+    assert COLLECTIVES[name].abort is not None or COLLECTIVES[name].own_process
+
+
 def test_hccl_defaults_keep_variables_set_by_the_user() -> None:
     environ = {"HCCL_CONNECT_TIMEOUT": "600"}
 

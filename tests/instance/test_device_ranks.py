@@ -1,7 +1,8 @@
 """Several ranks on devices, each a process with its own pool and links: the tokens equal transformers'."""
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -9,23 +10,39 @@ from pathlib import Path
 import psutil
 import pytest
 
-from devices import cpu, cuda, table
+from devices import cpu, table
 from devices.collectives import COLLECTIVES
 from engine.oracle import generate_greedy
 from instance import ranks
 from instance.local import LocalInstance
+from kvtransfer.process_group.link_ends import GroupInlet
+from kvtransfer.stream import LinkLost
 from security.secret import Secret
 from security.trust import Trust
 from tests.devices.fake_device import VISIBLE, CardKind, FakeKind
-from tests.devices.stream import StreamKind, stream_collective
-from tests.devices.stream_rank import COLLECTIVE, PROGRAM
+from tests.devices.stream import STREAM, StreamKind, stream_collective
+from tests.devices.stream_rank import COLLECTIVE, NOTES, PROGRAM, nccl_collective
 from tests.engine.tiny_models import make_tiny_model
-from tests.instance.device_pair import NUM_TOKENS, PROMPTS, START_S, config, cross, prompt, serve_alone, serve_pair
+from tests.instance.device_pair import (
+    NUM_TOKENS,
+    PROMPTS,
+    START_S,
+    config,
+    cross,
+    prompt,
+    rest_of,
+    serve_alone,
+    serve_pair,
+)
 from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
+from tests.kvtransfer.groups import group_threads
+from tests.kvtransfer.nccl_notes import Notes
+from tests.kvtransfer.nccl_rules import NcclRules
+from tests.kvtransfer.rig import until
 from wire.errors import ConfigError, PdserveError
 from wire.load import LinkStatus
-from wire.messages import Failed, LinkMeasured, MeasureLink, Prefill, Reserve, Reserved
+from wire.messages import Failed, Generate, LinkMeasured, MeasureLink, Prefill, Reserve, Reserved
 from wire.types import Role, StageTimes
 
 ROOT = Path(__file__).parents[2]
@@ -77,22 +94,91 @@ def test_a_prompt_is_handed_off_between_ranks_on_devices(
     assert transports == {"tcp"}
 
 
-@pytest.mark.parametrize("collective", ["nccl", pytest.param("hccl", marks=pytest.mark.long)])
-def test_layers_reported_ahead_of_the_ranks_are_handed_off(
-    collective: str, model: Path, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums stay on the streams, so rank 0 may report a layer before another rank has launched it."""
+def use_streams(collective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the fake device with a stream, and this collective for its ranks, here and in their processes."""
     monkeypatch.setitem(table.KINDS, "fake", StreamKind(collective))
     monkeypatch.setitem(COLLECTIVES, collective, stream_collective(collective))
     monkeypatch.setattr(ranks, "DEVICE_PROGRAM", PROGRAM)
     monkeypatch.setenv(COLLECTIVE, collective)
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[NcclRules]:
+    """Ranks with sums on streams, and links under NCCL's rules."""
+    notes = Notes(tmp_path)
+    rules = NcclRules(notes)
+    use_streams("nccl", monkeypatch)
+    monkeypatch.setitem(COLLECTIVES, "nccl", nccl_collective(rules))
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    yield rules
+    assert notes.broken() == []
+    until(lambda: not group_threads())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("collective", ["nccl", "hccl"])
+def test_layers_reported_ahead_of_the_ranks_are_handed_off(
+    collective: str, model: Path, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums stay on the streams, so rank 0 may report a layer before another rank has launched it."""
+    use_streams(collective, monkeypatch)
     prefill = config(model, Role.PREFILL, "fake", 16, "tcp", ranks=2, port=4)
     decode = config(model, Role.DECODE, "fake", 32, "tcp", ranks=2, port=6)
 
-    outputs, transports = serve_pair(prefill, decode)
+    assert serve_pair(prefill, decode) == (reference, {"tcp"})
 
-    assert outputs == reference
-    assert transports == {"tcp"}
+
+@pytest.mark.parametrize(
+    ("p_ranks", "d_ranks"), [(2, 2), *(pytest.param(*case, marks=pytest.mark.long) for case in ((2, 1), (1, 2)))]
+)
+def test_ranks_hand_off_over_nccl_beside_their_sums(
+    p_ranks: int, d_ranks: int, model: Path, reference: list[list[int]], nccl: NcclRules
+) -> None:
+    """Each rank's links are in its own process; no transport is named."""
+    prefill = config(model, Role.PREFILL, "fake", 16, ranks=p_ranks, port=4)
+    decode = config(model, Role.DECODE, "fake", 32, ranks=d_ranks, port=6)
+
+    assert serve_pair(prefill, decode) == (reference, {"process_group"})
+    assert nccl.notes is not None
+    assert nccl.notes.links() == max(p_ranks, d_ranks)
+
+
+@pytest.mark.long
+def test_a_link_that_hangs_costs_no_rank(
+    model: Path, reference: list[list[int]], nccl: NcclRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst case: a device runs all in one queue, so the sums behind a frame that nobody receives wait as well."""
+    nccl.waits_for_receive = True
+    monkeypatch.setattr(STREAM, "ahead", nccl.queue)
+    losses: Future[PdserveError] = Future()
+    p_config = config(model, Role.PREFILL, "fake", 16, ranks=2, port=4)
+    prefill = replace(p_config, options=replace(p_config.options, rank_timeout=4.0))
+    goes_on = threading.Event()
+
+    def hang(inlet: GroupInlet, frame: object, target: object, stop: object) -> None:
+        assert goes_on.wait(START_S)
+        raise LinkLost("this end hung")
+
+    async def run() -> list[int | None]:
+        async with (
+            asyncio.timeout(START_S),
+            running(prefill, losses.set_result, lease_s=START_S) as (_, p),
+            running(config(model, Role.DECODE, "fake", 32, port=6), lease_s=START_S) as (_, d),
+        ):
+            monkeypatch.setattr(GroupInlet, "move", hang)
+            await d.session.send(Reserve(prompt(2)))
+            reserved = await d.next(Reserved)
+            assert isinstance(reserved, Reserved)
+            await p.session.send(Prefill(prompt(2), reserved.ticket))
+            assert isinstance(await p.next(Failed), Failed)
+            goes_on.set()
+            await p.session.send(Generate(prompt(1)))
+            tokens = await rest_of(p)
+            await wait_empty(p, d)
+            return tokens
+
+    assert asyncio.run(run()) == reference[1]
+    assert not losses.done()
 
 
 def test_device_and_cpu_ranks_hand_off_and_resend_no_prefix(model: Path, reference: list[list[int]]) -> None:
@@ -172,16 +258,6 @@ def kill_at_the_first_put(instance: LocalInstance, process: psutil.Process, monk
             process.kill()
 
     monkeypatch.setattr(sender, "put", kill)
-
-
-def test_links_over_the_ranks_own_collective_are_refused_early(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(table.KINDS, "cuda", FakeKind(cuda.TRAITS))
-    named = config(model, Role.PREFILL, "cuda", None, "process_group", "tcp", ranks=2)
-
-    words = "--kv-transport process_group: ranks on cuda all-reduce over nccl, which KV links cannot use"
-
-    with pytest.raises(ConfigError, match=words):
-        ranks.ranks_model(named, lambda error: None)
 
 
 @pytest.mark.long

@@ -205,7 +205,8 @@ def hurry(ends: Ends, progress_s: float) -> None:
     """From now on either end gives up after this long without progress: setting up the link had more time."""
     for end in (ends.outlet, ends.inlet):
         group: Any = end._group
-        group._progress_s = end._waiter._progress_s = progress_s
+        group._timeouts = Timeouts(progress_s=progress_s)  # group.py
+        group._operation_s = end._waiter._progress_s = progress_s  # remote_group.py
 
 
 def group_threads() -> list[str]:

@@ -1,6 +1,7 @@
 """NCCL as far as a CPU can show it: gloo underneath, and every rule of NCCL's and of torch's around it that we know.
 
-one thread at a time issues on a device, for whichever of its communicators that are made
+one thread at a time issues on a device, for whichever of its communicators are made; a link's first operation makes its
+own, and may be issued meanwhile (NCCL orders no threads by default: enqueue.cc, getImplicitOrder)
 the two ends of a communicator are on two devices, and both make it at once, by their first operation: it waits inside
 the call, for one second more than TORCH_NCCL_NONBLOCKING_TIMEOUT, and an abort waits for that (ProcessGroupNCCL.cpp:
 pointToPoint calls initNCCLComm; NCCLUtils.cpp: NCCLComm::getNcclComm and waitReady hold the mutex that abort takes)
@@ -12,28 +13,34 @@ not change, a receive's has changed only then (WorkNCCL::isCompleted asks the ev
 its own stream waits for the current one of the thread that issues: not for the default one, which computes (syncStream)
 a wait without a time returns at once, and reports no failure; one with a time raises
 a wait is for what has ended: else the thread's current stream waits too (WorkNCCL::wait calls synchronizeStream first)
+an abort ends what the device runs of the communicator, and what it would run of it later: kernels poll the flag that
+ncclCommAbort sets first (NCCL's init.cc: setCommAbortFlags; device/primitives.h: checkAbort)
 what fails ends the process, unless torch was configured to leave it to us
 
 torch's own threads (ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop and Watchdog::runLoop):
 the first group's store is queried, again and again, unless dumps are off
 a failure is written to the store, whatever is off; then the group takes no operation and is not freed for a time
+
+Both ends may be in one process or in two. In two, `Notes` in a folder are common to them, and nothing hangs or dies.
 """
 
 import contextlib
+import os
 import random
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
 from devices.collectives import COLLECTIVES, Collective, set_nccl_defaults
 from tests.kvtransfer.hccl_rules import RuleBroken
+from tests.kvtransfer.nccl_notes import BrokenRules, Notes
 
 ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LEFT_TO_US = "0"
@@ -44,6 +51,7 @@ _DTYPES = {
 _SECOND_S = 0.07  # a second of torch's
 _HEARTBEAT_S = 0.001  # torch's second would hit no message of a set-up of some milliseconds
 _LAST_S = timedelta(seconds=60)
+_MEET_S = 0.005
 _ENDED = threading.Event()
 _ENDED.set()
 Message = tuple[int, torch.dtype]
@@ -51,10 +59,11 @@ Message = tuple[int, torch.dtype]
 
 @dataclass
 class _Pair:
-    """What both ends of one communicator have in common."""
+    """What both ends of one communicator have in common, if one process has both."""
 
+    name: str
+    joined: threading.Barrier
     devices: list[str] = field(default_factory=list)
-    joined: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
     fate: str = ""
     sent: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})
     taken: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})  # by the rank that sent it
@@ -65,20 +74,27 @@ class NcclRules:
     """Owner of what each device is doing; `broken` lists what went against the rules, `made` counts groups.
 
     `on_host`: what stands for a device's memory is the host's. `environ` is what the user has set. `hung` devices never
-    join a communicator, `dead` ones leave it. Operations end up to `late_s` late.
+    join a communicator, `dead` ones leave it. Operations end up to `late_s` late; `queue` has the end of each, in the
+    order of their issue. `waits_for_receive`: a send ends only once it is received, as a large one does.
     """
 
+    notes: Notes | None = None
     on_host: bool = False
     environ: dict[str, str] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
     late_s: float = 0.0
-    broken: list[str] = field(default_factory=list)
+    waits_for_receive: bool = False
+    queue: list[threading.Event] = field(default_factory=list)
+    broken: list[str] = field(init=False)
     made: int = 0
     _pairs: dict[str, _Pair] = field(default_factory=dict)
     _busy: dict[str, str] = field(default_factory=dict)
     _current: threading.local = field(default_factory=threading.local)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.broken = BrokenRules(self.notes)
 
     def collective(self) -> Collective:
         """The table's nccl, with gloo underneath."""
@@ -93,20 +109,22 @@ class NcclRules:
         set_nccl_defaults(told, host)
         name = secrets.token_hex(8)
         if rank == 0:
-            store.set("pair", name)
+            store.set("pair", f"{name} {os.getpid()}")
+            peer = store.get("peer").decode()
         else:
-            name = store.get("pair").decode()
-        pair = self.enter(name, device)
+            name, peer = store.get("pair").decode().split()
+            store.set("peer", str(os.getpid()))
+        pair = self.enter(name, device, is_alone=peer != str(os.getpid()))
         watchdog = Watchdog(store, told, self.broken)
         join_s = _SECOND_S * (int(told.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800")) + 1)
         gloo = COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device)
         return RuleBoundGroup(gloo, rank, device, pair, self, watchdog, join_s)
 
-    def enter(self, name: str, device: str) -> _Pair:
-        """Return what the ranks of a communicator share; each has a device of its own."""
+    def enter(self, name: str, device: str, *, is_alone: bool = False) -> _Pair:
+        """Return what the ranks of a communicator share; each has a device of its own. `is_alone`: in its process."""
         with self._lock:
             self.made += 1
-            pair = self._pairs.setdefault(name, _Pair())
+            pair = self._pairs.setdefault(name, _Pair(name, joined=threading.Barrier(1 if is_alone else 2)))
             if device in pair.devices:
                 self._break(f"both ranks of a communicator on {device}")
             pair.devices.append(device)
@@ -123,19 +141,21 @@ class NcclRules:
             self._current.is_own = False
 
     @contextmanager
-    def issuing(self, device: str, what: str) -> Iterator[None]:
-        """Hold the device for one operation."""
+    def issuing(self, device: str, what: str, *, is_first: bool = False) -> Iterator[None]:
+        """Hold the device for one operation, unless it is the first of its communicator."""
         with self._lock:
             if not getattr(self._current, "is_own", False):
                 self._break(f"{what} on the stream that computes on {device}")
-            if device in self._busy:
+            if device in self._busy and not is_first:
                 self._break(f"{what} on {device} during {self._busy[device]}")
-            self._busy[device] = what
+            if not is_first:
+                self._busy[device] = what
         try:
             yield
         finally:
             with self._lock:
-                self._busy.pop(device, None)
+                if not is_first:
+                    self._busy.pop(device, None)
 
     def check(self, device: str, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return the one tensor of an operation."""
@@ -149,13 +169,18 @@ class NcclRules:
             self.break_rule(f"an operation of 0 bytes on {device}")
         return tensor
 
-    def note(self, sender: int, pair: _Pair, mine: list[Message], theirs: list[Message], tensor: torch.Tensor) -> None:
-        """Hold a send against its receive, whichever comes last."""
+    def note(self, sender: int, pair: _Pair, kind: Literal["sent", "taken"], tensor: torch.Tensor) -> int:
+        """Hold a send against its receive, whichever comes last; return its number."""
         with self._lock:
+            sent, taken = pair.sent[sender], pair.taken[sender]
+            mine, theirs = (sent, taken) if kind == "sent" else (taken, sent)
             mine.append((tensor.nbytes, tensor.dtype))
             number = len(mine) - 1
+            if self.notes is not None:
+                self.notes.add(f"{pair.name}-{sender}.{kind}", str(mine[number]))
             if number < len(theirs) and mine[number] != theirs[number]:
                 self._break(f"operation {number} of rank {sender} is {mine[number]} here and {theirs[number]} there")
+            return number
 
     def break_rule(self, what: str) -> None:
         """Write down what was broken, and raise it."""
@@ -216,17 +241,19 @@ class RuleBoundGroup:
         self.watchdog.end()
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
-        self._join()
-        with self.watchdog.lock, self.rules.issuing(self._device, "send"):
+        is_first = self._join()
+        with self.watchdog.lock, self.rules.issuing(self._device, "send", is_first=is_first):
             tensor, pair = self.rules.check(self._device, tensors), self._pair
-            self.rules.note(self._rank, pair, pair.sent[self._rank], pair.taken[self._rank], tensor)
-            return self._work(self._group.send(tensors, peer, tag), Sent(tensor, self.rules))
+            number, taken = self.rules.note(self._rank, pair, "sent", tensor), pair.taken[self._rank]
+            rules = self.rules  # a work does not keep its group, whose end is the owner's
+            sent = Sent(tensor, rules, lambda: not rules.waits_for_receive or len(taken) > number)
+            return self._work(self._group.send(tensors, peer, tag), sent)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
-        self._join()
-        with self.watchdog.lock, self.rules.issuing(self._device, "recv"):
+        is_first = self._join()
+        with self.watchdog.lock, self.rules.issuing(self._device, "recv", is_first=is_first):
             tensor, pair = self.rules.check(self._device, tensors), self._pair
-            self.rules.note(peer, pair, pair.taken[peer], pair.sent[peer], tensor)
+            self.rules.note(peer, pair, "taken", tensor)
             received = Received(tensor)
             return self._work(self._group.recv([received.landing], peer, tag), received)
 
@@ -241,9 +268,10 @@ class RuleBoundGroup:
             with contextlib.suppress(RuntimeError):  # the timeout that it aborts with
                 gloo(self._group, 1 - self._rank)
 
-    def _join(self) -> None:
+    def _join(self) -> bool:
+        """Make the communicator if that was not done; return whether this did it."""
         if self._is_joined:
-            return
+            return False
         with self._communicator:
             if self._pair.fate:
                 time.sleep(self._join_s if self._pair.fate == "hung" else 0.0)
@@ -256,18 +284,20 @@ class RuleBoundGroup:
                     f"NCCL {'error, ncclRemoteError' if dead else 'timeout'} in: NCCLUtils.cpp"
                 ) from None
             self._is_joined = True
+        return True
 
     def _work(self, work: Any, memory: "Sent | Received") -> "RuleBoundWork":
         made = RuleBoundWork(work, memory, self._latest, self)
         self._latest = made.over
+        self.rules.queue.append(made.over)
         return made
 
 
 class Sent:
     """What is being sent, which is read until the operation ends."""
 
-    def __init__(self, tensor: torch.Tensor, rules: NcclRules) -> None:
-        self._tensor, self._was, self.rules = tensor, tensor.clone(), rules
+    def __init__(self, tensor: torch.Tensor, rules: NcclRules, has_met: Callable[[], bool] = lambda: True) -> None:
+        self._tensor, self._was, self.rules, self.has_met = tensor, tensor.clone(), rules, has_met
 
     def end(self) -> None:
         if not torch.equal(self._tensor, self._was):
@@ -278,7 +308,7 @@ class Received:
     """Where a receive lands, until the operation ends."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self.landing = tensor, torch.empty_like(tensor)
+        self._tensor, self.landing, self.has_met = tensor, torch.empty_like(tensor), lambda: True
 
     def end(self) -> None:
         self._tensor.copy_(self.landing)
@@ -317,6 +347,8 @@ class RuleBoundWork:
             if not self._is_aborted.is_set():
                 self._watchdog.failed(f"{error} after {time.monotonic() - began:.1f} s", self.over)
         else:
+            while not self._memory.has_met() and not self._is_aborted.wait(_MEET_S):
+                pass
             self._is_aborted.wait(random.uniform(0.0, self.rules.late_s))
             self._before.wait()
             self._memory.end()

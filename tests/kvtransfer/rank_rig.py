@@ -145,7 +145,7 @@ class RankRig:
     def _reach(self, memory: PoolMemory, instance_id: str, epoch: int) -> FarRank:
         ours, theirs = socket.socketpair()
         settings = RankTransferSettings(
-            instance_id, epoch, "127.0.0.1", None, (self._transport,), self._lease_s, None, self._digests, 2
+            instance_id, epoch, "127.0.0.1", None, (self._transport,), self._lease_s, None, self._digests, 2, 10.0
         )  # fmt: skip
 
         def lost(what: str) -> InstanceLost:

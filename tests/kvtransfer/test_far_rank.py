@@ -38,7 +38,7 @@ from wire.types import KvEndpoint, Ticket
 
 NUM_TOKENS, BLOCK_IDS = 150, {16: (9, 3, 4, 5, 30, 1, 7, 12, 13, 20), 128: (2, 0)}
 SETTINGS = RankTransferSettings(
-    "decode-0", 77, "127.0.0.1", None, ("tcp",), 10.0, (20000, 20100), True, 2, "ab" * 32, ("10.0.0.1",)
+    "decode-0", 77, "127.0.0.1", None, ("tcp",), 10.0, (20000, 20100), True, 2, 10.0, "ab" * 32, ("10.0.0.1",)
 )  # fmt: skip
 OTHERS = ("shm", "process_group")
 ENDPOINT = KvEndpoint("tcp", "127.0.0.1:1", "", 1)

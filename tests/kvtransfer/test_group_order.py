@@ -4,7 +4,8 @@ A device runs the operations of one queue one after another, in the order in whi
 several queues at once. An operation ends when all members of its communicator run it: the ranks of one instance for a
 sum, two ranks of different instances for a frame. All members issue a communicator's operations in the same order, at
 any time, ahead without limit; a receive is issued after its frame was announced. A queue is what the device really
-runs in order: a stream, or several streams that share one of the device's connections.
+runs in order: a stream, or several streams that share one of the device's connections. A link whose operation waits
+for its time limit is aborted at both ends: no operation of it runs or is issued any more.
 """
 
 import random
@@ -52,11 +53,12 @@ class Devices:
         self._queues: dict[tuple[int, object], deque[Communicator]] = defaultdict(deque)
         self._issued: dict[tuple[Communicator, int], int] = defaultdict(int)
         self._ended: dict[Communicator, int] = defaultdict(int)
+        self._aborted: set[Communicator] = set()
 
     def next_issues(self) -> Iterator[tuple[Communicator, int]]:
         """Yield what may be issued now: a communicator and the device."""
         for communicator in self._communicators:
-            for device in communicator.members:
+            for device in communicator.members if communicator not in self._aborted else ():
                 number = self._issued[communicator, device]
                 announced = self._issued[communicator, communicator.members[0]]
                 can_receive = not communicator.is_link or device == communicator.members[0] or number < announced
@@ -78,9 +80,20 @@ class Devices:
             self._queues[device, self._queue_of(communicator, device)].popleft()
         self._ended[communicator] += 1
 
+    def abort_waiting_links(self) -> None:
+        """Abort the links with an operation that has not ended."""
+        self._aborted |= {one for queue in self._queues.values() for one in queue if one.is_link}
+        for place, queue in self._queues.items():
+            self._queues[place] = deque(one for one in queue if one not in self._aborted)
+
+    @property
+    def num_aborted(self) -> int:
+        """Number of aborted links."""
+        return len(self._aborted)
+
     def is_done(self) -> bool:
-        """Return whether all operations have ended."""
-        return all(self._ended[one] == one.num_operations for one in self._communicators)
+        """Return whether all operations have ended, or their link was aborted."""
+        return all(self._ended[one] == one.num_operations for one in self._communicators if one not in self._aborted)
 
     def _runs(self, communicator: Communicator, device: int) -> bool:
         queue = self._queues[device, self._queue_of(communicator, device)]
@@ -116,6 +129,18 @@ def clusters(draw: st.DrawFn) -> list[Communicator]:
     counts = st.integers(1, 3)
     sums = [Communicator(members, draw(counts)) for members in instances if len(members) > 1]
     return sums + [Communicator(pair, draw(counts), is_link=True) for pair in links]
+
+
+@settings(max_examples=300, deadline=None)
+@given(cluster=clusters(), queue_of=st.sampled_from([one, by_kind]), order=st.randoms(use_true_random=False))
+def test_shared_queues_cost_links_and_never_a_sum(
+    cluster: list[Communicator], queue_of: Queues, order: random.Random
+) -> None:
+    devices = Devices(cluster, queue_of)
+    while not completes(devices, order):
+        num_before = devices.num_aborted
+        devices.abort_waiting_links()
+        assert devices.num_aborted > num_before, "sums wait for each other"
 
 
 @settings(max_examples=300, deadline=None)

@@ -250,7 +250,7 @@ def test_an_aborted_group_is_released_by_its_own_thread(monkeypatch: pytest.Monk
     fake = replace(COLLECTIVES["gloo"], polls=True, abort=lambda group, peer: group.aborted.set())
     lease = PROCESS_DEVICES.lease(make_node("p").pool)
     group = Group(
-        FakeGroup(freed_by), fake, lease, name="p-d", peer=1, progress_s=DEADLINE_S, keep=None,
+        FakeGroup(freed_by), fake, lease, name="p-d", peer=1, timeouts=Timeouts(progress_s=DEADLINE_S), keep=None,
         set_up=IssueQueue("kv-set-up-p-d"),
     )  # fmt: skip
     group.send(torch.zeros(1))

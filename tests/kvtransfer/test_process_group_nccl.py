@@ -1,6 +1,7 @@
 """The same links under NCCL's rules: one operation of a device at once, each with its peer's, failures left to us."""
 
 import itertools
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,17 +10,21 @@ import pytest
 import torch
 
 from devices.collectives import COLLECTIVES
+from engine.ranks.marks import Marks, make_marks
+from engine.ranks.stream_sum import StreamSum
 from kvtransfer.digest import digest_of
 from kvtransfer.process_group import group_setup
 from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
+from tests.devices.stream import Stream, StreamDevice, stream_collective
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.groups import frame_of, group_threads, hand_over_many, link, linked, make_node, pools_on
 from tests.kvtransfer.hccl_rules import RuleBroken
 from tests.kvtransfer.nccl_rules import NcclRules, Received, Sent
 from tests.kvtransfer.rig import DEADLINE_S, until
 from wire.errors import Unavailable
+from wire.kv_layout import Rank
 
 
 @pytest.fixture
@@ -107,6 +112,25 @@ def test_a_peer_that_dies_in_set_up_harms_its_own_link_only(rules: NcclRules) ->
         with pytest.raises(LinkLost, match="ncclRemoteError"):
             link(p, dead, 2)
         assert moving.receive(moving.send(b"after")) == b"after"
+
+
+def test_a_hanging_link_ends_before_the_sum_behind_it(rules: NcclRules) -> None:
+    """The worst case: the device runs sums and frames from one queue (docs/adr/0015-a-devices-pool-is-its-ranks.md)."""
+    step_s, stream = 4.0, Stream(ahead=rules.queue)
+    marks, store = make_marks(1), os.memfd_create("store")
+    add_up = StreamSum(
+        stream_collective("nccl", stream), store, Rank(0, 1), Marks(marks, 1), step_s, StreamDevice(stream=stream)
+    )  # fmt: skip
+    with linked(make_node("p", "cuda:0"), make_node("d", "cuda:1"), 1, Timeouts(5.0, DEADLINE_S, step_s)) as ends:
+        arriving = ends.inlet._group.receive(ends.inlet._staging, 64)
+        until(lambda: len(rules.queue) == 3)  # two of them were the proof's
+        add_up(torch.ones(8))
+        add_up.wait(add_up.mark())
+
+        with pytest.raises(LinkLost, match="no data was transferred for 2 s"):
+            arriving.result(DEADLINE_S)
+    for fd in (marks, store):
+        os.close(fd)
 
 
 def test_frames_arrive_whole_if_operations_end_late(rules: NcclRules) -> None:

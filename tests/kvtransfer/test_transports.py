@@ -7,6 +7,7 @@ import pytest
 
 from devices.collectives import COLLECTIVES
 from kvtransfer import mooncake_engine
+from kvtransfer.transport import Timeouts
 from kvtransfer.transports import LIBRARIES, NAMES, TRAITS, default_names, make_transports, need_port
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
@@ -55,19 +56,19 @@ def test_a_library_names_its_transport(device: str, value: str, pool: Pool, monk
 
 
 @pytest.mark.parametrize("named", [(), ("nccl",)])
-def test_ranks_that_add_up_over_a_library_leave_it_to_them(
-    named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_use_the_library_of_the_ranks_sums(named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COLLECTIVES, "nccl", replace(COLLECTIVES["nccl"], lacking=lambda: None))
     pool = Pool(PoolLayout(TENSORS, num_blocks=4, block_size=4, rank=Rank(0, 2)))
     pool.device = "cuda:0"  # type: ignore[attr-defined]
 
-    if named:
-        with pytest.raises(ConfigError, match=r"^--kv-transport nccl: ranks all-reduce over nccl, which KV links"):
-            make_transports(named, pool)
-    else:
-        assert [transport.traits.name for transport in make_transports(named, pool)][-1] == "tcp"
-        assert "process_group" not in [transport.traits.name for transport in make_transports(named, pool)]
+    assert "process_group" in [transport.traits.name for transport in make_transports(named, pool)]
+
+
+@pytest.mark.parametrize(("timeouts", "operation_s"), [
+    (Timeouts(), 10.0), (Timeouts(step_s=10.0), 5.0), (Timeouts(step_s=60.0), 10.0), (Timeouts(progress_s=2.0), 2.0),
+])  # fmt: skip
+def test_an_operation_ends_before_a_step_that_waits_for_it(timeouts: Timeouts, operation_s: float) -> None:
+    assert timeouts.operation_s == operation_s
 
 
 def test_transports_within_one_host_need_no_port() -> None:
