@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from engine.added_biases import add_biases
 from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend
 from engine.attention.paged import LayerPool
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import NAME, register
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.fused.decoder import FusedDecoder, FusedWeights, Reduce
 from engine.fused.fuse import fuse
 from engine.fused.program import instructions
@@ -289,6 +292,15 @@ def test_an_unknown_network_is_left_unchanged(threads: Threads, tmp_path: Path) 
 
     assert fuse(network, threads=threads) is None
     torch.testing.assert_close(_expected_here(network), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["model.layers.1.input_layernorm", "model.norm"])
+def test_norms_that_add_a_small_bias_are_not_fused(norm: str, threads: Threads, tmp_path: Path) -> None:
+    network = _network(make_tiny_model("llama", tmp_path / "llama"), torch.bfloat16)
+    save_file({f"{norm}.bias": torch.full((64,), 1e-4)}, tmp_path / "model.safetensors")
+    add_biases(network, StoredWeights(tmp_path))
+
+    assert fuse(network, threads=threads) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
