@@ -17,7 +17,7 @@ from engine.sharding.hooks import num_reductions
 from engine.sharding.shares import share_heads, share_inner
 from tests.engine.rank_logits import rank_logits
 from tests.engine.tiny_families import NAMED, OTHERS, make_family
-from tests.engine.tiny_quantised import Scheme, awq, gptq, quantise_checkpoint, w8a8
+from tests.engine.tiny_quantised import Scheme, awq, gptq, modelslim, quantise_checkpoint, w8a8
 from wire.errors import ConfigError
 from wire.kv_layout import Rank, head_range
 
@@ -139,7 +139,9 @@ def test_uneven_heads_and_biases_are_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", [awq(32), gptq(4, 32), gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name
+    "scheme",
+    [awq(32), gptq(4, 32), gptq(4, 32, act_order=True), w8a8("channel"), modelslim("W8A8")],
+    ids=lambda s: s.name,
 )
 def test_ranks_of_a_quantised_checkpoint_are_the_model(tmp_path: Path, scheme: Scheme) -> None:
     path = make_family("llama", tmp_path)
