@@ -1,9 +1,8 @@
 """Attention on NPUs: torch_npu's fused kernel reads blocks in place; torch computes unsupported layers.
 
-step, layer                      | calls of npu_fused_infer_attention_score (engine/attention/npu_fused.py)
-plain                            | one: all rows, TND
-sliding window                   | chunks together, TND; single rows together, BSH, with their own mask
-head dim over 128, or float16    | each chunk alone, BSH; single rows together, BSH
+layer                            | calls of npu_fused_infer_attention_score (engine/attention/npu_fused.py)
+bfloat16, head dim 64 or 128     | one: all rows, TND, with a band where the layer has a window
+others                           | each chunk alone, BSH; single rows together, BSH, a window as their own mask
 sinks                            | the same, TND by v2 of the op; with BSH, sinks are applied to its output
 """
 
@@ -107,15 +106,11 @@ class NpuStep:
         rows, window = self._rows, layer.options.sliding_window
         if window is not None and window >= rows.longest:
             window = None  # every key is inside the window
-        together = self._backend.uses_tnd and takes_tnd(layer, rows.num_sequences)
-        if together and window is None:
-            yield rows.everything, attend_together(layer, rows.everything, self._triangle, None)
+        if self._backend.uses_tnd and takes_tnd(layer, rows.num_sequences):
+            yield rows.everything, attend_together(layer, rows.everything, self._triangle, window)
             return
-        if together and rows.chunks is not None:
-            yield rows.chunks, attend_together(layer, rows.chunks, self._triangle, window)
-        elif not together:
-            for chunk in rows.each_chunk:
-                yield chunk, attend_alone(layer, chunk, self._triangle, window)
+        for chunk in rows.each_chunk:
+            yield chunk, attend_alone(layer, chunk, self._triangle, window)
         if rows.singles is not None:
             mask = None if window is None else self._hidden(rows.singles, window)
             yield rows.singles, attend_alone(layer, rows.singles, mask, window)

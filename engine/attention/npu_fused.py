@@ -1,12 +1,14 @@
 """Calls of npu_fused_infer_attention_score over a paged pool, and its limits.
 
 layout | rows of the step                          | limits                             | source
-TND    | any sequences, concatenated               | bfloat16, head dim up to 128       | other projects, on A2 and A3
+TND    | any sequences, concatenated               | bfloat16, head dim 64 or 128       | CheckInputShapeWhenLayoutIsTND
 BSH    | single rows together, or one chunk alone  | float16 too, head dim up to 512    | the op's document
 
-Lengths are lists on the host, one per sequence for keys, cumulative for TND's queries. Masks: for a chunk the
-2048 x 2048 triangle, used for any size and aligned to the last key (sparse_mode 3, or 4 with a band); none for
-single rows, to which the op does not apply bands. The document is _op_plugin_docs.py of torch_npu's wheel.
+Lengths are lists on the host, one per sequence for keys, cumulative for TND's queries. Masks: the 2048 x 2048 triangle,
+used for any size and aligned to the last key (sparse_mode 3, or 4 with a band); for single rows under BSH, which has no
+bands for them, none or their own. The document is _op_plugin_docs.py of torch_npu's wheel; the function is in
+prompt_flash_attention_tiling.cpp of CANN's ops-transformer, which accepts TND over blocks with these limits and, unlike
+the document, with bands for single rows. An older CANN refuses TND over blocks: then BSH computes all (trusted.py).
 """
 
 from dataclasses import dataclass
@@ -15,11 +17,13 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.npu_rows import StepRows
+from engine.attention.sinks import apply_sinks
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 """Supported dtypes of query and pool."""
 TND_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16,)
-_TND_DIM, _TND_ROWS, _TND_SEQUENCES = 128, 65_536, 4_096
+TND_DIMS: tuple[int, ...] = (64, 128)
+_TND_ROWS, _TND_SEQUENCES = 65_536, 4_096
 _MAX_HEADS, _MAX_GROUP, _MAX_DIM, _DIM_STEP, _MAX_COLUMNS = 256, 64, 512, 16, 65_535
 _BLOCK_STEP, _MAX_BLOCK, _MAX_ELEMENTS = 128, 512, 2**31 - 1
 _TRIANGLE = 2048
@@ -71,7 +75,7 @@ def takes_tnd(layer: LayerRows, num_sequences: int) -> bool:
     """Return whether one TND call may compute a layer that the op supports."""
     num_tokens, _, dim = layer.query.shape
     small = num_tokens <= _TND_ROWS and num_sequences <= _TND_SEQUENCES
-    return small and dim <= _TND_DIM and layer.query.dtype in TND_DTYPES
+    return small and dim in TND_DIMS and layer.query.dtype in TND_DTYPES
 
 
 def triangle(device: torch.device) -> torch.Tensor:
@@ -80,7 +84,7 @@ def triangle(device: torch.device) -> torch.Tensor:
 
 
 def attend_together(layer: LayerRows, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return [rows, num_heads, dim] by TND. `mask` is the triangle; with a window no sequence has a single row."""
+    """Return [rows, num_heads, dim] by TND. `mask` is the triangle."""
     if layer.options.sinks is not None:
         return _attend_with_sinks(layer, rows, mask, window)
     keys, values = layer.cache()
@@ -111,7 +115,10 @@ def attend_alone(layer: LayerRows, rows: StepRows, mask: torch.Tensor | None, wi
         **(_band(window) if is_chunk else {}),
     )  # fmt: skip
     output = made[0].view_as(query)
-    return output if layer.options.sinks is None else _with_sinks(output, made[1], layer.options.sinks)
+    if layer.options.sinks is None:
+        return output
+    lse = made[1].squeeze(-1).transpose(1, 2).flatten(0, 1)  # from [batch, num_heads, rows per sequence, 1]
+    return apply_sinks(output, lse, layer.options.sinks)
 
 
 def _attend_with_sinks(layer: LayerRows, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -132,15 +139,6 @@ def _band(window: int | None) -> dict[str, int]:
     if window is None:
         return {"sparse_mode": _CAUSAL}
     return {"sparse_mode": _BAND, "pre_tokens": window - 1, "next_tokens": 0}
-
-
-def _with_sinks(output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Apply sinks after the softmax: weights with sum 1 get the sum exp(lse) / (exp(lse) + exp(sink)).
-
-    output: [rows, num_heads, dim]; lse: [batch, num_heads, rows per sequence, 1] float32; batch or rows is 1.
-    """
-    by_row = lse.squeeze(-1).transpose(1, 2).flatten(0, 1)  # [rows, num_heads]
-    return (output.float() * torch.sigmoid(by_row - sinks.float())[..., None]).to(output.dtype)
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

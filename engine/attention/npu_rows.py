@@ -59,20 +59,13 @@ class PlannedRows:
     @cached_property
     def singles(self) -> StepRows | None:
         """The sequences with one row; None where there is none."""
-        return self._some(np.flatnonzero(self._counts == 1))
-
-    @cached_property
-    def chunks(self) -> StepRows | None:
-        """The sequences with several rows, together."""
-        return self._some(np.flatnonzero(self._counts > 1))
+        chosen = np.flatnonzero(self._counts == 1)
+        return self._group(chosen) if len(chosen) else None
 
     @cached_property
     def each_chunk(self) -> Sequence[StepRows]:
         """The sequences with several rows, one by one."""
         return [self._group(np.array([index])) for index in np.flatnonzero(self._counts > 1)]
-
-    def _some(self, chosen: Ints) -> StepRows | None:
-        return self._group(chosen) if len(chosen) else None
 
     def _group(self, chosen: Ints) -> StepRows:
         device, host = self._metadata.slots.device, read_tables(self._metadata.packed, self.block_size, chosen)
@@ -90,7 +83,6 @@ class PlannedRows:
 class FixedRows:
     """The rows of a decode step over fixed inputs: one per sequence. Has the interface of PlannedRows."""
 
-    chunks: StepRows | None = None
     each_chunk: Sequence[StepRows] = ()
 
     def __init__(self, inputs: DecodeInputs, kv_lengths: list[int]) -> None:

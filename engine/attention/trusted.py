@@ -16,7 +16,7 @@ import torch
 
 from devices.interface import Device
 from engine.attention.interface import AttentionBackend, AttentionOptions
-from engine.attention.probe import LayerKind, differs, usual_parts
+from engine.attention.probe import LayerKind, differs, usual_parts, with_short_window
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import attach
 from engine.kernel_check import kernel_check
@@ -57,7 +57,7 @@ def why_not(
     backend: AttentionBackend, kinds: Sequence[LayerKind], device: Device, block_size: int, dtype: torch.dtype
 ) -> str | None:
     """Return how `backend` fails or differs from the reference on these kinds of layer, None if it does not."""
-    for kind in kinds:
+    for kind in map(with_short_window, kinds):
         try:
             why = differs(
                 backend, kind, usual_parts(block_size), block_size=block_size, dtype=dtype, device=device.torch_device

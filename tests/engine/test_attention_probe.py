@@ -13,6 +13,7 @@ from engine.attention.interface import AttentionBackend, AttentionOptions, StepA
 from engine.attention.probe import LayerKind, differs, usual_parts
 from engine.attention.reference import ReferenceAttention
 from engine.attention.torch_cpu import TorchCpuAttention
+from engine.attention.trusted import why_not
 from engine.loader import LoadedModel, load_model
 from engine.oracle import Oracle
 from engine.step_metadata import StepMetadata
@@ -106,7 +107,7 @@ def test_a_backend_that_is_right_does_not_differ(kind: str, dtype: torch.dtype, 
         (Spoilt(without("sliding_window")), "window", "window 7: largest difference "),
         (Spoilt(without("softcap")), "softcap", "softcap 2: largest difference "),
         (Spoilt(without("sinks")), "sinks", "window 20, sinks: largest difference "),
-        (Spoilt(without_a_row), "dims", "4 heads over 1 of 24/40: the output has shape [143, 4, 40], not [144, 4, 40]"),
+        (Spoilt(without_a_row), "dims", "4 heads over 1 of 24/40: the output has shape [144, 4, 40], not [145, 4, 40]"),
         (Spoilt(as_it_is, swaps=True), "heads", "the keys in the pool are not those passed to write"),
         (Spoilt(as_it_is, keeps_first=False), "heads", "or are in other slots"),
     ],
@@ -117,6 +118,15 @@ def test_wrong_attention_is_detected_and_described(backend: Spoilt, kind: str, s
 
         assert found is not None
         assert said in found, found
+
+
+def test_a_window_longer_than_the_checked_step_is_checked_too() -> None:
+    kind = replace(KINDS["window"], sliding_window=4096)
+
+    found = why_not(Spoilt(without("sliding_window")), [kind], FakeDevice(), 16, torch.float32)
+
+    assert found is not None
+    assert "window 100: largest difference" in found
 
 
 def load(path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch, asked: str = "auto") -> LoadedModel:

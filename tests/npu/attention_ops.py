@@ -172,7 +172,8 @@ def _check_heads(call: FiaCall, hidden: int) -> None:
     if call.layout == "TND":
         need_shape("query", call.query, [call.query.shape[0], heads, dim])
         need(call.query.shape[0] <= 65536, f"{call.query.shape[0]} rows: up to 65536")
-        need(dim <= 128, f"head_dim {dim} under TND: up to 128")
+        # CheckInputShapeWhenLayoutIsTND of prompt_flash_attention_tiling.cpp (CANN's ops-transformer)
+        need(dim in (64, 128) or Dtypes.also_float32, f"head_dim {dim} under TND: 64 or 128")
         need_dtype(Dtypes.allowed()[1:], query=call.query)  # no float16
     else:
         need_shape("query", call.query, [*call.query.shape[:2], heads * dim])
@@ -204,8 +205,9 @@ def _check_mask(call: FiaCall, rows: Sequence[slice], kv_lengths: Sequence[int],
         count = chosen.stop - chosen.start
         need(count <= kv_length, f"{count} queries of {kv_length} keys")
     if call.sparse_mode == 4:
-        need(longest > 1, "a band has no meaning for single queries: pre_tokens is ignored")
-        need(all(chosen.stop - chosen.start > 1 for chosen in rows), "a band over a single query among others")
+        # TND is computed by prompt_flash_attention whatever the rows (IsUsingIFA of
+        # fused_infer_attention_score_tiling.cpp), single rows under BSH by incre_flash_attention
+        need(call.layout == "TND" or longest > 1, "a band has no meaning for single queries: pre_tokens is ignored")
         need(call.pre_tokens >= 0 and call.next_tokens == 0, f"a band of {call.pre_tokens}, {call.next_tokens}")
 
 

@@ -30,10 +30,11 @@ def wheel(npu_ops: NpuOps) -> Wheel:
 
 @pytest.fixture
 def attention_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let fused attention take float32 for this test, in the engine and in its reference.
+    """Let fused attention take float32 for this test, in the engine and in its reference, and TND tiny head dims.
 
     No NPU does. Whole models are compared with the oracle in float32, where a wrong row shows at once.
     """
     monkeypatch.setattr(attention_ops.Dtypes, "also_float32", True)
     for name in ("DTYPES", "TND_DTYPES"):
         monkeypatch.setattr(npu_fused, name, (*getattr(npu_fused, name), torch.float32))
+    monkeypatch.setattr(npu_fused, "TND_DIMS", range(npu_fused.TND_DIMS[-1] + 1))

@@ -44,8 +44,8 @@ def test_a_plain_layer_is_one_call_for_all_rows(npu_ops: NpuOps, batch: str) -> 
     assert call["actual_seq_lengths_kv"] == [start + count for start, count in _BATCHES[batch]]
 
 
-@pytest.mark.parametrize("dim", [16, 80, 128])
-def test_head_dims_up_to_128_take_one_call(npu_ops: NpuOps, dim: int) -> None:
+@pytest.mark.parametrize("dim", [64, 128])
+def test_head_dims_of_64_and_128_take_one_call(npu_ops: NpuOps, dim: int) -> None:
     check(make_case(_BATCHES["mixed"], replace(_BF16, key_dim=dim, value_dim=dim)), _PLAIN)
 
     assert npu_ops.names().count(_FIA) == 1
@@ -54,10 +54,10 @@ def test_head_dims_up_to_128_take_one_call(npu_ops: NpuOps, dim: int) -> None:
 @pytest.mark.parametrize(
     ("backend", "shape"),
     [
-        (NpuAttention(), replace(_BF16, key_dim=256, value_dim=256)),
+        *((NpuAttention(), replace(_BF16, key_dim=dim, value_dim=dim)) for dim in (16, 80, 96, 112, 256)),
         (NpuAttention(uses_tnd=False), _BF16),
     ],
-    ids=["dim-256", "bsh-only"],
+    ids=["dim-16", "dim-80", "dim-96", "dim-112", "dim-256", "bsh-only"],
 )
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("batch", ["two-prefills", "decode-batch", "mixed"])
@@ -87,14 +87,23 @@ def test_float16_uses_the_layout_that_supports_it(npu_ops: NpuOps) -> None:
 
 @pytest.mark.parametrize("window", [1, 20, 128, 1000])
 @pytest.mark.parametrize("batch", ["chunk", "decode-batch", "mixed"])
-def test_a_window_is_a_band_in_chunks_and_a_mask_in_single_rows(npu_ops: NpuOps, batch: str, window: int) -> None:
+def test_a_window_is_a_band_of_one_call(npu_ops: NpuOps, batch: str, window: int) -> None:
     check(make_case(_BATCHES[batch], _BF16), replace(_PLAIN, sliding_window=window))
 
-    calls = [call.kwargs for call in npu_ops.calls if call.name == _FIA]
-    for call in calls:
-        single = call["input_layout"] == "BSH"
+    (call,) = [call.kwargs for call in npu_ops.calls if call.name == _FIA]
+    assert (call["input_layout"], call["sparse_mode"]) == ("TND", 3 if window == 1000 else 4)
+    assert window == 1000 or call["pre_tokens"] == window - 1
+
+
+@pytest.mark.parametrize("window", [1, 20, 128, 1000])
+@pytest.mark.parametrize("batch", ["chunk", "decode-batch", "mixed"])
+def test_bsh_has_bands_for_chunks_and_masks_for_single_rows(npu_ops: NpuOps, batch: str, window: int) -> None:
+    check(make_case(_BATCHES[batch], _BF16), replace(_PLAIN, sliding_window=window), NpuAttention(uses_tnd=False))
+
+    for call in (call.kwargs for call in npu_ops.calls if call.name == _FIA):
+        single = "sparse_mode" not in call
         assert window == 1000 or single or call["pre_tokens"] == window - 1
-        assert not single or call["atten_mask"].shape[-1] % 128 == 0
+        assert window == 1000 or not single or call["atten_mask"].shape[-1] % 128 == 0
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -109,7 +118,7 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
         NpuAttention(uses_tnd=uses_tnd),
     )
 
-    assert (_FIA2 in npu_ops.names()) == (uses_tnd and not (window and batch == "decode-batch"))
+    assert (_FIA2 in npu_ops.names()) == uses_tnd
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from pdserve.run_folder import default_cache_dir
 from tests.engine.step_runner import generate
+from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
 from wire.types import SamplingParams
 
-_FIA = "npu_fused_infer_attention_score"
+_FIA, _FIA2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 _SMALL_OPS = ("npu_scatter_pa_kv_cache", "npu_rms_norm", "npu_add_rms_norm", "npu_swiglu")
 
 
@@ -82,28 +84,52 @@ def test_bfloat16_differs_from_reference_attention_by_rounding_only(npu_ops: Npu
     reference.close()
 
 
-def test_the_second_layout_is_used_where_the_first_fails(
-    npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, real = make_tiny_model("llama", tmp_path / "llama"), getattr(torch.ops.npu, _FIA)
+@pytest.mark.usefixtures("attention_in_float32")
+@pytest.mark.parametrize(("make", "kind", "op"), [(make_tiny_model, "llama", _FIA), (make_family, "gpt_oss", _FIA2)])
+def test_bsh_computes_models_whose_blocks_tnd_refuses(
+    npu_ops: NpuOps, make: Callable[[str, Path], Path], kind: str, op: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path, given, real = make(kind, tmp_path / kind), prompts(5, 150), getattr(torch.ops.npu, op)
 
-    def refuse_tnd(*args: Any, **kwargs: Any) -> Any:
-        if kwargs["input_layout"] == "TND":
-            raise RuntimeError("call aclnnFusedInferAttentionScoreV3 failed")
+    def refuse_blocks(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["input_layout"] == "TND" and kwargs["block_table"] is not None:
+            raise RuntimeError("When layout is TND, not support Page Attention")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(torch.ops.npu, _FIA, refuse_tnd)
+    monkeypatch.setattr(torch.ops.npu, op, refuse_blocks)
+    loaded = load_model(
+        path, dtype="float32", block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu()
+    )
+    npu_ops.calls.clear()
+    got = generate(loaded.model, given, 8, chunk=61)
+
+    assert got == Oracle(path, "float32").generate_greedy(given, 8, ignore_eos=True)
+    assert {call.kwargs["input_layout"] for call in npu_ops.calls if call.name in (_FIA, _FIA2)} == {"BSH"}
+    (note,) = [note for note in loaded.notes if "because 'npu'" in note]
+    assert note.startswith(f"attention by {_FIA}, layout BSH only, because 'npu' computes wrong results")
+    assert note.endswith("RuntimeError: When layout is TND, not support Page Attention")
+    loaded.model.close()
+
+
+def test_masks_that_end_at_the_512th_key_are_noticed_at_load(
+    npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in vllm-project/vllm-ascend issue 15503: single rows under BSH, sparse_mode 0."""
+    path, real = make_tiny_model("mistral-sliding", tmp_path / "mistral"), getattr(torch.ops.npu, _FIA)
+
+    def ignore(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["atten_mask"] is not None and "sparse_mode" not in kwargs:
+            kwargs["atten_mask"][..., 512:] = False
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch.ops.npu, _FIA, ignore)
     loaded = load_model(
         path, dtype="bfloat16", block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu()
     )
-    npu_ops.calls.clear()
-    generate(loaded.model, prompts(5, 130), 3, chunk=61)
 
-    layouts = {call.kwargs["input_layout"] for call in npu_ops.calls if call.name == _FIA}
-    assert layouts == {"BSH"}
-    (note,) = [note for note in loaded.notes if "because" in note]
-    assert note.startswith(f"attention by {_FIA}, layout BSH only, because 'npu' computes wrong results")
-    assert note.endswith("RuntimeError: call aclnnFusedInferAttentionScoreV3 failed")
+    (note,) = [note for note in loaded.notes if note.startswith("attention by the reference")]
+    assert "window 12: largest difference" in note
     loaded.model.close()
 
 

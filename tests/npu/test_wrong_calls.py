@@ -42,7 +42,7 @@ def test_a_valid_call_passes(npu_ops: NpuOps, op: str) -> None:
         (_FIA, "atten_mask", torch.ones(128, 128, dtype=torch.bool).triu(1), r"must be \[2048, 2048\]"),
         (_FIA, "atten_mask", torch.ones(2048, 2048).triu(1), "mask is torch.float32"),
         (_FIA, "atten_mask", _LEFT_OUT, "sparse_mode 3 needs its mask"),
-        (_FIA, "sparse_mode", 4, "a band over a single query"),
+        (_FIA, "sparse_mode", 4, "a band of 2147483647, 2147483647"),
         (_FIA, "sparse_mode", 0, "TND takes no mask of its own"),
         (_FIA, "num_key_value_heads", 3, "4 heads over 3"),
         (_FIA, 0, torch.zeros(5, 4, 64), "query is torch.float32"),
@@ -99,3 +99,24 @@ def test_blocks_of_16_are_allowed_for_single_rows_only(npu_ops: NpuOps) -> None:
     with pytest.raises(Refused, match="block_size 16: a multiple of 128"):
         torch.ops.npu.npu_fused_infer_attention_score(args[0], small, small, **kwargs)
     torch.ops.npu.npu_fused_infer_attention_score(args[0][:2], small, small, **(kwargs | single))
+
+
+@pytest.mark.parametrize("dim", [16, 80, 96, 112, 192, 256])
+@pytest.mark.usefixtures("npu_ops")
+def test_tnd_has_two_head_dims(dim: int) -> None:
+    _, kwargs = RIGHT_CALLS[_FIA]()
+    query, cache = torch.zeros(5, 4, dim).bfloat16(), torch.zeros(6, 128, 2 * dim).bfloat16()
+
+    with pytest.raises(Refused, match=f"head_dim {dim} under TND: 64 or 128"):
+        torch.ops.npu.npu_fused_infer_attention_score(query, cache, cache, **kwargs)
+
+
+@pytest.mark.usefixtures("npu_ops")
+def test_bsh_has_no_band_for_single_rows() -> None:
+    (_, key, value), kwargs = RIGHT_CALLS[_FIA]()
+    query = torch.zeros(2, 1, 4 * 64).bfloat16()
+    kwargs |= {"input_layout": "BSH", "actual_seq_lengths": [1, 1]}
+    kwargs |= {"sparse_mode": 4, "pre_tokens": 20, "next_tokens": 0}
+
+    with pytest.raises(Refused, match="a band has no meaning for single queries"):
+        torch.ops.npu.npu_fused_infer_attention_score(query, key, value, **kwargs)
