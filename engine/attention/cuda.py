@@ -1,11 +1,15 @@
-"""Attention on GPUs: FlashInfer's paged kernels where they import and support the layer, else torch's own.
+"""Attention on GPUs: each layer by the first library that supports it, else by torch's plain operations.
 
-choose_library --FlashInfer, else torch's flash kernel, and the reason--> CudaAttention
-CudaAttention  --each layer--> the library where it supports the layer, else torch_paged.py
+choose_libraries --those of this machine, best first, and a line for the log--> CudaAttention
+library               | head dims             | keys                    | graphs
+FlashInfer            | 64, 128, 256          | in place                | yes
+torch's flash kernel  | multiples of 8 to 256 | gathered, one call      | no
+torch_paged.py        | any                   | gathered, some calls    | yes
 """
 
 import importlib
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -13,8 +17,8 @@ from devices.flashinfer_package import find_flashinfer
 from devices.interface import Device
 from engine.attention.flashinfer_paged import FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, DecodeAttention, StepAttention
-from engine.attention.tables import DecodeInputs, HostTables
-from engine.attention.torch_paged import TorchPagedAttention
+from engine.attention.tables import DecodeInputs, HostTables, TableUse
+from engine.attention.torch_paged import TorchPagedAttention, doubled_widths
 from engine.attention.varlen import VarlenAttention
 from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger
@@ -25,14 +29,23 @@ _log = EventLogger("engine")
 class PagedLibrary(AttentionBackend, Protocol):
     """A library whose kernels compute the layers that it supports."""
 
+    name: str
+    tables: TableUse
+    """Of decode steps in graphs."""
+
     def takes(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> bool:  # fmt: skip
         """Return whether the library can compute this layer."""
         ...
 
-    def plan_decode(self, inputs: DecodeInputs) -> DecodeAttention | None:
-        """See GraphBackend; None where the library has no kernels for decode steps."""
+
+@runtime_checkable
+class GraphLibrary(PagedLibrary, Protocol):
+    """A library whose decode steps graphs can replay."""
+
+    def plan_decode(self, inputs: DecodeInputs) -> DecodeAttention:
+        """See GraphBackend."""
         ...
 
     def fixed_bytes(self, rows: int, width: int) -> int:
@@ -41,90 +54,106 @@ class PagedLibrary(AttentionBackend, Protocol):
 
 
 def make_cuda_attention(device: Device) -> "CudaAttention":
-    """Return the backend with the library that this machine has; its `note` gives the reason."""
-    library, note = choose_library(device)
-    return CudaAttention(library, note)
+    """Return the backend with the libraries that this machine has; its `note` gives the reason."""
+    return CudaAttention(*choose_libraries(device))
 
 
-def choose_library(device: Device) -> tuple[PagedLibrary | None, str]:
-    """Return the library, None to compute all layers by torch's plain operations, and a line for the log."""
+def choose_libraries(device: Device) -> tuple[tuple[PagedLibrary, ...], str]:
+    """Return the libraries, best first, and a line for the log."""
+    found, missing = list[PagedLibrary](), list[str]()
+    for find in (_flashinfer, _torch_flash):
+        library = find(device)
+        if isinstance(library, str):
+            missing.append(library)
+        else:
+            found.append(library)
+    return tuple(found), _note(found, ", ".join(missing))
+
+
+def _note(libraries: Sequence[PagedLibrary], why: str) -> str:
+    """Return the line for the log; `why` gives the reason that there are not more libraries, if there is one."""
+    names = ", else by ".join(library.name for library in libraries) or "torch"
+    return f"attention by {names}" + (f": {why}" if why else "")
+
+
+def _flashinfer(device: Device) -> PagedLibrary | str:
     module, said = find_flashinfer()
     if module is None:
-        return _of_torch(said)
+        return said
     try:
-        return FlashInferAttention(module, device), f"attention by {said}"
+        return FlashInferAttention(module, device, said)
     except AttributeError as error:
-        return _of_torch(f"{said} cannot be used: {error}")
+        return f"{said} cannot be used: {error}"
 
 
-def _of_torch(why: str) -> tuple[PagedLibrary | None, str]:
+def _torch_flash(device: Device) -> PagedLibrary | str:
     if not torch.backends.cuda.is_flash_attention_available():
-        return None, f"attention by torch: {why}, and torch is built without its flash kernel"
+        return "torch is built without its flash kernel"
     try:
-        kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        return VarlenAttention(importlib.import_module("torch.nn.attention.varlen").varlen_attn)
     except (ImportError, AttributeError):
-        return None, f"attention by torch: {why}, and torch {torch.__version__} has no varlen_attn"
-    return VarlenAttention(kernel), f"attention by torch's flash kernel: {why}"
+        return f"torch {torch.__version__} has no varlen_attn"
 
 
 class CudaAttention:
     """The CUDA backend. One thread calls it."""
 
-    def __init__(self, library: PagedLibrary | None = None, note: str = "attention by torch") -> None:
-        """Layers that `library` does not support run on torch's plain operations."""
-        self.library, self.note = library, note
+    def __init__(self, libraries: Sequence[PagedLibrary] = (), note: str = "attention by torch") -> None:
+        """Layers that no library supports run on torch's plain operations."""
+        self.libraries, self.note = tuple(libraries), note
         self.failed: str | None = None
-        """Why the library was given up."""
+        """Why a library was given up."""
         self.torch = TorchPagedAttention()
-        self.needs_narrow = not isinstance(library, FlashInferAttention)
-        """Whether some layer gathers its keys by block tables, which should then be no wider than needed."""
+        self.tables = TableUse.NONE if any(isinstance(one, GraphLibrary) for one in libraries) else TableUse.GATHER
+        """The most that a layer has done so far."""
 
     @property
     def alternatives(self) -> "tuple[CudaAttention, ...]":
-        """Backends to try where this one fails its check at load (trusted.py): with fewer libraries."""
-        if self.library is None:
-            return ()
-        by_flash = CudaAttention(*_of_torch(f"{type(self.library).__name__} fails its check"))
-        plain = CudaAttention(note="attention by torch")
-        return (plain,) if isinstance(self.library, VarlenAttention) or by_flash.library is None else (by_flash, plain)
+        """Backends to try where this one fails its check at load (trusted.py): each has one library fewer."""
+        made, rest = list[CudaAttention](), self.libraries
+        while rest:
+            failed, rest = type(rest[0]).__name__, rest[1:]
+            made.append(CudaAttention(rest, _note(rest, f"{failed} fails its check")))
+        return tuple(made)
 
     def plan(self, metadata: StepMetadata) -> "CudaStep":
         """See AttentionBackend."""
-        library = None if self.library is None else self.library.plan(metadata)
-        return CudaStep(self, self.torch.plan(metadata), library, self.library)
+        planned = [(library, library.plan(metadata)) for library in self.libraries]
+        return CudaStep(self, self.torch.plan(metadata), planned)
 
     def plan_decode(self, inputs: DecodeInputs) -> "CudaDecode":
         """See GraphBackend."""
-        library = None if self.library is None else self.library.plan_decode(inputs)
-        return CudaDecode(self, self.torch.plan_decode(inputs), library)
+        return CudaDecode(self, inputs)
 
     def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
-        """See GraphBackend; a library reads no more than each row needs, however wide the tables are."""
-        return self.torch.table_widths(rows, most, block_size) if self.needs_narrow else (most,)
+        """See GraphBackend."""
+        if self.tables is TableUse.GATHER:
+            return self.torch.table_widths(rows, most, block_size)
+        return (most,) if self.tables is TableUse.NONE else doubled_widths(rows, most, block_size)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """See GraphBackend; only the library has any."""
-        return 0 if self.library is None else self.library.fixed_bytes(rows, width)
+        """See GraphBackend; only libraries have any."""
+        return sum(one.fixed_bytes(rows, width) for one in self.libraries if isinstance(one, GraphLibrary))
 
-    def give_up(self, error: Exception) -> None:
-        """Switch for good to torch's kernels after the library failed."""
-        _log.warning("attention_fallback", failed=type(self.library).__name__, used="torch", error=str(error))
-        self.failed = f"{type(self.library).__name__}: {error}"
-        why, is_torch = f"{type(self.library).__name__} failed: {error}", isinstance(self.library, VarlenAttention)
-        self.library, self.note = (None, f"attention by torch: {why}") if is_torch else _of_torch(why)
-        self.needs_narrow = True
+    def give_up(self, library: PagedLibrary, error: Exception) -> None:
+        """Do without a library for good after it failed."""
+        self.libraries = tuple(one for one in self.libraries if one is not library)
+        self.failed = f"{type(library).__name__}: {error}"
+        used = self.libraries[0].name if self.libraries else "torch"
+        _log.warning("attention_fallback", failed=type(library).__name__, used=used, error=str(error))
+        self.note = _note(self.libraries, f"{type(library).__name__} failed: {error}")
+        self.tables = TableUse.GATHER
 
 
 class CudaStep:
-    """One step: each layer runs on the library where it supports the layer, else on torch."""
+    """One step: each layer runs on the first library that supports it, else on torch."""
 
     def __init__(
-        self, backend: CudaAttention, by_torch: StepAttention, by_library: StepAttention | None,
-        library: PagedLibrary | None, decode: "CudaDecode | None" = None,
+        self, backend: CudaAttention, by_torch: StepAttention, planned: Sequence[tuple[PagedLibrary, StepAttention]],
+        decode: "CudaDecode | None" = None,
     ) -> None:  # fmt: skip
-        """`library` planned `by_library`; the backend may have given it up since. `decode.reads_tables` is set here."""
-        self._backend, self._torch, self._library = backend, by_torch, by_library
-        self._planned_by, self._decode = library, decode
+        """The backend may have given up a library since it planned. `decode.reads_tables` is set here."""
+        self._backend, self._torch, self._planned, self._decode = backend, by_torch, planned, decode
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """See StepAttention.write: one launch for keys and one for values."""
@@ -134,38 +163,44 @@ class CudaStep:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See StepAttention.attend."""
-        backend, library = self._backend, self._planned_by
-        if self._library is not None and library is not None and backend.library is library:
-            if library.takes(query, keys, values, options):
-                try:
-                    return self._library.attend(query, keys, values, options)
-                except torch.OutOfMemoryError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - third-party kernels may raise anything
-                    backend.give_up(error)
-            backend.needs_narrow = True
-        if self._decode is not None:
-            self._decode.reads_tables = True
+        for library, step in self._planned:
+            if library not in self._backend.libraries or not library.takes(query, keys, values, options):
+                continue
+            try:
+                out = step.attend(query, keys, values, options)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - third-party kernels may raise anything
+                self._backend.give_up(library, error)
+                continue
+            self._note(library.tables)
+            return out
+        self._note(TableUse.GATHER)
         return self._torch.attend(query, keys, values, options)
+
+    def _note(self, tables: TableUse) -> None:
+        self._backend.tables = max(self._backend.tables, tables)
+        if self._decode is not None and tables is not TableUse.NONE:
+            self._decode.reads_tables = True
 
 
 class CudaDecode:
-    """Implements DecodeAttention for the library and torch together."""
+    """Implements DecodeAttention for the libraries and torch together."""
 
-    def __init__(
-        self, backend: CudaAttention, by_torch: DecodeAttention, by_library: DecodeAttention | None
-    ) -> None:  # fmt: skip
-        self._backend, self._torch, self._library = backend, by_torch, by_library
-        self._planned_by = backend.library
+    def __init__(self, backend: CudaAttention, inputs: DecodeInputs) -> None:
+        self._backend, self._torch = backend, backend.torch.plan_decode(inputs)
+        self._planned = [
+            (library, library.plan_decode(inputs)) for library in backend.libraries if isinstance(library, GraphLibrary)
+        ]
         self.reads_tables = False
 
     def prepare(self, host: HostTables) -> None:
-        """See DecodeAttention. Errors of the library pass through: the captured graph needs its plan."""
-        if self._library is not None:
-            self._library.prepare(host)
+        """See DecodeAttention. Errors of a library pass through: the captured graph needs its plan."""
+        for _, decode in self._planned:
+            decode.prepare(host)
 
     def step(self) -> CudaStep:
         """See DecodeAttention."""
-        library = None if self._library is None else self._library.step()
-        self.reads_tables = self._library is not None and self._library.reads_tables
-        return CudaStep(self._backend, self._torch.step(), library, self._planned_by, self)
+        self.reads_tables = False
+        planned = [(library, decode.step()) for library, decode in self._planned]
+        return CudaStep(self._backend, self._torch.step(), planned, self)

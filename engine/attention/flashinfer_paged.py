@@ -8,8 +8,9 @@ for one kind of layer; it stages the plan in its own pinned memory, which must b
 Names and rules are those of flashinfer-python 0.7.2; nothing here has run on a GPU yet.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import torch
 from devices.interface import Device, Event
 from engine.attention.interface import AttentionOptions
 from engine.attention.reference import SlotWriter, write_rows
-from engine.attention.tables import DecodeInputs, HostTables, counts, read_tables
+from engine.attention.sinks import apply_sinks
+from engine.attention.tables import DecodeInputs, HostTables, TableUse, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 
@@ -41,7 +43,7 @@ class PlanKey:
     dim: int
     dtype: torch.dtype
     block_size: int
-    options: AttentionOptions
+    options: AttentionOptions  # without sinks, which are applied to the output
 
     @property
     def uses_tensor_cores(self) -> bool:
@@ -87,11 +89,13 @@ class _Planned:
 
 
 class FlashInferAttention:
-    """Implements PagedLibrary. Owns the workspace that all wrappers share: they run one after the other."""
+    """Implements GraphLibrary. Owns the workspace that all wrappers share: they run one after the other."""
 
-    def __init__(self, flashinfer: Any, device: Device) -> None:
+    tables = TableUse.NONE
+
+    def __init__(self, flashinfer: Any, device: Device, name: str = "flashinfer") -> None:
         """`flashinfer` is the module. Raises AttributeError if it lacks the wrappers."""
-        self.device = device
+        self.device, self.name = device, name
         self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
         self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None
@@ -100,13 +104,12 @@ class FlashInferAttention:
     def takes(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> bool:  # fmt: skip
-        """16 bits, one dim for keys and values, no sinks: anything else would need newly compiled kernels."""
+        """16 bits, one of DIMS for keys and values: with others its kernels fail or are wrong (its issue 4299)."""
         return (
             query.dtype in DTYPES
             and query.dtype == keys.dtype == values.dtype
             and keys.shape[-1] == values.shape[-1]
             and keys.shape[-1] in DIMS
-            and options.sinks is None
         )
 
     def plan(self, metadata: StepMetadata) -> "FlashInferStep":
@@ -177,7 +180,7 @@ class FlashInferStep(SlotWriter):
             pages = self._pages = self._pages or _step_pages(self.metadata, keys.device)
             planned = self._ready[kind] = self._backend.wrapper_for(kind, is_decode=pages.is_decode)
             planned.replan(pages)
-        return _run(planned.wrapper, query, keys, values, kind)
+        return _run(planned.wrapper, query, keys, values, kind, options.sinks)
 
 
 class FlashInferDecode:
@@ -190,14 +193,16 @@ class FlashInferDecode:
 
     def __init__(self, backend: FlashInferAttention, inputs: DecodeInputs) -> None:
         self._backend, self.inputs = backend, inputs
-        self._pages: Pages | None = None
+        self._host: HostTables | None = None
         self._planned: dict[PlanKey, _Planned] = {}
 
     def prepare(self, host: HostTables) -> None:
         """Plan again for every kind of layer: a replay reads the plans at the same addresses."""
-        self._pages = _pages(host, self.inputs.block_size, self.inputs.tables.device, None)
-        for planned in self._planned.values():
-            planned.replan(self._pages)
+        self._host = host
+        if self._planned:
+            pages = self._pages(host)
+            for planned in self._planned.values():
+                planned.replan(pages)
 
     def step(self) -> "FlashInferFixedStep":
         """See DecodeAttention."""
@@ -206,10 +211,13 @@ class FlashInferDecode:
     def wrapper_for(self, kind: PlanKey) -> Any:
         """Return the wrapper for this kind of layer, planned."""
         if kind not in self._planned:
-            assert self._pages is not None, "prepare comes before a run"
+            assert self._host is not None, "prepare comes before a run"
             planned = self._planned[kind] = self._backend.fixed_wrapper(kind, self.inputs)
-            planned.replan(self._pages)
+            planned.replan(self._pages(self._host))
         return self._planned[kind].wrapper
+
+    def _pages(self, host: HostTables) -> Pages:
+        return _pages(host, self.inputs.block_size, self.inputs.tables.device, None)
 
 
 class FlashInferFixedStep:
@@ -228,11 +236,12 @@ class FlashInferFixedStep:
     ) -> torch.Tensor:
         """See StepAttention.attend."""
         kind = _kind_of(query, keys, options, self._decode.inputs.block_size)
-        return _run(self._decode.wrapper_for(kind), query, keys, values, kind)
+        return _run(self._decode.wrapper_for(kind), query, keys, values, kind, options.sinks)
 
 
 def _kind_of(query: torch.Tensor, keys: torch.Tensor, options: AttentionOptions, block_size: int) -> PlanKey:
-    return PlanKey(query.shape[0], keys.shape[1], keys.shape[2], query.dtype, block_size, options)
+    plain = options if options.sinks is None else replace(options, sinks=None)
+    return PlanKey(query.shape[0], keys.shape[1], keys.shape[2], query.dtype, block_size, plain)
 
 
 def _step_pages(metadata: StepMetadata, device: torch.device) -> Pages:
@@ -273,8 +282,13 @@ def _plan_prefill(wrapper: Any, kind: PlanKey, pages: Pages) -> None:
 
 
 def _run(
-    wrapper: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kind: PlanKey
+    wrapper: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kind: PlanKey,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     pages = (-1, kind.block_size, kind.num_kv_heads, kind.dim)
-    out: torch.Tensor = wrapper.run(query.transpose(0, 1).contiguous(), (keys.view(pages), values.view(pages)))
-    return out
+    rows, pools = query.transpose(0, 1).contiguous(), (keys.view(pages), values.view(pages))
+    if sinks is None:
+        out: torch.Tensor = wrapper.run(rows, pools)
+        return out
+    out, lse = wrapper.run(rows, pools, return_lse=True)  # [num_tokens, num_heads, dim] and [num_tokens, num_heads]
+    return apply_sinks(out, lse * math.log(2), sinks)  # FlashInfer's logarithm has base 2

@@ -4,6 +4,7 @@ A row is one sequence. In a rectangle, rows shorter than the widest repeat their
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,14 @@ import torch
 from engine.step_metadata import PackedStep
 
 Ints = npt.NDArray[np.int64]
+
+
+class TableUse(IntEnum):
+    """What a replay of decode steps does with the block tables in DecodeInputs; more of it needs narrower ones."""
+
+    NONE = 0
+    READ = 1
+    GATHER = 2
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ A decode step over fixed tensors (DecodeInputs) reads nothing else, so that a gr
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -40,28 +41,36 @@ class TorchPagedAttention:
         return FixedDecode(inputs)
 
     def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
-        """See GraphBackend. Each is twice the last, so at most half of the keys of a gather are unused.
-
-        They end where a step gathers MOST_KEYS: wider ones run without a graph, in groups.
-        """
-        keys = rows * block_size
-        widest = min(most, MOST_KEYS // keys)
-        narrowest = max(1, FEW_KEYS // keys)
-        doubled = [narrowest << power for power in range(widest.bit_length()) if narrowest << power < widest]
-        return (*doubled, widest) if widest else ()
+        """See GraphBackend. They end where a step gathers MOST_KEYS: wider ones run without a graph, in groups."""
+        return doubled_widths(rows, most, block_size, MOST_KEYS)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """Return 0: tensors of a run are in the graph's memory."""
         return 0
 
 
-class TorchPagedStep(SlotWriter):
-    """One step; owns what its layers share."""
+def doubled_widths(rows: int, most: int, block_size: int, most_keys: int | None = None) -> tuple[int, ...]:
+    """Return widths of which each is twice the last, so that at most half of a table's columns are unused.
 
-    def __init__(self, metadata: StepMetadata) -> None:
-        super().__init__(metadata)
-        self._decoding = tuple(_decode_groups(metadata))
-        self._chunks = tuple(_chunks(metadata))
+    The last is `most`, or as many as `most_keys` allow for `rows` sequences.
+    """
+    keys = rows * block_size
+    widest = most if most_keys is None else min(most, most_keys // keys)
+    narrowest = max(1, FEW_KEYS // keys)
+    doubled = [narrowest << power for power in range(widest.bit_length()) if narrowest << power < widest]
+    return (*doubled, widest) if widest else ()
+
+
+class TorchPagedStep(SlotWriter):
+    """One step; owns what its layers share, which the first layer computes: a library may compute all of them."""
+
+    @cached_property
+    def _decoding(self) -> tuple["_DecodeGroup", ...]:
+        return tuple(_decode_groups(self.metadata))
+
+    @cached_property
+    def _chunks(self) -> tuple["_Chunk", ...]:
+        return tuple(_chunks(self.metadata))
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions

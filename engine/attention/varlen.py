@@ -8,17 +8,19 @@ nothing here has run on a GPU yet. torch_paged.py computes fixed decode steps.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.reference import SlotWriter
-from engine.attention.tables import DecodeInputs, Ints, counts, read_tables
+from engine.attention.sinks import apply_sinks
+from engine.attention.tables import Ints, TableUse, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 
-VarlenKernel = Callable[..., torch.Tensor]
+VarlenKernel = Callable[..., Any]
 MOST_KEYS = 1 << 18
 """Tokens gathered at once: 512 MiB each of keys and values with 8 heads of 128 in 16 bits."""
 DTYPES = (torch.float16, torch.bfloat16)
@@ -26,7 +28,9 @@ MOST_DIM, DIM_STEP = 256, 8
 
 
 class VarlenAttention:
-    """Implements PagedLibrary for steps without a graph."""
+    """Implements PagedLibrary. Not for graphs: the gather would be as wide as the tables, as torch_paged.py's is."""
+
+    name, tables = "torch's flash kernel", TableUse.GATHER
 
     def __init__(self, kernel: VarlenKernel) -> None:
         """`kernel` is torch.nn.attention.varlen.varlen_attn."""
@@ -35,7 +39,7 @@ class VarlenAttention:
     def takes(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> bool:  # fmt: skip
-        """16 bits, one dim for keys and values, no soft cap and no sinks."""
+        """16 bits, one dim for keys and values, no soft cap."""
         dim = keys.shape[-1]
         return (
             query.dtype in DTYPES
@@ -44,19 +48,11 @@ class VarlenAttention:
             and dim <= MOST_DIM
             and dim % DIM_STEP == 0
             and options.softcap is None
-            and options.sinks is None
         )
 
     def plan(self, metadata: StepMetadata) -> "VarlenStep":
         """See AttentionBackend."""
         return VarlenStep(self.kernel, metadata)
-
-    def plan_decode(self, inputs: DecodeInputs) -> None:
-        """Return None: the gather would be as wide as the tables, which torch_paged.py does already."""
-
-    def fixed_bytes(self, rows: int, width: int) -> int:
-        """Return 0: there are no fixed steps."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +80,23 @@ class VarlenStep(SlotWriter):
     ) -> torch.Tensor:
         """See StepAttention.attend."""
         groups = self._groups = self._groups or tuple(_groups_of(self.metadata))
-        window = -1 if options.sliding_window is None else options.sliding_window - 1
-        outputs = [
-            self._kernel(
-                query[:, group.rows].transpose(0, 1).contiguous(), keys.index_select(0, group.slots),
-                values.index_select(0, group.slots), group.query_ends, group.key_ends, group.most_queries,
-                group.most_keys, scale=options.scaling, window_size=(window, 0),
-                enable_gqa=query.shape[0] != keys.shape[1],
-            )
-            for group in groups
-        ]  # fmt: skip
+        outputs = [self._attend(group, query, keys, values, options) for group in groups]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _attend(
+        self, group: _Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        from torch.nn.attention.varlen import AuxRequest
+
+        window = -1 if options.sliding_window is None else options.sliding_window - 1
+        made = self._kernel(
+            query[:, group.rows].transpose(0, 1).contiguous(), keys.index_select(0, group.slots),
+            values.index_select(0, group.slots), group.query_ends, group.key_ends, group.most_queries, group.most_keys,
+            scale=options.scaling, window_size=(window, 0), enable_gqa=query.shape[0] != keys.shape[1],
+            return_aux=None if options.sinks is None else AuxRequest(lse=True),
+        )  # fmt: skip
+        out: torch.Tensor = made if options.sinks is None else apply_sinks(made[0], made[1].t(), options.sinks)
+        return out  # the kernel's logarithms are [num_heads, num_tokens]
 
 
 def _groups_of(metadata: StepMetadata) -> Iterator[_Group]:

@@ -26,6 +26,7 @@ _LAYERS = {
     "one KV head": LayerKind(4, 1, 64, 64, 0.125),
     "a KV head each": LayerKind(4, 4, 128, 128, 0.088),
     "9 heads over 3": LayerKind(9, 3, 64, 64, 0.125),
+    "head dim 96": LayerKind(8, 2, 96, 96, 0.102),
     "window": LayerKind(8, 2, 64, 64, 0.125, sliding_window=20),
     "softcap": LayerKind(8, 2, 64, 64, 0.125, softcap=30.0),
     "sinks": LayerKind(8, 2, 64, 64, 0.125, has_sinks=True),

@@ -4,9 +4,13 @@ Rules are those that flashinfer-python 0.7.2 states or checks; a call that break
 found on a GPU only by its numbers. In graph mode the plan is copied to the caller's buffers and read from there.
 """
 
+import math
 from typing import Any, ClassVar
 
 import torch
+
+Made = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""An output [rows, heads, dim]; with return_lse also the base-2 logarithms of the softmax's sums, [rows, heads]."""
 
 LEAST_WORKSPACE = 1 << 20
 """Bytes; the real ones use 128 MiB."""
@@ -55,7 +59,9 @@ class _Wrapper:
         }  # fmt: skip
         self.indptr, self.indices, self.last = indptr.clone(), indices.clone(), last.clone()
 
-    def _attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], ends: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], ends: torch.Tensor, return_lse: bool
+    ) -> Made:
         plan, (keys, values) = self.arguments, cache
         pages = (plan["page_size"], plan["kv_heads"], plan["dim"])
         if q.shape != (int(ends[-1]), plan["heads"], plan["dim"]) or not q.is_contiguous():
@@ -65,9 +71,13 @@ class _Wrapper:
         if {q.dtype, keys.dtype, values.dtype} != {plan["dtype"]}:
             raise ValueError("a dtype that was not planned")
         bounds = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-        return torch.cat([self._one(n, q[start:end], keys, values) for n, (start, end) in enumerate(bounds)])
+        parts = [self._one(n, q[start:end], keys, values) for n, (start, end) in enumerate(bounds)]
+        out, lse = (torch.cat(made) for made in zip(*parts, strict=True))
+        return (out, lse) if return_lse else out
 
-    def _one(self, number: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _one(
+        self, number: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         plan = self.arguments
         own = self.indices[int(self.indptr[number]) : int(self.indptr[number + 1])].long()
         length = (len(own) - 1) * plan["page_size"] + int(self.last[number])
@@ -81,8 +91,9 @@ class _Wrapper:
         hidden = key > at
         if plan["window_left"] >= 0:
             hidden = hidden | (key < at - plan["window_left"])
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+        return out, (scores.logsumexp(-1).t() / math.log(2)).float()
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -127,8 +138,10 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         last.copy_(self.last)
         self.indptr, self.indices, self.last = starts, pages, last
 
-    def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return self._attend(q, paged_kv_cache, torch.arange(len(self.last) + 1))
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], *, return_lse: bool = False
+    ) -> Made:
+        return self._attend(q, paged_kv_cache, torch.arange(len(self.last) + 1), return_lse)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -156,5 +169,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             kv_data_type=kv_data_type, sm_scale=sm_scale,
         )  # fmt: skip
 
-    def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return self._attend(q, paged_kv_cache, self._ends)
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], *, return_lse: bool = False
+    ) -> Made:
+        return self._attend(q, paged_kv_cache, self._ends, return_lse)

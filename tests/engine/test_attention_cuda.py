@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from engine import decode_graphs
 from engine.attention import flashinfer_paged, torch_paged, varlen
-from engine.attention.cuda import CudaAttention, choose_library
+from engine.attention.cuda import CudaAttention, choose_libraries
 from engine.attention.flashinfer_paged import FIXED_WORKSPACE_BYTES, FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, GraphBackend, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables, read_tables
@@ -29,6 +29,7 @@ _DECODES = [(3, 1), (16, 1), (15, 1), (70, 1), (0, 1), (64, 1)]
 _MIXED = [(9, 1), (0, 18), (33, 1), (20, 30), (1, 1)]
 _HALF = Shape(num_heads=8, num_kv_heads=2, key_dim=64, value_dim=64, dtype=torch.bfloat16, pool_dtype=torch.bfloat16)
 _SINKS = torch.tensor([0.1, 2.0, -1.0, 0.5])
+_EIGHT = torch.cat([_SINKS, _SINKS + 1])
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,11 @@ def made() -> list[Any]:
 
 
 def with_flashinfer() -> CudaAttention:
-    return CudaAttention(FlashInferAttention(flashinfer_stand_in, FakeDevice()), "flashinfer's stand-in")
+    return CudaAttention([FlashInferAttention(flashinfer_stand_in, FakeDevice())], "flashinfer's stand-in")
+
+
+def with_flash(kernel: "Varlen") -> CudaAttention:
+    return CudaAttention([VarlenAttention(kernel)])
 
 
 def fixed_inputs(case: Case, *, padded: int, width: int) -> tuple[DecodeInputs, HostTables]:
@@ -133,11 +138,12 @@ def test_a_decode_batch_is_one_call_whatever_its_size(monkeypatch: pytest.Monkey
 @pytest.mark.combinations(2)
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [None, _EIGHT], ids=["no-sinks", "sinks"])
 @pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)], [(40, 1)]], ids=["decode", "mixed", "prompt", "one"])
 def test_flashinfer_gets_the_steps_arguments(
-    parts: list[tuple[int, int]], softcap: float | None, window: int | None
+    parts: list[tuple[int, int]], sinks: torch.Tensor | None, softcap: float | None, window: int | None
 ) -> None:
-    case, options = make_case(parts, _HALF), AttentionOptions(0.1, window, softcap)
+    case, options = make_case(parts, _HALF), AttentionOptions(0.1, window, softcap, sinks)
 
     agree(case.run(with_flashinfer(), options), case, options)
 
@@ -163,15 +169,21 @@ def test_layers_of_one_kind_share_a_plan_and_steps_a_wrapper() -> None:
     for _ in range(3):
         step = backend.plan(case.metadata)
         step.write(pool.keys, pool.values, case._new("keys"), case._new("values"))
-        for options in (AttentionOptions(0.1), AttentionOptions(0.1, 20), AttentionOptions(0.1)):
+        for options in (
+            AttentionOptions(0.1), AttentionOptions(0.1, 20), AttentionOptions(0.1),
+            AttentionOptions(0.1, sinks=torch.zeros(8)), AttentionOptions(0.1, sinks=torch.ones(8)),
+        ):  # fmt: skip
             step.attend(query, pool.keys, pool.values, options)
 
     assert [one.num_plans for one in made()] == [3, 3]
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_flashinfer_plans_fixed_decode_steps_into_fixed_places(window: int | None) -> None:
-    backend, options = with_flashinfer(), AttentionOptions(0.1, window)
+@pytest.mark.parametrize(
+    "options", [AttentionOptions(0.1), AttentionOptions(0.1, 20), AttentionOptions(0.1, sinks=_EIGHT)],
+    ids=["plain", "window", "sinks"],
+)  # fmt: skip
+def test_flashinfer_plans_fixed_decode_steps_into_fixed_places(options: AttentionOptions) -> None:
+    backend = with_flashinfer()
     case = make_case(_DECODES, _HALF)
     fixed = Fixed(backend, case)
 
@@ -213,7 +225,9 @@ def test_a_replay_transfers_no_more_than_the_blocks_in_use(takes_all: bool, monk
     held = torch.cat([pool.keys, more]), torch.cat([pool.values, more])
     query, keys, values = (case._new(name) for name in ("query", "keys", "values"))
     backend = with_flashinfer()
-    kinds = [AttentionOptions(0.1), *([] if takes_all else [AttentionOptions(0.1, sinks=torch.zeros(8))])]
+    kinds = [AttentionOptions(0.1), *([] if takes_all else [AttentionOptions(0.1, softcap=2.0)])]
+    takes = FlashInferAttention.takes
+    monkeypatch.setattr(FlashInferAttention, "takes", lambda *of: takes(*of) and of[-1].softcap is None)
 
     def forward(inputs: DecodeInputs, attention: StepAttention) -> torch.Tensor:
         pad = len(inputs.token_ids) - rows
@@ -259,10 +273,10 @@ def test_block_tables_are_rectangular_or_concatenated() -> None:
         (replace(_HALF, dtype=torch.float32, pool_dtype=torch.float32), AttentionOptions(0.1)),
         (replace(_HALF, dtype=torch.float32), AttentionOptions(0.1)),
         (replace(_HALF, key_dim=80, value_dim=80), AttentionOptions(0.1)),
+        (replace(_HALF, key_dim=96, value_dim=96, num_heads=4), AttentionOptions(0.1, sinks=_SINKS)),
         (replace(_HALF, value_dim=128), AttentionOptions(0.1)),
-        (replace(_HALF, num_heads=4), AttentionOptions(0.1, sinks=_SINKS)),
     ],
-    ids=["float32", "mixed-dtypes", "dim-80", "two-dims", "sinks"],
+    ids=["float32", "mixed-dtypes", "dim-80", "dim-96", "two-dims"],
 )
 def test_unsupported_steps_go_to_torch(shape: Shape, options: AttentionOptions) -> None:
     backend, case = with_flashinfer(), make_case(_MIXED, shape)
@@ -284,7 +298,7 @@ def test_flashinfer_has_a_workspace_per_fixed_step_and_layer_kind() -> None:
 
     assert one == FIXED_WORKSPACE_BYTES + 4 * (4 * 10 + 3 * 4 + 2)
     assert backend.fixed_bytes(4, 10) == 2 * one
-    assert CudaAttention(None).fixed_bytes(4, 10) == 0
+    assert CudaAttention().fixed_bytes(4, 10) == 0
 
 
 def test_a_library_that_fails_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,28 +313,27 @@ def test_a_library_that_fails_is_not_used_again(monkeypatch: pytest.MonkeyPatch)
 
     assert len(made()) == 1
     assert "nvcc not found" in backend.note
-    assert backend.library is None
+    assert backend.libraries == ()
     assert len(backend.table_widths(3, 999, 16)) > 1
 
 
-def test_torchs_flash_kernel_takes_over_from_a_library_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_library_takes_over_from_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image")
 
     kernel = Varlen()
     monkeypatch.setattr(flashinfer_stand_in.BatchDecodeWithPagedKVCacheWrapper, "run", fail)
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    backend, case, options = with_flashinfer(), make_case(_DECODES, _HALF), AttentionOptions(0.1)
+    flash = VarlenAttention(kernel)
+    backend = CudaAttention([FlashInferAttention(flashinfer_stand_in, FakeDevice()), flash])
+    case, options = make_case(_DECODES, _HALF), AttentionOptions(0.1)
 
     agree(case.run(backend, options), case, options)
-    assert isinstance(backend.library, VarlenAttention)
-    backend.library.kernel = kernel
-    agree(case.run(backend, options), case, options)
+    assert [*backend.libraries] == [flash]
     assert len(kernel.calls) == 1
     monkeypatch.setattr(Varlen, "__call__", fail)
     agree(case.run(backend, options), case, options)
 
-    assert backend.library is None
+    assert backend.libraries == ()
     assert backend.note == "attention by torch: VarlenAttention failed: no kernel image"
 
 
@@ -328,30 +341,37 @@ def test_a_fixed_step_survives_leaving_its_library() -> None:
     backend, options = with_flashinfer(), AttentionOptions(0.1)
     case = make_case(_DECODES, _HALF)
     fixed = Fixed(backend, case)
-    backend.give_up(RuntimeError("no kernel image"))
-    backend.library = VarlenAttention(Varlen())
+    backend.give_up(backend.libraries[0], RuntimeError("no kernel image"))
 
     agree(fixed.run(case, options), case, options)
 
     assert made() == []
-    assert isinstance(backend.library, VarlenAttention)
 
 
-def test_without_the_library_the_choice_has_a_reason() -> None:
-    library, note = choose_library(FakeDevice())
+@pytest.mark.parametrize(
+    ("package", "has_flash", "names", "note"),
+    [
+        (None, False, [], "attention by torch: flashinfer is not installed, torch is built without its flash kernel"),
+        (None, True, [VarlenAttention], "attention by torch's flash kernel: flashinfer is not installed"),
+        (flashinfer_stand_in, True, [FlashInferAttention, VarlenAttention],
+         "attention by flashinfer 9, else by torch's flash kernel"),
+        (SimpleNamespace(), True, [VarlenAttention],
+         "attention by torch's flash kernel: flashinfer 9 cannot be used: "),
+    ],
+    ids=["none", "torch's", "both", "another flashinfer"],
+)  # fmt: skip
+def test_libraries_are_chosen_with_a_reason(
+    package: Any, has_flash: bool, names: list[type], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = (None, "flashinfer is not installed") if package is None else (package, "flashinfer 9")
+    monkeypatch.setattr("engine.attention.cuda.find_flashinfer", lambda: found)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: has_flash)
 
-    assert library is None
-    assert note == "attention by torch: flashinfer is not installed, and torch is built without its flash kernel"
+    libraries, said = choose_libraries(FakeDevice())
 
-
-def test_torchs_flash_kernel_is_next_if_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-
-    library, note = choose_library(FakeDevice())
-
-    assert isinstance(library, VarlenAttention)
-    assert library.kernel is varlen_attn
-    assert note == "attention by torch's flash kernel: flashinfer is not installed"
+    assert [type(one) for one in libraries] == names
+    assert said.startswith(note)
+    assert [one.kernel for one in libraries if isinstance(one, VarlenAttention)] == [varlen_attn] * has_flash
 
 
 class Varlen:
@@ -360,7 +380,7 @@ class Varlen:
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(varlen_attn).bind(*args, **kwargs)
         given.apply_defaults()
         reported = given.arguments
@@ -369,7 +389,7 @@ class Varlen:
         of_meta = {
             name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in reported.items()
         }
-        shape = real(**of_meta).shape
+        shapes = [one.shape for one in real(**of_meta | {"return_aux": AuxRequest(lse=True)})]
         query, keys, values, ends = (
             reported["query"],
             reported["key"],
@@ -381,7 +401,7 @@ class Varlen:
         assert (int(ends[0][-1]), int(ends[1][-1])) == (len(query), len(keys))
         counts, lengths = (one.diff() for one in ends)
         assert (reported["max_q"], reported["max_k"]) == (int(counts.max()), int(lengths.max()))
-        outputs = []
+        outputs, logarithms = [], []
         for number, (count, length) in enumerate(zip(counts.tolist(), lengths.tolist(), strict=True)):
             first, start = int(ends[0][number]), int(ends[1][number])
             group = query.shape[1] // keys.shape[1]
@@ -394,23 +414,27 @@ class Varlen:
             hidden = key > at
             if left >= 0:
                 hidden = hidden | (key < at - left)
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-            outputs.append(torch.einsum("hqk,khd->qhd", weights, own[1]).to(query.dtype))
-        made = torch.cat(outputs)
-        assert made.shape == shape
-        return made
+            scores = scores.masked_fill(hidden, float("-inf"))
+            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), own[1]).to(query.dtype))
+            logarithms.append(scores.logsumexp(-1).float())
+        made = torch.cat(outputs), torch.cat(logarithms, 1)
+        assert [one.shape for one in made] == shapes
+        return made if reported["return_aux"] else made[0]
 
 
 @pytest.mark.combinations(2)
 @pytest.mark.parametrize("most_keys", [1, 60, 1 << 18])
 @pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("sinks", [None, _EIGHT], ids=["no-sinks", "sinks"])
+@pytest.mark.parametrize("dim", [64, 80, 96, 112])
 @pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)]], ids=["decode", "mixed", "prompt"])
 def test_a_step_is_one_call_of_torchs_flash_kernel(
-    parts: list[tuple[int, int]], window: int | None, most_keys: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    parts: list[tuple[int, int]], dim: int, sinks: torch.Tensor | None, window: int | None, most_keys: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(varlen, "MOST_KEYS", most_keys)
-    kernel, options = Varlen(), AttentionOptions(0.1, window)
-    backend, case = CudaAttention(VarlenAttention(kernel)), make_case(parts, _HALF)
+    kernel, options = Varlen(), AttentionOptions(0.1, window, sinks=sinks)
+    backend, case = with_flash(kernel), make_case(parts, replace(_HALF, key_dim=dim, value_dim=dim))
 
     agree(case.run(backend, options), case, options)
 
@@ -426,22 +450,21 @@ def test_a_step_is_one_call_of_torchs_flash_kernel(
         (replace(_HALF, key_dim=264, value_dim=264), AttentionOptions(0.1)),
         (replace(_HALF, value_dim=128), AttentionOptions(0.1)),
         (_HALF, AttentionOptions(0.1, softcap=2.0)),
-        (replace(_HALF, num_heads=4), AttentionOptions(0.1, sinks=_SINKS)),
     ],
-    ids=["float32", "dim-60", "dim-264", "two-dims", "softcap", "sinks"],
+    ids=["float32", "dim-60", "dim-264", "two-dims", "softcap"],
 )
 def test_steps_the_flash_kernel_cannot_run_use_plain_operations(shape: Shape, options: AttentionOptions) -> None:
     kernel = Varlen()
     case = make_case(_MIXED, shape)
 
-    agree(case.run(CudaAttention(VarlenAttention(kernel)), options), case, options)
+    agree(case.run(with_flash(kernel), options), case, options)
 
     assert kernel.calls == []
 
 
 def test_fixed_decode_steps_without_flash_use_plain_operations() -> None:
     kernel, options = Varlen(), AttentionOptions(0.1, 20)
-    backend, case = CudaAttention(VarlenAttention(kernel)), make_case(_DECODES, _HALF)
+    backend, case = with_flash(kernel), make_case(_DECODES, _HALF)
 
     agree(Fixed(backend, case).run(case, options), case, options)
 

@@ -104,7 +104,7 @@ def _held(function: Callable[..., Any], real: Signature, *, skip: int) -> Callab
 
 def attend(module: Any) -> None:
     """Run steps of each kind through the wrappers of a module."""
-    options = AttentionOptions(0.1, 20, 2.0)
+    options = AttentionOptions(0.1, 20, 2.0, torch.zeros(8))
     for parts in _STEPS.values():
         case = make_case(parts, _SHAPE)
         agree(case.run(FlashInferAttention(module, FakeDevice()), options), case, options)

@@ -184,7 +184,8 @@ def test_the_childs_answer(
     device = FakeDevice(traits=replace(TRAITS, attention="cuda"))
     monkeypatch.setattr(kernel_child, "open_device", changes.get("opens", lambda name: device))
     if "library" in changes:
-        monkeypatch.setattr("engine.attention.cuda.choose_library", lambda device: (changes["library"](), "a library"))
+        chosen = (changes["library"](),), "a library"
+        monkeypatch.setattr("engine.attention.cuda.choose_libraries", lambda device: chosen)
     if "computes" in changes:
         monkeypatch.setitem(kernel_child.CHECKS, "attention", changes["computes"])
 
@@ -196,7 +197,7 @@ def test_the_childs_answer(
 
 def test_what_the_child_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[int] = []
-    flash, plain = CudaAttention(VarlenAttention(lambda *_, **__: torch.empty(0))), None
+    flash = CudaAttention([VarlenAttention(lambda *_, **__: torch.empty(0))])
 
     def refuse_first(name: str, params: dict[str, Any], here: Here) -> str | None:
         asked.append(params["place"])
@@ -208,21 +209,21 @@ def test_what_the_child_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch, capl
 
     assert asked == [0, 1]
     assert isinstance(backend, CudaAttention)
-    assert backend.library is plain
+    assert backend.libraries == ()
     assert note is not None
     assert "SIGKILL" in note
 
 
 def test_attention_on_gpus_has_alternatives_with_fewer_libraries() -> None:
-    class Library(VarlenAttention):
-        """Stands in for FlashInfer's."""
+    def library() -> VarlenAttention:
+        return VarlenAttention(lambda *_, **__: torch.empty(0))
 
     plain: AttentionBackend = CudaAttention()
     assert with_alternatives(plain) == (plain,)
     assert with_alternatives(ReferenceAttention())[1:] == ()
-    (other,) = with_alternatives(CudaAttention(Library(lambda *_, **__: torch.empty(0))))[1:]
-    assert isinstance(other, CudaAttention)
-    assert other.library is None
+    first, second = library(), library()
+    others = with_alternatives(CudaAttention([first, second]))[1:]
+    assert [one.libraries for one in others if isinstance(one, CudaAttention)] == [(second,), ()]
 
 
 @pytest.mark.parametrize("why", [None, "its check ended a child process with SIGKILL: no message"])
