@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
     pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8"), is_asynchronous=True,
-    ray_resource="GPU", packages=("flashinfer-python",),
+    ray_resource="GPU", packages=("flashinfer-python", "flash-attn-3"),
 )  # fmt: skip
 
 

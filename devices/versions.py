@@ -26,7 +26,7 @@ _CANN_FILES = (
     ("runtime/version.info", re.compile(r"^version_dir\s*=\s*(\S+)", re.MULTILINE)),
 )
 _ASCEND_DRIVER = re.compile(r"^version\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
-_KERNEL_PACKAGES = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "triton")
+_KERNEL_PACKAGES = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "flash-attn-3", "triton")
 _REQUIRED_TORCH = re.compile(r"^torch\s*\(?==\s*([0-9]+\.[0-9]+)")
 
 

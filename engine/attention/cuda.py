@@ -3,11 +3,13 @@
 choose_libraries --those of this machine, best first, and a line for the log--> CudaAttention
 library               | head dims             | keys                    | graphs
 FlashInfer            | 64, 128, 256          | in place                | yes
+FlashAttention 3      | multiples of 8 to 256 | in place                | yes
 torch's flash kernel  | multiples of 8 to 256 | gathered, one call      | no
 torch_paged.py        | any                   | gathered, some calls    | yes
 """
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +17,9 @@ import torch
 
 from devices.flashinfer_package import find_flashinfer
 from devices.interface import Device
+from devices.versions import package_version
+from engine.attention import flash3_paged
+from engine.attention.flash3_paged import Flash3Attention
 from engine.attention.flashinfer_paged import FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, DecodeAttention, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables, TableUse
@@ -61,11 +66,11 @@ def make_cuda_attention(device: Device) -> "CudaAttention":
 def choose_libraries(device: Device) -> tuple[tuple[PagedLibrary, ...], str]:
     """Return the libraries, best first, and a line for the log."""
     found, missing = list[PagedLibrary](), list[str]()
-    for find in (_flashinfer, _torch_flash):
+    for find in (_flashinfer, _flash_attn_3, _torch_flash):
         library = find(device)
         if isinstance(library, str):
             missing.append(library)
-        else:
+        elif library is not None:
             found.append(library)
     return tuple(found), _note(found, ", ".join(missing))
 
@@ -84,6 +89,20 @@ def _flashinfer(device: Device) -> PagedLibrary | str:
         return FlashInferAttention(module, device, said)
     except AttributeError as error:
         return f"{said} cannot be used: {error}"
+
+
+def _flash_attn_3(device: Device) -> PagedLibrary | str | None:
+    """Return None where it is not to be expected: not installed, or for other GPUs."""
+    package, module = flash3_paged.PACKAGE, flash3_paged.MODULE
+    if importlib.util.find_spec(module) is None:
+        return None
+    if torch.cuda.get_device_capability(device.torch_device)[0] != flash3_paged.CAPABILITY:
+        return None
+    try:
+        kernel = importlib.import_module(module).flash_attn_with_kvcache
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"{package} cannot be used: {error}"
+    return Flash3Attention(kernel, f"{package} {package_version(package) or 'of unknown version'}")
 
 
 def _torch_flash(device: Device) -> PagedLibrary | str:

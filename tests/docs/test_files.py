@@ -17,9 +17,9 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 SOURCES = re.compile(r"(?<![\w/.*}>-])((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)\b")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-OTHERS = {  # of torch_npu, FlashInfer, vLLM, and what a user may have in their folder
+OTHERS = {  # of torch_npu, FlashInfer, FlashAttention, vLLM, and what a user may have in their folder
     "_op_plugin_docs.py", "torch_npu/npu/graphs.py", "flashinfer/__init__.py", "vllm/entrypoints/api_server.py",
-    "entrypoints/llm.py", "engine.py", "wire.py",
+    "entrypoints/llm.py", "engine.py", "wire.py", "hopper/flash_attn_interface.py",
 }  # fmt: skip
 
 
