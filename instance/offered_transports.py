@@ -31,10 +31,10 @@ def _why_missing(name: str, memory: PoolMemory) -> str:
 
 def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
     """Log once, with the reasons, if the KV of a device can only be copied through host memory at both ends."""
-    offered = [transport.traits for transport in make_transports(named, memory)]
-    if device_memory(memory) is not None and all(traits.through_host for traits in offered):
+    offered, device = [transport.traits for transport in make_transports(named, memory)], device_of(memory)
+    if device_memory(memory) is not None and all(traits.through_host(device) for traits in offered):
         reasons = "; ".join(text for text in describe_transports(named, memory) if ": " in text)
-        _log.warning("kv_through_host", device=device_of(memory), reasons=reasons)
+        _log.warning("kv_through_host", device=device, reasons=reasons)
 
 
 def warn_of_exit(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:

@@ -1,6 +1,7 @@
 """State of the transports to one peer: which to try next, which to rest after a failure, which to return to. Pure.
 
     good --failed--> resting 1 s, 2 s, 4 s ... 60 s --due--> tried in the background --ready--> good
+         --slower--> not due while the faster one or a better is used; forgotten when a link of the two is lost
 
 A rest only lowers the priority: if nothing else works, a resting transport is tried all the same.
 """
@@ -11,6 +12,7 @@ from enum import Enum
 
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 60.0
+_IN_SET_UP, _UNMEASURED = "its link is being set up", "its link has not been measured yet"
 
 
 class Change(Enum):
@@ -28,13 +30,18 @@ class _TransportState:
     ready_at: float | None = None
     broke: bool = False  # a link was lost after it was ready: less serious than a failed dial
     reason: str = ""
+    slower: tuple[str, str] | None = None  # than which other transport, and both rates as text
 
 
 class Health:
-    """Owner of the state of the transports to one peer, `names` best first. All count as reachable until `reach`."""
+    """Owner of the state of the transports to one peer, `names` best first. All count as reachable until `reach`.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    Those in `measured_first` are due after all others, so that they are measured against the best of these.
+    """
+
+    def __init__(self, names: Sequence[str], measured_first: Collection[str] = ()) -> None:
         self._names = self._in_reach = tuple(names)
+        self._measured_first = frozenset(measured_first)
         self._states = {name: _TransportState() for name in names}
         self.used: str | None = None
         self.fallbacks = 0
@@ -55,8 +62,9 @@ class Health:
         return self._states[name].rests_until is not None
 
     def reason(self, name: str) -> str:
-        """Return the message of the last failure of `name`; empty if it is good."""
-        return self._states[name].reason
+        """Return the message of the last failure of `name`, or both rates if it is slower; empty if it is good."""
+        state = self._states[name]
+        return state.reason if state.slower is None else state.slower[1]
 
     def failed(self, name: str, reason: str, now: float) -> None:
         """Record a failed dial or a lost link of `name`: it rests, twice as long as the last time.
@@ -64,6 +72,7 @@ class Health:
         Several links lost at once count once; a link that lasted for the longest rest clears older failures.
         """
         state = self._states[name]
+        self._forget_rates(name)
         state.reason = reason
         if state.rests_until is not None and now < state.rests_until:
             return
@@ -80,6 +89,21 @@ class Health:
         if state.ready_at is None:
             state.ready_at = now
 
+    def slower(self, name: str, than: str, reason: str, now: float) -> None:
+        """Record that `name` was measured to be slower than `than`; `reason` has both rates.
+
+        If `name` is the better of the two by order, it is measured again at the earliest after the longest rest.
+        """
+        state = self._states[name]
+        state.slower = than, reason
+        if self._rank(name) < self._rank(than):
+            state.rests_until, state.reason = now + LONGEST_REST_S, _UNMEASURED
+
+    def is_slower(self, name: str, than: str) -> bool:
+        """Return whether `name` was measured to be slower than `than`, on links that have not been lost since."""
+        slower = self._states[name].slower
+        return slower is not None and slower[0] == than
+
     def wait_for(self, name: str, meanwhile: str, now: float) -> None:
         """Record that no ticket waits for `name`, whose set-up is slow: it is due once a worse transport is used.
 
@@ -87,14 +111,14 @@ class Health:
         """
         state = self._states[name]
         if state.rests_until is None:
-            state.rests_until, state.reason = now, "its link is being set up"
+            state.rests_until, state.reason = now, _UNMEASURED if name in self._measured_first else _IN_SET_UP
             if self._rank(name) < self._rank(meanwhile):
                 self.used = meanwhile
 
     def use(self, name: str) -> Change:
         """Send new tickets over `name` from now on; return whether it is worse or better than the one before."""
         before, after = self._rank(self._in_reach[0] if self.used is None else self.used), self._rank(name)
-        self.used = name
+        self.used, self._states[name].slower = name, None
         if after > before:
             self.fallbacks += 1
             return Change.FALLBACK
@@ -102,16 +126,27 @@ class Health:
 
     def due(self, now: float) -> str | None:
         """Return the best transport that is better than the one in use and whose rest is over, or None."""
-        for name in self._names[: 0 if self.used is None else self._rank(self.used)]:
-            rests_until = self._states[name].rests_until
-            if rests_until is not None and now >= rests_until:
-                return name
-        return None
+        better = self._names[: 0 if self.used is None else self._rank(self.used)]
+        due = [name for name in better if self._is_due(name, now)]
+        return min(due, key=lambda name: name in self._measured_first, default=None)
 
     def forgive(self) -> None:
         """Clear all failures: if nothing works, the peer or the network has failed rather than a transport."""
-        for state in self._states.values():
+        for name, state in self._states.items():
+            self._forget_rates(name)
             state.num_failures, state.rests_until, state.ready_at = 0, None, None
+
+    def _is_due(self, name: str, now: float) -> bool:
+        state = self._states[name]
+        if state.rests_until is None or now < state.rests_until or self.used is None:
+            return False
+        return state.slower is None or self._rank(state.slower[0]) < self._rank(self.used)
+
+    def _forget_rates(self, name: str) -> None:
+        """Forget the measurements that compared `name`: its link is lost."""
+        for one, state in self._states.items():
+            if state.slower is not None and name in (one, state.slower[0]):
+                state.slower = None
 
     def _try_order(self, name: str) -> tuple[int, float]:
         state = self._states[name]

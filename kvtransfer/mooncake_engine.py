@@ -6,6 +6,7 @@ when first used, and the ports it opens are logged (docs/ports.md).
 
 import functools
 import importlib
+import importlib.metadata
 import mmap
 import os
 import threading
@@ -37,7 +38,7 @@ class ReadMethod:
 
 
 READ_METHODS = {
-    "tcp": ReadMethod("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),
+    "tcp": ReadMethod("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),  # by RDMA if it finds a card for it
     "ascend": ReadMethod("ascend", "mooncake-transfer-engine-npu", on_host=False),  # HCCS or RoCE; never run by us
 }
 
@@ -185,13 +186,26 @@ def engine_at(host: str, device: str = "cpu") -> MooncakeEngine:
 @functools.cache
 def lacking(package: str = READ_METHODS["tcp"].package) -> str | None:
     """Return why the package cannot be used here, or None. Opens nothing."""
+    host_build = READ_METHODS["tcp"].package
+    remedy = "run scripts/install --with mooncake" if package == host_build else f"pip install {package}"
     try:
         _package()
     except ImportError as error:
         if "libibverbs" in str(error):
             return f"{error}: install Debian's libibverbs1"
-        return f"the package {package} is missing ({error}): run scripts/install --with mooncake"
+        return f"the package {package} is missing ({error}): {remedy}"
+    if package != host_build and is_installed(host_build):  # it would read addresses of the device
+        return f"the package {host_build} reads host memory only: {remedy} in its place"
     return None
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a distribution of this name is installed."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _package() -> Any:

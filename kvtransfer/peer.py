@@ -2,14 +2,17 @@
 
     ticket --> least loaded link over the best transport that is up; none: a new link, dialled best first
     beside a loaded link a second lane is dialled; beside a worse transport in use a better one is tried again, or one
-    whose set-up is slow for the first time
+    whose set-up is slow, or that must be measured first, for the first time
 
-Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained.
+Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained. One that
+must be measured first is closed again unless it is faster than the one in use.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from kvtransfer.comparison import Comparison, compare
 from kvtransfer.dial import out_of_reach
 from kvtransfer.health import Change, Health
 from kvtransfer.link import Link
@@ -31,15 +34,17 @@ class Peer:
     def __init__(self, settings: LinkSettings, key: PeerKey, link_epochs: Iterator[int]) -> None:
         self.key = key
         self._settings, self._link_epochs = settings, link_epochs
-        self._device = device_of(settings.memory)
         self._transports = {transport.traits.name: transport for transport in settings.transports}
         self._ranks = {name: rank for rank, name in enumerate(self._transports)}
         self._endpoints: Sequence[KvEndpoint] = ()
         self._lacking: dict[str, str] = {}  # why a transport is unreachable
-        self._health = Health([*self._transports])
+        traits, device = [transport.traits for transport in settings.transports], device_of(settings.memory)
+        self._slow = frozenset(one.name for one in traits if one.is_slow(device))
+        self._measured_first = frozenset(one.name for one in traits if one.measured_first)
+        self._health = Health([*self._transports], self._measured_first)
         self._links: list[Link] = []  # all whose threads may be alive
         self._last: Link | None = None  # the one shown if none is alive
-        self._trial: Link | None = None
+        self._trial: Link | None = None  # of a better transport than the one in use; carries no tickets
         self._failures = self._bytes_of_gone = self._resent_of_gone = 0
         self._measured = Measured(0.0, 0.0)
         self._past = (0, 0, 0)  # bytes, failures, fallbacks of this instance's earlier processes
@@ -153,7 +158,36 @@ class Peer:
             self._health.failed(transport, reason, self._settings.clock())
 
     def up(self, link: Link) -> None:
-        """A link is ready: the best ones take the tickets from now on, the worse ones are drained (link.LinkOwner)."""
+        """A link is ready: it takes the tickets, or is first measured against the one in use (link.LinkOwner)."""
+        with self._lock:
+            needs_measuring = link is self._trial and link.transport in self._measured_first
+            used = self._best_up()
+        if needs_measuring:
+            compare(link, used, self._settings.clock, partial(self._compared, link))
+        else:
+            self._use(link)
+
+    def _compared(self, link: Link, found: Comparison | PdserveError) -> None:
+        """Use a link that is faster than the one in use; close one that is not, or that could not be measured."""
+        is_faster, now = isinstance(found, Comparison) and found.faster is link, self._settings.clock()
+        with self._lock:
+            if link is not self._trial:  # it is over
+                return
+            if isinstance(found, Comparison):
+                self._measured = found.measured
+                self._health.slower(found.slower.transport, found.faster.transport, found.reason, now)
+            else:
+                self._health.failed(link.transport, f"its link was not measured: {found}", now)
+            if not is_faster:
+                link.drain()
+                self._trial = None
+        result = f"{found.slower.transport} is {found.reason}" if isinstance(found, Comparison) else found
+        _log.info("kv_link_measured", peer=self.key.instance_id, transport=link.transport, result=result)
+        if is_faster:
+            self._use(link)
+
+    def _use(self, link: Link) -> None:
+        """Let the best links take the tickets from now on, and drain the worse ones; `link` is ready."""
         with self._lock:
             self._last = link
             self._health.ready(link.transport, self._settings.clock())
@@ -208,7 +242,7 @@ class Peer:
                     if was_loaded:
                         self._widen(link)
                     return link
-            names = [*self._without_slow(self._health.order()), *self._lacking]
+            names = [*self._dial_order(), *self._lacking]
             link = self._make([self._transports[name] for name in names], spare=False)
             taken = take(link)
             assert taken
@@ -217,13 +251,18 @@ class Peer:
             self._start(link)
             return link
 
-    def _without_slow(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the transports that a ticket can wait for; `tick` sets up a better, slow one beside them."""
-        slow = [name for name in names if self._transports[name].traits.is_slow(self._device)]
-        quick = [name for name in names if name not in slow]
-        for name in slow if quick else ():
-            self._health.wait_for(name, quick[0], self._settings.clock())
-        return quick or names
+    def _dial_order(self) -> Sequence[str]:
+        """Return the transports to dial for a ticket: those it can wait for, then those that should be measured first.
+
+        `tick` sets up the better ones beside the link that comes of it.
+        """
+        names = kept = list(self._health.order())
+        for avoided in (self._measured_first, self._slow):
+            kept = [name for name in kept if name not in avoided] or kept
+        for name in names:
+            if name not in kept:
+                self._health.wait_for(name, kept[0], self._settings.clock())
+        return [*kept, *(name for name in names if name in self._measured_first and name not in kept)]
 
     def _learn(self, endpoints: Sequence[KvEndpoint]) -> None:
         if tuple(endpoints) == tuple(self._endpoints):
@@ -239,7 +278,7 @@ class Peer:
         return self._best_up() or min(connecting, key=lambda link: link.load, default=None)
 
     def _best_up(self) -> Link | None:
-        up = [link for link in self._links if link.state == "up"]
+        up = [link for link in self._links if link.state == "up" and link is not self._trial]
         best = min(map(self._rank, up), default=None)
         return min((link for link in up if self._rank(link) == best), key=lambda link: link.load, default=None)
 
@@ -288,7 +327,8 @@ class Peer:
         return self._ranks[link.transport]
 
     def _why_not_better(self, transport: str) -> tuple[str, ...]:
-        """Return why each better transport is not in use; why none is up if `transport` is empty."""
+        """Return why each better or slower transport is not in use; why none is up if `transport` is empty."""
         better = list(self._transports)[: self._ranks.get(transport)]
-        texts = {name: self._lacking.get(name) or self._health.reason(name) for name in better}
+        shown = [name for name in self._transports if name in better or self._health.is_slower(name, transport)]
+        texts = {name: self._lacking.get(name) or self._health.reason(name) for name in shown}
         return tuple(f"{name}: {text}" for name, text in texts.items() if text)

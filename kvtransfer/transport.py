@@ -30,8 +30,9 @@ class TransportTraits:
     it is used without --kv-transport for a pool on this device, such as "cuda:0". `is_slow`: whether the set-up for
     such a pool may take longer than a ticket can wait: a quicker one carries the tickets until then. `reads_pool`: the
     receiver reads the sender's pool, some time after the announcement. `two_processes`: on a device, both ends cannot
-    be in one process. `through_host`: the KV of a device is copied through host memory at both ends. `same` is the
-    trait of devices that must be equal at both ends. `purpose` completes "NAME, which ..., ".
+    be in one process. `through_host`: the KV of such a pool is copied through host memory at both ends. `same` is the
+    trait of devices that must be equal at both ends. `measured_first`: where another transport works, it carries
+    tickets only once its link was measured and is faster than the one in use. `purpose` completes "NAME, which ..., ".
     """
 
     name: str
@@ -41,8 +42,9 @@ class TransportTraits:
     is_slow: Callable[[str], bool] = lambda _: False
     reads_pool: bool = False
     two_processes: bool = False
-    through_host: bool = False
+    through_host: Callable[[str], bool] = lambda _: False
     same: Literal["collective", "one_sided"] | None = None
+    measured_first: bool = False
     purpose: str = ""
 
 

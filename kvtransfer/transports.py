@@ -15,7 +15,7 @@ from kvtransfer.tcp import TcpTransport
 from kvtransfer.transport import Transport
 from wire.errors import ConfigError
 
-_CLASSES = (CudaIpcTransport, ShmTransport, ProcessGroupTransport, MooncakeTransport, TcpTransport)  # best first
+_CLASSES = (CudaIpcTransport, ShmTransport, MooncakeTransport, ProcessGroupTransport, TcpTransport)  # best first
 _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {one.traits.name: one for one in _CLASSES}
 TRAITS = {one.traits.name: one.traits for one in _CLASSES}
 NAMES = tuple(TRAITS)

@@ -33,7 +33,8 @@ the link. A missing link is established.
   BANDWIDTH       of --mib MiB from prefill to decode, with digests where they are on
   DIGESTS         whether each KV frame is checked: off only where both ends have --no-kv-digests
   FAILURES        how often this pair's link was lost; FALLBACKS: how often a worse transport was used
-  WHY NOT BETTER  for each better transport, why it is not in use; or why the pair could not be measured
+  WHY NOT BETTER  for each better transport, why it is not in use, and for one measured to be slower both rates; or why
+                  the pair could not be measured
 
 The scheduler measures, and only on request of its own user or root on its own host. Elsewhere, --url shows the last
 measurement, and only those better transports that the prefill instance offers. Exit status: 0 when every

@@ -1,5 +1,6 @@
 """The state of the transports towards one peer, on the test's own clock."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,56 @@ def test_a_worse_transport_during_a_slow_set_up_is_no_fallback() -> None:
 
     assert health.use("process_group") is Change.NONE
     assert health.reason("shm") == "its link is being set up"
+
+
+def test_what_is_measured_first_is_due_after_all_others() -> None:
+    health = Health(NAMES, measured_first={"shm"})
+    health.wait_for("shm", "tcp", 5.0)
+    health.wait_for("process_group", "tcp", 5.0)
+
+    assert (health.use("tcp"), health.due(5.0)) == (Change.NONE, "process_group")
+    health.ready("process_group", 6.0)
+    health.use("process_group")
+
+    assert health.due(6.0) == "shm"
+    assert [health.reason(name) for name in NAMES] == ["its link has not been measured yet", "", ""]
+
+
+def test_a_slower_transport_is_due_once_a_worse_one_is_used() -> None:
+    health = Health(NAMES, measured_first={"shm"})
+    health.use("process_group")
+    health.slower("shm", "process_group", "slower: 1, process_group 2", 0.0)
+
+    assert (health.reason("shm"), health.is_slower("shm", "process_group")) == ("slower: 1, process_group 2", True)
+    assert health.due(3600.0) is None
+    health.use("tcp")
+    assert health.due(LONGEST_REST_S - 1.0) is None  # a link that flaps is not measured all the time
+    assert health.due(LONGEST_REST_S) == "shm"
+
+
+def test_another_link_over_a_slower_transport_changes_no_finding() -> None:
+    health = Health(NAMES, measured_first={"shm"})
+    health.slower("tcp", "shm", "slower: 1, shm 2", 0.0)
+    health.use("shm")
+
+    health.ready("tcp", 1.0)  # a lane that was dialled before
+    assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("slower: 1, shm 2", True)
+    health.use("tcp")
+    assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("", False)
+
+
+@pytest.mark.parametrize("lost", ["shm", "tcp"])
+@pytest.mark.parametrize(("slower", "than"), [("shm", "tcp"), ("tcp", "shm")])
+def test_a_lost_link_of_either_ends_what_was_measured(lost: str, slower: str, than: str) -> None:
+    health = Health(NAMES, measured_first={"shm"})
+    health.slower(slower, than, "slower: 1, 2", 0.0)
+
+    health.failed("process_group", "reset", 1.0)
+    assert health.is_slower(slower, than)
+    health.failed(lost, "reset", 1.0)
+
+    assert not health.is_slower(slower, than)
+    assert "slower" not in health.reason(slower)
 
 
 def test_a_worse_one_counts_as_a_fallback_once_until_a_better_returns() -> None:

@@ -8,6 +8,7 @@ from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Open, Taken
 from kvtransfer.staging import Staging
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
+from tests.kvtransfer.faulty import hand_over
 from tests.kvtransfer.rig import RawSender, fill, make_rig, until
 
 BLOCKS = (1, 2, 3, 4, 5)
@@ -56,6 +57,19 @@ def test_room_released_out_of_order_ends_only_the_link() -> None:
         rig.hand_over(second, range(5))
 
         rig.events.wait("acked", second.ticket_id)
+
+
+def test_it_carries_prompts_beside_tcp_only_if_it_was_measured_faster() -> None:
+    both = ("mooncake", "tcp")
+    with make_rig("mooncake", sender_transports=both, receiver_transports=both) as rig:
+        assert hand_over(rig) == "tcp"
+        until(lambda: "slower" in str(rig.sender.links()[0].passed_over))
+
+        (link,) = rig.sender.links()
+        (slower,) = set(both) - {link.transport}
+        assert link.passed_over[0].startswith(f"{slower}: slower: ")
+        assert link.passed_over[0].count(" GB/s") == 2
+        assert hand_over(rig, 20) == link.transport
 
 
 def test_a_read_that_stalls_is_abandoned_when_its_ticket_ends() -> None:

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -15,10 +15,14 @@ import pytest
 from devices import npu, table
 from devices.device_pool import DevicePool
 from kvtransfer import mooncake_engine
+from kvtransfer.comparison import Comparison
+from kvtransfer.link import Link
+from kvtransfer.link_ops import Measured
 from kvtransfer.mooncake import MooncakeTransport
 from kvtransfer.mooncake_engine import read_method_of
 from tests.devices.fake_device import FakeDevice, FakeKind
 from tests.kvtransfer import rig as rigs
+from tests.kvtransfer.faulty import hand_over
 from tests.kvtransfer.rig import Pool, fill, make_rig, read, until
 from wire.errors import PdserveError
 from wire.kv_layout import PoolLayout
@@ -128,6 +132,25 @@ def test_a_hand_off_is_read_between_staging_memory_of_the_devices(machine: Machi
 
     assert machine.started == [("127.0.0.1", "P2PHANDSHAKE", "ascend")] * 2
     assert machine.reads > 0
+
+
+def test_it_carries_prompts_of_npus_once_it_was_measured_faster(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_faster(new: Link, used: Link, clock: object, done: Callable[[Comparison], None]) -> None:
+        done(Comparison(new, used, Measured(1e-3, 2e9), 1e9))
+
+    monkeypatch.setattr("kvtransfer.peer.compare", is_faster)
+    both = ("ascend", "tcp")
+    with make_rig("mooncake", sender_transports=both, receiver_transports=both) as rig:
+        assert hand_over(rig) == "tcp"
+        assert machine.reads == 0
+        until(lambda: rig.sender.links()[0].transport == "mooncake")
+        tokens = fill(rig.p_pool, range(20, 25), 20)
+
+        assert hand_over(rig, 20) == "mooncake"
+        assert read(rig.d_pool, range(20, 25), 20) == tokens
+        assert rig.sender.links()[0].passed_over == ("tcp: slower: 1.00 GB/s, mooncake 2.00 GB/s",)
 
 
 def test_ends_that_read_in_other_ways_refuse_the_link_with_both(

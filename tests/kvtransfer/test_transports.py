@@ -26,8 +26,14 @@ def test_transports_are_tried_best_first_whatever_the_typed_order(pool: Pool) ->
 def test_none_named_means_the_default_ones(pool: Pool) -> None:
     assert [transport.traits.name for transport in make_transports((), pool)] == ["shm", "tcp"]
     assert default_names("cpu") == ("cuda_ipc", "shm", "tcp")  # the first has no use for a pool of host memory
-    assert default_names("npu:0") == ("cuda_ipc", "shm", "process_group", "tcp")
-    assert default_names("cuda:1") == ("cuda_ipc", "shm", "process_group", "tcp")
+    assert default_names("npu:0") == ("cuda_ipc", "shm", "mooncake", "process_group", "tcp")
+    assert default_names("cuda:1") == ("cuda_ipc", "shm", "mooncake", "process_group", "tcp")
+    assert [name for name, traits in TRAITS.items() if traits.measured_first] == ["mooncake"]
+
+
+@pytest.mark.parametrize(("device", "names"), [("cuda:0", ["mooncake", "tcp"]), ("npu:0", ["tcp"])])
+def test_transports_that_copy_a_devices_kv_through_the_host(device: str, names: list[str]) -> None:
+    assert [name for name, traits in TRAITS.items() if traits.through_host(device)] == names
 
 
 @pytest.mark.parametrize(("device", "slow"), [("cpu", []), ("cuda:0", ["process_group"]), ("npu:0", ["process_group"])])
@@ -100,3 +106,17 @@ def test_missing_parts_of_mooncake_are_named(message: str, words: str, monkeypat
     monkeypatch.setattr("kvtransfer.mooncake_engine.importlib.import_module", refuse)
 
     assert re.search(words, str(mooncake_engine.lacking.__wrapped__()))
+
+
+@pytest.mark.parametrize(("package", "said"), [
+    ("mooncake-transfer-engine-npu", "the package mooncake-transfer-engine-non-cuda reads host memory only: "
+     "pip install mooncake-transfer-engine-npu in its place"),
+    ("mooncake-transfer-engine-non-cuda", None),
+])  # fmt: skip
+def test_a_mooncake_for_host_memory_reads_no_device(
+    package: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mooncake_engine, "_package", object)
+    monkeypatch.setattr(mooncake_engine, "is_installed", lambda name: name == "mooncake-transfer-engine-non-cuda")
+
+    assert mooncake_engine.lacking.__wrapped__(package) == said

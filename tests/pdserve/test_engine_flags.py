@@ -13,7 +13,7 @@ from pdserve.ports import free_ports
 WRONG = [
     (
         ["--kv-transport", "rdma"],
-        "'rdma' is not one of cuda_ipc, shm, process_group, mooncake, tcp, gloo, nccl, hccl, ascend",
+        "'rdma' is not one of cuda_ipc, shm, mooncake, process_group, tcp, ascend, gloo, nccl, hccl",
     ),
     (["--kv-port-range", "20100-20000"], "--kv-port-range '20100-20000' must be FIRST-LAST with ports in 1..65535"),
     (["--kv-port-range", "x"], "--kv-port-range 'x' must be FIRST-LAST"),
