@@ -99,10 +99,11 @@ def _rank_state(path: Path, rank: Rank) -> dict[str, torch.Tensor]:
     return dict(network.state_dict())
 
 
-def test_experts_quantised_one_by_one_become_fused_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", [awq(16), modelslim("W8A8_DYNAMIC")], ids=lambda scheme: scheme.name)
+def test_experts_quantised_one_by_one_become_fused_ones(scheme: Scheme, tmp_path: Path) -> None:
     """Mixtral's checkpoints have a linear layer for each expert, its network one tensor for all."""
     quantised, plain = (make_family("mixtral", tmp_path / name) for name in ("quantised", "plain"))
-    expected = quantise_checkpoint(replace(awq(16), ignore=("lm_head", "gate")), quantised)
+    expected = quantise_checkpoint(replace(scheme, ignore=("lm_head", "gate")), quantised)
     save_file(expected, plain / "model.safetensors", metadata={"format": "pt"})
     tokens = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 

@@ -55,7 +55,8 @@ def quantise_checkpoint(scheme: Scheme, folder: Path, *, note_in: str | None = N
     config = scheme.config
     if scheme.method == "modelslim":
         note_in, kind = "quant_model_description.json", config["model_quant_type"]
-        config = {**config, **{name: "FLOAT" if stored[name] is expected.get(name) else kind for name in stored}}
+        config = {key: value for key, value in config.items() if "." not in key}
+        config |= {name: "FLOAT" if stored[name] is expected.get(name) else kind for name in stored}
     _note(folder, config, note_in)
     return expected
 
