@@ -15,7 +15,7 @@ from wire.messages import Failed, Generate, HandedOff, Prefill, Refused, Reserve
 from wire.types import PromptState, Role, SamplingParams, StageTimes
 
 NUM_TOKENS, CHUNK = 12, 48
-START_S = 100.0  # a session waits while its peer starts: ranks are processes which import torch
+START_S = 100.0  # a session or a ticket waits while its peer or link starts: in processes which import torch
 _NUMBERS = random.Random(9)
 PROMPTS = [[_NUMBERS.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in (5, 61, 150)]
 
@@ -45,7 +45,9 @@ def config(
         model=str(model), device=device, dtype="float32", port=port, block_size=block_size, kv_transport=transports,
         kv_cache_memory=pool_bytes, prefill_chunk_size=CHUNK,
     )  # fmt: skip
-    return InstanceConfig(options, role, device_ids=tuple(str(port + rank) for rank in range(ranks)))
+    return InstanceConfig(
+        options, role, device_ids=tuple(str(port + rank) for rank in range(ranks)), ticket_lease_s=START_S
+    )
 
 
 async def cross(p: Client, d: Client, number: int) -> tuple[list[int | None], StageTimes]:

@@ -152,7 +152,7 @@ def test_a_link_that_hangs_costs_no_rank(
     monkeypatch.setattr(STREAM, "ahead", nccl.queue)
     losses: Future[PdserveError] = Future()
     p_config = config(model, Role.PREFILL, "fake", 16, ranks=2, port=4)
-    prefill = replace(p_config, options=replace(p_config.options, rank_timeout=4.0))
+    prefill = replace(p_config, options=replace(p_config.options, rank_timeout=8.0))
     goes_on = threading.Event()
 
     def hang(inlet: GroupInlet, frame: object, target: object, stop: object) -> None:
