@@ -8,6 +8,7 @@ The receiver's half is probed.py.
 
 import secrets
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from kvtransfer.device_memory import region_of
@@ -19,7 +20,7 @@ from kvtransfer.outbox import Outbox
 from kvtransfer.probed import PROBE_BYTES
 from kvtransfer.slots import BlockWindow, SlotMap
 from kvtransfer.transport import Outlet
-from wire.errors import DeadlineExceeded, InvalidRequest, PdserveError, Unavailable
+from wire.errors import DeadlineExceeded, InvalidRequest, PdserveError
 
 MAX_MEASURE_BYTES = 256 << 20
 _NUM_PINGS = 5
@@ -46,7 +47,7 @@ class _Running:
 
 
 class SpeedProbe:
-    """Owner of the one measurement that may run on a connection. Used by the link's writer thread only."""
+    """Owner of the measurements of a connection, one at a time. Used by the link's writer thread only."""
 
     def __init__(
         self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, receiver_epoch: int, *, digests: bool
@@ -55,20 +56,18 @@ class SpeedProbe:
         self._receiver_epoch, self._digests = receiver_epoch, digests
         self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
         self._running: _Running | None = None
+        self._waiting: deque[Measure] = deque()
         self._number = 0
 
     @property
     def idle(self) -> bool:
-        """Whether no measurement is running."""
+        """Whether no measurement is running or waiting."""
         return self._running is None
 
     def start(self, op: Measure) -> None:
-        """Start a measurement; refused while another one runs. Raises LinkLost."""
-        if self._running is not None:
-            op.done(Unavailable("a measurement of this link is already running"))
-            return
-        self._running = running = _Running(op, op.num_bytes)
-        self._ping(running)
+        """Start a measurement, once those before it are done. Raises LinkLost."""
+        self._waiting.append(op)
+        self._start_next()
 
     def handle_answer(self, answer: ProbeAnswered) -> None:
         """Handle an answer of the receiver; one to an earlier measurement is ignored. Raises LinkLost."""
@@ -89,23 +88,38 @@ class SpeedProbe:
                 self._finish(running, answer.at)
 
     def check_deadline(self) -> None:
-        """End a measurement whose deadline has passed."""
-        running = self._running
-        if running is not None and self._settings.clock() > running.op.deadline:
+        """End the measurements whose deadline has passed. Raises LinkLost."""
+        running, now = self._running, self._settings.clock()
+        if running is not None and now > running.op.deadline:
             done = f"{len(running.round_trips)} round trips and {running.bytes_sent} of {running.op.num_bytes} bytes"
-            self.fail(DeadlineExceeded(f"the measurement completed only {done} before its deadline"))
+            self._running = None
+            running.op.done(DeadlineExceeded(f"the measurement completed only {done} before its deadline"))
+        late = [op for op in self._waiting if now > op.deadline]
+        for op in late:
+            self._waiting.remove(op)
+            op.done(DeadlineExceeded("the link was still being measured for others at the deadline"))
+        self._start_next()
 
     def fail(self, error: PdserveError) -> None:
-        """End the measurement with an error, if one is running."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.op.done(error)
+        """End all measurements with an error."""
+        ops = [*([] if self._running is None else [self._running.op]), *self._waiting]
+        self._running = None
+        self._waiting.clear()
+        for op in ops:
+            op.done(error)
+
+    def _start_next(self) -> None:
+        if self._running is None and self._waiting:
+            op = self._waiting.popleft()
+            self._running = running = _Running(op, op.num_bytes)
+            self._ping(running)
 
     def _finish(self, running: _Running, ended: float) -> None:
         self._running = None
         seconds = ended - (ended if running.started is None else running.started)
         bytes_per_s = running.bytes_sent / seconds if seconds > 0 else 0.0
         running.op.done(Measured(min(running.round_trips), bytes_per_s))
+        self._start_next()
 
     def _ping(self, running: _Running) -> None:
         self._number += 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ from kvtransfer.ticket_table import ReceiverCounts
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rank_rig import make_rank_rig
 from tests.kvtransfer.rig import DEADLINE_S, RawSender, Rig, fill, make_rig, until
-from wire.errors import DeadlineExceeded, Draining, InstanceLost, InvalidRequest, PdserveError, Unavailable
+from wire.errors import DeadlineExceeded, Draining, InstanceLost, InvalidRequest, PdserveError
 from wire.load import LinkStatus
 from wire.types import KvEndpoint
 
@@ -93,20 +94,54 @@ def test_a_link_is_measured_again_and_the_last_results_stay() -> None:
         assert (first.round_trip_s, first.bytes_per_s) != (second.round_trip_s, second.bytes_per_s)
 
 
-def test_a_second_concurrent_measurement_of_a_link_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, go_on = threading.Event(), threading.Event()
+def test_measurements_of_a_link_are_made_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, heard, go_on = Probed.handle, threading.Event(), threading.Event()
 
-    def hold(self: object, signal: Signal) -> None:
+    def hold(self: Probed, signal: Signal) -> None:
         heard.set()
         assert go_on.wait(DEADLINE_S)
+        handle(self, signal)
 
-    monkeypatch.setattr("kvtransfer.probed.Probed.handle", hold)
+    monkeypatch.setattr(Probed, "handle", hold)
     with _live_rig("tcp") as rig:
-        rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1, DEADLINE_S, lambda answer: None)
+        answers: queue.SimpleQueue[tuple[int, LinkStatus | PdserveError]] = queue.SimpleQueue()
+        for number in range(3):
+            done = partial(lambda number, answer: answers.put((number, answer)), number)
+            rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1 << 20, DEADLINE_S, done)
         assert heard.wait(DEADLINE_S)
-        with pytest.raises(Unavailable, match="already running"):
-            _measure(rig)
         go_on.set()
+
+        for number in range(3):
+            which, answer = answers.get(timeout=DEADLINE_S)
+            assert which == number
+            assert isinstance(answer, LinkStatus)
+
+
+def test_a_measurement_that_waits_ends_at_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
+    with make_rig("tcp") as rig:
+        answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
+        for timeout_s in (20.0, 5.0):
+            rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1000, timeout_s, answers.put)
+        until(lambda: bool(rig.sender.links()) and rig.sender.links()[0].state == "up")
+
+        for seconds, words in ((5.1, "still being measured for others"), (15.0, "0 round trips and 0 of 1000")):
+            rig.clock.now += seconds
+            assert words in str(answers.get(timeout=DEADLINE_S))
+
+
+def test_a_lost_link_ends_all_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = threading.Event()
+    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: heard.set())
+    with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
+        answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
+        for _ in range(2):
+            rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1000, 5.0, answers.put)
+        assert heard.wait(DEADLINE_S)
+
+        made["tcp"].cut()
+
+        assert all(isinstance(answers.get(timeout=DEADLINE_S), InstanceLost) for _ in range(2))
 
 
 def test_an_unanswered_probe_ends_at_its_deadline(
