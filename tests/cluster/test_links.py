@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.guide import GuideCluster
+from tests.kvtransfer.every_transport import MOONCAKE
 from wire.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
@@ -79,6 +80,28 @@ def test_a_transport_missing_on_one_side_is_named_with_the_reason(tmp_path: Path
     assert (link["transport"], link["state"]) == ("tcp", "up")
     assert [text.partition(":")[0] for text in link["passed_over"]] == ["shm"]
     assert f"tcp to decode-0 up (not {link['passed_over'][0][:40]}" in status
+
+
+@pytest.mark.long
+@MOONCAKE
+def test_mooncake_is_measured_and_both_rates_are_shown(tmp_path: Path, fake_model: Path) -> None:
+    both = {"mooncake", "tcp"}
+    with GuideCluster(tmp_path, fake_model, flags=("--engine=fake", "--kv-transport", *both)) as cluster:
+        cluster.start("decode-0", "prefill-0", "scheduler")
+        cluster.wait_ready()
+        deadline = time.monotonic() + 300.0
+        while "slower: " not in str((link := _links(cluster, mib=0)[0])["passed_over"]):
+            assert time.monotonic() < deadline, link
+        (measured,) = _links(cluster)
+        reply = cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+        status = _status_of_link_up(cluster, link["transport"])
+
+    (slower,) = both - {link["transport"]}
+    assert link["passed_over"][0].startswith(f"{slower}: slower: ")
+    assert link["passed_over"][0].count(" GB/s") == 2
+    assert (measured["transport"], measured["passed_over"]) == (link["transport"], link["passed_over"])
+    assert reply.status == 200, reply.body
+    assert f"not {slower}: slower: " in status
 
 
 @pytest.mark.long

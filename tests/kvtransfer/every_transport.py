@@ -17,7 +17,7 @@ def _lacking() -> str | None:
         pool.close()
 
 
-_MOONCAKE = pytest.mark.skipif(_lacking() is not None, reason=f"{MISSING}: {_lacking()}")
+MOONCAKE = pytest.mark.skipif(_lacking() is not None, reason=f"{MISSING}: {_lacking()}")
 EVERY_TRANSPORT = [
-    pytest.param(name, marks=_MOONCAKE if name == "mooncake" else ()) for name in NAMES if name != "cuda_ipc"
+    pytest.param(name, marks=MOONCAKE if name == "mooncake" else ()) for name in NAMES if name != "cuda_ipc"
 ]
