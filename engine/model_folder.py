@@ -16,7 +16,7 @@ from engine.network import LoadedNetwork, Shard, load_network
 from engine.pooling_settings import read_settings
 from engine.quantization.detect import find_quantization
 from engine.quantization.interface import Layout
-from engine.quantization.load import kept_note, make_keeper, plain_weights
+from engine.quantization.load import kept_count, kept_note, make_keeper, plain_weights
 from engine.rope_lengths import rope_lengths
 from engine.row_check import check_untried
 from wire.kv_layout import PoolLayout
@@ -36,13 +36,14 @@ class ModelFolder:
 class ReadNetwork:
     """A network with its weights, notes about them, and the bytes read.
 
-    `has_kept`: some of its linear layers remain quantised.
+    `kept_bytes` are the weights of the linear layers that remain quantised; `kept` counts these and the others.
     """
 
     loaded: LoadedNetwork
     notes: tuple[str, ...]
     bytes_read: int
-    has_kept: bool = False
+    kept_bytes: int = 0
+    kept: str = ""
 
 
 def open_folder(path: Path, quantization: str | None = None) -> ModelFolder:
@@ -64,7 +65,7 @@ def read_network(
 ) -> ReadNetwork:  # fmt: skip
     """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError.
 
-    They are placed on `device`, by default in host memory; `kept_linears`, from its traits, needs a whole network.
+    They are placed on `device`, by default in host memory; `kept_linears` are those of its traits.
     """
     with StoredWeights(folder.path) as stored:
         plain = plain_weights(stored, folder.quantization, dtype)
@@ -79,7 +80,8 @@ def read_network(
     note = kept_note(plain, folder.quantization, dtype, keeper)
     return ReadNetwork(
         loaded, tuple(note for note in (loaded.note, note) if note), stored.bytes_read,
-        has_kept=keeper is not None and keeper.kept > 0,
+        kept_bytes=0 if keeper is None else keeper.kept_bytes,
+        kept=kept_count(plain, dtype, keeper),
     )  # fmt: skip
 
 

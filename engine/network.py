@@ -28,8 +28,8 @@ Shard = Callable[[Any], Mapping[str, DimensionRanges]]
 """Changes a network on the meta device to one rank's part, and returns the cuts of its tensors by name."""
 
 
-Keep = Callable[[Any, Mapping[str, TensorSource], torch.device], None]
-"""Replaces layers of a network on the meta device by others that already have their weights, on the device."""
+Keep = Callable[[Any, Mapping[str, TensorSource], Mapping[str, DimensionRanges], torch.device], None]
+"""Replaces layers of a network on the meta device by others that already have their weights, cut, on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def load_network(
     """Return the network with its weights in `dtype`. Raises ConfigError that names missing weights.
 
     `attention` names the implementation, None uses transformers' default; `shard` cuts it to one rank's part. Each
-    tensor moves to `device` when it is made, so the host never holds them all. `keep` needs a whole network. With
+    tensor moves to `device` when it is made, so the host never holds them all. `keep` is called after `shard`. With
     `adds_biases`, layers get those of their biases that the network has no place for (engine/added_biases.py).
     """
     transformers_logging.disable_progress_bar()
@@ -74,7 +74,7 @@ def load_network(
     _widen(network, dtype)
     cuts = {} if shard is None else shard(network)
     if keep is not None:
-        keep(network, sources.by_name, device)
+        keep(network, sources.by_name, cuts, device)
     _fill(network, sources.by_name, weights, cuts, device)
     _take_generation_config(network, checkpoint)
     return LoadedNetwork(network.eval())

@@ -1,6 +1,6 @@
 """Linear layers that stay quantised on a device: the weight as codes and scales, and its kernel.
 
-Grouped --kept_weight--> KeptWeight --KeptFormat.pack--> Kernel, in a KeptLinear in place of nn.Linear
+module --read_cut--> Grouped --kept_weight--> KeptWeight --KeptFormat.pack--> Kernel, in a KeptLinear for nn.Linear
 
 A format is chosen by the device's traits (kept_table.py) and compared with the dequantised weight on random rows before
 use (kept_check.py).
@@ -12,18 +12,19 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from engine.quantization.interface import EvenGroups, Grouped
+from engine.quantization.interface import Grouped
+from engine.quantization.kept_cut import even_columns
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWeight:
-    """A whole quantised weight.
+    """A quantised weight, or the cut of it that a rank has.
 
         weight[r, c] = (codes[r, c] - zeros[r, c // group_size]) * scales[r, c // group_size]
 
     `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of their shape,
     in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
-    `order` [inputs] is the input of each column. `num_bits` is the width of integer codes.
+    `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
     `int8_inputs`: the checkpoint was made for inputs that are rounded to int8 token by token.
     """
 
@@ -95,13 +96,16 @@ class KeptFormat(Protocol):
 class KeptLinear(nn.Module):
     """A linear layer whose weight stays quantised; inference only. `order` sorts inputs where the kernel's are sorted.
 
-    The kernel's tensors are not parameters or buffers, so nothing moves, casts or initialises them.
+    It has the bias and the hooks of `linear`, which sum over the ranks. The kernel's tensors are not parameters or
+    buffers, so nothing moves, casts or initialises them.
     """
 
     def __init__(self, linear: nn.Linear, kernel: Kernel, order: torch.Tensor | None) -> None:
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self._forward_hooks.update(linear._forward_hooks)
         self._kernel, self._order = kernel, order
+        self._is_padded = order is not None and len(order) > linear.in_features
 
     @property
     def num_bytes(self) -> int:
@@ -117,25 +121,19 @@ class KeptLinear(nn.Module):
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """Return [num_rows, out_features] of [num_rows, in_features], without the bias."""
-        return self._kernel(rows if self._order is None else rows.index_select(1, self._order))
+        if self._order is None:
+            return self._kernel(rows)
+        return self._kernel((nn.functional.pad(rows, (0, 1)) if self._is_padded else rows).index_select(1, self._order))
 
 
 def kept_weight(grouped: Grouped, *, int8_inputs: bool) -> KeptWeight | str:
-    """Return a whole weight in the form that formats take, or the reason why no format can."""
-    codes, groups, order = grouped.codes, grouped.groups, None
-    inputs = codes.shape[1]
-    if isinstance(groups, EvenGroups):
-        size = min(groups.size, inputs)
-    else:
-        order = torch.argsort(groups, stable=True)
-        size = -(-inputs // grouped.scales.shape[1])
-        if not torch.equal(groups[order], torch.arange(inputs, device=groups.device) // size):
-            return "its groups are of different sizes"
-        codes = codes[:, order]
-    if inputs % size:
-        return f"its {inputs} inputs are not whole groups of {size}"
-    zeros = None if grouped.zeros is None or not grouped.zeros.any() else grouped.zeros
-    return KeptWeight(codes.contiguous(), grouped.scales, zeros, size, order, _num_bits(codes), int8_inputs)
+    """Return a weight, or a rank's cut of it, in the form that formats take, or the reason why no format can."""
+    columns = even_columns(grouped)
+    if isinstance(columns, str):
+        return columns
+    codes, scales = columns.arranged(grouped.codes), grouped.scales[:, columns.groups]
+    zeros = None if grouped.zeros is None or not grouped.zeros.any() else grouped.zeros[:, columns.groups]
+    return KeptWeight(codes, scales, zeros, columns.size, columns.order, _num_bits(codes), int8_inputs)
 
 
 def _num_bits(codes: torch.Tensor) -> int | None:

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from engine.checkpoints.load_progress import LoadProgress
+from engine.checkpoints.materialise import DimensionRanges
 from engine.checkpoints.tensor_sources import TensorSource
-from engine.quantization.interface import Grouped, QuantisedModule
-from engine.quantization.kept import KeptFormat, KeptLinear, kept_weight
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule
+from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
+from engine.quantization.kept_cut import read_cut
 from engine.quantization.weights import DequantisingWeights
 
 
@@ -20,7 +22,8 @@ class Keeper:
     """Keeps the layers quantised for which the device has a format; called once, for one network.
 
     `kept` of `weights.num_quantised` layers stay quantised and take `kept_bytes`, in floats they would take
-    `float_bytes`; `reasons` counts why the others were dequantised.
+    `float_bytes`, and the whole network `network_bytes`; `reasons` counts why the others were dequantised. `is_cut`:
+    the network is one rank's, and so are all these bytes.
     """
 
     def __init__(
@@ -29,18 +32,23 @@ class Keeper:
         """`prefix` is prepended to the stored names where the network's names differ from them."""
         self._weights, self._formats = weights, tuple(formats)
         self._int8_inputs, self._prefix = int8_inputs, prefix
-        self.kept = self.kept_bytes = self.float_bytes = 0
+        self.kept = self.kept_bytes = self.float_bytes = self.network_bytes = 0
         self.reasons: Counter[str] = Counter()
-        self.was_requested = False
+        self.was_requested = self.is_cut = False
 
     @torch.no_grad()
-    def __call__(self, network: Any, sources: Mapping[str, TensorSource], device: torch.device) -> None:
+    def __call__(
+        self, network: Any, sources: Mapping[str, TensorSource], cuts: Mapping[str, DimensionRanges],
+        device: torch.device,
+    ) -> None:  # fmt: skip
         """Replace linear layers of a network on the meta device; its other tensors are filled afterwards."""
-        self.was_requested = True
+        self.was_requested, self.is_cut = True, bool(cuts)
+        tensors = {id(tensor): tensor.nbytes for tensor in network.state_dict(keep_vars=True).values()}
+        self.network_bytes = sum(tensors.values())
         found = [*self._linears(network, sources)]
         with LoadProgress(sum(linear.weight.nbytes for _, linear, _ in found)) as progress:
             for name, linear, module in found:
-                made = self._keep(linear, module, device)
+                made = self._keep(linear, module, cuts.get(f"{name}.weight"), device)
                 progress.advance(linear.weight.nbytes)
                 if isinstance(made, str):
                     self.reasons[made] += 1
@@ -63,11 +71,12 @@ class Keeper:
             if module is not None and users[id(linear.weight)] == 1:
                 yield name, linear, module
 
-    def _keep(self, linear: nn.Linear, module: QuantisedModule, device: torch.device) -> KeptLinear | str:
+    def _keep(
+        self, linear: nn.Linear, module: QuantisedModule, cut: DimensionRanges | None, device: torch.device
+    ) -> KeptLinear | str:
         """Return the quantised layer that replaces `linear`, or the reason why there is none."""
-        outputs, inputs = module.shape
         dtype = linear.weight.dtype
-        stored = module.read(range(outputs), range(inputs))
+        stored = read_cut(module, cut)
         weight = kept_weight(stored, int8_inputs=self._int8_inputs)
         if isinstance(weight, str):
             return weight
@@ -84,7 +93,15 @@ class Keeper:
                 if lacking is None:
                     return made
             reasons.append(lacking)
-        return "; ".join(reasons) or f"there is no kernel for {weight.code_type} here"
+        if not reasons:
+            return f"there is no kernel for {weight.code_type} here"
+        return "; ".join(reasons) + _divided(stored, weight)
+
+
+def _divided(stored: Grouped, weight: KeptWeight) -> str:
+    """Return what to add to a kernel's reason where the weight's groups are smaller than the stored ones."""
+    size = stored.groups.size if isinstance(stored.groups, EvenGroups) else 0
+    return f" (groups of {size}, divided)" if weight.group_size < min(size, weight.shape[1]) else ""
 
 
 def _moved(grouped: Grouped, device: torch.device) -> Grouped:

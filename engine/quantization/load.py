@@ -49,19 +49,38 @@ def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Ke
     weights = plain.weights
     if not keeper.was_requested:
         return _warning(layout, weights, dtype, "transformers loads them")
-    reasons = keeper.reasons.copy()
-    reasons["they are not linear layers of the network"] = weights.num_quantised - keeper.kept - reasons.total()
-    counted = [(why, count) for why, count in reasons.most_common() if count]
     if not keeper.kept:
-        return _warning(layout, weights, dtype, counted[0][0] if counted else _NO_KERNEL)
-    held = weights.held_bytes
+        return _warning(layout, weights, dtype, next((why for why, _ in _dequantised(weights, keeper)), _NO_KERNEL))
+    held = keeper.network_bytes
     kept = held - keeper.float_bytes + keeper.kept_bytes
     inputs = "; inputs are rounded to int8, token by token" if layout.int8_inputs else ""
-    rest = "".join(f"; {count} dequantised to {dtype}: {why}" for why, count in counted)
+    whose = "this rank's weights" if keeper.is_cut else "weights"
     return (
-        f"{layout.name}, kept: {keeper.kept} of {weights.num_quantised} quantised layers; weights take {_size(kept)} "
-        f"of memory, dequantised to {dtype} {_size(held)}{rest}{inputs}"
+        f"{layout.name}, {_count(weights, keeper)}; {whose} take {_size(kept)} of memory, dequantised to {dtype} "
+        f"{_size(held)}{_others(weights, keeper, dtype)}{inputs}"
     )
+
+
+def kept_count(plain: PlainWeights, dtype: str, keeper: Keeper | None) -> str:
+    """Return how many layers were kept, and why others were not; "" where there is nothing to keep."""
+    if keeper is None or not keeper.was_requested or not isinstance(plain.weights, DequantisingWeights):
+        return ""
+    return _count(plain.weights, keeper) + _others(plain.weights, keeper, dtype)
+
+
+def _count(weights: DequantisingWeights, keeper: Keeper) -> str:
+    return f"kept: {keeper.kept} of {weights.num_quantised} quantised layers"
+
+
+def _others(weights: DequantisingWeights, keeper: Keeper, dtype: str) -> str:
+    return "".join(f"; {count} dequantised to {dtype}: {why}" for why, count in _dequantised(weights, keeper))
+
+
+def _dequantised(weights: DequantisingWeights, keeper: Keeper) -> list[tuple[str, int]]:
+    """Return the reasons why tensors were dequantised, and how many, most frequent first."""
+    reasons = keeper.reasons.copy()
+    reasons["they are not linear layers of the network"] = weights.num_quantised - keeper.kept - reasons.total()
+    return [(why, count) for why, count in reasons.most_common() if count]
 
 
 def _warning(layout: Layout, weights: DequantisingWeights, dtype: str, why: str) -> str:

@@ -197,3 +197,5 @@ def _describe(loaded: Sequence[RankLoaded], way: str) -> Iterator[str]:
             f"rank {rank} of {len(loaded)}{place}: {held:.1f} MiB of weights from {read:.1f} MiB read in "
             f"{one.seconds:.1f} s"
         )
+        if one.kept != loaded[0].kept:
+            yield f"rank {rank} of {len(loaded)}, unlike rank 0: {one.kept}"

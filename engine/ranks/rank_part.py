@@ -107,11 +107,11 @@ def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
     shard = functools.partial(
         shard_network, config=checkpoint.text_config, rank=setup.rank, all_reduce=reduce
     )  # fmt: skip
-    read = read_network(folder, setup.dtype, shard, device.torch_device)
+    read = read_network(folder, setup.dtype, shard, device.torch_device, device.traits.kept_linears)
     network = read.loaded.network
     held = find_kv_tensors(network, checkpoint, setup.dtype)
     num_sums = num_reductions(network)
-    weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in network.parameters()}.values())
+    weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in network.parameters()}.values()) + read.kept_bytes
     kernels = find_kernels(setup.num_threads) if on_host and setup.is_native else NO_KERNELS
     fused = fuse(network, threads=kernels.threads) if on_host else None
     notes = (*read.notes, *replace_modules(network, device))
@@ -122,8 +122,9 @@ def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
     nucleus = find_nucleus(device, checkpoint.text_config.vocab_size)
     library = load_sum() if on_host else None
     took = RankLoaded(
-        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began
-    )
+        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began,
+        kept=read.kept,
+    )  # fmt: skip
     said = (getattr(backend, "note", None), warning, *notes)
     return RankPart(
         setup, device, folder, network, fused, backend, nucleus, reduce, library, took, num_sums,

@@ -48,7 +48,8 @@ class RankLoaded:
     """A rank's report of its load: the KV tensors that its layers make, and the cost of loading.
 
     `is_native`: native kernels run its layers. `shares_memory`: it can sum in shared memory. `pool_bytes` are available
-    for its pool on its `device`, described in one line; both are unset where rank 0 makes all pools.
+    for its pool on its `device`, described in one line; both are unset where rank 0 makes all pools. `kept` counts the
+    layers that stay quantised, with the reasons for others.
     """
 
     tensors: tuple[KvTensor, ...]
@@ -59,6 +60,7 @@ class RankLoaded:
     seconds: float
     pool_bytes: int = 0
     device: str = ""
+    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)

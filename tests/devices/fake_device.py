@@ -118,10 +118,14 @@ class FakeEvent:
 
 
 class CardKind(FakeKind):
-    """The same with steps that are collected later, and devices that name the card visible to their process."""
+    """The same with steps that are collected later, and devices that name the card visible to their process.
+
+    Their quantised layers stay so by the CPU's kernels.
+    """
 
     def __init__(self) -> None:
-        super().__init__(replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True))
+        kept = ("int4pack-host", "int8")
+        super().__init__(replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True, kept_linears=kept))
 
     def open(self, index: int = 0) -> "FakeDevice":
         return CardDevice(index, self.traits, self.total_bytes)

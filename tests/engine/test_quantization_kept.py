@@ -19,6 +19,7 @@ from tests.devices.fake_device import TRAITS
 from tests.engine.card_int4 import CardInt4
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_F32 = torch.float32
 
 
 def int4_layer(outputs: int, inputs: int, size: int, *, seed: int = 0, powers: bool = False) -> Grouped:
@@ -124,13 +125,20 @@ def test_inputs_of_a_group_may_be_anywhere() -> None:
     assert kept(rows).double().numpy() == pytest.approx(expected, abs=1e-4)
 
 
-def test_groups_of_different_sizes_are_not_kept() -> None:
-    grouped = replace(int4_layer(16, 64, 32), groups=torch.tensor([0] * 40 + [1] * 24))
+def test_groups_of_different_sizes_are_padded() -> None:
+    """Columns of padding have whatever weight: their input is 0."""
+    grouped, rows = replace(int4_layer(32, 64, 32), groups=torch.tensor([0, 1] * 24 + [0] * 16)), rows_of(3, 64, _F32)
+    weight = whole(grouped)
+    assert grouped.zeros is not None
 
-    assert kept_weight(grouped, int8_inputs=False) == "its groups are of different sizes"
-    assert kept_weight(replace(grouped, groups=EvenGroups(48)), int8_inputs=False) == (
-        "its 64 inputs are not whole groups of 48"
-    )
+    kept = KeptLinear(nn.Linear(64, 32, bias=False), Int4Format(ON_HOST).pack(weight, _F32), weight.order)
+
+    groups = np.array([0, 1] * 24 + [0] * 16)
+    codes, scales, zeros = (one.double().numpy() for one in (grouped.codes, grouped.scales, grouped.zeros))
+    matrix = (codes - zeros[:, groups]) * scales[:, groups]
+    assert weight.shape == (32, 96)
+    assert kept(rows).double().numpy() == pytest.approx(rows.double().numpy() @ matrix.T, abs=1e-4)
+    assert _compared(grouped, weight, Int4Format(ON_HOST), weight) is None
 
 
 @pytest.mark.parametrize(
@@ -216,7 +224,7 @@ def test_a_kernel_that_gives_no_number_is_not_kept() -> None:
 
 
 def _compared(grouped: Grouped, weight: KeptWeight, form: KeptFormat, packed: KeptWeight) -> str | None:
-    outputs, inputs = weight.shape
+    outputs, inputs = grouped.codes.shape
     kept = KeptLinear(nn.Linear(inputs, outputs, bias=False), form.pack(packed, torch.bfloat16), packed.order)
     return disagreement(kept, grouped, weight, form, torch.bfloat16)
 

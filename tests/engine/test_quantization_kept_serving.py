@@ -47,6 +47,7 @@ _HOST = ("int4pack-host", "int8")
 _FOUR_BITS = (
     awq(32),
     gptq(4, 32),
+    gptq(4, 64),  # 96 inputs of a tiny Llama's layers are a group and a half: groups of 32
     gptq(4, 32, version="gptq_v2", act_order=True),
     gptq(3, 32),
     packed(4, 32),
@@ -220,7 +221,7 @@ def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
 
     register()
     read = read_network(open_folder(path), "bfloat16", kept_linears=_HOST)
-    assert read.has_kept
+    assert read.kept_bytes > 0
     assert read.notes == (
         f"AWQ 4-bit, kept: 14 of 14 quantised layers; weights take {(kept - 2 * inverse) / 2**20:.1f} MiB of memory, "
         f"dequantised to bfloat16 {floats / 2**20:.1f} MiB",
@@ -253,13 +254,15 @@ def test_layers_without_a_kernel_are_dequantised_with_a_reason(
 
 
 def test_layers_that_do_not_fit_are_counted_with_the_kept_ones(tmp_path: Path) -> None:
-    """The inner size of a tiny Llama is 96: no whole groups of 64."""
-    path = _make("llama", tmp_path, gptq(4, 64))
+    path = make_family("llama", tmp_path / "llama", intermediate_size=80)
+    quantise_checkpoint(gptq(4, 64), path)
 
     loaded = _load(path)
 
-    assert ", kept: 12 of 14 quantised layers; " in _note(loaded)
-    assert _note(loaded).endswith("; 2 dequantised to float32: its 96 inputs are not whole groups of 64")
+    assert ", kept: 24 of 28 quantised layers; " in _note(loaded)
+    assert _note(loaded).endswith(
+        "; 4 dequantised to float32: int4pack takes groups of 32, 64, 128, 256 inputs, not 16 (groups of 64, divided)"
+    )
     got = generate(loaded.model, _PROMPTS, 12, chunk=16)
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
@@ -349,7 +352,7 @@ def test_a_decoder_without_output_layer_keeps_layer_names(tmp_path: Path) -> Non
 
     read = read_network(open_folder(path), "float32", kept_linears=_HOST)
 
-    assert read.has_kept
+    assert read.kept_bytes > 0
     assert ", kept: 14 of 14 quantised layers; " in read.notes[0]
 
 

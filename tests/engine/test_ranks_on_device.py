@@ -22,8 +22,10 @@ from engine.ranks.team import OnLost
 from engine.step import BatchSequence, SampleRow, StepBatch
 from tests.devices.fake_device import CardKind
 from tests.devices.tiny_traffic import PLENTY, Outputs, core_on, every_sort, ids, plain, run
-from tests.engine.step_runner import GREEDY
+from tests.engine.step_runner import GREEDY, generate
+from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
+from tests.engine.tiny_quantised import awq, quantise_checkpoint
 from wire.errors import ConfigError, InstanceLost, PdserveError
 from wire.kv_layout import KvTensor
 
@@ -137,6 +139,29 @@ def test_each_rank_has_its_pool_on_its_own_device(two: LoadedRanks) -> None:
     assert "2 ranks add up by gloo" in two.notes
     with pytest.raises(TypeError, match="the KV pool of rank 1 of 2 is on a device of another process"):
         _ = other.buffer
+
+
+def test_ranks_keep_quantised_layers_and_report_what_differs(tmp_path: Path) -> None:
+    """Of three heads of 16 rank 1 has one, and int4pack takes 32 inputs or more: its output projections."""
+    sizes = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}
+    path = make_family("llama", tmp_path, **sizes, intermediate_size=128)
+    quantise_checkpoint(awq(32), path)
+    prompts, lost = [ids(length) for length in (5, 30)], list[PdserveError]()
+
+    loaded = load(path, lost.append, kv_bytes=4 * POOL)
+    try:
+        got = generate(loaded.model, prompts, 12, chunk=16)
+    finally:
+        loaded.model.close()
+
+    assert got == Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
+    (note,) = (note for note in loaded.notes if note.startswith("AWQ 4-bit, kept: "))
+    assert note.startswith("AWQ 4-bit, kept: 28 of 28 quantised layers; this rank's weights take ")
+    assert loaded.notes[loaded.notes.index("2 ranks add up by gloo") + 3] == (
+        "rank 1 of 2, unlike rank 0: kept: 24 of 28 quantised layers; 4 dequantised to float32: "
+        "int4pack takes groups of 32, 64, 128, 256 inputs, not 16"
+    )
+    assert not lost
 
 
 @pytest.mark.long

@@ -21,7 +21,9 @@ from engine.quantization.kept_int8 import Int8Format
 from engine.quantization.kept_npu import W8A8, AntiquantFormat
 from engine.quantization.kept_table import formats_named
 from tests.devices.card_device import CardDevice
+from tests.engine.rank_logits import rank_logits
 from tests.engine.step_runner import generate
+from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
 from tests.engine.tiny_quantised import Scheme, awq, gptq, packed, quantise_checkpoint, w8a8
 from tests.npu import quantization_ops
@@ -288,6 +290,23 @@ def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path, n
     assert set(_W8A8) <= set(npu_ops.names())
     assert _ANTIQUANT not in npu_ops.names()
     assert got == oracle.generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+
+@pytest.mark.usefixtures("kept_in_float32")
+@pytest.mark.parametrize("scheme", [awq(64), gptq(8, -1), w8a8("channel")], ids=lambda s: s.name)
+def test_ranks_compute_with_their_cuts_of_the_codes(scheme: Scheme, tmp_path: Path, npu_ops: NpuOps) -> None:
+    """A rank has 96 of 192 inner inputs: groups of 64 are divided, and those of all inputs are cut."""
+    path = make_family("llama", tmp_path, intermediate_size=192)
+    quantise_checkpoint(scheme, path)
+    token_ids = torch.randint(3, 300, (1, 24), generator=torch.Generator().manual_seed(5))
+    expected, *_ = rank_logits(path, 2, token_ids)
+    npu_ops.calls.clear()
+
+    own, *_ = rank_logits(path, 2, token_ids, formats=TRAITS.kept_linears)
+
+    rounds = scheme.name.startswith("w8a8")
+    assert set(npu_ops.names()) & {_ANTIQUANT, *_W8A8} == (set(_W8A8) if rounds else {_ANTIQUANT})
+    assert (own - expected).norm() < (0.05 if rounds else 1e-4) * expected.norm()
 
 
 def _round_inputs(_layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:

@@ -1,0 +1,86 @@
+"""The part of a stored weight that one rank computes with, and its columns in even groups, as kernels take them.
+
+cut              | read                                    | groups
+column (outputs) | each range of rows, one below the other | as stored
+row (inputs)     | the range of columns                    | even: divided where a boundary of the cut divides one
+                 |                                         | mixed (act order): sorted, and padded where they differ
+
+Each layout reads any range of its words, scales, zeros and group indices itself (interface.py, QuantisedModule).
+"""
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+import torch
+
+from engine.checkpoints.materialise import DimensionRanges
+from engine.quantization.interface import Grouped, QuantisedModule
+
+_PADDED_GROUP = 32
+"""Inputs in a padded group are a multiple of this: the least that all kernels with groups take."""
+_MOST_PADDING = 2
+"""Times the inputs: with more columns than that, little memory is saved."""
+
+
+def read_cut(module: QuantisedModule, cut: DimensionRanges | None) -> Grouped:
+    """Read a module's weight, or a rank's cut of it; a cut of inputs has one range."""
+    outputs, inputs = (range(length) for length in module.shape)
+    if cut is None:
+        return module.read(outputs, inputs)
+    if cut.dim == 1:
+        ((start, end),) = cut.ranges
+        return module.read(outputs, range(start, end))
+    parts = [module.read(range(start, end), inputs) for start, end in cut.ranges]
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return replace(
+        parts[0], codes=torch.cat([part.codes for part in parts]), scales=torch.cat([part.scales for part in parts]),
+        zeros=torch.cat(zeros) if zeros else None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EvenColumns:
+    """The columns of a kept weight, in groups of `size`; `groups` [num_groups] are the stored groups of these.
+
+    `order` [num_columns] is the input of each column, None where they are in order. It may name one input more than
+    there are: that column is padding, whose input is 0.
+    """
+
+    size: int
+    groups: torch.Tensor
+    order: torch.Tensor | None = None
+
+    def arranged(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return codes [outputs, inputs] in the order of the columns, padded."""
+        if self.order is None:
+            return codes.contiguous()
+        if len(self.order) > codes.shape[1]:
+            codes = torch.nn.functional.pad(codes, (0, 1))
+        return codes[:, self.order]
+
+
+def even_columns(grouped: Grouped) -> EvenColumns | str:
+    """Return the columns of a weight, or the reason why they cannot be in even groups."""
+    groups, inputs = grouped.groups, grouped.codes.shape[1]
+    if isinstance(groups, torch.Tensor):
+        return _sorted(groups)
+    size = inputs if groups.skipped + inputs <= groups.size else gcd(groups.size, groups.skipped, inputs)
+    firsts = torch.arange(0, inputs, size, device=grouped.scales.device)
+    return EvenColumns(size, (firsts + groups.skipped) // groups.size)
+
+
+def _sorted(groups: torch.Tensor) -> EvenColumns | str:
+    """Sort the inputs by group; groups of different sizes are padded to multiples of `_PADDED_GROUP`."""
+    inputs = len(groups)
+    held, counts = groups.unique(return_counts=True)
+    by_group = torch.argsort(groups, stable=True)
+    if bool((counts == counts[0]).all()):
+        return EvenColumns(int(counts[0]), held, by_group)
+    padded = (counts + _PADDED_GROUP - 1) // _PADDED_GROUP * _PADDED_GROUP
+    total = int(padded.sum())
+    if total > _MOST_PADDING * inputs:
+        return f"act order leaves {inputs} inputs in {len(held)} groups of different sizes"
+    shift = (padded - counts).cumsum(0) - (padded - counts)  # the padding before each group
+    order = torch.full((total,), inputs, device=groups.device)
+    order[torch.arange(inputs, device=groups.device) + shift.repeat_interleave(counts)] = by_group
+    return EvenColumns(_PADDED_GROUP, held.repeat_interleave(padded // _PADDED_GROUP), order)
