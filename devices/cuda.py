@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from devices import versions
@@ -16,9 +17,19 @@ if TYPE_CHECKING:
 
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
-    pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8"), is_asynchronous=True,
+    pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8", "float8"), is_asynchronous=True,
     ray_resource="GPU", packages=("flashinfer-python", "flash-attn-3"),
 )  # fmt: skip
+
+
+_FLOAT8_FROM = (8, 9)
+
+
+def card_traits(capability: tuple[int, int]) -> Traits:
+    """Return the traits of a GPU: float8 products need compute capability 8.9 (ATen/native/cuda/ScaledBlas.cpp)."""
+    if capability >= _FLOAT8_FROM:
+        return TRAITS
+    return replace(TRAITS, kept_linears=tuple(name for name in TRAITS.kept_linears if name != "float8"))
 
 
 class CudaKind:
@@ -47,7 +58,9 @@ class CudaKind:
         lacking = self.lacking()
         if lacking is not None:
             raise ConfigError(f"--device cuda: {lacking}")
-        return CudaDevice(TRAITS, index)
+        import torch
+
+        return CudaDevice(card_traits(torch.cuda.get_device_capability(index)), index)
 
 
 class CudaDevice(TorchDevice):

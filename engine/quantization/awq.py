@@ -29,7 +29,7 @@ class AwqLayout:
     group_size: int
     name: str = "AWQ 4-bit"
     rounds_inputs: bool = False
-    int8_inputs: bool = False
+    rounded_inputs: torch.dtype | None = None
     adds_biases: bool = False
     companions: frozenset[str] = frozenset({"qweight", "qzeros", "scales"})
     dropped: frozenset[str] = frozenset()

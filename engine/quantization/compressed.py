@@ -42,7 +42,7 @@ class CompressedLayout:
     rounds_inputs: bool
     block: tuple[int, int] | None = None
     group_sizes: frozenset[int] = frozenset()
-    int8_inputs: bool = False
+    rounded_inputs: torch.dtype | None = None
     adds_biases: bool = False
     companions: frozenset[str] = frozenset(
         {

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from engine.quantization.compressed import PACKED_BITS, CompressedLayout
 from engine.quantization.config import QuantizationConfig, compressed_groups, read_block
 from wire.errors import ConfigError
@@ -9,6 +11,7 @@ from wire.errors import ConfigError
 _UNPACKED = {"int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
 _PACKED = "pack-quantized"
 _MIXED = "mixed-precision"  # each group has its own format
+_ROUNDED = {"int": torch.int8, "float": torch.float8_e4m3fn}
 _STATUSES = ("compressed", None)
 
 
@@ -28,15 +31,21 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
     names = sorted({_check_group(config, group) for group in groups})
     inputs = any(group.get("input_activations") for group in groups)
     name = f"compressed-tensors {' and '.join(names)}"
-    int8_inputs = all(_rounds_as_they_come(group.get("input_activations")) for group in groups)
-    return CompressedLayout(name, inputs, _block(config, groups), _group_sizes(config, groups), int8_inputs)
+    rounded = {_rounded_type(group.get("input_activations")) for group in groups}
+    rounded_inputs = rounded.pop() if len(rounded) == 1 else None
+    return CompressedLayout(name, inputs, _block(config, groups), _group_sizes(config, groups), rounded_inputs)
 
 
-def _rounds_as_they_come(inputs: Any) -> bool:
-    """Return whether inputs are symmetric int8 with dynamic scales: one per token is at least as fine as required."""
-    if not isinstance(inputs, dict) or inputs.get("dynamic") is not True:
-        return False
-    return (inputs.get("type", "int"), inputs.get("num_bits", 8), inputs.get("symmetric", True)) == ("int", 8, True)
+def _rounded_type(inputs: Any) -> torch.dtype | None:
+    """Return the type of symmetric inputs of 8 bits with dynamic scales: one per token is at least as fine as required.
+
+    Returns None for others, and for those with several scales in a token.
+    """
+    if not isinstance(inputs, dict) or inputs.get("dynamic") is not True or inputs.get("strategy") == "group":
+        return None
+    if (inputs.get("num_bits", 8), inputs.get("symmetric", True)) != (8, True):
+        return None
+    return _ROUNDED.get(inputs.get("type", "int"))
 
 
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine.quantization.awq import BITS as AWQ_BITS
 from engine.quantization.awq import AwqLayout
 from engine.quantization.compressed_config import read_compressed
@@ -96,7 +98,9 @@ def _read_fp8(config: QuantizationConfig) -> Layout:
     values = config.values
     if str(values.get("fmt", "e4m3")).lower() not in ("e4m3", "float8_e4m3fn"):
         raise ConfigError(f"{config.source}: fp8 of format {values['fmt']} is not supported: only e4m3")
-    return Fp8Layout(read_block(config, values.get("weight_block_size")))
+    is_dynamic = values.get("activation_scheme", "dynamic") == "dynamic"
+    block = read_block(config, values.get("weight_block_size"))
+    return Fp8Layout(block, rounded_inputs=torch.float8_e4m3fn if is_dynamic else None)
 
 
 _READERS: dict[str, Callable[[QuantizationConfig], Layout]] = {

@@ -6,6 +6,8 @@ weight [outputs, inputs] float8_e4m3    weight_scale_inv [row blocks, column blo
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from engine.checkpoints.weights import Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.interface import QuantisedTensor
@@ -21,7 +23,7 @@ class Fp8Layout:
     block: tuple[int, int] | None
     name: str = "fp8"
     rounds_inputs: bool = True
-    int8_inputs: bool = False
+    rounded_inputs: torch.dtype | None = None
     adds_biases: bool = False
     companions: frozenset[str] = frozenset({_MARK, "activation_scale", "input_scale"})
     dropped: frozenset[str] = frozenset()

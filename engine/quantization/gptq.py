@@ -30,7 +30,7 @@ class GptqLayout:
     group_size: int
     zero_offset: int
     rounds_inputs: bool = False
-    int8_inputs: bool = False
+    rounded_inputs: torch.dtype | None = None
     adds_biases: bool = False
     companions: frozenset[str] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     dropped: frozenset[str] = frozenset()

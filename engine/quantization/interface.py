@@ -84,8 +84,8 @@ class Layout(Protocol):
         ...
 
     @property
-    def int8_inputs(self) -> bool:
-        """Whether those inputs are symmetric int8 with dynamic scales."""
+    def rounded_inputs(self) -> torch.dtype | None:
+        """The type of those inputs where they are symmetric with dynamic scales: int8 or float8; None for others."""
         ...
 
     @property

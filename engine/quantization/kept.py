@@ -25,7 +25,7 @@ class KeptWeight:
     `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of their shape,
     in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
     `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
-    `int8_inputs`: the checkpoint was made for inputs that are rounded to int8 token by token.
+    `rounded_inputs`: the type to which inputs are rounded token by token, None where they stay floats.
     """
 
     codes: torch.Tensor
@@ -34,7 +34,7 @@ class KeptWeight:
     group_size: int
     order: torch.Tensor | None
     num_bits: int | None
-    int8_inputs: bool
+    rounded_inputs: torch.dtype | None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,7 +53,7 @@ class KeptWeight:
         """Description of its codes, such as "4-bit codes"."""
         if self.num_bits is None:
             return f"{str(self.codes.dtype).removeprefix('torch.')} codes"
-        return f"{self.num_bits}-bit codes" + " of W8A8" * (self.codes.dtype == torch.int8 and self.int8_inputs)
+        return f"{self.num_bits}-bit codes" + " of W8A8" * (self.codes.dtype == self.rounded_inputs)
 
 
 class Kernel(Protocol):
@@ -126,14 +126,14 @@ class KeptLinear(nn.Module):
         return self._kernel((nn.functional.pad(rows, (0, 1)) if self._is_padded else rows).index_select(1, self._order))
 
 
-def kept_weight(grouped: Grouped, *, int8_inputs: bool) -> KeptWeight | str:
+def kept_weight(grouped: Grouped, *, rounded_inputs: torch.dtype | None) -> KeptWeight | str:
     """Return a weight, or a rank's cut of it, in the form that formats take, or the reason why no format can."""
     columns = even_columns(grouped)
     if isinstance(columns, str):
         return columns
     codes, scales = columns.arranged(grouped.codes), grouped.scales[:, columns.groups]
     zeros = None if grouped.zeros is None or not grouped.zeros.any() else grouped.zeros[:, columns.groups]
-    return KeptWeight(codes, scales, zeros, columns.size, columns.order, _num_bits(codes), int8_inputs)
+    return KeptWeight(codes, scales, zeros, columns.size, columns.order, _num_bits(codes), rounded_inputs)
 
 
 def _num_bits(codes: torch.Tensor) -> int | None:

@@ -72,7 +72,7 @@ def even_columns(grouped: Grouped) -> EvenColumns | str:
 def _sorted(groups: torch.Tensor) -> EvenColumns | str:
     """Sort the inputs by group; groups of different sizes are padded to multiples of `_PADDED_GROUP`."""
     inputs = len(groups)
-    held, counts = groups.unique(return_counts=True)
+    held, counts = torch.unique(groups, return_counts=True)
     by_group = torch.argsort(groups, stable=True)
     if bool((counts == counts[0]).all()):
         return EvenColumns(int(counts[0]), held, by_group)

@@ -27,11 +27,12 @@ class Keeper:
     """
 
     def __init__(
-        self, weights: DequantisingWeights, formats: Sequence[KeptFormat], *, int8_inputs: bool, prefix: str = ""
-    ) -> None:
+        self, weights: DequantisingWeights, formats: Sequence[KeptFormat], *, rounded_inputs: torch.dtype | None,
+        prefix: str = "",
+    ) -> None:  # fmt: skip
         """`prefix` is prepended to the stored names where the network's names differ from them."""
         self._weights, self._formats = weights, tuple(formats)
-        self._int8_inputs, self._prefix = int8_inputs, prefix
+        self._rounded_inputs, self._prefix = rounded_inputs, prefix
         self.kept = self.kept_bytes = self.float_bytes = self.network_bytes = 0
         self.reasons: Counter[str] = Counter()
         self.was_requested = self.is_cut = False
@@ -77,7 +78,7 @@ class Keeper:
         """Return the quantised layer that replaces `linear`, or the reason why there is none."""
         dtype = linear.weight.dtype
         stored = read_cut(module, cut)
-        weight = kept_weight(stored, int8_inputs=self._int8_inputs)
+        weight = kept_weight(stored, rounded_inputs=self._rounded_inputs)
         if isinstance(weight, str):
             return weight
         grouped, weight = _moved(stored, device), weight.to(device)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from engine.quantization.kept import KeptWeight, Kernel
-from engine.quantization.kept_int8 import Int8Op
+from engine.quantization.kept_rounded import RoundedOp
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 """Supported dtypes of rows."""
@@ -105,7 +105,8 @@ def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> 
     return product
 
 
-W8A8 = Int8Op(
-    _multiply, lambda codes: codes.t().contiguous(), lambda weight, dtype: _beyond("npu_quant_matmul", weight, dtype)
-)
-"""The int8 multiplication of engine/quantization/kept_int8.py on an NPU."""
+W8A8 = RoundedOp(
+    torch.int8, _multiply, lambda codes: codes.t().contiguous(),
+    lambda weight, dtype: _beyond("npu_quant_matmul", weight, dtype),
+)  # fmt: skip
+"""The int8 multiplication of engine/quantization/kept_rounded.py on an NPU."""

@@ -1,7 +1,7 @@
 """The formats of linear layers that stay quantised, by the names in a device's traits.
 
 int4pack, int4pack-host   4-bit weights in groups, by torch's kernel for GPUs and by its CPU counterpart
-int8                      W8A8: int8 weights, inputs rounded token by token
+int8, float8              weights of that type, inputs rounded to it token by token
 npu-int8, npu-antiquant   W8A8, and 4- or 8-bit weights with float inputs, by torch_npu's ops
 """
 
@@ -9,14 +9,15 @@ from collections.abc import Sequence
 
 from engine.quantization.kept import KeptFormat
 from engine.quantization.kept_int4pack import ON_CARD, ON_HOST, Int4Format
-from engine.quantization.kept_int8 import BY_TORCH, Int8Format
 from engine.quantization.kept_npu import W8A8, AntiquantFormat
+from engine.quantization.kept_rounded import FLOAT8_BY_TORCH, INT8_BY_TORCH, RoundedFormat
 
 FORMATS: dict[str, KeptFormat] = {
     "int4pack": Int4Format(ON_CARD),
     "int4pack-host": Int4Format(ON_HOST),
-    "int8": Int8Format(BY_TORCH),
-    "npu-int8": Int8Format(W8A8),
+    "int8": RoundedFormat(INT8_BY_TORCH),
+    "float8": RoundedFormat(FLOAT8_BY_TORCH),
+    "npu-int8": RoundedFormat(W8A8),
     "npu-antiquant": AntiquantFormat(),
 }
 

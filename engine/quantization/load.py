@@ -39,7 +39,7 @@ def make_keeper(plain: PlainWeights, layout: Layout | None, formats: Sequence[st
     """
     if layout is None or not formats or not isinstance(plain.weights, DequantisingWeights):
         return None
-    return Keeper(plain.weights, formats_named(formats), int8_inputs=layout.int8_inputs, prefix=prefix)
+    return Keeper(plain.weights, formats_named(formats), rounded_inputs=layout.rounded_inputs, prefix=prefix)
 
 
 def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Keeper | None) -> str | None:
@@ -53,7 +53,8 @@ def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Ke
         return _warning(layout, weights, dtype, next((why for why, _ in _dequantised(weights, keeper)), _NO_KERNEL))
     held = keeper.network_bytes
     kept = held - keeper.float_bytes + keeper.kept_bytes
-    inputs = "; inputs are rounded to int8, token by token" if layout.int8_inputs else ""
+    rounded = str(layout.rounded_inputs).removeprefix("torch.").removesuffix("_e4m3fn")
+    inputs = "" if layout.rounded_inputs is None else f"; inputs are rounded to {rounded}, token by token"
     whose = "this rank's weights" if keeper.is_cut else "weights"
     return (
         f"{layout.name}, {_count(weights, keeper)}; {whose} take {_size(kept)} of memory, dequantised to {dtype} "

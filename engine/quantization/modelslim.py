@@ -61,9 +61,9 @@ class ModelSlimLayout:
         return any(scheme != "W8A16" for scheme in self.schemes.values())
 
     @property
-    def int8_inputs(self) -> bool:
-        """Whether all layers may round their inputs token by token: static ones too, as W8A8_MIX does."""
-        return all(scheme != "W8A16" for scheme in self.schemes.values())
+    def rounded_inputs(self) -> torch.dtype | None:
+        """int8 where all layers may round their inputs token by token: static ones too, as W8A8_MIX does."""
+        return torch.int8 if all(scheme != "W8A16" for scheme in self.schemes.values()) else None
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
         """Yield the weight of each module that the description calls quantised."""

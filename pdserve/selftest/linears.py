@@ -30,8 +30,8 @@ def _compare(device: Device, name: str) -> str:
     from engine.quantization.kept_table import formats_named
 
     (form,), tried, reasons = formats_named([name]), [], []
-    for sort, grouped, int8_inputs in _weights(device.torch_device):
-        weight = kept_weight(grouped, int8_inputs=int8_inputs)
+    for sort, grouped, rounded_inputs in _weights(device.torch_device):
+        weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
         if isinstance(weight, str) or not form.takes(weight):
             continue
         lacking = form.lacking(weight, torch.bfloat16)
@@ -50,8 +50,11 @@ def _compare(device: Device, name: str) -> str:
     return ", ".join(tried)
 
 
-def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, bool]]:
-    """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros) and W8A8 (8 bits, one scale per row)."""
+def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, torch.dtype | None]]:
+    """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros), W8A8 and fp8 (8 bits, one scale a row).
+
+    The last of each is the type of rounded inputs.
+    """
     numbers = torch.Generator().manual_seed(1)
 
     def codes(low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
@@ -62,5 +65,7 @@ def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, bool]]:
 
     groups = _INPUTS // _GROUP
     zeros = torch.randint(0, 16, (_OUTPUTS, groups), generator=numbers).to(torch.uint8).to(device)
-    yield "4-bit in groups", Grouped(codes(0, 16, torch.uint8), scales(groups), zeros, EvenGroups(_GROUP)), False
-    yield "W8A8", Grouped(codes(-127, 128, torch.int8), scales(1), None, EvenGroups(_INPUTS)), True
+    yield "4-bit in groups", Grouped(codes(0, 16, torch.uint8), scales(groups), zeros, EvenGroups(_GROUP)), None
+    yield "W8A8", Grouped(codes(-127, 128, torch.int8), scales(1), None, EvenGroups(_INPUTS)), torch.int8
+    float8 = torch.float8_e4m3fn
+    yield "fp8", Grouped(codes(-127, 128, float8), scales(1), None, EvenGroups(_INPUTS)), float8

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from devices.cuda import TRAITS, CudaDevice
+from devices.cuda import TRAITS, CudaDevice, card_traits
 
 
 class Stream:
@@ -111,6 +111,13 @@ def test_a_graph_takes_no_lists_from_the_host(said: list[str]) -> None:
     with pytest.raises(ValueError, match="actual_lengths"):
         graph.replay({"actual_lengths": [3]})
     assert said.count("replay") == 1
+
+
+@pytest.mark.parametrize(("capability", "has_float8"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_float8_layers_stay_so_on_cards_that_multiply_them(capability: tuple[int, int], has_float8: bool) -> None:
+    kept = card_traits(capability).kept_linears
+
+    assert kept == ("int4pack", "int8", *(["float8"] if has_float8 else []))
 
 
 def test_the_description_has_the_driver_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
 from engine.quantization.kept_int4pack import MANY_ROWS, ON_CARD, ON_HOST, Int4Format, Int4Kernel
-from engine.quantization.kept_int8 import BY_TORCH, Int8Format, round_by_token
+from engine.quantization.kept_rounded import FLOAT8_BY_TORCH, INT8_BY_TORCH, RoundedFormat, round_by_token
 from engine.quantization.kept_table import FORMATS, formats_named
 from tests.devices.fake_device import TRAITS
 from tests.engine.card_int4 import CardInt4
@@ -40,8 +40,15 @@ def int8_layer(outputs: int, inputs: int, *, seed: int = 0) -> Grouped:
     return Grouped(codes, torch.rand(outputs, 1, generator=numbers).half() * 0.01 + 1e-3, None, EvenGroups(inputs))
 
 
-def whole(grouped: Grouped, *, int8_inputs: bool = False) -> KeptWeight:
-    weight = kept_weight(grouped, int8_inputs=int8_inputs)
+def float8_layer(outputs: int, inputs: int) -> Grouped:
+    """A random float8 weight with one scale an output."""
+    numbers = torch.Generator().manual_seed(7)
+    codes = torch.randn(outputs, inputs, generator=numbers).mul(100).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return Grouped(codes, torch.rand(outputs, 1, generator=numbers) * 0.01 + 1e-3, None, EvenGroups(inputs))
+
+
+def whole(grouped: Grouped, *, rounded_inputs: torch.dtype | None = None) -> KeptWeight:
+    weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
     assert isinstance(weight, KeptWeight), weight
     return weight
 
@@ -98,17 +105,64 @@ def test_int8_products_are_exact_but_for_the_rounding_of_inputs(count: int, dtyp
     steps = np.abs(values).max(1, keepdims=True) / 127
     rounded = np.round(rows.float().numpy() / steps.astype(np.float32))
 
-    got = Int8Format(BY_TORCH).pack(whole(grouped, int8_inputs=True), dtype)(rows).double().numpy()
+    got = RoundedFormat(INT8_BY_TORCH).pack(whole(grouped, rounded_inputs=torch.int8), dtype)(rows).double().numpy()
 
     matrix = matrix_of(grouped)
     assert got == pytest.approx(rounded @ matrix.T * steps, rel=4 * unit(torch.float32) + unit(dtype))
     assert (np.abs(rounded @ matrix.T * steps - values @ matrix.T) <= steps / 2 * 1.001 * np.abs(matrix).sum(1)).all()
 
 
-def test_a_token_of_zeros_stays_zeros() -> None:
-    rounded, steps = round_by_token(torch.zeros(2, 8))
+@pytest.mark.parametrize("count", [1, 16, 40])
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+def test_float8_products_are_those_of_rounded_inputs(count: int, dtype: torch.dtype) -> None:
+    grouped, rows = float8_layer(48, 96), rows_of(count, 96, dtype)
+    steps = rows.float().abs().amax(1, keepdim=True) / 448
+    rounded = (rows.float() / steps).to(torch.float8_e4m3fn).double() * steps.double()
+    weight, form = whole(grouped, rounded_inputs=torch.float8_e4m3fn), RoundedFormat(FLOAT8_BY_TORCH)
+    assert form.takes(weight)
+    assert form.lacking(weight, dtype) is None
 
-    assert not rounded.any()
+    got = form.pack(weight, dtype)(rows).double().numpy()
+
+    matrix, unit_of_sums = matrix_of(grouped), 96 * unit(torch.float32) + unit(dtype)
+    bound = 1.01 * unit_of_sums * np.abs(rounded.numpy()) @ np.abs(matrix).T
+    assert (np.abs(got - rounded.numpy() @ matrix.T) <= bound).all()
+    assert disagreement(_layer(weight, form, dtype), grouped, weight, form, dtype) is None
+
+
+def _layer(weight: KeptWeight, form: KeptFormat, dtype: torch.dtype) -> KeptLinear:
+    outputs, inputs = weight.shape
+    return KeptLinear(nn.Linear(inputs, outputs, bias=False), form.pack(weight, dtype), weight.order)
+
+
+def test_a_float8_kernel_with_another_scale_is_not_kept() -> None:
+    grouped, form = float8_layer(48, 256), RoundedFormat(FLOAT8_BY_TORCH)
+    weight = whole(grouped, rounded_inputs=torch.float8_e4m3fn)
+
+    assert _compared(grouped, weight, form, weight) is None
+    assert _compared(grouped, weight, form, replace(weight, scales=weight.scales * 1.3)) is not None
+    assert _compared(grouped, weight, form, replace(weight, scales=weight.scales.roll(1, 0))) is not None
+
+
+def test_float8_sizes_are_those_that_torchs_shape_function_takes() -> None:
+    for outputs, inputs in ((40, 96), (48, 88)):
+        weight = whole(float8_layer(outputs, inputs), rounded_inputs=torch.float8_e4m3fn)
+        lacking = RoundedFormat(FLOAT8_BY_TORCH).lacking(weight, torch.bfloat16)
+        assert lacking == f"float8 multiplication takes multiples of 16 x 16, not {outputs} x {inputs}"
+    with FakeTensorMode():
+        codes = torch.empty(48, 96, dtype=torch.float8_e4m3fn, device="cuda")
+        product = FLOAT8_BY_TORCH.multiply(torch.empty(3, 96, device="cuda"), codes, torch.empty(48, device="cuda"))
+        assert product.shape == (3, 48)
+        odd = torch.empty(48, 88, dtype=torch.float8_e4m3fn, device="cuda")
+        with pytest.raises(RuntimeError, match="divisible by 16"):
+            FLOAT8_BY_TORCH.multiply(torch.empty(3, 88, device="cuda"), odd, torch.empty(48, device="cuda"))
+
+
+@pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_token_of_zeros_stays_zeros(codes: torch.dtype) -> None:
+    rounded, steps = round_by_token(torch.zeros(2, 8), codes)
+
+    assert not rounded.float().any()
     assert not steps.any()
 
 
@@ -162,14 +216,14 @@ def test_layers_without_a_kernel_on_the_card_are_reported(grouped: Grouped, dtyp
     ],
 )
 def test_int8_with_more_than_one_scale_is_left(change: dict[str, object], lacking: str) -> None:
-    weight = whole(replace(int8_layer(24, 96), **change), int8_inputs=True)  # type: ignore[arg-type]
+    weight = whole(replace(int8_layer(24, 96), **change), rounded_inputs=torch.int8)  # type: ignore[arg-type]
 
-    assert lacking in str(Int8Format(BY_TORCH).lacking(weight, torch.bfloat16))
+    assert lacking in str(RoundedFormat(INT8_BY_TORCH).lacking(weight, torch.bfloat16))
 
 
 def test_int8_weights_alone_are_not_multiplied_with_rounded_inputs() -> None:
-    assert Int8Format(BY_TORCH).takes(whole(int8_layer(8, 8), int8_inputs=True))
-    assert not Int8Format(BY_TORCH).takes(whole(int8_layer(8, 8)))
+    assert RoundedFormat(INT8_BY_TORCH).takes(whole(int8_layer(8, 8), rounded_inputs=torch.int8))
+    assert not RoundedFormat(INT8_BY_TORCH).takes(whole(int8_layer(8, 8)))
 
 
 _SPOILT = {
@@ -207,8 +261,8 @@ def test_a_kernel_without_its_inputs_order_is_not_kept() -> None:
 
 
 def test_an_int8_kernel_with_another_scale_is_not_kept() -> None:
-    grouped, form = int8_layer(24, 256), Int8Format(BY_TORCH)
-    weight = whole(grouped, int8_inputs=True)
+    grouped, form = int8_layer(24, 256), RoundedFormat(INT8_BY_TORCH)
+    weight = whole(grouped, rounded_inputs=torch.int8)
 
     assert _compared(grouped, weight, form, weight) is None
     assert _compared(grouped, weight, form, replace(weight, scales=weight.scales * 1.1)) is not None

@@ -31,7 +31,7 @@ def int4_layer(outputs: int, inputs: int, size: int) -> Grouped:
 
 
 def compared(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, spoil: bool) -> str | None:
-    weight = kept_weight(grouped, int8_inputs=True)
+    weight = kept_weight(grouped, rounded_inputs=grouped.codes.dtype)
     assert isinstance(weight, KeptWeight)
     assert form.lacking(weight, dtype) is None
     packed = replace(weight, codes=weight.codes.roll(1, 1)) if spoil else weight
@@ -58,6 +58,16 @@ def test_int8_multiplies_as_its_weights_and_rounded_inputs(outputs: int, inputs:
 
     assert compared(grouped, FORMATS["int8"], dtype, False) is None
     assert compared(grouped, FORMATS["int8"], dtype, True) is not None
+
+
+@pytest.mark.skipif("float8" not in find_kind("cuda").open().traits.kept_linears, reason="this GPU has no float8")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 16), (1024, 512), (4096, 11_008)])
+def test_float8_multiplies_as_its_weights_and_rounded_inputs(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    codes = (torch.randn(outputs, inputs, device=_GPU) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+    grouped = Grouped(codes, torch.rand(outputs, 1, device=_GPU) * 0.01 + 1e-3, None, EvenGroups(inputs))
+
+    assert compared(grouped, FORMATS["float8"], dtype, False) is None
 
 
 @pytest.mark.parametrize("scheme", [awq(32), gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)

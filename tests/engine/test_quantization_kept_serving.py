@@ -314,6 +314,8 @@ def _formats() -> Any:
         ({"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}, True),
         ({"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}, False),
         ({"num_bits": 8, "type": "int", "dynamic": True, "symmetric": False}, False),
+        ({"num_bits": 8, "type": "int", "dynamic": True, "strategy": "group"}, False),
+        ({"num_bits": 8, "type": "float", "dynamic": True}, False),
         (None, False),
     ],
 )

@@ -17,15 +17,15 @@ from engine.quantization import kept_npu
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
-from engine.quantization.kept_int8 import Int8Format
 from engine.quantization.kept_npu import W8A8, AntiquantFormat
+from engine.quantization.kept_rounded import RoundedFormat
 from engine.quantization.kept_table import formats_named
 from tests.devices.card_device import CardDevice
 from tests.engine.rank_logits import rank_logits
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
-from tests.engine.tiny_quantised import Scheme, awq, gptq, packed, quantise_checkpoint, w8a8
+from tests.engine.tiny_quantised import Scheme, awq, gptq, modelslim, packed, quantise_checkpoint, w8a8
 from tests.npu import quantization_ops
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
@@ -52,14 +52,16 @@ def int8_layer(outputs: int, inputs: int) -> Grouped:
     return replace(layer(outputs, inputs, inputs, codes=torch.int8, largest=127), zeros=None)
 
 
-def whole(grouped: Grouped, *, int8_inputs: bool = False) -> KeptWeight:
-    weight = kept_weight(grouped, int8_inputs=int8_inputs)
+def whole(grouped: Grouped, *, rounded_inputs: torch.dtype | None = None) -> KeptWeight:
+    weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
     assert isinstance(weight, KeptWeight), weight
     return weight
 
 
-def compared(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, *, int8_inputs: bool = False) -> str | None:
-    weight = whole(grouped, int8_inputs=int8_inputs)
+def compared(
+    grouped: Grouped, form: KeptFormat, dtype: torch.dtype, *, rounded_inputs: torch.dtype | None = None
+) -> str | None:
+    weight = whole(grouped, rounded_inputs=rounded_inputs)
     assert form.takes(weight)
     assert form.lacking(weight, dtype) is None
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
@@ -67,7 +69,7 @@ def compared(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, *, int8_inp
 
 
 def test_an_npu_prefers_w8a8_and_else_keeps_only_weights() -> None:
-    assert formats_named(TRAITS.kept_linears) == (Int8Format(W8A8), AntiquantFormat())
+    assert formats_named(TRAITS.kept_linears) == (RoundedFormat(W8A8), AntiquantFormat())
 
 
 @pytest.mark.combinations(1)
@@ -111,13 +113,13 @@ def test_w8a8_products_use_the_weights_and_rounded_inputs(dtype: torch.dtype, np
     matrix = grouped.codes.double().numpy() * grouped.scales.double().numpy()
     steps = rows.double().abs().amax(1, keepdim=True).numpy() / 127
 
-    got = Int8Format(W8A8).pack(whole(grouped, int8_inputs=True), dtype)(rows)
+    got = RoundedFormat(W8A8).pack(whole(grouped, rounded_inputs=torch.int8), dtype)(rows)
 
     expected = np.round(rows.double().numpy() / steps) @ matrix.T * steps
     assert got.dtype == dtype
     assert got.double().numpy() == pytest.approx(expected, rel=float(torch.finfo(dtype).eps))
     assert npu_ops.names() == list(_W8A8)
-    assert compared(grouped, Int8Format(W8A8), dtype, int8_inputs=True) is None
+    assert compared(grouped, RoundedFormat(W8A8), dtype, rounded_inputs=torch.int8) is None
 
 
 @pytest.mark.parametrize(
@@ -126,18 +128,18 @@ def test_w8a8_products_use_the_weights_and_rounded_inputs(dtype: torch.dtype, np
         (layer(16, 64, 32), AntiquantFormat(), torch.float32, "takes float16 and bfloat16, not float32"),
         (layer(16, 96, 24), AntiquantFormat(), torch.bfloat16, "groups in multiples of 32 inputs, not 24"),
         (layer(20, 64, 32), AntiquantFormat(), torch.bfloat16, "outputs in multiples of 8, not 20"),
-        (int8_layer(16, 64), Int8Format(W8A8), torch.float32, "npu_quant_matmul takes float16 and bfloat16"),
-        (layer(16, 64, 64, codes=torch.int8, largest=127), Int8Format(W8A8), torch.float16, "no zeros"),
+        (int8_layer(16, 64), RoundedFormat(W8A8), torch.float32, "npu_quant_matmul takes float16 and bfloat16"),
+        (layer(16, 64, 64, codes=torch.int8, largest=127), RoundedFormat(W8A8), torch.float16, "no zeros"),
     ],
 )
 def test_unsupported_layers_are_reported(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str) -> None:
-    assert said in str(form.lacking(whole(grouped, int8_inputs=True), dtype))
+    assert said in str(form.lacking(whole(grouped, rounded_inputs=torch.int8), dtype))
 
 
 def test_a_matrix_larger_than_16_bits_is_reported() -> None:
     tall = Grouped(torch.zeros(65_536, 8, dtype=torch.int8), torch.ones(65_536, 1), None, EvenGroups(8))
 
-    for form in (Int8Format(W8A8), AntiquantFormat()):
+    for form in (RoundedFormat(W8A8), AntiquantFormat()):
         assert "takes 65535 x 65535 at most, not 65536 x 8" in str(form.lacking(whole(tall), torch.bfloat16))
 
 
@@ -293,7 +295,7 @@ def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path, n
 
 
 @pytest.mark.usefixtures("kept_in_float32")
-@pytest.mark.parametrize("scheme", [awq(64), gptq(8, -1), w8a8("channel")], ids=lambda s: s.name)
+@pytest.mark.parametrize("scheme", [awq(64), gptq(8, -1), w8a8("channel"), modelslim("W8A8")], ids=lambda s: s.name)
 def test_ranks_compute_with_their_cuts_of_the_codes(scheme: Scheme, tmp_path: Path, npu_ops: NpuOps) -> None:
     """A rank has 96 of 192 inner inputs: groups of 64 are divided, and those of all inputs are cut."""
     path = make_family("llama", tmp_path, intermediate_size=192)
@@ -304,7 +306,7 @@ def test_ranks_compute_with_their_cuts_of_the_codes(scheme: Scheme, tmp_path: Pa
 
     own, *_ = rank_logits(path, 2, token_ids, formats=TRAITS.kept_linears)
 
-    rounds = scheme.name.startswith("w8a8")
+    rounds = "w8a8" in scheme.name
     assert set(npu_ops.names()) & {_ANTIQUANT, *_W8A8} == (set(_W8A8) if rounds else {_ANTIQUANT})
     assert (own - expected).norm() < (0.05 if rounds else 1e-4) * expected.norm()
 
