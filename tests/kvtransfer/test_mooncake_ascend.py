@@ -22,8 +22,9 @@ from kvtransfer.mooncake import MooncakeTransport
 from kvtransfer.mooncake_engine import read_method_of
 from tests.devices.fake_device import FakeDevice, FakeKind
 from tests.kvtransfer import rig as rigs
+from tests.kvtransfer import test_contract as contract
 from tests.kvtransfer.faulty import hand_over
-from tests.kvtransfer.rig import Pool, fill, make_rig, read, until
+from tests.kvtransfer.rig import Pool, Rig, fill, make_rig, read, until
 from wire.errors import PdserveError
 from wire.kv_layout import PoolLayout
 
@@ -132,6 +133,24 @@ def test_a_hand_off_is_read_between_staging_memory_of_the_devices(machine: Machi
 
     assert machine.started == [("127.0.0.1", "P2PHANDSHAKE", "ascend")] * 2
     assert machine.reads > 0
+
+
+@pytest.mark.parametrize("claim", [
+    contract.test_chunks_and_layers_may_come_in_any_order, contract.test_begin_put_and_commit_are_idempotent,
+    contract.test_two_tickets_at_once_do_not_mix, contract.test_blocks_that_change_during_the_hand_off_never_commit,
+    contract.test_a_sender_that_dies_ends_its_tickets_at_once,
+    contract.test_an_abort_by_the_receiver_reaches_the_sender,
+])  # fmt: skip
+def test_the_contract_holds_between_npus(machine: Machine, claim: Callable[[Rig], None]) -> None:
+    with make_rig("mooncake") as rig:
+        claim(rig)
+
+
+@pytest.mark.parametrize("claim", [
+    contract.test_sixty_four_tickets_at_once_all_arrive, contract.test_a_corrupt_frame_is_resent_once_and_arrives,
+])  # fmt: skip
+def test_rigs_of_the_contract_work_between_npus(machine: Machine, claim: Callable[[str], None]) -> None:
+    claim("mooncake")
 
 
 def test_it_carries_prompts_of_npus_once_it_was_measured_faster(
