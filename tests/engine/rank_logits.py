@@ -26,7 +26,7 @@ def load_rank(
         return load_network(
             checkpoint, plain.weights, dtype=dtype, attention=None,
             shard=lambda whole: shard_network(whole, checkpoint.text_config, rank, all_reduce),
-            keep=make_keeper(plain, layout, formats),
+            keep=make_keeper(plain, layout, formats), adds_biases=layout is not None and layout.adds_biases,
         ).network  # fmt: skip
 
 

@@ -229,12 +229,14 @@ def shift_norms(folder: Path, weights: Stored) -> None:
         ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
         ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
     ):
-        shift = torch.randn(64, generator=torch.Generator().manual_seed(len(after)))
+        shift = torch.randn(
+            tensors[f"model.layers.0.{norm}.weight"].shape, generator=torch.Generator().manual_seed(len(after))
+        )
         tensors[f"model.layers.0.{norm}.bias"] = shift
         tensors |= {
             f"model.layers.0.{name}.bias": -(weights[f"model.layers.0.{name}.weight"] @ shift) for name in after
         }
-    tensors["model.layers.1.input_layernorm.bias"] = torch.zeros(64)
+    tensors["model.layers.1.input_layernorm.bias"] = torch.zeros_like(shift)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
