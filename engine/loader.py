@@ -14,18 +14,18 @@ from engine.attention.interface import AttentionBackend, GraphBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
-from engine.checkpoints.checkpoint import model_length
-from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
+from engine.checkpoints.checkpoint import Checkpoint, model_length
+from engine.checkpoints.dtypes import DtypeChoice, choose_dtype, read_cpu_flags
 from engine.decode_graphs import graph_rows, num_spare_blocks
 from engine.device_modules import find_nucleus, give_back, replace_modules
 from engine.fused.area import SharedWeights, shared_weights
 from engine.fused.decoder import FusedWeights
 from engine.fused.fuse import fuse, will_fuse
-from engine.fused.kernels import NO_KERNELS, find_kernels
+from engine.fused.kernels import NO_KERNELS, Kernels, find_kernels
 from engine.headroom import Headroom, LargestStep, measure_headroom, num_blocks
 from engine.interface import EngineInfo
 from engine.kv_probe import find_kv_tensors, rehearse
-from engine.memory_plan import cpu_budget, device_budget, plan_pool
+from engine.memory_plan import MemoryPlan, cpu_budget, device_budget, plan_pool
 from engine.model_folder import ModelFolder, describe, open_folder, read_network
 from engine.rope import StepRope, rotate_by_sequence
 from engine.sampling.sampler import Nucleus
@@ -78,9 +78,7 @@ def load_model(
     backend = make_backend(attention_backend, device, kernels.threads)
     folder = open_folder(path, quantization)
     length = model_length(folder.checkpoint, max_model_len)
-    is_native = will_fuse(folder.checkpoint.config, kernels)
-    flags = read_cpu_flags() if device.traits.pools_on_host else None
-    choice = choose_dtype(dtype, folder.checkpoint.stored_dtype, cpu_flags=flags, is_native=is_native)
+    choice = _choose_dtype(folder.checkpoint, dtype, device, kernels)
     torch.set_num_threads(num_threads)
     register()
     shared = _shared(path, choice.name, kernels.threads, weights_fd)
@@ -98,12 +96,7 @@ def load_model(
         graph_rows=graph_rows(max_graph_rows, device, backend, rope), step_s=step_s,
         nucleus=find_nucleus(device, info.vocab_size),
     )  # fmt: skip
-    measures = largest_step if kv_cache_memory is None and not device.traits.pools_on_host else None
-    headroom = Headroom() if measures is None else poolless.headroom(measures)
-    plan = plan_pool(
-        weights.kv_tensors, budget_bytes=_budget(device, kv_cache_memory, gpu_memory_utilization, headroom),
-        block_size=block_size, max_model_len=length, beside=headroom.describe(), spare_blocks=poolless.spare_blocks,
-    )  # fmt: skip
+    plan = poolless.plan(kv_cache_memory, gpu_memory_utilization, largest_step, length)
     attention: str | None = getattr(backend, "note", None)
     notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
     model = poolless.on_pool(plan.num_blocks)
@@ -143,7 +136,20 @@ class _PoollessModel:
         """The extra blocks that only padding rows of graphs write to."""
         return num_spare_blocks(self.graph_rows, self.info.layout.block_size)
 
-    def headroom(self, largest: LargestStep) -> Headroom:
+    def plan(
+        self, requested: int | None, utilization: float, largest: LargestStep | None, max_model_len: int
+    ) -> MemoryPlan:  # fmt: skip
+        """Plan the pool of the requested bytes, or of those that weights and `largest` leave. Raises ConfigError."""
+        headroom = Headroom()
+        if largest is not None and requested is None and not self.device.traits.pools_on_host:
+            headroom = self._headroom(largest)
+        return plan_pool(
+            self.weights.kv_tensors, budget_bytes=_budget(self.device, requested, utilization, headroom),
+            block_size=self.info.layout.block_size, max_model_len=max_model_len, beside=headroom.describe(),
+            spare_blocks=self.spare_blocks,
+        )  # fmt: skip
+
+    def _headroom(self, largest: LargestStep) -> Headroom:
         """Measure the memory steps need beside weights and pool. Raises ConfigError if a step does not fit."""
         smallest = num_blocks(self.info, largest, self.graph_rows)
         graphs = self.backend if isinstance(self.backend, GraphBackend) else None
@@ -165,6 +171,12 @@ class _PoollessModel:
 
     def _layout(self, blocks: int) -> PoolLayout:
         return PoolLayout(self.weights.kv_tensors, num_blocks=blocks, block_size=self.info.layout.block_size)
+
+
+def _choose_dtype(checkpoint: Checkpoint, dtype: str, device: Device, kernels: Kernels) -> DtypeChoice:
+    is_native = will_fuse(checkpoint.config, kernels)
+    flags = read_cpu_flags() if device.traits.pools_on_host else None
+    return choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=flags, is_native=is_native)
 
 
 def _budget(device: Device, requested: int | None, utilization: float, headroom: Headroom) -> int:
