@@ -5,7 +5,9 @@ or never returns. Such a device cannot be recovered from within the process.
 """
 
 import threading
-from typing import TYPE_CHECKING
+import time
+import weakref
+from typing import TYPE_CHECKING, Protocol
 
 from devices.out_of_memory import is_out_of_memory
 from devices.polling import wait_until
@@ -46,6 +48,32 @@ class LivenessCheck:
             done.synchronize()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `why_not` reports it
             errors.append(error)
+
+
+class PeriodicCheck(Protocol):
+    """Checks something on a device."""
+
+    def check(self) -> bool:
+        """Check now; return whether there is more to check later."""
+        ...
+
+
+def check_periodically(watch: PeriodicCheck, interval_s: float, thread_name: str) -> None:
+    """Start a thread that calls `watch.check()` until it returns False or the watch is deleted.
+
+    The thread does not keep the watch: a wait for a hung device never ends.
+    """
+    arguments = (weakref.ref(watch), interval_s)
+    threading.Thread(target=_check_while_alive, args=arguments, name=thread_name, daemon=True).start()
+
+
+def _check_while_alive(watch: "weakref.ref[PeriodicCheck]", interval_s: float) -> None:
+    while True:
+        time.sleep(interval_s)
+        found = watch()
+        if found is None or not found.check():
+            return
+        del found
 
 
 def in_a_line(error: BaseException) -> str:

@@ -10,12 +10,11 @@ placement. Models with pools on the host (CPUs) are not watched: a CPU is not lo
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from devices.interface import Device, Memory
-from devices.liveness import LivenessCheck, in_a_line
+from devices.liveness import LivenessCheck, check_periodically, in_a_line
 from engine.interface import EngineInfo
 from engine.step import Model, PendingStep, StepBatch, StepOutput
 from engine.step_limit import queued_s
@@ -48,8 +47,7 @@ class DeviceWatch:
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._since: float | None = None  # when the device's current work started; None if it has none
-        arguments = (weakref.ref(self), touch_s / _NUM_CHECKS)
-        threading.Thread(target=_check_periodically, args=arguments, name="device-watch", daemon=True).start()
+        check_periodically(self, touch_s / _NUM_CHECKS, "device-watch")
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -86,16 +84,6 @@ class DeviceWatch:
         _log.error("device_lost", error, reason=why)
         self._on_lost(lost)
         return lost
-
-
-def _check_periodically(watch: "weakref.ref[DeviceWatch]", interval_s: float) -> None:
-    """Check periodically until the device is lost or the watch deleted: a wait for a hung device never ends."""
-    while True:
-        time.sleep(interval_s)
-        found = watch()
-        if found is None or not found.check():
-            return
-        del found
 
 
 class WatchedModel:

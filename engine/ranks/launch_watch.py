@@ -6,13 +6,11 @@ launch --queue is full--> waits for a sum --another rank is lost--> the sums are
                                                  +--late--> the sums are aborted
 """
 
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from devices.liveness import LivenessCheck
+from devices.liveness import LivenessCheck, check_periodically
 from engine.ranks.stream_sum import StreamSum
 from native.ticker import run_time
 
@@ -29,11 +27,7 @@ class LaunchWatch:
         self._touch = LivenessCheck(sums.device)
         self._sums, self._explain, self._clock = sums, explain, clock
         self._since: float | None = None  # when the current call began; None if there is none
-        interval_s = min(_POLL_S, sums.step_s / 4)
-        thread = threading.Thread(
-            target=_check_repeatedly, args=(weakref.ref(self), interval_s), name="rank-launches", daemon=True
-        )  # fmt: skip
-        thread.start()
+        check_periodically(self, min(_POLL_S, sums.step_s / 4), "rank-launches")
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -57,13 +51,3 @@ class LaunchWatch:
             reason = f"no sum over the ranks within {sums.step_s:g} s"
         self._explain(str(sums.fail(reason)))
         return False
-
-
-def _check_repeatedly(watch: "weakref.ref[LaunchWatch]", interval_s: float) -> None:
-    """Check periodically until the sums have failed or the watch is deleted."""
-    while True:
-        time.sleep(interval_s)
-        found = watch()
-        if found is None or not found.check():
-            return
-        del found
