@@ -8,13 +8,16 @@
       -> logits of the first n rows
 
 Padding rows write to spare blocks of the pool, each to its own slot. No graph is captured during requests: a step
-that fits no captured shape is launched op by op, as are steps with prompt chunks.
+that fits no captured shape is launched op by op, as are steps with prompt chunks. Ranks capture the same shapes
+(engine/ranks/graph_capture.py), and all replay a step or none does.
 """
 
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -24,9 +27,14 @@ from devices.out_of_memory import is_out_of_memory
 from engine.attention.interface import AttentionBackend, DecodeAttention, GraphBackend, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.rope import StepRope
+from engine.step import StepBatch
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 from telemetry.logs import EventLogger
+from wire.errors import PdserveError
+
+if TYPE_CHECKING:
+    from engine.ranks.reduce import Reduce
 
 _log = EventLogger("engine")
 _EVERY = 8
@@ -68,6 +76,18 @@ def num_spare_blocks(rows: int, block_size: int) -> int:
     return -(-rows // block_size)
 
 
+class ShapeOwner(Protocol):
+    """Captures and drops single shapes: on one device, or on those of all ranks together."""
+
+    def capture(self, shape: GraphShape) -> None:
+        """Capture one shape. Raises any error of the network or the device; the shape then has no graph."""
+        ...
+
+    def drop(self, shape: GraphShape) -> None:
+        """Forget one shape's graph, if it has one."""
+        ...
+
+
 @dataclass(slots=True)
 class _Captured:
     """One graph and its inputs, all of them views of `packed`."""
@@ -83,47 +103,50 @@ class DecodeGraphs:
 
     def __init__(
         self, device: Device, backend: AttentionBackend, forward: Forward, *, block_size: int, spare_block: int,
-        max_rows: int, max_blocks: int,
+        max_rows: int, max_blocks: int, reduce: "Reduce | None" = None,
     ) -> None:  # fmt: skip
         """Steps have `max_rows` sequences of `max_blocks` blocks at most.
 
-        The pool has `num_spare_blocks` from `spare_block` on, which no sequence uses.
+        The pool has `num_spare_blocks` from `spare_block` on, which no sequence uses. `reduce` sums over the ranks.
         """
         assert isinstance(backend, GraphBackend), "graph_rows is 0 otherwise"
         self._device, self._backend, self._forward = device, backend, forward
         self._block_size, self._spare_block = block_size, spare_block
-        self._max_rows, self._max_blocks = max_rows, max_blocks
+        self._max_rows, self._max_blocks, self._reduce = max_rows, max_blocks, reduce
         self._captured: dict[GraphShape, _Captured] = {}
         self._ascending: list[GraphShape] = []  # the keys of `_captured`
         self._logits: torch.Tensor | None = None  # [max_rows, vocab_size]: output of the last replay, shared
 
     @property
     def shapes(self) -> tuple[GraphShape, ...]:
-        """All shapes to capture, in capture order. Ranks of one model have the same."""
+        """All shapes to capture, in capture order. Rank 0's are those of all ranks."""
         return graph_shapes(self._backend, self._max_rows, self._max_blocks, self._block_size)
 
-    def capture_all(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Capture every shape that has no graph yet. No step may be in flight.
+    def capture_all(self, ranks: ShapeOwner | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Capture every shape that has no graph yet, on all `ranks` if there are several. No step may be in flight.
 
         Shapes that do not fit the device's memory are left out, and after any other error there are no graphs; either
-        is logged once, and not raised.
+        is logged once, and not raised. Raises a PdserveError if a rank is lost.
         """
+        owner: ShapeOwner = ranks or self
         began = shown = clock()
         free, left_out = self._device.memory().free, dict[GraphShape, str]()
         _log.info("graphs_capturing", graphs=len(self.shapes), rows=self._max_rows, device=self._device.name)
         while missing := [one for one in self.shapes if one not in self._captured and one not in left_out]:
             try:
-                self.capture(missing[0])
+                owner.capture(missing[0])
+            except PdserveError:  # a rank is lost
+                raise
             except Exception as error:  # noqa: BLE001 - from the network or a driver
                 if not is_out_of_memory(error):
-                    self._go_without(missing[0], error)
+                    self._go_without(missing[0], error, owner)
                     return
-                left_out[missing[0]] = _one_line(error)  # the error itself refers to what the capture allocated
+                left_out[missing[0]] = one_line(error)  # the error itself refers to what the capture allocated
             if clock() - shown >= _LINE_S:
                 shown = clock()
                 _log.info("graphs_capturing", done=len(self._captured), graphs=len(self.shapes))
         for shape in self._captured.keys() - set(self.shapes):  # attention needs narrower tables since
-            self.drop(shape)
+            owner.drop(shape)
         if left_out:
             self._report_left_out(left_out)
         _log.info(
@@ -131,11 +154,9 @@ class DecodeGraphs:
             bytes=free - self._device.memory().free,
         )  # fmt: skip
 
+    @torch.inference_mode()
     def capture(self, shape: GraphShape) -> None:
-        """Capture one shape. Raises any error of the network or the device.
-
-        Ranks that sum over a device's communicator capture each shape together, and drop it together if one fails.
-        """
+        """See ShapeOwner. Ranks call it together."""
         rows, width = shape
         packed = torch.zeros(rows * (4 + width), dtype=torch.int64, device=self._device.torch_device)
         tokens, positions, slots, lengths = packed[: 4 * rows].view(4, rows)
@@ -159,43 +180,58 @@ class DecodeGraphs:
         self._ascending = sorted(self._captured)
 
     def drop(self, shape: GraphShape) -> None:
-        """Forget one shape's graph, if it has one."""
+        """See ShapeOwner."""
         self._captured.pop(shape, None)
         self._ascending = sorted(self._captured)
 
     def reset(self) -> None:
-        """Forget all graphs, as after an abort of a communicator in them; none are used until captured again."""
+        """Forget all graphs, which may keep a communicator from being freed; none are used until captured again."""
         self._captured.clear()
         self._ascending = []
         self._logits = None
 
+    def fits(self, batch: StepBatch) -> bool:
+        """Return whether a graph can run this step, of which it returns only the logits."""
+        parts = batch.sequences
+        if not parts or any(part.count != 1 for part in parts):
+            return False
+        longest = max(part.kv_length for part in parts)
+        return self._find_shape(len(parts), -(-longest // self._block_size)) is not None
+
     def run(self, metadata: StepMetadata) -> torch.Tensor | None:
         """Return the logits of the step's sampled rows, [num_samples, vocab_size], or None if no graph can run it.
 
-        They are a copy. `metadata.token_ids` is read on the device: the host need not know these tokens yet.
+        They are a copy. `metadata.token_ids` is read on the device: the host need not know these tokens yet. Ranks call
+        it for steps that fit (`fits`), and never get None: they all replay a step, so an error of one is raised.
         """
         packed = metadata.packed
-        num_rows = len(packed.kv_lengths)
-        if not self._captured or not num_rows or len(packed.slots) != num_rows:
-            return None
-        host = read_tables(packed, self._block_size)
-        width = int(host.used.max())
-        shape = next((one for one in self._ascending if one[0] >= num_rows and one[1] >= width), None)
+        num_rows, shape = len(packed.kv_lengths), None
+        if self._captured and num_rows and len(packed.slots) == num_rows:
+            host = read_tables(packed, self._block_size)
+            shape = self._find_shape(num_rows, int(host.used.max()))
         if shape is None:
+            assert self._reduce is None, f"no graph for a step of {num_rows} rows that the other ranks replay"
             return None
         captured, host = self._captured[shape], self._padded(host, shape[0])
         try:
             self._upload(captured, packed.positions, packed.slots, host)
             captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
             host_lengths = captured.attention.prepare(host)
-        except Exception as error:  # noqa: BLE001 - from a library or a driver; the step runs without a graph
-            if not is_out_of_memory(error):
-                self._go_without(shape, error)
+        except Exception as error:
+            if self._reduce is not None:
+                raise
+            if not is_out_of_memory(error):  # from a library or a driver; the step runs without a graph
+                self._go_without(shape, error, self)
             return None
         assert captured.graph is not None
         assert self._logits is not None
-        captured.graph.replay(host_lengths)
+        with nullcontext() if self._reduce is None else self._reduce.replaying():
+            captured.graph.replay(host_lengths)
         return self._logits.index_select(0, metadata.sample_rows)
+
+    def _find_shape(self, num_rows: int, width: int) -> GraphShape | None:
+        """Return the smallest captured shape for a step of these rows and blocks of the longest table."""
+        return next((one for one in self._ascending if one[0] >= num_rows and one[1] >= width), None)
 
     def _padded(self, host: HostTables, rows: int) -> HostTables:
         """Return the step's tables with padding rows, in the spare blocks, up to `rows`."""
@@ -217,11 +253,13 @@ class DecodeGraphs:
         values = upload(torch.from_numpy(np.concatenate(staged)), captured.packed.device)
         captured.packed[: len(values)].copy_(values)
 
-    def _go_without(self, shape: GraphShape, error: Exception) -> None:
+    def _go_without(self, shape: GraphShape, error: Exception, owner: ShapeOwner) -> None:
         """Drop all graphs, and log that."""
-        self.reset()
+        for one in tuple(self._captured):
+            owner.drop(one)
+        self._logits = None
         rows, width = shape
-        _log.warning("graphs_off", rows=rows, width=width, device=self._device.name, error=_one_line(error))
+        _log.warning("graphs_off", rows=rows, width=width, device=self._device.name, error=one_line(error))
 
     def _report_left_out(self, left_out: dict[GraphShape, str]) -> None:
         """Log which graphs the device has no memory for."""
@@ -246,8 +284,8 @@ def _powers_of_two(most: int) -> tuple[int, ...]:
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return the error and its causes as one line."""
     line = f"{type(error).__name__}: {' '.join(str(error).split())}"
     cause = error.__cause__ or error.__context__
-    return line if cause is None else f"{line} (caused by {_one_line(cause)})"
+    return line if cause is None else f"{line} (caused by {one_line(cause)})"

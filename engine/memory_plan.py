@@ -71,7 +71,7 @@ def plan_pool(
     if num_blocks < needed + spare_blocks:
         left = f" ({beside})" if beside else ""
         graphs = f", and graphs {spare_blocks} more" if spare_blocks else ""
-        least = least_bytes(tensors, block_size, max_model_len) + spare_blocks * block_bytes
+        least = least_bytes(tensors, block_size, max_model_len, spare_blocks)
         raise ConfigError(
             f"{budget_bytes} bytes of KV memory{left} are {max(0, num_blocks)} blocks of {block_size} tokens "
             f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}{graphs}: "
@@ -86,10 +86,10 @@ def least_blocks(block_size: int, max_model_len: int) -> int:
     return -(-min(MIN_SEQUENCE_TOKENS, max_model_len) // block_size)
 
 
-def least_bytes(tensors: Sequence[KvTensor], block_size: int, max_model_len: int) -> int:
+def least_bytes(tensors: Sequence[KvTensor], block_size: int, max_model_len: int, spare_blocks: int = 0) -> int:
     """Return the smallest budget that plan_pool accepts for these tensors."""
     block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
-    return least_blocks(block_size, max_model_len) * block_bytes + len(tensors) * (ALIGNMENT - 1)
+    return (least_blocks(block_size, max_model_len) + spare_blocks) * block_bytes + len(tensors) * (ALIGNMENT - 1)
 
 
 def _checked(requested_bytes: int, free_bytes: int) -> int:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from engine.attention.interface import AttentionBackend, StepAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
 from engine.attention.tables import DecodeInputs
-from engine.decode_graphs import DecodeGraphs
+from engine.decode_graphs import DecodeGraphs, ShapeOwner
 from engine.device_output import DeviceStep
 from engine.fused.decoder import FusedDecoder, FusedWeights
 from engine.interface import EngineInfo
@@ -34,6 +34,9 @@ from engine.step_output import make_output
 from engine.transfers import upload, upload_ints
 from native import library
 from wire.errors import InstanceLost, InternalError
+
+if TYPE_CHECKING:
+    from engine.ranks.reduce import Reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class TorchModel:
         keeps_logits: bool,
         rope: StepRope | None = None,
         fused: FusedWeights | None = None,
-        reduce: Callable[[torch.Tensor], None] | None = None,
+        reduce: "Reduce | None" = None,
         device: Device | None = None,
         graph_rows: int = 0,
         step_s: float = DEFAULT_STEP_S,
@@ -90,7 +93,8 @@ class TorchModel:
         self._reduce = reduce
         self._written: Callable[[], None] | None = None if reduce else getattr(memory, "written", None)
         attach(network, self._attention)
-        self._graphs = None if graph_rows == 0 else self._make_graphs(graph_rows, device, backend)
+        self.graphs = None if graph_rows == 0 else self._make_graphs(graph_rows, device, backend)
+        """Replays of decode steps, None where all steps are launched op by op."""
         self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend, reduce=reduce)
         self._head = RowHead(network)
         self._nucleus = nucleus
@@ -116,27 +120,28 @@ class TorchModel:
         """The pools of all ranks; here there is one."""
         return (self._memory,)
 
-    def capture_graphs(self) -> None:
-        """Capture the graphs of decode steps, if there are any, in place of those captured before.
-
-        Called before the first step, and after an abort of anything that the graphs refer to.
-        """
-        if self._graphs is not None:
-            with torch.inference_mode():
-                self._graphs.reset()
-                self._graphs.capture_all()
+    def capture_graphs(self, ranks: ShapeOwner | None = None) -> None:
+        """Capture the graphs of decode steps, if there are any, on all `ranks`. Called before the first step."""
+        if self.graphs is not None:
+            self.graphs.capture_all(ranks)
 
     def close(self) -> None:
         """Free the pool and the copies of its blocks; no step may follow. Idempotent.
 
         They are freed at once, even while references to the model remain.
         """
+        if self.graphs is not None:
+            self.graphs.reset()
         self._attention.close()
         self._store.close()
         if self._fused is not None:
             self._fused.close()
         self._pools = []
         self._memory.close()
+
+    def can_replay(self, batch: StepBatch) -> bool:
+        """Return whether a step that reports no layers can be replayed from a graph."""
+        return self.graphs is not None and not (batch.scores or batch.pooling_rows) and self.graphs.fits(batch)
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Compute one step. `layer_done(layer)` is called when each layer's KV is written, before its attention.
@@ -204,8 +209,8 @@ class TorchModel:
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
-        if self._graphs is not None and layer_done is None and not (batch.scores or batch.pooling_rows):
-            replayed = self._graphs.run(metadata)
+        if self.graphs is not None and layer_done is None and not (batch.scores or batch.pooling_rows):
+            replayed = self.graphs.run(metadata)
             if replayed is not None:
                 return replayed
         with self._attending(metadata, layer_done):
@@ -275,7 +280,7 @@ class TorchModel:
         layout = self._info.layout
         return DecodeGraphs(
             device, backend, self._decode, block_size=layout.block_size, spare_block=layout.num_blocks,
-            max_rows=most_rows, max_blocks=layout.num_blocks_for(self._info.max_model_len),
+            max_rows=most_rows, max_blocks=layout.num_blocks_for(self._info.max_model_len), reduce=self._reduce,
         )  # fmt: skip
 
     def _decode(self, inputs: DecodeInputs, attention: StepAttention) -> torch.Tensor:

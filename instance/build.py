@@ -137,7 +137,7 @@ def _load(
     if config.num_ranks == 1:
         return _torch_model(config, on_lost, on_stage)
     on_stage(WEIGHTS)  # each rank reads them in its own process
-    return ranks_model(config, on_lost)
+    return ranks_model(config, on_lost, lambda: on_stage(GRAPHS))
 
 
 def _torch_model(

@@ -173,7 +173,10 @@ async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
 async def _load_unless_stopped(
     config: InstanceConfig, shutdown: _Shutdown, marks: StartMarks
 ) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
-    """Load in a daemon thread, so that a signal meanwhile ends the process at once; return None if one arrived."""
+    """Load in a daemon thread, so that a signal meanwhile ends the process at once; return None if one arrived.
+
+    Raises the error of the load, or of a rank lost meanwhile, whose load may never return.
+    """
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[tuple[Engine, tuple[str, ...]]] = loop.create_future()
 
@@ -190,6 +193,8 @@ async def _load_unless_stopped(
     waits: set[asyncio.Future[Any]] = {loading, stopped}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
+        if shutdown.error is not None:
+            raise shutdown.error
         return None
     stopped.cancel()
     return loading.result()

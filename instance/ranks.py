@@ -1,7 +1,7 @@
 """The ranks of an instance's torch engine: their number, the cores each runs on, and the card visible to each."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -54,8 +54,13 @@ def _shown_cards(shown: str) -> tuple[str, ...]:
     return tuple(takewhile(lambda name: not name.startswith("-"), names))
 
 
-def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[str, ...]]:
-    """Load the model for several ranks; return it with notes. `on_lost` is called if a rank is lost while serving."""
+def ranks_model(
+    config: InstanceConfig, on_lost: OnLost, on_capture: Callable[[], None] = lambda: None
+) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
+    """Load the model for several ranks; return it with notes. `on_lost` is called if a rank is lost once all have met.
+
+    `on_capture` is called when capturing graphs starts.
+    """
     options = config.options
     cores = deal_cores(config.cores or sorted(os.sched_getaffinity(0)), config.num_ranks)
     num_threads = max(1, min(*map(len, cores), config.num_threads // config.num_ranks))
@@ -71,13 +76,14 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
             log_format=options.log_format, device=device, visible=deal_cards(traits, config.num_ranks, os.environ),
             gpu_memory_utilization=options.gpu_memory_utilization,
             largest_step=LargestStep(config.prefill_chunk_size(device), options.max_num_seqs),
+            max_graph_rows=0 if options.enforce_eager else options.max_num_seqs,
             program=PROGRAM if traits.pools_on_host else DEVICE_PROGRAM,
         )  # fmt: skip
         loaded = load_ranks(
             Path(options.model), dtype=options.dtype, block_size=config.block_size(device),
             kv_cache_memory=options.kv_cache_memory, ranks=ranks, on_lost=on_lost,
             attention_backend=options.attention_backend, max_model_len=options.max_model_len,
-            quantization=options.quantization,
+            quantization=options.quantization, on_capture=on_capture,
         )  # fmt: skip
     shown = "; ".join(",".join(map(str, own)) for own in cores)
     return loaded.model, (f"{config.num_ranks} ranks on cores {shown}", *_unused_cards(options.device), *loaded.notes)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from engine.attention.interface import GraphBackend
 from engine.headroom import Headroom, LargestStep, measure_headroom, num_blocks
 from engine.memory_plan import device_budget
 from engine.ranks.rank_part import RankPart, part_info
@@ -29,12 +30,13 @@ def with_budget(part: RankPart) -> RankPart:
 
 
 def _measured(part: RankPart, largest: LargestStep) -> Headroom:
-    """Run this rank's part of the largest step on the smallest pool that fits it, then free that pool."""
-    info = part_info(part, _layout(part, 1))
-    layout = _layout(part, num_blocks(info, largest, 0))
+    """Run this rank's part of the largest steps on the smallest pool that fits them, then free that pool."""
+    rows = part.loaded.graph_rows
+    layout = _layout(part, num_blocks(part_info(part, _layout(part, 1)), largest, rows))
     return measure_headroom(
-        lambda: part.make_model(part_info(part, layout), part.device.make_pool(layout)), part.device, largest
-    )
+        lambda: part.make_model(part_info(part, layout), part.device.make_pool(layout)), part.device, largest,
+        graph_rows=rows, graphs=part.backend if isinstance(part.backend, GraphBackend) else None,
+    )  # fmt: skip
 
 
 def _layout(part: RankPart, blocks: int) -> PoolLayout:

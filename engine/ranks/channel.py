@@ -6,5 +6,5 @@ from enum import IntEnum
 class RankMessageKind(IntEnum):
     """Kind of message. Rank 0 sends those of the first row, the other rank those of the second."""
 
-    SETUP, POOL, CONNECT, STEP, COPY, SAVE, LOAD, HAND_OFF = range(1, 9)
-    LOADED, MAPPED, READY, FAILED = range(11, 15)
+    SETUP, POOL, CONNECT, STEP, COPY, SAVE, LOAD, HAND_OFF, CAPTURE, DROP = range(1, 11)
+    LOADED, MAPPED, READY, FAILED, CAPTURED = range(11, 16)

@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 from devices.host_pool import HostPool
 from devices.interface import Event, Memory
+from engine.decode_graphs import num_spare_blocks
+from engine.device_modules import give_back
 from engine.ranks.budget import with_budget
 from engine.ranks.channel import RankMessageKind
+from engine.ranks.graph_capture import capture_here
 from engine.ranks.marks import Marks
-from engine.ranks.packing import unpack_copies, unpack_step
+from engine.ranks.packing import unpack_copies, unpack_shape, unpack_step
 from engine.ranks.rank_part import RankPart, load_part, part_info
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import PoolSetup, RankSetup
@@ -47,24 +50,43 @@ class Follower:
         whole = from_json(PoolSetup, payload)
         self.part.check_held(whole.tensors)
         setup, device = self.part.setup, self.part.device
-        layout = PoolLayout(whole.tensors, num_blocks=whole.num_blocks, block_size=setup.block_size, rank=setup.rank)
-        self._pool = HostPool.join(layout, fds[0]) if fds else device.make_pool(layout)
-        self._model = self.part.make_model(part_info(self.part, layout), self._pool)
+        spare = num_spare_blocks(whole.graph_rows, setup.block_size)
+        layout, with_spare = (
+            PoolLayout(whole.tensors, num_blocks=blocks, block_size=setup.block_size, rank=setup.rank)
+            for blocks in (whole.num_blocks, whole.num_blocks + spare)
+        )
+        self._pool = HostPool.join(layout, fds[0]) if fds else device.make_pool(with_spare)
+        self._model = self.part.make_model(part_info(self.part, layout), self._pool, whole.graph_rows)
 
     def connect(self, way: str, store_fd: int, marks_fd: int) -> None:
         """Connect to the other ranks. Raises ReduceFailed."""
         self.part.connect(way, store_fd, Marks(marks_fd, self.part.setup.of))
         os.close(marks_fd)
 
+    def capture(self, payload: bytes) -> bytes:
+        """Capture a graph with the other ranks; return why this rank cannot, empty if it can. Raises ReduceFailed."""
+        assert self._model is not None
+        assert self._model.graphs is not None
+        failure = capture_here(self._model.graphs, unpack_shape(payload), self._reduce)
+        give_back(self.part.device)
+        return failure.encode()
+
+    def drop(self, payload: bytes) -> None:
+        """Forget a graph, as the other ranks do."""
+        assert self._model is not None
+        assert self._model.graphs is not None
+        self._model.graphs.drop(unpack_shape(payload))
+
     def step(self, payload: bytes) -> None:
-        """Compute this rank's part of a step; on a device, mark each layer. Raises ReduceFailed."""
+        """Compute this rank's part of a step; launched on a device, mark each layer. Raises ReduceFailed."""
         assert self._model is not None
         self._progress_at = self._clock()
-        if self.part.device.traits.pools_on_host:
+        batch, is_replayed = unpack_step(payload)
+        if is_replayed or self.part.device.traits.pools_on_host:
             self._reduce.begin()
-            self._model.logits(unpack_step(payload))
+            self._model.logits(batch)
         else:
-            self._step_on_device(unpack_step(payload))
+            self._step_on_device(batch)
         stream = self._reduce.stream
         if stream is not None:
             self._launched.append(stream.mark())

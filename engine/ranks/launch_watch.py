@@ -6,7 +6,6 @@ launch --queue is full--> waits for a sum --another rank is lost--> the sums are
                                                  +--late--> the sums are aborted
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ _POLL_S = 0.5
 
 
 class LaunchWatch:
-    """Watches rank 0's launches and copies. Owns a thread, which ends soon after the watch is deleted."""
+    """Watches rank 0's launches, copies and captures. Owns a thread, which ends soon after the watch is deleted."""
 
     def __init__(
         self, sums: StreamSum, explain: Callable[[str], Exception], clock: Callable[[], float] = run_time
@@ -27,12 +26,16 @@ class LaunchWatch:
         self._touch = LivenessCheck(sums.device)
         self._sums, self._explain, self._clock = sums, explain, clock
         self._since: float | None = None  # when the current call began; None if there is none
+        self._most_s: float | None = None
         check_periodically(self, min(_POLL_S, sums.step_s / 4), "rank-launches")
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Bound the time of a call that uses the device. It raises what it raises once the sums are aborted."""
-        self._since = self._clock()
+    def guard(self, most_s: float | None = None) -> Iterator[None]:
+        """Bound the time of a call that uses the device. It raises what it raises once the sums are aborted.
+
+        A call may take `most_s`; by default a step's limit, and longer while the device works.
+        """
+        self._most_s, self._since = most_s, self._clock()
         try:
             yield
         finally:
@@ -43,11 +46,12 @@ class LaunchWatch:
         since, sums = self._since, self._sums
         if since is None:
             return True
+        limit_s = sums.step_s if self._most_s is None else self._most_s
         if sums.is_aborted:
             reason = "another rank is lost"
-        elif self._clock() - since <= sums.step_s or self._touch.why_not(sums.step_s) is None:
+        elif self._clock() - since <= limit_s or (self._most_s is None and self._touch.why_not(limit_s) is None):
             return True
         else:
-            reason = f"no sum over the ranks within {sums.step_s:g} s"
+            reason = f"no sum over the ranks within {limit_s:g} s"
         self._explain(str(sums.fail(reason)))
         return False

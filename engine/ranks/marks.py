@@ -27,9 +27,9 @@ class Marks:
         """The address of the memory in this process."""
         return ctypes.addressof(self._anchor)
 
-    def advance(self, rank: int) -> None:
-        """Count one more piece of work as started."""
-        self._counts[rank * LINE_BYTES // 8] += 1
+    def advance(self, rank: int, count: int = 1) -> None:
+        """Count more pieces of work as started."""
+        self._counts[rank * LINE_BYTES // 8] += count
 
     def behind(self) -> tuple[int, ...]:
         """Return the ranks with the lowest count, none where all are equal."""

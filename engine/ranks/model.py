@@ -3,6 +3,7 @@
 launch: the step's inputs are sent to all ranks, rank 0 computes its part, and only rank 0 samples
 layer L's KV is complete on all ranks after the sum that follows its attention: only then is it reported
 on devices nothing of this waits: sums and reports are enqueued, and `collect` waits for the step (stream_sum.py)
+a step that reports no layer and fits a graph is replayed from it, on all ranks
 """
 
 import os
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from devices.interface import Memory
 from engine.interface import EngineInfo
 from engine.ranks.channel import RankMessageKind
+from engine.ranks.graph_capture import RankGraphs
 from engine.ranks.launch_watch import LaunchWatch
 from engine.ranks.packing import pack_copies, pack_step
 from engine.ranks.reduce import Reduce
@@ -29,11 +31,11 @@ class ShardedModel:
 
     def __init__(
         self, own: TorchModel, memories: Sequence[Memory], *, info: EngineInfo, team: Team, reduce: Reduce,
-        num_sums: int, cores: Sequence[int],
+        cores: Sequence[int],
     ) -> None:  # fmt: skip
         """`memories` are all ranks', rank 0's first; `cores` are those of rank 0's device (empty: all)."""
         self._own, self._memories, self._info = own, tuple(memories), info
-        self._team, self._reduce, self._num_sums, self._cores = team, reduce, num_sums, tuple(cores)
+        self._team, self._reduce, self._cores = team, reduce, tuple(cores)
         self._watch = None if reduce.stream is None else LaunchWatch(reduce.stream, team.explain)
         self._placed = False
 
@@ -57,12 +59,20 @@ class ShardedModel:
         """The processes of the other ranks."""
         return self._team.pids
 
+    def capture_graphs(self) -> None:
+        """Capture the graphs of decode steps on all ranks. Called before the first step. Raises InstanceLost."""
+        if self._own.graphs is not None:
+            self._own.capture_graphs(
+                RankGraphs(self._own.graphs, self._team, self._reduce, self._guard, len(self._memories))
+            )
+
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Compute one step on all ranks. Raises InstanceLost when one of them is gone or stuck, as its `collect`."""
         self._place()
-        self._team.send_all(RankMessageKind.STEP, pack_step(batch))
-        written = WrittenLayers(self._own.memory, layer_done)
-        self._reduce.begin(written.after_sum)
+        is_replayed = layer_done is None and self._own.can_replay(batch)
+        self._team.send_all(RankMessageKind.STEP, pack_step(batch, is_replayed=is_replayed))
+        written = None if is_replayed else WrittenLayers(self._own.memory, layer_done)
+        self._reduce.begin(None if written is None else written.after_sum)
         try:
             with self._guard():
                 pending = self._own.launch(batch, written)
@@ -71,7 +81,7 @@ class ShardedModel:
         except InstanceLost:
             raise
         except Exception as error:
-            if self._reduce.num_sums != self._num_sums + bool(batch.carried):
+            if self._reduce.num_sums != self._reduce.sums_per_pass + bool(batch.carried):
                 # the other ranks wait in the middle of this step
                 raise self._team.explain_own(f"failed within a step: {error}") from error
             raise
@@ -99,13 +109,13 @@ class ShardedModel:
     def close(self) -> None:
         """End the other ranks and free all pools. Idempotent."""
         self._team.close()
+        self._own.close()  # before the sums: NCCL frees no communicator that graphs refer to
         self._reduce.close()
-        self._own.close()
         for memory in self._memories[1:]:
             memory.close()
 
-    def _guard(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._watch is None else self._watch.guard()
+    def _guard(self, most_s: float | None = None) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.guard(most_s)
 
     def _place(self) -> None:
         """Keep the thread that steps, and the ones that torch starts from it, on the cores of rank 0's device."""

@@ -1,10 +1,11 @@
 """The message format of a step, or of a copy of blocks, to the other ranks: 32-bit integers, nothing executable.
 
-num_tokens, num_sequences, num_carried | token ids | per sequence: start, count, blocks, prompt length | all tables'
-block ids | rows of carried tokens
+num_tokens, num_sequences, num_carried, is_replayed | token ids | per sequence: start, count, blocks, prompt length |
+all tables' block ids | rows of carried tokens
 
 Sampling data is not sent: only rank 0 samples. Tokens that it has not collected yet are placeholders, in these rows.
-A copy is all sources, then as many targets.
+A step is replayed from a graph (1) on all ranks, or launched op by op on all (0).
+A copy is all sources, then as many targets; a graph's shape is its rows and its table width.
 """
 
 from array import array
@@ -13,15 +14,15 @@ from collections.abc import Sequence
 from engine.step import BatchSequence, StepBatch
 from processes.rank_payloads import little_endian
 
-_HEAD, _PER_SEQUENCE = 3, 4
+_HEAD, _PER_SEQUENCE = 4, 4
 
 
-def pack_step(batch: StepBatch) -> bytes:
+def pack_step(batch: StepBatch, *, is_replayed: bool = False) -> bytes:
     """Return the step's inputs, little-endian. Raises ValueError for an invalid step, before it is sent."""
     num_rows = sum(part.count for part in batch.sequences)
     if num_rows != len(batch.token_ids):
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {num_rows} rows")
-    values = array("i", (len(batch.token_ids), len(batch.sequences), len(batch.carried)))
+    values = array("i", (len(batch.token_ids), len(batch.sequences), len(batch.carried), is_replayed))
     values.extend(batch.token_ids)
     for part in batch.sequences:
         values.extend((part.start, part.count, len(part.block_ids), part.prompt_length))
@@ -31,19 +32,23 @@ def pack_step(batch: StepBatch) -> bytes:
     return little_endian(values).tobytes()
 
 
-def unpack_step(payload: bytes) -> StepBatch:
-    """Return the step without samples. Raises ValueError for bytes not from `pack_step`."""
+def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
+    """Return the step without samples, and whether it is replayed. Raises ValueError for bytes not from `pack_step`."""
     values = array("i")
     values.frombytes(payload)  # ValueError for a length that is not a multiple of 4
     values = little_endian(values)
     if len(values) < _HEAD:
         raise ValueError(f"a step has at least {4 * _HEAD} bytes, not {len(payload)}")
-    num_tokens, num_sequences, num_carried = values[:_HEAD]
+    num_tokens, num_sequences, num_carried, is_replayed = values[:_HEAD]
     heads = _HEAD + num_tokens
     tables = heads + _PER_SEQUENCE * num_sequences
     counts = values[heads + 2 : tables : _PER_SEQUENCE]
     end = tables + sum(counts)
-    if min(num_tokens, num_sequences, num_carried, *counts, 0) < 0 or end + num_carried != len(values):
+    if (
+        min(num_tokens, num_sequences, num_carried, *counts, 0) < 0
+        or end + num_carried != len(values)
+        or is_replayed not in (0, 1)
+    ):  # fmt: skip
         raise ValueError(f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
     parts, first = [], tables
     for head in range(heads, tables, _PER_SEQUENCE):
@@ -51,7 +56,7 @@ def unpack_step(payload: bytes) -> StepBatch:
         parts.append(BatchSequence(start, count, tuple(values[first : first + blocks]), prompt_length))
         first += blocks
     carried = tuple((row, 0) for row in values[end:])
-    return StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), carried=carried)
+    return StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), carried=carried), bool(is_replayed)
 
 
 def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
@@ -59,6 +64,19 @@ def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
     return little_endian(array("i", (*sources, *targets))).tobytes()
+
+
+def pack_shape(shape: tuple[int, int]) -> bytes:
+    """Return a graph's rows and table width as bytes."""
+    return little_endian(array("i", shape)).tobytes()
+
+
+def unpack_shape(payload: bytes) -> tuple[int, int]:
+    """Return rows and width. Raises ValueError for bytes not from `pack_shape`."""
+    values = array("i")
+    values.frombytes(payload)
+    rows, width = little_endian(values)
+    return rows, width
 
 
 def unpack_copies(payload: bytes) -> tuple[list[int], list[int]]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from devices.host_memory import available_bytes
 from devices.host_pool import HostPool
 from devices.interface import Device, Memory
+from engine.decode_graphs import num_spare_blocks
 from engine.memory_plan import MemoryPlan, cpu_budget, least_blocks, least_bytes, plan_pool
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.rank_pool import RankPool
@@ -32,16 +33,17 @@ def plan_host(
 
 def plan_devices(
     tensors: tuple[KvTensor, ...], free: Sequence[int], requested_bytes: int | None, block_size: int, length: int,
-    devices: Sequence[str] = (),
+    devices: Sequence[str] = (), spare_blocks: int = 0,
 ) -> MemoryPlan:  # fmt: skip
     """Return the plan of all pools together, where rank i has `free[i]` bytes; all get as many blocks as the smallest.
 
     `requested_bytes` are for all pools together, as on the host; `devices` describe, for messages, each rank's device
-    and the memory left for steps. Raises ConfigError if the pools do not fit.
+    and the memory left for steps. Each pool has `spare_blocks` for padding rows of graphs, which are not part of the
+    plan. Raises ConfigError if the pools do not fit.
     """
     if requested_bytes is not None:
-        plan = _plan_all(tensors, len(free), requested_bytes, block_size, length)
-        for layout, bytes_free in zip(_layouts(tensors, plan, len(free)), free, strict=True):
+        plan = _plan_all(tensors, len(free), requested_bytes, block_size, length, spare_blocks)
+        for layout, bytes_free in zip(_layouts(tensors, plan, len(free), spare_blocks), free, strict=True):
             if layout.total_bytes > bytes_free:
                 raise ConfigError(
                     f"--kv-cache-memory {requested_bytes} bytes: {layout.total_bytes} of them are for {layout.rank}, "
@@ -51,16 +53,21 @@ def plan_devices(
     plans = []
     for number, budget in enumerate(free):
         held = _held(tensors, Rank(number, len(free)))
-        if budget < (least := least_bytes(held, block_size, length)):
+        if budget < (least := least_bytes(held, block_size, length, spare_blocks)):
             rank = f"{Rank(number, len(free))}{f' ({devices[number]})' if devices else ''}"
-            least_of_all = least_bytes(_held_by_all(tensors, len(free)), block_size, length)
+            least_of_all = least_bytes(_held_by_all(tensors, len(free)), block_size, length, spare_blocks)
+            graphs = f" and graphs {spare_blocks} more" if spare_blocks else ""
             raise ConfigError(
                 f"{rank} has {budget} bytes for its KV pool, and a sequence takes {least_blocks(block_size, length)} "
-                f"blocks of {block_size} tokens, {least} bytes with their alignment: raise --gpu-memory-utilization or "
-                f"lower --max-num-seqs or --prefill-chunk-size, which reduces the memory of steps; --kv-cache-memory "
-                f"{least_of_all} or more would be for all {len(free)} ranks together"
+                f"blocks of {block_size} tokens{graphs}, {least} bytes with their alignment: raise "
+                "--gpu-memory-utilization or lower --max-num-seqs or --prefill-chunk-size, which reduces the memory of "
+                f"steps; --kv-cache-memory {least_of_all} or more would be for all {len(free)} ranks together"
             )
-        plans.append(plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length))
+        plans.append(
+            plan_pool(
+                held, budget_bytes=budget, block_size=block_size, max_model_len=length, spare_blocks=spare_blocks
+            )
+        )  # fmt: skip
     num_blocks = min(plan.num_blocks for plan in plans)
     kv_bytes = sum(num_blocks * (plan.kv_bytes // plan.num_blocks) for plan in plans)
     return dataclasses.replace(plans[0], num_blocks=num_blocks, kv_bytes=kv_bytes)
@@ -85,12 +92,12 @@ def make_host_pools(
 
 
 def make_device_pools(
-    team: Team, device: Device, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int,
+    team: Team, device: Device, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, graph_rows: int,
     undo: contextlib.ExitStack,
 ) -> list[Memory]:  # fmt: skip
     """Make rank 0's pool on `device` while each other rank makes its own on its device. `undo` closes rank 0's."""
-    team.send_all(RankMessageKind.POOL, to_json(PoolSetup(tensors, plan.num_blocks)))
-    first, *others = _layouts(tensors, plan, num_ranks)
+    team.send_all(RankMessageKind.POOL, to_json(PoolSetup(tensors, plan.num_blocks, graph_rows)))
+    first, *others = _layouts(tensors, plan, num_ranks, num_spare_blocks(graph_rows, plan.block_size))
     own = device.make_pool(first)
     undo.callback(own.close)
     for layout in others:
@@ -99,10 +106,12 @@ def make_device_pools(
 
 
 def _plan_all(
-    tensors: tuple[KvTensor, ...], num_ranks: int, budget: int, block_size: int, length: int
+    tensors: tuple[KvTensor, ...], num_ranks: int, budget: int, block_size: int, length: int, spare_blocks: int = 0
 ) -> MemoryPlan:  # fmt: skip
     held = _held_by_all(tensors, num_ranks)
-    return plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length)
+    return plan_pool(
+        held, budget_bytes=budget, block_size=block_size, max_model_len=length, spare_blocks=spare_blocks
+    )  # fmt: skip
 
 
 def _held(tensors: tuple[KvTensor, ...], rank: Rank) -> tuple[KvTensor, ...]:
@@ -113,8 +122,11 @@ def _held_by_all(tensors: tuple[KvTensor, ...], num_ranks: int) -> list[KvTensor
     return [tensor for number in range(num_ranks) for tensor in _held(tensors, Rank(number, num_ranks))]
 
 
-def _layouts(tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int) -> list[PoolLayout]:
+def _layouts(
+    tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, spare_blocks: int = 0
+) -> list[PoolLayout]:  # fmt: skip
+    num_blocks = plan.num_blocks + spare_blocks
     return [
-        PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=plan.block_size, rank=Rank(number, num_ranks))
+        PoolLayout(tensors, num_blocks=num_blocks, block_size=plan.block_size, rank=Rank(number, num_ranks))
         for number in range(num_ranks)
     ]

@@ -80,12 +80,16 @@ def _run(
         if message.kind == RankMessageKind.HAND_OFF and hand_off is not None:
             on_exit.enter_context(hand_off(follower.pool, message.payload, message.fds[0], follower.step_age))
         else:
-            _obey(follower, message)
+            _obey(follower, message, channel)
 
 
-def _obey(follower: Any, message: Message[RankMessageKind]) -> None:
+def _obey(follower: Any, message: Message[RankMessageKind], channel: Channel[RankMessageKind]) -> None:
     if message.kind == RankMessageKind.STEP:
         follower.step(message.payload)
+    elif message.kind == RankMessageKind.CAPTURE:
+        channel.send(RankMessageKind.CAPTURED, follower.capture(message.payload), timeout_s=_SEND_S)
+    elif message.kind == RankMessageKind.DROP:
+        follower.drop(message.payload)
     elif message.kind in (RankMessageKind.COPY, RankMessageKind.SAVE, RankMessageKind.LOAD):
         follower.copy(message.kind, message.payload)
     else:

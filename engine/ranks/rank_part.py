@@ -15,6 +15,7 @@ from engine.attention.interface import AttentionBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
+from engine.decode_graphs import graph_rows
 from engine.device_modules import find_nucleus, replace_modules
 from engine.fused.decoder import FusedWeights
 from engine.fused.fuse import fuse
@@ -26,8 +27,8 @@ from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.stream_sum import StreamSum
-from engine.ranks.sums import GroupSum, SharedSum, join_group
-from engine.rope import rotate_by_sequence
+from engine.ranks.sums import GroupSum, SharedSum, collective_for_ranks, join_group
+from engine.rope import StepRope, rotate_by_sequence
 from engine.sampling.sampler import Nucleus
 from engine.sharding.cut import shard_network
 from engine.sharding.hooks import num_reductions
@@ -44,7 +45,7 @@ SHARED = "shared"
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """A rank's network with its weights. `num_sums`: how often a step sums over the ranks.
+    """A rank's network with its weights.
 
     `fused` are the weights in the form of the native kernels, where these run it. All tensors are on `device`.
     """
@@ -55,11 +56,11 @@ class RankPart:
     network: Any
     fused: FusedWeights | None
     backend: AttentionBackend
+    rope: StepRope | None
     nucleus: Nucleus | None
     reduce: Reduce
     library: RanksLibrary | None
     loaded: RankLoaded
-    num_sums: int
     notes: tuple[str, ...]
 
     def check_held(self, whole: tuple[KvTensor, ...]) -> None:
@@ -84,13 +85,13 @@ class RankPart:
         else:
             self.reduce.connect(StreamSum(collective, store_fd, rank, marks, step_s, self.device))
 
-    def make_model(self, info: EngineInfo, pool: Memory) -> TorchModel:
-        """Return the model of this rank with its pool."""
+    def make_model(self, info: EngineInfo, pool: Memory, graph_rows: int = 0) -> TorchModel:
+        """Return the model of this rank with its pool, which has spare blocks for graphs of up to `graph_rows` rows."""
         return TorchModel(
             self.network, info=info, memory=pool, backend=self.backend,
-            keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
+            keeps_logits=self.folder.checkpoint.keeps_logits, rope=self.rope,
             fused=self.fused, reduce=self.reduce, device=self.device, step_s=self.setup.step_s,
-            nucleus=self.nucleus,
+            nucleus=self.nucleus, graph_rows=graph_rows,
         )  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
     read = read_network(folder, setup.dtype, shard, device.torch_device, device.traits.kept_linears)
     network = read.loaded.network
     held = find_kv_tensors(network, checkpoint, setup.dtype)
-    num_sums = num_reductions(network)
+    reduce.sums_per_pass = num_reductions(network)
     weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in network.parameters()}.values()) + read.kept_bytes
     kernels = find_kernels(setup.num_threads) if on_host and setup.is_native else NO_KERNELS
     fused = fuse(network, threads=kernels.threads) if on_host else None
@@ -121,13 +122,15 @@ def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
     )  # fmt: skip
     nucleus = find_nucleus(device, checkpoint.text_config.vocab_size)
     library = load_sum() if on_host else None
+    rope = rotate_by_sequence(network)
+    sums_stay = not collective_for_ranks(setup.device).on_host  # on the stream, where a graph can contain them
     took = RankLoaded(
         held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began,
-        kept=read.kept,
+        kept=read.kept, graph_rows=graph_rows(setup.max_graph_rows, device, backend, rope) if sums_stay else 0,
     )  # fmt: skip
     said = (getattr(backend, "note", None), warning, *notes)
     return RankPart(
-        setup, device, folder, network, fused, backend, nucleus, reduce, library, took, num_sums,
+        setup, device, folder, network, fused, backend, rope, nucleus, reduce, library, took,
         tuple(note for note in said if note),
     )  # fmt: skip
 

@@ -1,6 +1,8 @@
 """The sum over all ranks that a network's layers call, and the callback after each sum of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 
@@ -14,14 +16,15 @@ Sum = Callable[[torch.Tensor], None]
 class Reduce:
     """One rank's side; owns the count of this step's sums. One thread calls it.
 
-    Before `connect` nothing is summed: the probe of shapes runs on each rank alone.
+    Before `connect` nothing is summed: the probe of shapes runs on each rank alone. `sums_per_pass`: how often a
+    forward pass sums, set once the network is cut.
     """
 
     def __init__(self) -> None:
         self._sum: Sum | None = None
         self._after: Callable[[], None] | None = None
         self._explain: Callable[[str], Exception] | None = None
-        self.num_sums = 0
+        self.num_sums = self.sums_per_pass = 0
 
     @property
     def stream(self) -> StreamSum | None:
@@ -48,15 +51,34 @@ class Reduce:
         try:
             self._sum(flat)
         except ReduceFailed as error:
-            if self._explain is None:
-                raise
-            raise self._explain(str(error)) from error
+            self._fail(error)
         if flat is not tensor:
             tensor.copy_(flat)
         self.num_sums += 1
         if self._after is not None:
             self._after()
 
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Launch a graph of a forward pass in this block, with all its sums at once. Raises as a sum does."""
+        assert self.stream is not None, "a graph contains sums that stay on the stream"
+        try:
+            self.stream.expect(self.sums_per_pass)
+        except ReduceFailed as error:
+            self._fail(error)
+        yield
+        self.num_sums += self.sums_per_pass
+
+    def catch_up(self, num_sums: int) -> None:
+        """Count the sums that this rank has left out of `num_sums`, so that it is not taken for one that is behind."""
+        assert self.stream is not None
+        self.stream.expect(num_sums - self.num_sums)
+
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent."""
         self._sum = None
+
+    def _fail(self, error: ReduceFailed) -> NoReturn:
+        if self._explain is None:
+            raise error
+        raise self._explain(str(error)) from error

@@ -14,7 +14,8 @@ class RankSetup:
     `device` is a kind: the rank opens the first device of it that is visible to its process, where `visible` is the
     value of the kind's variable (None: unchanged). `gpu_memory_utilization` is the share of it that the engine may
     take; `has_budget`: the size of the pools was configured, else memory is reserved for the `largest_step`: (prompt
-    tokens, of sequences of at most `max_model_len`; sequences).
+    tokens, of sequences of at most `max_model_len`; sequences). Decode steps of up to `max_graph_rows` sequences are
+    replayed from graphs, where all ranks can.
     """
 
     path: str
@@ -36,6 +37,7 @@ class RankSetup:
     has_budget: bool = False
     max_model_len: int = 0
     largest_step: tuple[int, int] | None = None
+    max_graph_rows: int = 0
 
     @property
     def rank(self) -> Rank:
@@ -49,7 +51,8 @@ class RankLoaded:
 
     `is_native`: native kernels run its layers. `shares_memory`: it can sum in shared memory. `pool_bytes` are available
     for its pool on its `device`, described in one line; both are unset where rank 0 makes all pools. `kept` counts the
-    layers that stay quantised, with the reasons for others.
+    layers that stay quantised, with the reasons for others. It can replay steps of up to `graph_rows` sequences from
+    graphs.
     """
 
     tensors: tuple[KvTensor, ...]
@@ -61,11 +64,13 @@ class RankLoaded:
     pool_bytes: int = 0
     device: str = ""
     kept: str = ""
+    graph_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSetup:
-    """The pools: the whole model's KV tensors, and the number of blocks."""
+    """The pools: the whole model's KV tensors, and the blocks, beside those for padding rows of `graph_rows`."""
 
     tensors: tuple[KvTensor, ...]
     num_blocks: int
+    graph_rows: int = 0

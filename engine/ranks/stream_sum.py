@@ -1,12 +1,14 @@
 """Sums over ranks on devices: enqueued on the device's stream, and the host goes on.
 
 launch    ... kernels -> sum -> kernels -> sum -> ... -> event        (nothing waits)
+replay    a graph that contains all sums of a step -> event            (nothing waits)
 wait      until the event is done, another rank is lost, or the limit has passed
 
 nccl   a sum runs on the current stream itself, and there is no work to wait for (ProcessGroupNCCL::collective)
 hccl   it runs on another stream; a work's wait makes the current one wait for it (WorkHCCL::synchronizeInternal)
 
-A sum that another rank does not join never ends by itself, and all work behind it waits: `fail` aborts it.
+A sum that another rank does not join never ends by itself, and all work behind it waits: `fail` aborts it. NCCL ends
+the sums at once, but its abort returns only when no graph contains any (init.cc: ncclCommAbort, commDestroySync).
 """
 
 import contextlib
@@ -22,6 +24,9 @@ from devices.polling import wait_until
 from engine.ranks.marks import Marks
 from engine.ranks.sums import ReduceFailed, in_one_line, join_group, not_found
 from wire.kv_layout import Rank
+
+_ABORT_S = 1.0
+"""Until a called abort has ended the sums, whether it has returned or not."""
 
 
 class StreamSum:
@@ -43,13 +48,17 @@ class StreamSum:
 
     def __call__(self, tensor: torch.Tensor) -> None:
         """Enqueue the sum of a contiguous tensor, in place. Raises ReduceFailed."""
-        if self._failed is not None:
-            raise ReduceFailed(self._failed)
-        self._marks.advance(self._rank.number)
+        self.expect(1)
         try:
             self._enqueue(tensor)
         except RuntimeError as error:
             raise self.fail(in_one_line(error)) from error
+
+    def expect(self, num_sums: int) -> None:
+        """Count sums that are enqueued next. Raises ReduceFailed: after an abort a graph's sums use freed memory."""
+        if self._failed is not None:
+            raise ReduceFailed(self._failed)
+        self._marks.advance(self._rank.number, num_sums)
 
     @property
     def is_aborted(self) -> bool:
@@ -86,10 +95,15 @@ class StreamSum:
         with self._failing:
             if self._failed is None:
                 self._failed = reason
-                if self._collective.abort is not None:
-                    with contextlib.suppress(RuntimeError):
-                        self._collective.abort(self._group, 0)
+                aborting = threading.Thread(target=self._abort, name="rank-abort", daemon=True)
+                aborting.start()
+                aborting.join(_ABORT_S)
             return ReduceFailed(self._failed)
+
+    def _abort(self) -> None:
+        if self._collective.abort is not None:
+            with contextlib.suppress(RuntimeError):
+                self._collective.abort(self._group, 0)
 
     def _enqueue(self, tensor: torch.Tensor) -> None:
         work = self._group.allreduce([tensor], self._options)

@@ -91,7 +91,8 @@ class Team:
         child = self._children[rank - 1]
         self._wait(child, kind, timeout_s)
         try:
-            message = child.channel.receive(_SEND_S)
+            with self._reading:
+                message = child.channel.receive(_SEND_S)
         except TimeoutError as error:
             raise self._fail(f"{child} stopped in the middle of a message, {kind.name} was expected") from error
         except (ChannelClosed, ValueError) as error:

@@ -89,6 +89,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         return out
 
+    def record(self, function: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
+        """Add work that is no operation of torch: it runs at each replay, and not now."""
+        self._calls.append(_Call(function, (tensor,), {}, [], []))
+
     def spoil(self) -> None:
         """Overwrite new results with a value that no step computes."""
         for call in self._calls:

@@ -12,6 +12,14 @@ Each rule, with the function of torch's or torch_npu's sources that it rests on:
     the group's own timeout makes a hung work look done: WorkNCCL::checkTimeout; ours is not passed to it
     what is `ahead` of it in the device's queue may be of another stream: torch takes streams from a pool of 32, in turn
         (CUDAStream.cpp: getStreamFromPool), and a device runs them over fewer connections
+    a captured sum is computed at each replay, not at the capture, and no work is enqueued for the watchdog:
+        ProcessGroupNCCL::collective, ProcessGroupHCCL::collective, NCCL's ncclLaunchPrepare (`persistent`)
+    `abort` ends the kernels at once, and returns when no graph contains sums of the group any more: NCCL's
+        ncclCommAbort sets the flags, then commDestroySync waits for localPersistentRefs
+    after it a graph's sums would use freed memory: NCCL's reclaimPlan, commFree
+    the host waits for the device before a capture: torch.cuda.graph.__enter__, torch_npu's npu.graph.__enter__
+    it cannot wait within its own capture, nor for an event that is recorded there: cudaStreamBeginCapture,
+        cudaEventQuery
 
 The time that a sum takes on the device passes within its launch here, so that the values behind it are right.
 """
@@ -19,7 +27,8 @@ The time that a sum takes on the device passes within its launch here, so that t
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -27,9 +36,12 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from devices.collectives import COLLECTIVES, Collective
 from devices.interface import Traits
+from devices.polling import wait_until
+from tests.devices.capturing_device import Recorder
 from tests.devices.fake_device import TRAITS, VISIBLE, CardDevice, FakeKind
 
 _LIMIT_S = 60.0
@@ -39,10 +51,12 @@ NPU_LIKE = "hccl"
 
 @dataclass
 class Stream:
-    """What happened on the stream, in order: "sum", "event", and "host waits". `join_s`: how long a sum takes at most.
+    """What happened on the stream, in order: "sum", "event", "replay", and "host waits".
 
-    A sum that no peer joined in time hangs: nothing behind it is done until the group is aborted. `fault`: at the sum
-    of this number, the process sends itself this signal. `error` is the device's; sums are `refused` with that reason.
+    `join_s`: how long a sum takes at most. A sum that no peer joined in time hangs: nothing behind it is done until the
+    group is aborted. `fault`: at the sum of this number, the process sends itself this signal. `error` is the device's;
+    sums are `refused` with that reason. `num_sums` counts calls, captured ones too. `capture_fault`: the number of a
+    capture that fails, the sums of its warm-up and its capture before that, and the device's words.
     `ahead`: set by the end of operations that share the stream's queue.
     """
 
@@ -53,6 +67,11 @@ class Stream:
     refused: str | None = None
     aborted: bool = False
     ahead: list[threading.Event] = field(default_factory=list)
+    num_sums: int = 0
+    num_captures: int = 0
+    capture_fault: tuple[int, int, str] | None = None
+    graphs: "weakref.WeakSet[StreamGraph]" = field(default_factory=weakref.WeakSet)
+    _recording: "tuple[int, Recorder] | None" = None
     _hung: bool = False
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -67,6 +86,24 @@ class Stream:
     def is_hung(self) -> bool:
         return self._hung and not self.aborted
 
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder of the capture by this thread, None outside of one."""
+        if self._recording is None or self._recording[0] != threading.get_ident():
+            return None
+        return self._recording[1]
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Capture what this thread launches within the block."""
+        recorder = Recorder()
+        self._recording = threading.get_ident(), recorder
+        try:
+            with recorder:
+                yield recorder
+        finally:
+            self._recording = None
+
     def sum(self) -> None:
         """Note a sum."""
         self.log.append("sum")
@@ -79,6 +116,7 @@ class Stream:
     def abort(self) -> None:
         self.aborted = True
         self._ended.set()
+        assert wait_until(lambda: not self.graphs, _LIMIT_S), "the abort waits for graphs that stay"
 
     def wait(self) -> None:
         """Wait as the host does: for ever if a sum hangs."""
@@ -87,6 +125,8 @@ class Stream:
             assert self._ended.wait(_LIMIT_S), "the host waits for a sum that never ends"
 
     def check(self) -> None:
+        if self.recorder is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
         if self.error is not None:
             raise RuntimeError(self.error)
 
@@ -96,10 +136,15 @@ STREAM = Stream()
 
 
 class StreamKind(FakeKind):
-    """The fake device's kind with a stream; `traits` names the collective of its ranks. Each open is another device."""
+    """The fake device's kind with a stream; `traits` names the collective of its ranks. Each open is another device.
+
+    Its attention fits graphs.
+    """
 
     def __init__(self, collective: str = "nccl") -> None:
-        super().__init__(replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True, collective=collective))
+        super().__init__(
+            replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True, collective=collective, attention="cuda")
+        )
         self._numbers = itertools.count()
 
     def open(self, index: int = 0) -> "StreamDevice":
@@ -112,6 +157,7 @@ class StreamDevice(CardDevice):
 
     traits: Traits = field(default_factory=lambda: StreamKind().traits)
     stream: Stream = field(default_factory=lambda: STREAM)
+    captures_graphs: bool = True
 
     def event(self) -> "StreamEvent":  # type: ignore[override]
         return StreamEvent(self.stream)
@@ -119,6 +165,49 @@ class StreamDevice(CardDevice):
     def synchronize(self) -> None:
         self.stream.log.append("host waits")
         self.stream.wait()
+
+    def capture(self, run: Callable[[], None]) -> "StreamGraph":
+        stream = self.stream
+        stream.num_captures += 1
+        before = stream.num_sums
+        with _Failing(lambda: self._fail(before)):
+            run()
+            self.synchronize()
+            with stream.recording() as recorder:
+                run()
+        recorder.spoil()
+        return StreamGraph(stream, recorder)
+
+    def _fail(self, before: int) -> None:
+        fault = self.stream.capture_fault
+        if fault is not None and fault[0] == self.stream.num_captures and self.stream.num_sums - before == fault[1]:
+            raise RuntimeError(fault[2])
+
+
+class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls `check` before each operation."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._check = check
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._check()
+        return func(*args, **(kwargs or {}))
+
+
+class StreamGraph:
+    """Implements Graph."""
+
+    def __init__(self, stream: Stream, recorder: Recorder) -> None:
+        self._stream, self._recorder = stream, recorder
+        stream.graphs.add(self)
+
+    def replay(self, host_lengths: dict[str, list[int]] | None = None) -> None:
+        assert not host_lengths, "no operation took them from the host"
+        assert not self._stream.aborted, "the graph's sums use freed memory"
+        self._stream.log.append("replay")
+        self._recorder.replay()
 
 
 class StreamEvent:
@@ -129,6 +218,7 @@ class StreamEvent:
         self._ahead: list[threading.Event] = []
 
     def record(self) -> None:
+        assert self._stream.recorder is None, "an event that is part of a graph shows nothing to the host"
         self._stream.log.append("event")
         self._is_behind = self._stream.is_hung
         self._ahead = [one for one in self._stream.ahead if not one.is_set()]
@@ -164,14 +254,19 @@ class StreamGroup:
         assert tensor.is_contiguous(), "a sum is over one piece of memory"
         assert not options.asyncOp, "nccl would sum beside the current stream"
         assert options.timeout.total_seconds() <= 0 or options.timeout >= timedelta(minutes=5), "torch would end it"
-        self._stream.sum()
+        recorder = self._stream.recorder
+        self._stream.num_sums += 1
+        if recorder is None:
+            self._stream.sum()
         if self._stream.refused is not None:
             raise RuntimeError(self._stream.refused)
         if self._stream.aborted:
             raise RuntimeError("NCCL communicator was aborted on rank 0.")
         summed = tensor.clone() if self._returns_works else tensor
-        if not self._stream.is_hung:
+        if recorder is None:
             self._sum(summed)
+        else:
+            recorder.record(self._replay, summed)
         if not self._returns_works:
             return None
         tensor.fill_(1 if tensor.dtype == torch.int32 else float("nan"))
@@ -180,7 +275,13 @@ class StreamGroup:
     def abort(self) -> None:
         self._stream.abort()
 
+    def _replay(self, tensor: torch.Tensor) -> None:
+        self._stream.sum()
+        self._sum(tensor)
+
     def _sum(self, tensor: torch.Tensor) -> None:
+        if self._stream.is_hung:
+            return
         options = AllreduceOptions()
         options.timeout = timedelta(seconds=self._stream.join_s)
         try:

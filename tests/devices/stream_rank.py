@@ -17,8 +17,10 @@ from tests.kvtransfer.nccl_notes import Notes
 from tests.kvtransfer.nccl_rules import NcclRules
 
 PROGRAM = "tests.devices.stream_rank"
-COLLECTIVE, FAULT, NOTES = "STREAM_COLLECTIVE", "STREAM_FAULT", "STREAM_NCCL_NOTES"
-"""Environment variables: nccl or hccl, "number of a sum,signal", and the folder of NCCL's rules."""
+COLLECTIVE, FAULT, CAPTURE_FAULT = "STREAM_COLLECTIVE", "STREAM_FAULT", "STREAM_CAPTURE_FAULT"
+NOTES = "STREAM_NCCL_NOTES"
+"""Environment variables: nccl or hccl, "number of a sum,signal", "number of a capture,sums before,words", and the
+folder of NCCL's rules."""
 
 
 def lacking_here(package: str) -> str:
@@ -41,4 +43,7 @@ if __name__ == "__main__":
     if FAULT in os.environ:
         at, signal_number = map(int, os.environ[FAULT].split(","))
         STREAM.fault = at, signal_number
+    if CAPTURE_FAULT in os.environ:
+        number, sums, words = os.environ[CAPTURE_FAULT].split(",", 2)
+        STREAM.capture_fault = int(number), int(sums), words
     sys.exit(main(sys.argv[1:]))

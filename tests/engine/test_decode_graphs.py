@@ -208,10 +208,9 @@ def test_long_captures_report_their_progress(tmp_path: Path, caplog: pytest.LogC
     seconds = iter(range(0, 100, 1))
     caplog.clear()
 
-    assert model._graphs is not None
-    with torch.inference_mode():
-        model._graphs.reset()
-        model._graphs.capture_all(clock=lambda: next(seconds))
+    assert model.graphs is not None
+    model.graphs.reset()
+    model.graphs.capture_all(clock=lambda: next(seconds))
 
     assert [line.getMessage().partition(" seconds")[0] for line in caplog.records] == [
         "graphs_capturing graphs=4 rows=8 device=fake:0", "graphs_capturing done=2 graphs=4",
@@ -221,13 +220,12 @@ def test_long_captures_report_their_progress(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_graphs_captured_again_leave_the_pool_as_it_was(tmp_path: Path) -> None:
-    """As after the abort of a communicator that they contain."""
     path, device = make_tiny_model("llama", tmp_path), CapturingDevice()
     graphs, plain = load(path, device), load(path, FakeDevice(), rows=0)
     step = [(5 + row, 0, (row,)) for row in range(3)]
     launch(graphs, step)
-    assert graphs._graphs is not None
-    graphs._graphs.reset()
+    assert graphs.graphs is not None
+    graphs.graphs.reset()
     assert launch(graphs, step) == launch(plain, step)
     assert device.replays == 1
     layout = graphs.info.layout

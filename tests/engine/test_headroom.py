@@ -8,16 +8,23 @@ from typing import Any
 import pytest
 import torch
 
+from devices import table
+from devices.collectives import COLLECTIVES
 from devices.device_pool import DevicePool
 from engine.attention import torch_paged, varlen
 from engine.attention.cuda import CudaAttention
 from engine.headroom import LargestStep, decode_batch, largest_batch, num_blocks
 from engine.loader import LoadedModel, load_model
+from engine.ranks.budget import with_budget
+from engine.ranks.rank_part import load_part
+from engine.ranks.reduce import Reduce
+from engine.ranks.setup import RankLoaded, RankSetup
 from engine.step import SampleRow
 from engine.torch_model import TorchModel
 from testing.engine.fake_model import fake_info
 from tests.devices.capturing_device import CapturingDevice
 from tests.devices.fake_device import FakeDevice
+from tests.devices.stream import StreamKind, stream_collective
 from tests.engine.fake_engines import CONFIG
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
 from wire.errors import ConfigError
@@ -208,6 +215,29 @@ def test_graphs_have_their_share(llama: Path) -> None:
     assert note_of(graphs).endswith(" MiB of it to graphs")
     eager.model.close()
     graphs.model.close()
+
+
+@pytest.mark.parametrize(("collective", "rows"), [("nccl", 8), ("gloo", 0)])
+def test_a_rank_leaves_graphs_their_share_where_it_can_capture(
+    collective: str, rows: int, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph can contain only sums that stay on the stream."""
+    monkeypatch.setitem(table.KINDS, "fake", StreamKind(collective))
+    if collective != "gloo":
+        monkeypatch.setitem(COLLECTIVES, collective, stream_collective(collective))
+
+    def part(max_graph_rows: int) -> RankLoaded:
+        setup = RankSetup(
+            str(llama), "float32", 1, 2, 16, "auto", None, (), 1, 10.0, device="fake", max_model_len=64,
+            largest_step=(48, 8), max_graph_rows=max_graph_rows,
+        )  # fmt: skip
+        return with_budget(load_part(setup, Reduce())).loaded
+
+    eager, graphs = part(0), part(8)
+
+    assert (eager.graph_rows, graphs.graph_rows) == (0, rows)
+    assert (eager.pool_bytes > graphs.pool_bytes) == (rows > 0)
+    assert graphs.device.endswith(" MiB of it to graphs") == (rows > 0)
 
 
 def test_attention_workspaces_of_graphs_are_left_to_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,22 @@ def test_a_rank_without_room_on_its_device_is_named_with_bytes() -> None:
     assert "raise --gpu-memory-utilization or lower --max-num-seqs" in said
 
 
+@pytest.mark.parametrize("requested", [None, ENOUGH])
+def test_spare_blocks_of_graphs_are_taken_from_the_pools(requested: int | None) -> None:
+    plain = plan_devices(TENSORS, [ENOUGH] * 2, requested, BLOCK, LENGTH)
+    graphs = plan_devices(TENSORS, [ENOUGH] * 2, requested, BLOCK, LENGTH, spare_blocks=3)
+
+    assert graphs.num_blocks == plain.num_blocks - 3
+
+
+def test_room_for_a_sequence_but_not_for_spare_blocks_is_refused() -> None:
+    least = 1 * BLOCK * 2 * 2 * 64 * 4 + 2 * 4095
+
+    assert plan_devices(TENSORS, [least, ENOUGH], None, BLOCK, LENGTH).num_blocks == 1
+    with pytest.raises(ConfigError, match="takes 1 blocks of 16 tokens and graphs 3 more, "):
+        plan_devices(TENSORS, [least, ENOUGH], None, BLOCK, LENGTH, spare_blocks=3)
+
+
 def test_the_total_named_in_a_refusal_is_a_size_that_works() -> None:
     said = refused([1000, 2000], ["card 0", "card 1"])
     least = int(re.findall(r"--kv-cache-memory (\d+) or more would be for all 2 ranks together", said)[0])

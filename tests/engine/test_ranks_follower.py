@@ -31,7 +31,7 @@ def test_a_step_is_as_old_as_its_last_layer(monkeypatch: pytest.MonkeyPatch) -> 
     part = SimpleNamespace(
         check_held=lambda tensors: None, setup=_SETUP,
         device=SimpleNamespace(traits=SimpleNamespace(pools_on_host=False), make_pool=lambda layout: None),
-        make_model=lambda info, pool: Layers(),
+        make_model=lambda info, pool, graph_rows: Layers(),
     )  # fmt: skip
 
     class Layers:
@@ -57,7 +57,7 @@ def test_a_step_on_a_stream_ages_until_its_event_is_done(monkeypatch: pytest.Mon
     part = SimpleNamespace(
         check_held=lambda tensors: None, setup=_SETUP,
         device=SimpleNamespace(traits=SimpleNamespace(pools_on_host=False), make_pool=lambda layout: None),
-        make_model=lambda info, pool: SimpleNamespace(logits=lambda batch, layer_done: layer_done(0)),
+        make_model=lambda info, pool, graph_rows: SimpleNamespace(logits=lambda batch, layer_done: layer_done(0)),
     )  # fmt: skip
     follower = _follower(part, now, monkeypatch)
     stream = SimpleNamespace(mark=lambda: next(waiting))
@@ -92,7 +92,7 @@ class _Broken:
 def test_a_devices_error_ends_a_rank_that_is_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     part = SimpleNamespace(
         check_held=lambda tensors: None, setup=_SETUP, device=SimpleNamespace(make_pool=lambda layout: None),
-        make_model=lambda info, pool: None,
+        make_model=lambda info, pool, graph_rows: None,
     )  # fmt: skip
     follower = _follower(part, [0.0], monkeypatch)
     follower._launched.append(_Broken())  # type: ignore[arg-type]

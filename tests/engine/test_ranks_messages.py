@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
-from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
+from engine.ranks.packing import pack_copies, pack_shape, pack_step, unpack_copies, unpack_shape, unpack_step
 from engine.ranks.setup import PoolSetup, RankLoaded, RankSetup
 from engine.step import BatchSequence, StepBatch
 from processes.frames import frame
@@ -34,16 +34,16 @@ def ends() -> Iterator[tuple[Channel[RankMessageKind], Channel[RankMessageKind]]
         yield one, other
 
 
-@given(st.lists(_PARTS, max_size=8).map(tuple), st.lists(_INTS, max_size=8))
-def test_a_step_comes_out_as_it_went_in(parts: tuple[BatchSequence, ...], rows: list[int]) -> None:
+@given(st.lists(_PARTS, max_size=8).map(tuple), st.lists(_INTS, max_size=8), st.booleans())
+def test_a_step_comes_out_as_it_went_in(parts: tuple[BatchSequence, ...], rows: list[int], is_replayed: bool) -> None:
     token_ids = tuple(range(sum(part.count for part in parts)))
 
     carried = tuple((row, 0) for row in rows)
 
-    payload = pack_step(StepBatch(token_ids, parts, (), carried=carried))
+    payload = pack_step(StepBatch(token_ids, parts, (), carried=carried), is_replayed=is_replayed)
 
-    assert unpack_step(payload) == StepBatch(token_ids, parts, (), carried=carried)
-    assert len(payload) == 4 * (3 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts))
+    assert unpack_step(payload) == (StepBatch(token_ids, parts, (), carried=carried), is_replayed)
+    assert len(payload) == 4 * (4 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts))
 
 
 def test_copies_come_out_as_pairs() -> None:
@@ -54,15 +54,22 @@ def test_copies_come_out_as_pairs() -> None:
         unpack_copies(bytes(12))
 
 
+def test_a_graphs_shape_comes_out_as_it_went_in() -> None:
+    assert unpack_shape(pack_shape((8, 4096))) == (8, 4096)
+    with pytest.raises(ValueError, match="not enough values"):
+        unpack_shape(bytes(4))
+
+
 @pytest.mark.parametrize(
     "values",
     [
-        (), (1,), (1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (2, -1, 0), (0, 1, -1, 5, 1, 0, 9),
-        (0, 1, 0, 5, 1, 2, 9, 7), (0, 1, 0, 5, 1, -1, 9), (0, 0, 0, 1),
+        (), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (-1, 0, 0, 0), (2, -1, 0, 0),
+        (0, 1, -1, 0, 5, 1, 0, 9), (0, 1, 0, 0, 5, 1, 2, 9, 7), (0, 1, 0, 0, 5, 1, -1, 9), (0, 0, 0, 0, 1),
+        (0, 0, 0, 2), (0, 0, 0, -1),
     ],
 )  # fmt: skip
 def test_anything_but_a_step_is_refused(values: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"integers are not a step|at least 12 bytes"):
+    with pytest.raises(ValueError, match=r"integers are not a step|at least 16 bytes"):
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
 

@@ -1,9 +1,11 @@
-"""Ranks whose sums stay on their devices' streams: no host waits within a step, and a lost rank ends it in time."""
+"""Ranks whose sums stay on their devices' streams, in graphs too: no host waits within a step, a lost rank ends it."""
 
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,15 +14,16 @@ import pytest
 from devices import table
 from devices.collectives import COLLECTIVES
 from devices.cpu import CpuDevice
+from engine import torch_model
 from engine.core import EngineCore
 from engine.oracle import Oracle
 from engine.ranks.load import RanksOptions, load_ranks
 from engine.ranks.model import ShardedModel
 from engine.ranks.team import OnLost
-from engine.step import BatchSequence, SampleRow, StepBatch
+from engine.step import BatchSequence, PoolingRows, SampleRow, ScoreRow, StepBatch
 from tests.devices.late_device import late_downloads
 from tests.devices.stream import STREAM, Stream, StreamKind, stream_collective
-from tests.devices.stream_rank import COLLECTIVE, FAULT, PROGRAM
+from tests.devices.stream_rank import CAPTURE_FAULT, COLLECTIVE, FAULT, PROGRAM
 from tests.devices.tiny_traffic import core_on, every_sort, ids, plain, run
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import make_tiny_model
@@ -30,7 +33,10 @@ ROOT = Path(__file__).parents[2]
 BLOCK = 16
 POOL = 30 * BLOCK * (2 * 2 * 2 * 16 * 4) + (8 << 12)  # bytes of 30 blocks: layers, k and v, heads, head_dim, float32
 NUM_SUMS = 4  # two a layer
+MAX_ROWS, NUM_GRAPHS = 16, 6  # of 16 rows with two widths of tables, and of 8, 4, 2 and 1
 LOST_S = 30.0
+CaptureFault = tuple[int, int, str]
+"""See Stream.capture_fault."""
 KILLED, STOPPED = "was killed by SIGKILL", "is stopped by a signal: no sum over the ranks within"
 
 
@@ -41,9 +47,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def loaded(
-    path: Path, collective: str, on_lost: OnLost, *, step_s: float = 30.0, fault: tuple[int, int] | None = None
-) -> Iterator[ShardedModel]:
-    """A model of two ranks on the fake device, whose stream is made anew."""
+    path: Path, collective: str, on_lost: OnLost, *, step_s: float = 30.0, fault: tuple[int, int] | None = None,
+    max_rows: int = MAX_ROWS, capture_faults: tuple[CaptureFault | None, CaptureFault | None] = (None, None),
+) -> Iterator[ShardedModel]:  # fmt: skip
+    """A model of two ranks on the fake device, whose stream is made anew; faults of rank 1, and of captures by rank."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as undo:
         patch.setattr(STREAM, "__dict__", Stream().__dict__)
         patch.setitem(table.KINDS, "fake", StreamKind(collective))
@@ -52,8 +59,12 @@ def loaded(
         patch.setenv(COLLECTIVE, collective)
         if fault is not None:
             patch.setenv(FAULT, ",".join(map(str, fault)))
+        STREAM.capture_fault, of_rank_1 = capture_faults
+        if of_rank_1 is not None:
+            patch.setenv(CAPTURE_FAULT, ",".join(map(str, of_rank_1)))
         options = RanksOptions(
-            cores=((), ()), num_threads=1, step_s=step_s, device="fake", visible=("4", "7"), program=PROGRAM
+            cores=((), ()), num_threads=1, step_s=step_s, device="fake", visible=("4", "7"), program=PROGRAM,
+            max_graph_rows=max_rows,
         )  # fmt: skip
         model = load_ranks(
             path, dtype="float32", block_size=BLOCK, kv_cache_memory=POOL, ranks=options, on_lost=on_lost
@@ -81,19 +92,20 @@ def behind(tokens: tuple[int, ...] = (0,), carried: tuple[tuple[int, int], ...] 
 def test_no_host_waits_from_a_launch_to_its_collect(two: ShardedModel) -> None:
     with STREAM.watched() as seen:
         one = two.launch(first())
-        other = two.launch(behind())
+        other = two.launch(behind())  # replayed
     with STREAM.watched() as collecting:
         (token,), (after,) = one.collect().token_ids, other.collect().token_ids
 
     assert "host waits" not in seen
     assert seen.count("sum") == NUM_SUMS + NUM_SUMS + 1  # the last one is of the tokens that are carried
+    assert seen.count("replay") == 1
     assert "sum" not in collecting
     assert two.launch(behind((token,), ())).collect().token_ids == [after]
 
 
 def test_requests_of_every_kind_run_ahead_and_equal_the_cpus(two: ShardedModel, path: Path) -> None:
     core = EngineCore(two, max_num_seqs=16, max_num_batched_tokens=64, prefill_chunk_size=24)
-    with late_downloads():
+    with late_downloads(), STREAM.watched() as seen:
         for state in every_sort():
             core.add(state)
         outputs = run(core)
@@ -104,6 +116,8 @@ def test_requests_of_every_kind_run_ahead_and_equal_the_cpus(two: ShardedModel, 
 
     assert core.runs_ahead
     assert outputs.tokens == on_cpu.tokens
+    assert seen.count("replay") > 10
+    assert STREAM.num_captures == NUM_GRAPHS, "no graph is captured for a request"
     core.blocks.check()
     assert core.blocks.num_used == 0
 
@@ -111,7 +125,7 @@ def test_requests_of_every_kind_run_ahead_and_equal_the_cpus(two: ShardedModel, 
 def test_greedy_tokens_equal_transformers_as_blocks_are_swapped(two: ShardedModel, path: Path) -> None:
     lengths = (90, 116, 75, 104)
     core = EngineCore(two, max_num_seqs=16, max_num_batched_tokens=64, prefill_chunk_size=24, swap_bytes=1 << 22)
-    with late_downloads():
+    with late_downloads(), STREAM.watched() as seen:
         for length in lengths:
             core.add(plain(str(length), length, max_tokens=60))
         outputs = run(core)
@@ -119,6 +133,7 @@ def test_greedy_tokens_equal_transformers_as_blocks_are_swapped(two: ShardedMode
     expected = Oracle(path, "float32").generate_greedy([ids(length) for length in lengths], 60, ignore_eos=True)
     assert [outputs.tokens[str(length), 0] for length in lengths] == expected
     assert outputs.swapped_out > 0
+    assert seen.count("replay") > 60
 
 
 def test_a_layer_is_reported_behind_the_sum_that_all_ranks_join(two: ShardedModel) -> None:
@@ -134,18 +149,114 @@ def test_a_layer_is_reported_behind_the_sum_that_all_ranks_join(two: ShardedMode
     assert reported == [(0, ["sum", "event"], 1), (1, ["sum", "event"], 2)]
 
 
+def test_a_step_that_no_graph_can_run_is_launched_on_all_ranks(two: ShardedModel) -> None:
+    """The other ranks get neither scores nor pooling rows: without word from rank 0 they would replay such a step."""
+    rows = range(MAX_ROWS + 1)
+    many = StepBatch(
+        tuple(5 + row for row in rows), tuple(BatchSequence(0, 1, (row,)) for row in rows),
+        tuple(SampleRow(row, GREEDY, 0, 0) for row in rows),
+    )  # fmt: skip
+    one = StepBatch((5,), (BatchSequence(0, 1, (1,)),), (SampleRow(0, GREEDY, 0, 0),))
+    (expected,) = two.launch(one).collect().token_ids
+
+    with STREAM.watched() as seen:
+        chosen = two.launch(many).collect().token_ids
+        scored = two.launch(replace(one, scores=(ScoreRow(0, 9, 1),))).collect()
+        pooled = two.launch(replace(one, pooling_rows=(PoolingRows(0, 1),))).collect()
+        reported = two.launch(one, lambda layer: None).collect()
+
+    assert seen.count("replay") == 0
+    assert chosen[0] == scored.token_ids[0] == pooled.token_ids[0] == reported.token_ids[0] == expected
+
+
+def test_an_error_after_a_replay_ends_its_step_alone(two: ShardedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay issues all sums of its step at once, so no other rank waits for this one."""
+    one = StepBatch((5,), (BatchSequence(0, 1, (1,)),), (SampleRow(0, GREEDY, 0, 0),))
+    expected = two.launch(one).collect().token_ids
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_model, "DeviceStep", fail)
+        with pytest.raises(RuntimeError, match="no memory for the tokens"):
+            two.launch(one)
+
+    assert two.launch(one).collect().token_ids == expected
+
+
+def fail(*args: object) -> None:
+    raise RuntimeError("no memory for the tokens")
+
+
 @pytest.mark.parametrize(
-    ("collective", "number", "words"),
+    ("capture_faults", "warning"),
     [
-        ("nccl", signal.SIGKILL, KILLED),
-        pytest.param("hccl", signal.SIGKILL, KILLED, marks=pytest.mark.long),
-        pytest.param("nccl", signal.SIGSTOP, STOPPED, marks=pytest.mark.long),
-        pytest.param("hccl", signal.SIGSTOP, STOPPED, marks=pytest.mark.long),
+        ((None, (2, 6, "not permitted")), "graphs_off rows=16 width=16 .* rank 1 of 2: .*not permitted"),
+        pytest.param(
+            ((2, 4, "not permitted"), None), "graphs_off rows=16 width=16 .* rank 0 of 2: .*not permitted",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            (None, (1, 8, "out of memory")), "graphs_limited .*left_out=1 .*graphs=5 .* rank 1 of 2: .*out of memory",
+            marks=pytest.mark.long,
+        ),
+    ],
+)  # fmt: skip
+def test_a_shape_that_one_rank_cannot_capture_is_dropped_by_all(
+    capture_faults: tuple[CaptureFault | None, CaptureFault | None], warning: str, path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """A warm-up has four sums, and as many are captured: the faults lie in a capture, at its start, and at its end."""
+    lost: list[PdserveError] = []
+    prompts = [ids(9), ids(20)]
+    with loaded(path, "nccl", lost.append, capture_faults=capture_faults) as model:
+        core = EngineCore(model, max_num_seqs=16, max_num_batched_tokens=64, prefill_chunk_size=24)
+        for prompt in prompts:
+            core.add(plain(str(len(prompt)), len(prompt), max_tokens=8))
+        with STREAM.watched() as seen:
+            outputs = run(core)
+        behind_whom = model._team.marks.behind()
+
+    (logged,) = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+    assert re.search(warning, logged)
+    assert (seen.count("replay") > 0) == ("graphs_limited" in warning)
+    expected = Oracle(path, "float32").generate_greedy(prompts, 8, ignore_eos=True)
+    assert [outputs.tokens[str(len(prompt)), 0] for prompt in prompts] == expected
+    assert behind_whom == (), "a rank that left sums out would be blamed for the next delay"
+    assert not lost
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_in_a_warm_up_ends_the_start(rank: int, path: Path) -> None:
+    """The other rank waits on its device for the next sum, for which there is no other end."""
+    fault, lost = (2, 2, "an illegal memory access"), Future[PdserveError]()
+    faults = (fault, None) if rank == 0 else (None, fault)
+
+    with (
+        pytest.raises(PdserveError, match=rf"rank {rank} of 2 \(pid \d+\).*an illegal memory access"),
+        loaded(path, "nccl", lost.set_result, capture_faults=faults),
+    ):
+        pass
+
+    assert f"rank {rank} of 2" in str(lost.result(LOST_S))
+
+
+@pytest.mark.parametrize(
+    ("collective", "number", "words", "max_rows"),
+    [
+        ("nccl", signal.SIGKILL, KILLED, MAX_ROWS),
+        pytest.param("nccl", signal.SIGKILL, KILLED, 0, marks=pytest.mark.long),
+        pytest.param("hccl", signal.SIGKILL, KILLED, MAX_ROWS, marks=pytest.mark.long),
+        pytest.param("nccl", signal.SIGSTOP, STOPPED, MAX_ROWS, marks=pytest.mark.long),
+        pytest.param("nccl", signal.SIGSTOP, STOPPED, 0, marks=pytest.mark.long),
+        pytest.param("hccl", signal.SIGSTOP, STOPPED, MAX_ROWS, marks=pytest.mark.long),
     ],
 )
-def test_a_rank_lost_between_two_sums_ends_the_step(collective: str, number: int, words: str, path: Path) -> None:
-    at, lost = 1 + NUM_SUMS + 3, Future[PdserveError]()
-    with loaded(path, collective, lost.set_result, step_s=2.0, fault=(at, number)) as model:
+def test_a_rank_lost_between_two_sums_ends_the_step(
+    collective: str, number: int, words: str, max_rows: int, path: Path
+) -> None:
+    """With graphs the second step is a replay."""
+    warm_ups, lost = NUM_GRAPHS * NUM_SUMS if max_rows else 0, Future[PdserveError]()
+    at = 1 + warm_ups + NUM_SUMS + 3
+    with loaded(path, collective, lost.set_result, step_s=2.0, fault=(at, number), max_rows=max_rows) as model:
         STREAM.join_s = 1.0
         (pid,) = model.rank_pids
         one = model.launch(first())
@@ -156,6 +267,7 @@ def test_a_rank_lost_between_two_sums_ends_the_step(collective: str, number: int
 
         assert f"pid {pid}" in str(lost.result(LOST_S))
         assert STREAM.aborted == (collective == "nccl")
+        assert STREAM.log.count("replay") == bool(max_rows)
         with pytest.raises(InstanceLost):
             model.launch(first()).collect()
     assert not psutil.pid_exists(pid)

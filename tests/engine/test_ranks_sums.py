@@ -17,7 +17,7 @@ from devices.collectives import COLLECTIVES, collective_named, collective_of
 from engine.ranks.launch_watch import LaunchWatch
 from engine.ranks.load import RanksOptions, load_ranks
 from engine.ranks.marks import Marks, make_marks
-from engine.ranks.reduce import Sum
+from engine.ranks.reduce import Reduce, Sum
 from engine.ranks.stream_sum import StreamSum
 from engine.ranks.sums import GroupSum, ReduceFailed, SharedSum, collective_for_ranks, join_group
 from native.ranks import load as load_sum
@@ -219,6 +219,70 @@ def test_a_launch_that_waits_for_a_lost_rank_ends(make_ways: Callable[[str, int]
     _on_all(ways, work)
 
     assert explained[0] == "no sum over the ranks within 0.2 s"
+
+
+def test_a_capture_that_waits_for_a_lost_rank_ends_at_its_own_limit(make_ways: Callable[[str, int], Ways]) -> None:
+    """It may take longer than a step, but not for ever, even if the device works: one may wait in a call of NCCL's."""
+    ways, now = make_ways("nccl", 2), [100.0]
+
+    def work(number: int, add_up: Sum) -> None:
+        if number == 1:
+            return
+        assert isinstance(add_up, StreamSum)
+        watch = LaunchWatch(add_up, OSError, clock=lambda: now[0])
+        with watch.guard(2 * _WAIT_S):
+            now[0] += _WAIT_S + 1
+            assert watch.check(), "its time has not passed"
+            now[0] += _WAIT_S
+            assert not watch.check()
+        with pytest.raises(ReduceFailed, match=r"no sum over the ranks within 600 s"):
+            add_up(torch.ones(8))
+
+    _on_all(ways, work)
+
+
+def test_an_abort_that_waits_for_graphs_holds_nobody_up(make_ways: Callable[[str, int], Ways]) -> None:
+    """Its graphs are freed by the thread that steps, which waits for the sums that the abort ends."""
+    ways = make_ways("nccl", 2)
+
+    def work(number: int, add_up: Sum) -> None:
+        assert isinstance(add_up, StreamSum)
+        device = add_up.device
+        graph = device.capture(lambda: add_up(torch.ones(8)))
+        assert str(add_up.fail("another rank is lost")) == "another rank is lost"
+        assert device.stream.aborted  # type: ignore[attr-defined]
+        with pytest.raises(ReduceFailed, match="another rank is lost"):
+            add_up.expect(1)
+        del graph
+
+    _on_all(ways, work)
+
+
+def test_a_replay_counts_all_its_sums_and_fails_as_one_does(make_ways: Callable[[str, int], Ways]) -> None:
+    ways = make_ways("nccl", 2)
+
+    def work(number: int, add_up: Sum) -> tuple[int, int]:
+        assert isinstance(add_up, StreamSum)
+        reduce, replayed = Reduce(), 0
+        reduce.connect(add_up)
+        reduce.sums_per_pass = 4
+        reduce.begin()
+        with reduce.replaying():
+            replayed += 1
+        counted = reduce.num_sums
+        both_have_counted.wait()
+        assert ways.marks.behind() == ()
+        both_have_counted.wait()
+        with pytest.raises(OSError, match="no graph"), reduce.replaying():
+            raise OSError("no graph")
+        add_up.fail("another rank is lost")
+        with pytest.raises(ReduceFailed, match="another rank is lost"), reduce.replaying():
+            replayed += 1
+        return counted, replayed
+
+    both_have_counted = threading.Barrier(2, timeout=_WAIT_S)
+
+    assert _on_all(ways, work) == [(4, 1), (4, 1)]
 
 
 def test_a_lazy_group_connects_when_the_ranks_meet(

@@ -43,7 +43,7 @@ def config(
 ) -> InstanceConfig:
     options = EngineOptions(
         model=str(model), device=device, dtype="float32", port=port, block_size=block_size, kv_transport=transports,
-        kv_cache_memory=pool_bytes, prefill_chunk_size=CHUNK,
+        kv_cache_memory=pool_bytes, prefill_chunk_size=CHUNK, max_num_seqs=len(PROMPTS),
     )  # fmt: skip
     return InstanceConfig(
         options, role, device_ids=tuple(str(port + rank) for rank in range(ranks)), ticket_lease_s=START_S

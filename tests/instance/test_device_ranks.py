@@ -135,11 +135,13 @@ def test_layers_reported_ahead_of_the_ranks_are_handed_off(
 def test_ranks_hand_off_over_nccl_beside_their_sums(
     p_ranks: int, d_ranks: int, model: Path, reference: list[list[int]], nccl: NcclRules
 ) -> None:
-    """Each rank's links are in its own process; no transport is named."""
+    """Each rank's links are in its own process; no transport is named. Graphs contain D's sums."""
     prefill = config(model, Role.PREFILL, "fake", 16, ranks=p_ranks, port=4)
     decode = config(model, Role.DECODE, "fake", 32, ranks=d_ranks, port=6)
 
-    assert serve_pair(prefill, decode) == (reference, {"process_group"})
+    with STREAM.watched() as seen:
+        assert serve_pair(prefill, decode) == (reference, {"process_group"})
+    assert seen.count("replay") > NUM_TOKENS
     assert nccl.notes is not None
     assert nccl.notes.links() == max(p_ranks, d_ranks)
 

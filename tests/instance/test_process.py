@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,29 @@ def test_a_load_that_outlives_the_event_loop_ends_without_errors(
 
     assert not thread.is_alive()
     assert broken == []
+
+
+def test_a_rank_lost_in_a_load_that_never_returns_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while graphs are captured: rank 0's thread then waits on its device for the other ranks."""
+    go_on = threading.Event()
+
+    def build(config: object, on_lost: Callable[[InstanceLost], None], on_stage: object) -> object:
+        on_lost(InstanceLost("rank 1 is gone"))
+        assert go_on.wait(WAIT_S)
+        return None, ()
+
+    async def load() -> object:
+        config: Any = None
+        return await process._load_unless_stopped(config, process._Shutdown(), StartMarks())
+
+    monkeypatch.setattr(process, "build_engine", build)
+    with pytest.raises(InstanceLost, match="rank 1 is gone"):
+        asyncio.run(load())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "load"]
+    go_on.set()
+    thread.join(WAIT_S)
+
+    assert not thread.is_alive()
 
 
 def test_a_loss_after_the_event_loop_has_closed_is_harmless() -> None:
