@@ -28,11 +28,16 @@ _LENGTHS = ("actual_seq_lengths_kv", "actual_seq_kvlen")
 class NpuAttention:
     """The NPU backend. One thread calls it."""
 
-    def __init__(self, *, uses_tnd: bool = True) -> None:
-        """Without `uses_tnd` every call is BSH, which is slower for prompts and has fewer documented restrictions."""
-        self.uses_tnd = uses_tnd
-        self.note = f"attention by {_OP}" + ("" if uses_tnd else ", layout BSH only")
-        self.alternatives = (NpuAttention(uses_tnd=False),) if uses_tnd else ()
+    def __init__(self, *, uses_tnd: bool = True, uses_masks: bool = True) -> None:
+        """Without `uses_tnd` every call is BSH, which is slower for prompts and has fewer documented restrictions.
+
+        Without `uses_masks` torch computes layers with a window: BSH needs masks for their single rows.
+        """
+        self.uses_tnd, self.uses_masks = uses_tnd, uses_masks
+        layouts = "" if uses_tnd else ", layout BSH only"
+        self.note = f"attention by {_OP}{layouts}" + ("" if uses_masks else ", windows by torch")
+        bsh = (NpuAttention(uses_tnd=False), NpuAttention(uses_tnd=False, uses_masks=False)) if uses_tnd else ()
+        self.alternatives = bsh
         """Backends to try where this one fails its check at load (trusted.py)."""
         self.torch = TorchPagedAttention()
         self._refused: set[str] = set()
@@ -57,6 +62,8 @@ class NpuAttention:
     def takes(self, layer: LayerRows) -> bool:
         """Return whether the op supports this layer; each reason against it is logged once."""
         why = why_not(layer)
+        if why is None and layer.options.sliding_window is not None and not self.uses_masks:
+            why = "its masks for windows are wrong here"
         if why is not None and why not in self._refused:
             self._refused.add(why)
             _log.warning("attention_fallback", failed=_OP, used="torch", reason=why)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention import npu_fused
 from engine.checkpoints.default_model import ensure_default_model
 from engine.loader import load_model
 from engine.oracle import Oracle
@@ -112,11 +113,14 @@ def test_bsh_computes_models_whose_blocks_tnd_refuses(
     loaded.model.close()
 
 
-def test_masks_that_end_at_the_512th_key_are_noticed_at_load(
+@pytest.mark.usefixtures("attention_in_float32")
+def test_torch_computes_windows_where_masks_end_at_a_key(
     npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in vllm-project/vllm-ascend issue 15503: single rows under BSH, sparse_mode 0."""
-    path, real = make_tiny_model("mistral-sliding", tmp_path / "mistral"), getattr(torch.ops.npu, _FIA)
+    """As in vllm-project/vllm-ascend issue 15503: single rows under BSH, keys behind the 512th."""
+    path, given = make_family("gemma3_text", tmp_path / "gemma"), prompts(5, 150)
+    real = getattr(torch.ops.npu, _FIA)
+    monkeypatch.setattr(npu_fused, "TND_DIMS", ())
 
     def ignore(*args: Any, **kwargs: Any) -> Any:
         if kwargs["atten_mask"] is not None and "sparse_mode" not in kwargs:
@@ -125,11 +129,16 @@ def test_masks_that_end_at_the_512th_key_are_noticed_at_load(
 
     monkeypatch.setattr(torch.ops.npu, _FIA, ignore)
     loaded = load_model(
-        path, dtype="bfloat16", block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu()
+        path, dtype="float32", block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu()
     )
+    npu_ops.calls.clear()
+    got = generate(loaded.model, given, 8, chunk=61)
 
-    (note,) = [note for note in loaded.notes if note.startswith("attention by the reference")]
+    assert got == Oracle(path, "float32").generate_greedy(given, 8, ignore_eos=True)
+    (note,) = [note for note in loaded.notes if "because 'npu'" in note]
+    assert note.startswith(f"attention by {_FIA}, layout BSH only, windows by torch, because ")
     assert "window 12: largest difference" in note
+    assert {call.kwargs["atten_mask"] is None for call in npu_ops.calls if call.name == _FIA} == {True, False}
     loaded.model.close()
 
 
