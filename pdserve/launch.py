@@ -11,9 +11,9 @@ if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
 if __name__ == "__main__":  # import it again as a module, where Ctrl-C is handled
     from importlib import import_module
 
-    from pdserve.guarded import guarded
+    from pdserve.guarded import guarded, leave
 
-    sys.exit(guarded("pdserve.launch", lambda: import_module("pdserve.launch").main()))
+    leave(guarded("pdserve.launch", lambda: import_module("pdserve.launch").main()))
 
 import argparse
 from collections.abc import Mapping, Sequence

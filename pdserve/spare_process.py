@@ -17,6 +17,7 @@ from pathlib import Path
 
 from flags.options import EngineOptions, from_namespace
 from pdserve import launch
+from pdserve.guarded import leave
 from pdserve.parent_death import die_with_parent
 from pdserve.run_folder import open_log
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
@@ -124,4 +125,4 @@ def _take_over(order: dict[str, object], score: str, marks: StartMarks) -> list[
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

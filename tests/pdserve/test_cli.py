@@ -118,6 +118,18 @@ def test_errors_become_one_line_and_a_status(
     assert capsys.readouterr().err == expected
 
 
+def test_a_server_leaves_with_its_status_output_and_no_cleanup() -> None:
+    code = (
+        "import atexit; from pdserve.guarded import leave; atexit.register(print, 'cleanup'); print('served'); leave(3)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (3, "served\n", "")
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from pdserve.cli import main; main(['--help']);"
