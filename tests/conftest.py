@@ -5,6 +5,7 @@ import gc
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -24,9 +25,12 @@ settings.register_profile(
 )
 settings.load_profile("no deadlines")
 
-SHARED = "tests/conformance/"
-"""The folder whose files share clusters of real models."""
-FIRST = (SHARED, "tests/cluster/", "tests/pdserve/", "tests/deploy/", "tests/faults/", "tests/instance/")
+# Before torch is imported, and for processes that tests start: waiting threads leave the cores to other processes.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+SHARED = ("tests/conformance/", "tests/cluster/")
+"""Folders whose files share clusters; each folder runs on one worker."""
+FIRST = (*SHARED, "tests/pdserve/", "tests/deploy/", "tests/faults/", "tests/instance/")
 """Folders whose tests wait for processes: begun first, they share the cores with those that compute."""
 MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
@@ -51,15 +55,11 @@ def short_collections() -> None:
         gc.freeze()
 
 
-@pytest.fixture(scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """For small matrices: several threads would only wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """Return to one thread after a test that set more: over small matrices they mostly wait for each other."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -88,13 +88,15 @@ def ports_of_its_own() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, run all files that share clusters on one worker, and files in the order of the items."""
+    """With `--dist loadfile`, run files that share clusters on one worker, and files in the order of the items."""
     if config.getvalue("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False
     scheduling = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
     file_of = scheduling._split_scope
-    scheduling._split_scope = lambda nodeid: SHARED if nodeid.startswith(SHARED) else file_of(nodeid)
+    # Under --all these folders are most of their parts, each with both workers.
+    together = SHARED[:1] if os.environ.get("PDSERVE_TEST_ALL") else SHARED
+    scheduling._split_scope = lambda nodeid: folder if (folder := _shared(nodeid)) in together else file_of(nodeid)
     return scheduling
 
 
@@ -128,6 +130,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """End what the session has started with the last test of such a folder: clusters would idle to the end of a run."""
+    done = yield
+    if _shared(item.nodeid) not in (None, _shared(nextitem.nodeid) if nextitem is not None else None):
+        item.session._setupstate.teardown_exact(None)
+    return done
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -138,6 +149,11 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: {reason}"
     return report
+
+
+def _shared(nodeid: str) -> str | None:
+    """Return the folder of SHARED that the test is in."""
+    return next((folder for folder in SHARED if nodeid.startswith(folder)), None)
 
 
 def _worker() -> int:

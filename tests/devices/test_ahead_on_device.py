@@ -18,8 +18,6 @@ from tests.engine.fake_engines import run
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
 from wire.types import PromptState, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 1.0},

@@ -16,7 +16,6 @@ from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import VOCAB_SIZE
 from wire.types import SamplingParams
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 KINDS = {
     "llama": {},
     "gemma2": {},  # sliding windows and softcaps

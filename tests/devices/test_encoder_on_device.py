@@ -20,8 +20,6 @@ from tests.engine.tiny_encoders import TEXTS, make_bert, make_cross_encoder
 from wire.errors import ConfigError, InstanceLost, PdserveError
 from wire.types import Pooling, PromptState, Role, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,7 +12,6 @@ from tests.devices.tiny_traffic import PLENTY, Outputs, core_on, every_sort, ids
 from tests.engine.tiny_models import make_tiny_model
 from wire.types import TokenLogprobs
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TOLERANCE = 1e-4
 
 
@@ -55,6 +54,7 @@ def test_requests_of_every_kind_are_answered_as_on_the_cpu(
         assert vector == pytest.approx(outputs_on_cpu.vectors[name], abs=TOLERANCE)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("swap_bytes", [0, PLENTY], ids=["recomputed", "swapped-out"])
 def test_a_full_pool_changes_no_token(device: Device, swap_bytes: int, path: Path) -> None:
     lengths = (3, 16, 9, 14)

@@ -21,7 +21,6 @@ from tests.instance.device_pair import NUM_TOKENS as PAIR_TOKENS
 from tests.instance.device_pair import PROMPTS, config, serve_pair
 from wire.types import Role
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ENDS = ("cpu", "fake", "card", "npu", "cuda")
 PAIRS = [
     pytest.param(*pair, marks=[pytest.mark.long] * set(pair).isdisjoint({"card", "cuda"}), id="-to-".join(pair))

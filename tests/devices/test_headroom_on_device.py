@@ -3,14 +3,11 @@
 import gc
 from pathlib import Path
 
-import pytest
-
 from devices.interface import Device
 from engine.headroom import LargestStep, decode_batch, largest_batch
 from engine.loader import load_model
 from tests.engine.tiny_models import make_tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 STEP = LargestStep(prompt_tokens=40, sequences=4)
 MIB = 1 << 20
 

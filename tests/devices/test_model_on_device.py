@@ -26,7 +26,6 @@ from tests.npu import attention_ops
 from tests.npu.ops import npu_ops
 
 NUM_TOKENS = 16
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def prompts() -> list[list[int]]:

@@ -15,7 +15,7 @@ from tests.devices.every_device import ACCELERATORS, attention_of
 from tests.engine.attention_case import Shape, make_case
 from tests.native.built import threads_with
 
-pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.combinations(2)]
+pytestmark = pytest.mark.combinations(2)
 # (start, count) of each sequence in one step
 _BATCHES = {
     "prefill": [(0, 37)],

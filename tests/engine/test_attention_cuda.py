@@ -24,7 +24,6 @@ from tests.devices.fake_device import FakeDevice
 from tests.engine import flashinfer_stand_in
 from tests.engine.attention_case import Case, Shape, make_case
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _DECODES = [(3, 1), (16, 1), (15, 1), (70, 1), (0, 1), (64, 1)]
 _MIXED = [(9, 1), (0, 18), (33, 1), (20, 30), (1, 1)]
 _HALF = Shape(num_heads=8, num_kv_heads=2, key_dim=64, value_dim=64, dtype=torch.bfloat16, pool_dtype=torch.bfloat16)

@@ -19,7 +19,6 @@ from tests.engine.attention_case import Shape, make_case
 from tests.engine.flash3_stand_in import Refused, flash_attn_with_kvcache
 from tests.engine.test_attention_cuda import Fixed, agree, fixed_inputs
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _STEPS = {
     "decode": [(3, 1), (16, 1), (70, 1), (0, 1)],
     "mixed": [(9, 1), (0, 18), (33, 1), (20, 30), (1, 1)],

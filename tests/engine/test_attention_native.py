@@ -14,7 +14,6 @@ from native.engine_library import EngineLibrary
 from tests.engine.attention_case import Case, Sequence, Shape, case_of, make_case, random_sequence
 from tests.native.built import built_engine
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _SHAPES = {
     "fp32": Shape(num_heads=9, num_kv_heads=3, key_dim=64, value_dim=64),
     "bf16": Shape(9, 3, 64, 64, dtype=torch.bfloat16, pool_dtype=torch.bfloat16),

@@ -42,7 +42,6 @@ from tests.engine.step_runner import generate
 from tests.engine.tiny_families import NAMED, OTHERS, make_family
 from wire.kv_layout import Rank
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _GQA: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
 _PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]

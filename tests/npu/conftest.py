@@ -9,11 +9,6 @@ from tests.npu.ops import NpuOps, require_npu_ops
 from tests.npu.wheel import Wheel
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_references(one_torch_thread: None) -> None:
-    """Multiply the references' small matrices on one thread."""
-
-
 @pytest.fixture
 def npu_ops() -> NpuOps:
     """The registered ops, with an empty list of calls."""

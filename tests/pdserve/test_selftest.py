@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,10 @@ class Backend:
 
 
 @pytest.fixture(autouse=True)
-def one_quiet_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_quiet_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The matrices are small: several threads would only wait for each other, whatever the machine has."""
     monkeypatch.setattr("pdserve.selftest.command.logs.configure", lambda _: None)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(report: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
@@ -119,16 +115,26 @@ def test_the_cpu_passes_all_of_its_rows(
     assert SECRET not in text + said
 
 
+@pytest.mark.parametrize(
+    "only",
+    [
+        pytest.param(("--only", "attention", "sampler", "model: combined"), id="of some"),
+        pytest.param((), id="of all", marks=pytest.mark.long),
+    ],
+)
 def test_one_broken_op_fails_its_own_row_and_the_report_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    only: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, document, text = on_fake(monkeypatch, tmp_path / "report.md", Backend(WindowIgnored))
+    status, document, text = on_fake(monkeypatch, tmp_path / "report.md", Backend(WindowIgnored), *only)
 
     failed = [name for name, verdict in verdicts(document).items() if verdict == "FAILED"]
     assert (status, failed, document["failed"]) == (1, ["attention: window"], ["attention: window"])
     assert "window 20: largest difference" in text
     assert "FAILED" in capsys.readouterr().out
     assert text.startswith("# pdserve selftest on fake:0: ")
+    assert verdicts(document)["model: combined = transformers"] == "ok"
+    if only:
+        return
     assert verdicts(document)["links: process_group, fake:0 to fake:0"] == "ok"
     assert verdicts(document)["links: tcp, fake:0 to cpu"] == "ok"
     assert verdicts(document)["links: tcp, cpu to fake:0"] == "ok"
