@@ -196,13 +196,15 @@ class GuideCluster:
         everyone = [*self.processes.values(), *self.retired]
         below = [process for one in everyone for process in one.descendants()]
         statuses = {}
-        for name in sorted(self.processes, key=lambda name: name != "scheduler"):
-            self.processes[name].send(signal.SIGTERM)
-            try:
-                statuses[name] = self.processes[name].wait(STOP_TIMEOUT_S)
-            except AssertionError:
-                self.processes[name].send(signal.SIGKILL)
-                statuses[name] = self.processes[name].wait()
+        for names in ({"scheduler"} & self.processes.keys(), self.processes.keys() - {"scheduler"}):
+            for name in names:
+                self.processes[name].send(signal.SIGTERM)
+            for name in names:
+                try:
+                    statuses[name] = self.processes[name].wait(STOP_TIMEOUT_S)
+                except AssertionError:
+                    self.processes[name].send(signal.SIGKILL)
+                    statuses[name] = self.processes[name].wait()
         _, left = psutil.wait_procs(below, timeout=STOP_TIMEOUT_S)
         for process in left:
             process.kill()

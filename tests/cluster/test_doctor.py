@@ -1,7 +1,6 @@
 """`ranktable doctor` on a real cluster: ports, scheduler, model and links, and mismatches."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ from tests.cluster.guide import GuideCluster
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def cluster(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideCluster]:
-    folder = tmp_path_factory.mktemp("doctor")
-    with GuideCluster(folder, fake_model, flags=("--engine=fake",)) as running:
-        yield running.up()
+@pytest.fixture
+def cluster(fake_cluster: GuideCluster) -> GuideCluster:
+    return fake_cluster
 
 
 @pytest.fixture

@@ -59,7 +59,12 @@ def quickstart(tmp_path: Path, tiny_model: Path) -> Iterator[Quickstart]:
     assert made.run("pdserve", "down").returncode == 0
 
 
-def test_it_starts_a_cluster_once_and_queries_it_each_time(quickstart: Quickstart) -> None:
+@pytest.mark.parametrize("engine", ["fake", pytest.param("real", marks=pytest.mark.long)])
+def test_it_starts_a_cluster_once_and_queries_it_each_time(
+    quickstart: Quickstart, fake_model: Path, engine: str
+) -> None:
+    if engine == "fake":
+        quickstart.of_the_fake_engine(fake_model)
     first, second = quickstart(), quickstart()
 
     assert first.returncode == 0, first.stderr

@@ -92,13 +92,23 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._generated: dict[str, list[str]] = {}
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text without special ones."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def generate(self, text: str = PROMPT, **settings: Any) -> list[str]:
-        """Return the texts that `generate` makes of a prompt, by default greedily and of 8 tokens."""
+        """Return the texts that `generate` makes of a prompt, by default greedily and of 8 tokens.
+
+        Once: two ways of serving are compared with each.
+        """
+        asked = repr((text, settings))
+        if asked not in self._generated:
+            self._generated[asked] = self._generate(text, settings)
+        return self._generated[asked]
+
+    def _generate(self, text: str, settings: dict[str, Any]) -> list[str]:
         ids = torch.tensor([self.ids(text)])
         reported = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | settings
         with torch.no_grad():

@@ -23,8 +23,8 @@ OTHERS = {  # of torch_npu, FlashInfer, FlashAttention, vLLM, and what a user ma
 }  # fmt: skip
 
 
-def _docstrings(source: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+def _docstrings(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, DOCUMENTED):
             yield ast.get_docstring(node) or ""
 
@@ -32,8 +32,13 @@ def _docstrings(source: Path) -> Iterator[str]:
 def _missing_sources(source: Path, root: Path = ROOT) -> list[str]:
     """Return the files that docstrings name and that are not beside them, in their package, or in `root`."""
     package = root / source.relative_to(root).parts[0]
-    named = [name for text in _docstrings(source) for name in SOURCES.findall(text) if name not in OTHERS]
-    return [name for name in named if not any((at / name).exists() for at in (source.parent, package, root))]
+
+    def missing(text: str) -> list[str]:
+        named = [name for name in SOURCES.findall(text) if name not in OTHERS]
+        return [name for name in named if not any((at / name).exists() for at in (source.parent, package, root))]
+
+    text = source.read_text(encoding="utf-8")
+    return [name for docstring in _docstrings(text) for name in missing(docstring)] if missing(text) else []
 
 
 def _missing(page: Path) -> list[str]:

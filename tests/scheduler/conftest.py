@@ -17,6 +17,7 @@ from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
+from scheduler.templates.templates import TemplateRenderer
 from scheduler.tokens import Tokens
 from testing.scheduler.scripted_dispatcher import Line, Script, ScriptedDispatcher
 
@@ -80,6 +81,21 @@ class Served:
         return self.context.tokens._encode(text, add_special_tokens=False)
 
 
+class KeptRenderer(TemplateRenderer):
+    """Outlives the `Tokens` that use it."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture(scope="module")
+async def one_renderer(anyio_backend: str) -> AsyncIterator[TemplateRenderer]:
+    """One process for all chats of a module that uses this: starting it takes longer than most tests."""
+    renderer = KeptRenderer()
+    yield renderer
+    await TemplateRenderer.close(renderer)
+
+
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
@@ -90,7 +106,7 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def serve(model_folder: Path) -> Serve:
+def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
     """Return `serve(says, **options)`: `says` is the answer of every sequence, a text or a Script."""
 
     @asynccontextmanager
@@ -103,6 +119,7 @@ def serve(model_folder: Path) -> Serve:
         tokens = Tokens(
             read_model_files(str(folder), chat_template=config.options.chat_template),
             config.options.chat_settings(keyed=False),
+            request.getfixturevalue("one_renderer") if "one_renderer" in request.fixturenames else None,
         )
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)

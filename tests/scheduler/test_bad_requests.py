@@ -6,7 +6,7 @@ import pytest
 
 from telemetry.capped_logs import LINES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 

@@ -9,7 +9,7 @@ import pytest
 from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from wire.types import BeamSearch, RepetitionDetection, StructuredOutput
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
 SURFACES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "San Francisco is a"},

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 SURFACES: list[tuple[str, dict[str, Any]]] = [

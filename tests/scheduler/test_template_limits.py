@@ -50,7 +50,7 @@ MORE_ENDLESS = (
     [
         *((template, "MemoryError", 30) for template in FAT),
         *((template, DEEP, 30) for template in DEEPLY_NESTED),
-        *((template, f"more than 1 {ENDED}", 1) for template in ENDLESS),
+        *((template, f"more than 0.2 {ENDED}", 0.2) for template in ENDLESS),
         *(
             pytest.param(template, f"more than 1 {ENDED}|{DEEP}", 1, marks=pytest.mark.long)
             for template in MORE_ENDLESS

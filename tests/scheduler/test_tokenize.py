@@ -6,7 +6,7 @@ import pytest
 
 from tests.scheduler.conftest import CHATML, Served
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
 HELLO = [{"role": "user", "content": "hello"}]
 
