@@ -46,6 +46,7 @@ def _printed(said: str) -> dict[str, tuple[dict[str, str], list[str]]]:
 
 
 @pytest.mark.covers("A10.139")
+@pytest.mark.long
 def test_gen_and_the_start_commands_it_prints_lead_to_a_cluster(tmp_path: Path, fake_model: Path) -> None:
     gen = shlex.split(GEN.replace("ranktable", shlex.quote(str(RANKTABLE)), 1))
     done = subprocess.run(gen, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=True)

@@ -83,6 +83,7 @@ def test_the_guides_json_with_localhost_starts(tmp_path: Path, fake_model: Path)
 
 
 @pytest.mark.covers("A8.103")
+@pytest.mark.long
 def test_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("prefill-0", "decode-0")

@@ -135,7 +135,7 @@ def test_repeated_ctrl_c_ends_it_as_a_single_one_does(pdserve: Pdserve) -> None:
 
 
 @pytest.mark.combinations(1)
-@pytest.mark.parametrize("presses", [1, 2, 3])
+@pytest.mark.parametrize("presses", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("wanted", "status", "words"),
     [

@@ -73,6 +73,7 @@ def printed(long_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         cluster.wait_idle()
 
 
+@pytest.mark.long
 @pytest.mark.covers("A2.28", "A2.29", "A2.30")
 def test_the_curl_lines_run_as_printed(printed: str) -> None:
     assert {card["id"] for card in curl(guides.MODELS, printed)["data"]} >= {guides.OPT, guides.NOUS}
@@ -82,6 +83,7 @@ def test_the_curl_lines_run_as_printed(printed: str) -> None:
     assert curl(guides.CHAT, printed)["choices"][0]["message"]["role"] == "assistant"
 
 
+@pytest.mark.long
 @pytest.mark.covers("A9.134", "A9.135")
 def test_the_guides_curl_lines_run_as_printed(printed: str, long_model: Path) -> None:
     chat = curl(guides.GUIDES_CHAT, printed, str(long_model))

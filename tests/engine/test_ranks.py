@@ -297,6 +297,7 @@ def test_unshardable_models_are_refused_before_a_rank_starts(tmp_path: Path) -> 
         _load(path, Lost())
 
 
+@pytest.mark.long
 def test_a_rank_that_cannot_load_reports_the_reason() -> None:
     team = Team([RankSetup("/no/model", "float32", 1, 2, 16, "auto", None, (), 1, 30.0)], Lost())
 

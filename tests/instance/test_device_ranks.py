@@ -213,7 +213,8 @@ def test_device_and_cpu_ranks_hand_off_and_resend_no_prefix(model: Path, referen
     assert (link.state, link.bytes_per_s > 0) == ("up", True)
 
 
-@pytest.mark.parametrize("lost_side", ["prefill", pytest.param("decode", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lost_side", ["prefill", "decode"])
 def test_a_rank_killed_in_a_hand_off_frees_the_peers_blocks(
     lost_side: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

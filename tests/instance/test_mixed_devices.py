@@ -115,10 +115,9 @@ def assert_groups_carry_prompts(
     assert [device.name for device in kind.opened] == [f"{name}:0", f"{name}:1"]
 
 
+@pytest.mark.long  # tests/npu/test_hand_off.py is always run
 @pytest.mark.covers("A10.136")
-@pytest.mark.parametrize(
-    "blocks", [(16, 128), *(pytest.param(case, marks=pytest.mark.long) for case in ((128, 128), (128, 32)))]
-)
+@pytest.mark.parametrize("blocks", [(16, 128), (128, 128), (128, 32)])
 def test_a_hand_off_between_npus_uses_hccl_groups_by_their_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], rules: HcclRules, kinds: dict[str, SeveralKind]
 ) -> None:

@@ -107,7 +107,7 @@ sys.exit(guarded("instance", lambda: process.run(config)))
 @pytest.mark.parametrize(
     ("how", "why", "taken_down"),
     [
-        ("fails", "fails a small test op: RuntimeError: device lost", True),
+        pytest.param("fails", "fails a small test op: RuntimeError: device lost", True, marks=pytest.mark.long),
         ("hangs", "did not finish a small test op within 0.2 s", False),
     ],
 )

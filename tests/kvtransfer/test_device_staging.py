@@ -108,6 +108,7 @@ def rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HcclRules
         yield made
 
 
+@pytest.mark.long
 def test_hand_offs_between_device_pools_keep_hccls_rules(rules: HcclRules) -> None:
     with make_rig("process_group", num_blocks=256, sender_block=4, receiver_block=16) as rig:
         tokens = [fill(rig.p_pool, range(4 * i, 4 * i + 4), 15, seed=i) for i in range(32)]

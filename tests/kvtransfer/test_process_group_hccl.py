@@ -69,7 +69,8 @@ def _failing(p: Node, d: Node) -> "Iterator[Future[Ends]]":
         yield makers.submit(link, p, d, 7, Timeouts(5.0, DEADLINE_S))
 
 
-@pytest.mark.parametrize("how", ["hangs", *(pytest.param(how, marks=pytest.mark.long) for how in ("dies", "fails"))])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["hangs", "dies", "fails"])
 def test_a_failed_set_up_harms_its_own_link_only(how: Fault, rules: HcclRules) -> None:
     p, d, neighbour = _nodes("pdn")
     rules.spoil("npu:1", how)
@@ -129,7 +130,7 @@ def test_a_set_up_ends_at_once_with_the_reason(
 
 
 @pytest.mark.usefixtures("npu_pools")
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_killed_link_process_ends_an_idle_link(killed: int, rules: HcclRules) -> None:
     with make_rig("process_group") as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)

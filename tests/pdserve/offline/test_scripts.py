@@ -152,7 +152,10 @@ def _processes(folder: Path, *, whole: bool = True) -> list[ProcessRecord]:
     return [state.supervisor, *state.processes]
 
 
-@pytest.mark.parametrize("keywords", ["{}", "{'prefill': 1, 'decode': 1}"], ids=["local", "pair"])
+@pytest.mark.parametrize(
+    "keywords",
+    [pytest.param("{}", id="local"), pytest.param("{'prefill': 1, 'decode': 1}", id="pair", marks=pytest.mark.long)],
+)
 def test_ctrl_c_cancels_the_run_and_leaves_a_working_llm(
     keywords: str,
     tmp_path: Path,
@@ -180,6 +183,7 @@ def test_a_killed_script_leaves_no_process_and_no_folder(tmp_path: Path, fake_mo
     assert list(tmp_path.glob("pdserve-llm-*")) == []
 
 
+@pytest.mark.long
 def test_ctrl_c_while_a_pair_starts_leaves_nothing(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
     (tmp_path / "work").mkdir()
     with subprocess.Popen(
