@@ -3,7 +3,7 @@
 cut              | read                                    | groups
 column (outputs) | each range of rows, one below the other | as stored
 row (inputs)     | the range of columns                    | even: divided where a boundary of the cut divides one
-                 |                                         | mixed (act order): sorted, and padded where they differ
+                 |                                         | mixed (act order): sorted, and padded where needed
 
 Each layout reads any range of its words, scales, zeros and group indices itself (interface.py, QuantisedModule).
 """
@@ -17,7 +17,7 @@ from engine.checkpoints.materialise import DimensionRanges
 from engine.quantization.interface import Grouped, QuantisedModule
 
 _PADDED_GROUP = 32
-"""Inputs in a padded group are a multiple of this: the least that all kernels with groups take."""
+"""Inputs in a padded group: the least that all kernels with groups take, and a divisor of what they take."""
 _MOST_PADDING = 2
 """Times the inputs: with more columns than that, little memory is saved."""
 
@@ -70,17 +70,18 @@ def even_columns(grouped: Grouped) -> EvenColumns | str:
 
 
 def _sorted(groups: torch.Tensor) -> EvenColumns | str:
-    """Sort the inputs by group; groups of different sizes are padded to multiples of `_PADDED_GROUP`."""
+    """Sort the inputs by group, and pad the groups where they have no common size that kernels take."""
     inputs = len(groups)
     held, counts = torch.unique(groups, return_counts=True)
-    by_group = torch.argsort(groups, stable=True)
-    if bool((counts == counts[0]).all()):
-        return EvenColumns(int(counts[0]), held, by_group)
-    padded = (counts + _PADDED_GROUP - 1) // _PADDED_GROUP * _PADDED_GROUP
+    size = gcd(*counts.tolist())
+    if len(held) * size < inputs and size % _PADDED_GROUP:
+        size = _PADDED_GROUP
+    padded = (counts + size - 1) // size * size
     total = int(padded.sum())
     if total > _MOST_PADDING * inputs:
         return f"act order leaves {inputs} inputs in {len(held)} groups of different sizes"
     shift = (padded - counts).cumsum(0) - (padded - counts)  # the padding before each group
     order = torch.full((total,), inputs, device=groups.device)
-    order[torch.arange(inputs, device=groups.device) + shift.repeat_interleave(counts)] = by_group
-    return EvenColumns(_PADDED_GROUP, held.repeat_interleave(padded // _PADDED_GROUP), order)
+    columns = torch.arange(inputs, device=groups.device) + shift.repeat_interleave(counts)
+    order[columns] = torch.argsort(groups, stable=True)
+    return EvenColumns(size, held.repeat_interleave(padded // size), order)

@@ -97,6 +97,8 @@ def _widened(weight: KeptWeight, inputs: int) -> torch.Tensor:
         (EvenGroups(256, 64), 192, [0]),
         (EvenGroups(80), 16, [0] * 5 + [1] * 5 + [2] * 2),
         (torch.arange(192) % 3, 64, [0, 1, 2]),
+        (torch.tensor([0] * 64 + [2] * 128), 64, [0, 2, 2]),
+        (torch.arange(192) % 12, 16, [*range(12)]),
         (torch.tensor([1] * 30 + [3] * 70 + [0] * 92), 32, [0, 0, 0, 1, 3, 3, 3]),
     ],
     ids=str,
@@ -105,7 +107,7 @@ def test_groups_are_divided_or_padded_until_they_are_even(
     groups: EvenGroups | torch.Tensor, size: int, stored_groups: list[int]
 ) -> None:
     codes = torch.randint(1, 16, (8, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    scales = torch.arange(4.0).repeat(8, 1) + 1
+    scales = torch.arange(12.0).repeat(8, 1) + 1
 
     weight = kept_weight(Grouped(codes, scales, None, groups), rounded_inputs=None)
 
