@@ -161,6 +161,7 @@ NCCL_DEFAULTS: Mapping[str, str] = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # not 1: torch exits the process when a thread of its own hangs
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # not 15,000: a failed operation blocks its group for four times this
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": f"{_NCCL_LINK_S - 1:.0f}",  # seconds, not 1,800; torch waits one second longer
+    "NCCL_GRAPH_REGISTER": "0",  # not 1: ranks would wait for each other within a capture, where one may have failed
     "NCCL_MAX_P2P_NCHANNELS": "8",  # not 64: each channel of a link takes a multiprocessor while a frame is moved
 }
 """Defaults of the environment variables that torch and NCCL read: docs/devices.md."""

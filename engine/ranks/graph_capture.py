@@ -3,7 +3,7 @@
 rank 0 --CAPTURE shape--> all: warm up, then capture --CAPTURED, or why not--> rank 0 --DROP shape--> all, if one failed
 
 The sums of a warm-up are computed, so all ranks must join them: one that fails there is lost. Those of a capture are
-only recorded.
+only recorded, and wait for no other rank (NCCL_GRAPH_REGISTER in devices/collectives.py).
 """
 
 from collections.abc import Callable
