@@ -149,29 +149,33 @@ def test_a_layer_is_reported_behind_the_sum_that_all_ranks_join(two: ShardedMode
     assert reported == [(0, ["sum", "event"], 1), (1, ["sum", "event"], 2)]
 
 
-def test_a_step_that_no_graph_can_run_is_launched_on_all_ranks(two: ShardedModel) -> None:
-    """The other ranks get neither scores nor pooling rows: without word from rank 0 they would replay such a step."""
-    rows = range(MAX_ROWS + 1)
-    many = StepBatch(
+def decoding(num_rows: int) -> StepBatch:
+    """A step of sequences of one token each."""
+    rows = range(num_rows)
+    return StepBatch(
         tuple(5 + row for row in rows), tuple(BatchSequence(0, 1, (row,)) for row in rows),
         tuple(SampleRow(row, GREEDY, 0, 0) for row in rows),
     )  # fmt: skip
-    one = StepBatch((5,), (BatchSequence(0, 1, (1,)),), (SampleRow(0, GREEDY, 0, 0),))
-    (expected,) = two.launch(one).collect().token_ids
+
+
+def test_a_step_that_no_graph_can_run_is_launched_on_all_ranks(two: ShardedModel) -> None:
+    """The other ranks get neither scores nor pooling rows: without word from rank 0 they would replay such a step."""
+    few = decoding(3)  # a graph would pad them to four
+    expected = two.launch(few).collect().token_ids
 
     with STREAM.watched() as seen:
-        chosen = two.launch(many).collect().token_ids
-        scored = two.launch(replace(one, scores=(ScoreRow(0, 9, 1),))).collect()
-        pooled = two.launch(replace(one, pooling_rows=(PoolingRows(0, 1),))).collect()
-        reported = two.launch(one, lambda layer: None).collect()
+        chosen = two.launch(decoding(MAX_ROWS + 1)).collect().token_ids
+        scored = two.launch(replace(few, scores=(ScoreRow(0, 9, 1),))).collect()
+        pooled = two.launch(replace(few, pooling_rows=(PoolingRows(0, 1),))).collect()
+        reported = two.launch(few, lambda layer: None).collect()
 
     assert seen.count("replay") == 0
-    assert chosen[0] == scored.token_ids[0] == pooled.token_ids[0] == reported.token_ids[0] == expected
+    assert chosen[:3] == scored.token_ids == pooled.token_ids == reported.token_ids == expected
 
 
 def test_an_error_after_a_replay_ends_its_step_alone(two: ShardedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay issues all sums of its step at once, so no other rank waits for this one."""
-    one = StepBatch((5,), (BatchSequence(0, 1, (1,)),), (SampleRow(0, GREEDY, 0, 0),))
+    one = decoding(1)
     expected = two.launch(one).collect().token_ids
     with monkeypatch.context() as patch:
         patch.setattr(torch_model, "DeviceStep", fail)
