@@ -1,5 +1,6 @@
 """GET /docs, with --enable-docs: the OpenAPI document as one page without scripts or external resources."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -19,11 +20,11 @@ _STYLE = (
 
 
 def endpoint_of(document: Mapping[str, Any]) -> Endpoint:
-    """Return the endpoint that renders `document`, an OpenAPI document."""
-    page = render(document)
+    """Return the endpoint that renders `document`, an OpenAPI document, once."""
+    page = functools.cache(lambda: render(document))
 
     async def docs(context: AppContext, _: Request) -> ASGIApp:
-        return Response(page, 200, _HEADERS, "text/html; charset=utf-8")
+        return Response(page(), 200, _HEADERS, "text/html; charset=utf-8")
 
     return docs
 

@@ -1,5 +1,6 @@
 """GET /version, /load and /ping, for monitoring tools."""
 
+import functools
 import importlib.metadata
 
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from scheduler.api.health import health
 from scheduler.app_context import AppContext
 
 
+@functools.cache
 def own_version() -> str:
     """Return the version of the installed distribution, `unknown` if it is not installed."""
     try:
