@@ -46,18 +46,18 @@ def _make(root: Path, environ: Mapping[str, str], project: str, wanted: Callable
         shutil.rmtree(draft)
 
 
-def _download(folder: Path, environ: Mapping[str, str], asked: str) -> Path:
+def _download(folder: Path, environ: Mapping[str, str], requested: str) -> Path:
     command = [
         sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps",
-        "--only-binary=:all:", "--retries=1", "--timeout=20", "--dest", str(folder), asked,
+        "--only-binary=:all:", "--retries=1", "--timeout=20", "--dest", str(folder), requested,
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, env=dict(environ))
     except subprocess.TimeoutExpired as error:
-        raise NoWheel(f"pip download {asked} took longer than {_PIP_SECONDS} s") from error
+        raise NoWheel(f"pip download {requested} took longer than {_PIP_SECONDS} s") from error
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
-        raise NoWheel(f"pip download {asked} failed: {' '.join(last)}")
+        raise NoWheel(f"pip download {requested} failed: {' '.join(last)}")
     return next(folder.glob("*.whl"))
 
 

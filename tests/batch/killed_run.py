@@ -20,14 +20,14 @@ class Echo:
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Answer."""
-        asked = json.loads(body)
-        for _ in range(asked["n"] * 7919 % 5):
+        requested = json.loads(body)
+        for _ in range(requested["n"] * 7919 % 5):
             await asyncio.sleep(0)
-        if asked["n"] % 10 == 0:
+        if requested["n"] % 10 == 0:
             error = {"message": "refused", "type": "invalid_request_error", "param": None, "code": 400}
             return Answer(400, {}, json.dumps({"error": error}).encode())
         usage = {"prompt_tokens": 1, "completion_tokens": 2}
-        return Answer(200, {}, json.dumps({"echo": asked, "usage": usage}).encode())
+        return Answer(200, {}, json.dumps({"echo": requested, "usage": usage}).encode())
 
 
 def job_in(folder: Path) -> BatchJob:

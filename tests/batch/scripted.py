@@ -64,7 +64,7 @@ class Scripted:
     """A BatchBackend. `probe` is the status of /health and /ready, or an error if the server is gone."""
 
     def __init__(self, script: Script = echo, *, probe: int | Exception = 200) -> None:
-        self.asked: Counter[Any] = Counter()
+        self.requests: Counter[Any] = Counter()
         self.paths: list[str] = []
         self.headers: list[Mapping[str, str]] = []
         self.now = self.most = self.cancelled = 0
@@ -82,7 +82,7 @@ class Scripted:
                 raise self._probe
             return Answer(self._probe, {}, b"")
         n = json.loads(body)["n"]
-        self.asked[n] += 1
+        self.requests[n] += 1
         self.paths.append(path)
         self.headers.append(headers)
         self.now += 1
@@ -94,7 +94,7 @@ class Scripted:
             raise
         finally:
             self.now -= 1
-        answer = self._script(n, self.asked[n])
+        answer = self._script(n, self.requests[n])
         if isinstance(answer, Exception):
             raise answer
         return answer

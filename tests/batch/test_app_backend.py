@@ -29,10 +29,10 @@ async def test_a_silent_app_is_unavailable() -> None:
 
 
 async def test_an_app_that_ignores_a_disconnect_is_cancelled() -> None:
-    asked, cancelled = asyncio.Event(), asyncio.Event()
+    requested, cancelled = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        asked.set()
+        requested.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -40,7 +40,7 @@ async def test_an_app_that_ignores_a_disconnect_is_cancelled() -> None:
 
     sending = asyncio.ensure_future(AppBackend(app, grace_s=0.01).send("POST", "/x", b"{}"))
     async with asyncio.timeout(DEADLINE_S):
-        await asked.wait()
+        await requested.wait()
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending

@@ -41,7 +41,7 @@ class App:
     """Returns the request it got; /hold holds the answer back until the client leaves, /half ends in the middle."""
 
     def __init__(self) -> None:
-        self.asked, self.gone = asyncio.Event(), asyncio.Event()
+        self.requested, self.gone = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
@@ -49,7 +49,7 @@ class App:
         while message["more_body"]:
             message = await receive()
             body += message["body"]
-        self.asked.set()
+        self.requested.set()
         if scope["path"] == "/hold":
             assert (await receive())["type"] == "http.disconnect"
             self.gone.set()
@@ -111,7 +111,7 @@ async def test_a_cancelled_request_is_cancelled_at_the_server(over: Over) -> Non
     app = App()
     async with over(app) as backend, asyncio.timeout(DEADLINE_S):
         sending = asyncio.ensure_future(backend.send("POST", "/hold", b"{}"))
-        await app.asked.wait()
+        await app.requested.wait()
         sending.cancel()
 
         with pytest.raises(asyncio.CancelledError):

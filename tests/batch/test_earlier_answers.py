@@ -42,7 +42,7 @@ async def test_only_failed_lines_are_retried_and_the_rest_stays_as_it_is(ended: 
     progress = await run_job(ended, backend)
 
     after = ended.output_path.read_bytes().splitlines()
-    assert set(backend.asked) == {3, 13, 23}
+    assert set(backend.requests) == {3, 13, 23}
     assert [n for n in range(NUM_LINES) if before[n] != after[n]] == [3, 13, 23]
     assert [one["response"]["body"]["echo"] for one in read_lines(ended.output_path)] == list(range(NUM_LINES))
     assert (progress.done, progress.errors, progress.resumed) == (NUM_LINES, 0, NUM_LINES - 3)
@@ -59,7 +59,7 @@ async def test_a_line_that_fails_again_is_in_both_files_and_retryable(ended: Bat
     assert [one["error"]["message"] for one in read_lines(ended.error_path)] == ["still"]
     third = Scripted()
     await run_job(ended, third)
-    assert set(third.asked) == {13}
+    assert set(third.requests) == {13}
 
 
 async def test_without_failed_lines_no_request_is_sent(job: BatchJob) -> None:
@@ -78,7 +78,7 @@ async def test_an_unordered_output_without_its_last_newline_is_read(ended: Batch
 
     await run_job(replace(ended, error_path=None), backend)
 
-    assert set(backend.asked) == {3, 13, *range(20, NUM_LINES)}
+    assert set(backend.requests) == {3, 13, *range(20, NUM_LINES)}
     assert [one["custom_id"] for one in read_lines(ended.output_path)] == [f"request-{n}" for n in range(NUM_LINES)]
 
 
@@ -90,8 +90,8 @@ async def test_a_retry_that_was_stopped_continues(ended: BatchJob) -> None:
 
     await run_job(ended, again)
 
-    assert 23 in again.asked
-    assert set(again.asked) <= {3, 13, 23}
+    assert 23 in again.requests
+    assert set(again.requests) <= {3, 13, 23}
     assert [one["error"] for one in read_lines(ended.output_path)] == [None] * NUM_LINES
 
 
@@ -131,7 +131,7 @@ async def test_other_runners_failures_are_recognised(job: BatchJob, answered: di
 
     await run_job(replace(job, retry_failed=True), backend)
 
-    assert set(backend.asked) == {0}
+    assert set(backend.requests) == {0}
 
 
 # Of what the other lines are
@@ -182,7 +182,7 @@ async def test_failures_of_a_stopped_retry_are_retried(ended: BatchJob) -> None:
 
     progress = await run_job(ended, again)
 
-    assert set(again.asked) == {3, 13, 23}
+    assert set(again.requests) == {3, 13, 23}
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
     assert [one["error"] for one in read_lines(ended.output_path)] == [None] * NUM_LINES
 
@@ -197,7 +197,7 @@ async def test_a_stopped_run_continues_and_retries_failed_lines(job: BatchJob) -
 
     await run_job(replace(job, retry_failed=True), again)
 
-    assert set(again.asked) == set(range(3, NUM_LINES)), "without an output: the journal has what the run answered"
+    assert set(again.requests) == set(range(3, NUM_LINES)), "without an output: the journal has what the run answered"
     assert [one["error"] for one in read_lines(job.output_path)] == [None] * NUM_LINES
 
 
@@ -213,7 +213,7 @@ async def test_a_stopped_retry_of_all_failures_loses_no_output(job: BatchJob) ->
 
     await run_job(replace(job, retry_failed=True), again)
 
-    assert set(again.asked) == {3, 13}
+    assert set(again.requests) == {3, 13}
 
 
 async def test_the_models_of_discarded_answers_are_reported(job: BatchJob) -> None:

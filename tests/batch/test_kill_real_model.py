@@ -32,8 +32,8 @@ def _lines() -> Iterator[dict[str, Any]]:
             ("/v1/score", {"text_1": text, "text_2": list(WORDS)}),
             ("/bad_url", {}),
         )[n % 5]
-        asked = {"model": "tiny", **body} | ({"temperature": 0} if "max_tokens" in body else {})
-        yield {"custom_id": f"line-{n}", "method": "POST", "url": url, "body": asked}
+        fields = {"model": "tiny", **body} | ({"temperature": 0} if "max_tokens" in body else {})
+        yield {"custom_id": f"line-{n}", "method": "POST", "url": url, "body": fields}
 
 
 @pytest.fixture(scope="module")

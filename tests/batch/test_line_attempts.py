@@ -77,7 +77,7 @@ async def test_a_line_that_hangs_fails_after_its_only_attempt() -> None:
     response = json.loads(outcome.line)["response"]
     assert response["status_code"] == 504
     assert response["body"]["error"]["message"] == "no complete answer within 7 s (--request-timeout)"
-    assert (backend.asked[0], backend.cancelled) == (1, 1)
+    assert (backend.requests[0], backend.cancelled) == (1, 1)
 
 
 @virtual

@@ -118,7 +118,7 @@ async def test_a_stopped_run_resumes_only_with_its_input_and_settings(job: Batch
     bound = replace(job, answer_settings={"model": "m"}, max_inflight=1)
 
     def stop(progress: object) -> None:
-        if backend.asked:
+        if backend.requests:
             raise ZeroDivisionError
 
     backend = Scripted()

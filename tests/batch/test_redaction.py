@@ -45,7 +45,7 @@ def test_nothing_after_a_question_mark_is_shown_of_any_url(text: str, mark: str,
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "<SignatureProvided>abc+def/gh=</SignatureProvided>",
         "the signature abc%2Bdef%2Fgh%3D is wrong",
@@ -54,8 +54,8 @@ def test_nothing_after_a_question_mark_is_shown_of_any_url(text: str, mark: str,
         "see https://elsewhere/x?token=abc+def/gh=",
     ],
 )
-def test_a_servers_message_loses_all_forms_of_the_querys_secrets(said: str) -> None:
-    words = redacted_text(said, V2)
+def test_a_servers_message_loses_all_forms_of_the_querys_secrets(message: str) -> None:
+    words = redacted_text(message, V2)
 
     assert "(hidden)" in words
     assert not any(secret in words for secret in ("abc+def", "abc%2Bdef", "ABCDEFGHIJ"))

@@ -42,7 +42,7 @@ async def test_a_cancelled_run_cancels_requests_and_keeps_answers(job: BatchJob)
     assert backend.cancelled > 0
     again = Scripted()
     assert (await run_job(job, again)).resumed == done >= 8
-    assert sum(again.asked.values()) == NUM_LINES - done
+    assert sum(again.requests.values()) == NUM_LINES - done
     assert [one["response"]["body"]["echo"] for one in read_lines(job.output_path)] == list(range(NUM_LINES))
 
 
@@ -105,7 +105,7 @@ async def test_a_disk_that_fails_under_the_journal_ends_the_run(job: BatchJob, m
 
     class First(Scripted):
         async def _wait(self) -> None:
-            if max(self.asked) > 0:
+            if max(self.requests) > 0:
                 await asyncio.Event().wait()
 
     with prepare(job) as prepared:
@@ -133,7 +133,7 @@ async def test_a_run_with_nothing_left_sends_no_request(job: BatchJob, monkeypat
         assert prepared.left == 0
         progress = await run_batch(prepared, again, on_progress=ignore)
 
-    assert (progress.resumed, sum(again.asked.values())) == (NUM_LINES, 0)
+    assert (progress.resumed, sum(again.requests.values())) == (NUM_LINES, 0)
     assert len(read_lines(job.output_path)) == NUM_LINES
 
 

@@ -19,7 +19,7 @@ async def test_passing_failures_are_retried(job: BatchJob, passing: Answer | Exc
 
     progress = await run_job(job, backend)
 
-    assert backend.asked[7] == 3
+    assert backend.requests[7] == 3
     assert progress.errors == 0
 
 
@@ -31,7 +31,7 @@ async def test_an_unanswered_line_of_a_healthy_server_fails_alone(job: BatchJob)
     bad = read_lines(job.output_path)[7]
     assert bad["response"]["status_code"] == 503
     assert bad["error"]["message"] == "the connection was lost"
-    assert backend.asked[7] == AT_ONCE.attempts
+    assert backend.requests[7] == AT_ONCE.attempts
 
 
 async def test_a_line_that_is_always_refused_gets_the_last_error(job: BatchJob) -> None:
@@ -44,7 +44,7 @@ async def test_a_line_that_is_always_refused_gets_the_last_error(job: BatchJob) 
 
     bad = read_lines(job.output_path)[7]
     assert (bad["response"]["status_code"], bad["error"]["message"]) == (429, "the queue is full")
-    assert backend.asked[7] == AT_ONCE.busy_attempts
+    assert backend.requests[7] == AT_ONCE.busy_attempts
 
 
 @pytest.mark.parametrize("probe", [503, 500, Unavailable("nobody")])
@@ -57,4 +57,4 @@ async def test_a_server_that_is_gone_ends_the_run_and_not_its_lines(job: BatchJo
     assert not job.output_path.exists()
     again = Scripted()
     assert (await run_job(job, again)).resumed == 10
-    assert set(again.asked) == set(range(10, NUM_LINES))
+    assert set(again.requests) == set(range(10, NUM_LINES))

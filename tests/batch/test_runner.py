@@ -28,14 +28,14 @@ async def test_each_line_has_its_answer_in_the_order_of_the_input(job: BatchJob)
     assert [one["custom_id"] for one in lines] == [f"request-{n}" for n in range(NUM_LINES)]
     assert [one["response"]["body"]["echo"] for one in lines] == list(range(NUM_LINES))
     assert len({one["id"] for one in lines} | {one["response"]["request_id"] for one in lines}) == 2 * NUM_LINES
-    assert set(backend.asked.values()) == {1}
+    assert set(backend.requests.values()) == {1}
     assert progress == BatchProgress(NUM_LINES, NUM_LINES, 0, 0, 3 * NUM_LINES, 2 * NUM_LINES)
 
 
 async def test_answers_in_another_order_change_nothing(job: BatchJob) -> None:
     class Backwards(Scripted):
         async def _wait(self) -> None:
-            for _ in range(NUM_LINES - max(self.asked)):
+            for _ in range(NUM_LINES - max(self.requests)):
                 await asyncio.sleep(0)
 
     await run_job(job, Backwards())
@@ -88,8 +88,8 @@ async def test_the_outputs_request_id_is_the_one_sent(job: BatchJob) -> None:
     backend = Scripted()
     await run_job(job, backend)
 
-    asked = {headers["x-request-id"] for headers in backend.headers}
-    assert asked == {one["response"]["request_id"] for one in read_lines(job.output_path)}
+    requested = {headers["x-request-id"] for headers in backend.headers}
+    assert requested == {one["response"]["request_id"] for one in read_lines(job.output_path)}
 
 
 async def test_failed_lines_are_in_the_output_and_the_error_file(job: BatchJob) -> None:
@@ -133,7 +133,7 @@ async def test_lines_with_misspelt_fields_are_counted_by_warning(job: BatchJob) 
     assert "\x1b" not in "".join(progress.warnings)
 
 
-# Lines that are not asked, or whose answer is an error
+# Lines that get no request, or whose answer is an error
 
 
 async def test_a_line_that_cannot_be_sent_fails_alone(job: BatchJob) -> None:
@@ -143,7 +143,7 @@ async def test_a_line_that_cannot_be_sent_fails_alone(job: BatchJob) -> None:
     await run_job(job, backend)
 
     assert [one["response"]["status_code"] for one in read_lines(job.output_path)] == [200, 400, 400, 400, 200]
-    assert set(backend.asked) == {0, 4}
+    assert set(backend.requests) == {0, 4}
 
 
 async def test_a_server_that_refuses_the_key_ends_the_run(job: BatchJob) -> None:

@@ -37,7 +37,7 @@ async def test_a_stopped_run_takes_nothing_from_the_output_it_replaces(job: Batc
     progress = await run_job(retry, backend)
 
     assert [one["response"]["body"]["dtype"] for one in read_lines(job.output_path)] == ["bfloat16"] * 4
-    assert set(backend.asked) == {2, 3}
+    assert set(backend.requests) == {2, 3}
     assert (progress.done, progress.resumed) == (4, 2)
 
 

@@ -75,8 +75,8 @@ def test_layers_are_timed_by_transformers_and_by_device_ops() -> None:
     batches = [f"tiny layers without attention, batch {batch}" for batch in TINY.batches]
     assert [row.measure for row in rows] == batches * 2
     assert [row.who for row in rows] == ["transformers' layers"] * 2 + ["pdserve"] * 2
-    said = "by torch: 5 norms, 2 gated MLPs, 2 attentions, 2 layers"
-    assert [row.note.partition(" ms")[2] for row in rows] == ["", "", f"; {said}", f"; {said}"]
+    note = "by torch: 5 norms, 2 gated MLPs, 2 attentions, 2 layers"
+    assert [row.note.partition(" ms")[2] for row in rows] == ["", "", f"; {note}", f"; {note}"]
     assert (device.captured, device.replays) == (4, 4 * 3)
 
 

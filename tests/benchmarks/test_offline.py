@@ -37,9 +37,9 @@ def test_our_side_runs_from_any_folder(fake_model: Path, tmp_path: Path) -> None
     (tmp_path / "model" / "config.json").write_text(
         json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048})
     )
-    asked = ["--requests", "3", "--rounds", "1", "--no-peer", "--engine", "fake", "--last-id", "320"]
+    flags = ["--requests", "3", "--rounds", "1", "--no-peer", "--engine", "fake", "--last-id", "320"]
     ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path / "model"), *asked], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, str(SCRIPT), str(tmp_path / "model"), *flags], cwd=tmp_path, capture_output=True, text=True,
         timeout=100,
     )  # fmt: skip
 

@@ -24,14 +24,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """/v1/completions."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        ticket = asked.get("kv_transfer_params")
-        if not asked["stream"]:
+        requested = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ticket = requested.get("kv_transfer_params")
+        if not requested["stream"]:
             self._json({"kv_transfer_params": _TICKET})
         elif ticket != (_TICKET if self.is_pair else None):
             self._json({"error": {"message": f"a ticket of {ticket}"}}, 400)
         else:
-            self._stream(len(asked["prompt"]), asked["max_tokens"])
+            self._stream(len(requested["prompt"]), requested["max_tokens"])
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

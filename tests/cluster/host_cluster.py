@@ -88,13 +88,13 @@ class HostCluster:
             parts.append(f"global_ranktable_{self.network.address_by_name[name]}.json")
             shutil.copy(self.folder / name / parts[-1], desk)
         listed = ("--global-ranktable-list", *parts, "--save-dir", ".")
-        said = self.network.hosts["scheduler"].run(*command, *listed, cwd=desk)
+        printed = self.network.hosts["scheduler"].run(*command, *listed, cwd=desk)
         for name in {*self.members, *self.processes}:
             for file in (SECRET_NAME, "global_ranktable_merge.json"):
                 if (desk / file).exists():
                     shutil.copy(desk / file, self.folder / name / "copied")
                     (self.folder / name / "copied").replace(self.folder / name / file)
-        return said
+        return printed
 
     def up(self) -> "HostCluster":
         """Start a process on each host by start_servers.sh and wait until the cluster is ready."""

@@ -29,13 +29,13 @@ def test_one_launcher_starts_three_roles_with_flags_in_both_forms(tmp_path: Path
         cluster.wait_ready()
 
         assert cluster.client.post("/v1/completions", _body("hello")).status == 200
-        said = {name: process.log.splitlines()[0] for name, process in cluster.processes.items()}
+        output = {name: process.log.splitlines()[0] for name, process in cluster.processes.items()}
 
-    assert said["scheduler"].startswith("this process is the scheduler (")
+    assert output["scheduler"].startswith("this process is the scheduler (")
     for name, (role, devices) in {"prefill-0": ("prefill", "4,5"), "decode-0": ("decode", "6,7")}.items():
-        assert said[name].startswith("this process is ")
-        assert role in said[name]
-        assert said[name].endswith(f", devices {devices})")
+        assert output[name].startswith("this process is ")
+        assert role in output[name]
+        assert output[name].endswith(f", devices {devices})")
 
 
 @pytest.mark.covers("A8.110", "A8.111")

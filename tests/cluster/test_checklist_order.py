@@ -32,10 +32,10 @@ def _body(**fields: object) -> dict[str, object]:
     return {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
 
 
-def _printed(said: str) -> dict[str, tuple[dict[str, str], list[str]]]:
+def _printed(message: str) -> dict[str, tuple[dict[str, str], list[str]]]:
     """Return the environment and the flags of each start command that gen printed, by its end."""
     lines = {}
-    for line in said.splitlines():
+    for line in message.splitlines():
         if "start_servers.sh" in line:
             command, _, name = line.partition("  # ")
             words = shlex.split(command)
@@ -131,10 +131,10 @@ def test_concurrent_sequences_stay_within_the_limit_and_all_finish(tmp_path: Pat
         running: list[float] = []
         with ThreadPoolExecutor(5) as pool:
             bodies = [_body(prompt=[5, number], max_tokens=60) for number in range(5)]
-            asked = [pool.submit(cluster.client.post, "/v1/completions", body) for body in bodies]
-            while not all(one.done() for one in asked):
+            requests = [pool.submit(cluster.client.post, "/v1/completions", body) for body in bodies]
+            while not all(one.done() for one in requests):
                 running += [sample.value for sample in cluster.gauge("pdserve_running")]
-        statuses = [one.result().status for one in asked]
+        statuses = [one.result().status for one in requests]
 
     assert statuses == [200] * 5
     assert max(running) == 2

@@ -134,13 +134,13 @@ def test_serve_accepts_a_name_instead_of_a_folder(hub: FakeHub, tmp_path: Path) 
     environ = Pdserve(tmp_path / "run", Path(QWEN))._env | hub_environment(hub, tmp_path)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as server:
         assert server.stderr is not None
-        said: list[str] = []
+        messages: list[str] = []
         for line in iter(server.stderr.readline, ""):
-            said.append(line)
+            messages.append(line)
             if "ready" in line:
                 break
         else:
-            pytest.fail(f"it ended with {server.wait(300)} before it was ready:\n{''.join(said)}")
+            pytest.fail(f"it ended with {server.wait(300)} before it was ready:\n{''.join(messages)}")
         client = Client(f"http://127.0.0.1:{port}", timeout_s=300)
 
         assert complete(client, QWEN) == greedy(hub.repos[QWEN], 7)

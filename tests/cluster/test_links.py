@@ -106,7 +106,7 @@ def test_mooncake_is_measured_and_both_rates_are_shown(tmp_path: Path, fake_mode
 
 @pytest.mark.long
 def test_a_pair_without_a_common_transport_is_reported_then_serves(tmp_path: Path, fake_model: Path) -> None:
-    apart = "prefill-0 has shm and decode-0 has tcp"
+    mismatch = "prefill-0 has shm and decode-0 has tcp"
     with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
         cluster.start("decode-0", flags=("--kv-transport", "tcp"))
         cluster.start("prefill-0", flags=("--kv-transport", "shm"))
@@ -127,7 +127,7 @@ def test_a_pair_without_a_common_transport_is_reported_then_serves(tmp_path: Pat
         assert len(gap) == 1
         assert (reply.status, ready.status, status.returncode, links.returncode) == (503, 503, 1, 1)
         for reported in (reply.body, ready.body, status.stdout.encode(), links.stdout.encode()):
-            assert apart.encode() in reported
+            assert mismatch.encode() in reported
         assert scheduler.log.count("no_kv_transport ") == 1
         assert scheduler.log.count("kv_transport_found ") == 1
         assert (link["transport"], link["state"], link["error"]) == ("shm", "up", "")

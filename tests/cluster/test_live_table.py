@@ -58,7 +58,7 @@ def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
         scheduler, first = cluster.processes["scheduler"].pid, cluster.version()
         _grow(cluster)
 
-        asked = _ask_all(cluster, pool)
+        requested = _ask_all(cluster, pool)
         cluster.wait_running("decode-0", 5)
         removed = cluster.servers("decode").pop(0)
         cluster.publish()
@@ -66,15 +66,19 @@ def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
             {"prefill-0": "living", "prefill-1": "living", "decode-1": "living", "decode-0": "draining"}
         )
         later = _ask(cluster, _prompt(0))
-        answers = [one.result(300) for one in asked]
+        answers = [one.result(300) for one in requested]
 
         config = FakeConfig(vocab_size=VOCAB_SIZE, num_layers=NUM_LAYERS)
         pairs = list(product((P0, P1), (D0, D1)))
-        said = [fake_words(removed["server_ip"], _prompt(n), NUM_WORDS, pairs, config) for n in range(NUM_REQUESTS)]
-        by = [[pair for pair in pairs if words[pair] == text] for words, text in zip(said, answers, strict=True)]
+        texts_by_pair = [
+            fake_words(removed["server_ip"], _prompt(n), NUM_WORDS, pairs, config) for n in range(NUM_REQUESTS)
+        ]
+        by = [
+            [pair for pair in pairs if words[pair] == text] for words, text in zip(texts_by_pair, answers, strict=True)
+        ]
         assert all(len(found) == 1 for found in by), answers
         assert {end for ((_, end),) in by} == {D0, D1}
-        assert later in (said[0][P0, D1], said[0][P1, D1])
+        assert later in (texts_by_pair[0][P0, D1], texts_by_pair[0][P1, D1])
         ended = cluster.processes.pop("decode-0")
         assert ended.wait() == 0
         assert "instance_stopping" in ended.log
@@ -85,7 +89,7 @@ def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
         cluster.servers("prefill").pop(0)
         cluster.publish()
         cluster.wait_states({"prefill-1": "living", "decode-1": "living"})
-        assert _ask(cluster, _prompt(0), 4).split() == said[0][P1, D1].split()[:4]
+        assert _ask(cluster, _prompt(0), 4).split() == texts_by_pair[0][P1, D1].split()[:4]
         assert cluster.processes.pop("prefill-0").wait() == 0
         assert (cluster.count("requests_received"), cluster.count("requests_completed")) == (22, 22)
         assert (cluster.count("prompts_retried"), cluster.count("requests_failed")) == (0, 0)
@@ -185,12 +189,12 @@ def test_a_real_models_answers_do_not_depend_on_joins_and_leaves(tmp_path: Path,
         before = [one.result(300) for one in _ask_all(cluster, pool)]
         _grow(cluster)
 
-        asked = _ask_all(cluster, pool)
+        requested = _ask_all(cluster, pool)
         cluster.wait_running("decode-0", 1)
         cluster.servers("decode").pop(0)
         cluster.publish()
 
-        assert [one.result(300) for one in asked] == before
+        assert [one.result(300) for one in requested] == before
         cluster.wait_states({"prefill-0": "living", "prefill-1": "living", "decode-1": "living"})
         assert [one.result(300) for one in _ask_all(cluster, pool)] == before
         assert cluster.processes.pop("decode-0").wait() == 0

@@ -63,7 +63,7 @@ def test_three_merged_hosts_answer_as_one_process_does(
 ) -> None:
     with HostCluster(tmp_path, tiny_model, (*ENGINE_FLAGS, "--prefill-chunk-size=32")) as cluster:
         cluster.generate()
-        said = cluster.merge(*tool)
+        output = cluster.merge(*tool)
         cluster.up()
         with _combined(cluster, tiny_model) as combined, cluster.as_client() as client:
             for body in _bodies():
@@ -72,7 +72,7 @@ def test_three_merged_hosts_answer_as_one_process_does(
         (link,) = cluster.gauge("pdserve_link_up")
         logs = {name: process.log for name, process in cluster.processes.items()}
 
-    assert "Merge 3 global ranktable successful." in said
+    assert "Merge 3 global ranktable successful." in output
     assert moved.value > 0
     assert (link.labels["transport"], link.value) == ("tcp", 1.0)
     warned = {name for name, log in logs.items() if "no_cluster_secret" in log}

@@ -98,10 +98,10 @@ def test_ctrl_c_while_it_starts_ends_it_without_a_failure_message(quickstart: Qu
     with quickstart.starting() as first:
         _until("starting prefill-0", first.stdout)
         os.killpg(first.pid, signal.SIGINT)
-        said, failure = first.communicate(timeout=300)
+        output, failure = first.communicate(timeout=300)
 
     assert (first.returncode, failure) == (130, "")
-    assert said.splitlines()[-1] == "stopping"
+    assert output.splitlines()[-1] == "stopping"
     assert RunFolder(tmp_path / "run").read() is None
 
 

@@ -46,10 +46,10 @@ def test_a_killed_instance_is_restarted_and_the_supervisor_logs_it(pdserve: Pdse
     pdserve.wait_replaced(dead)
 
     assert pdserve.client.post("/v1/completions", ASK).status == 200
-    said = pdserve("logs", "supervisor").stdout
-    assert "decode-0 ended with signal SIGKILL: " in said
-    assert "; starting it again in 0.5 s (1 of 5 in 300 s)" in said
-    assert f"started decode-0 again, pid {pdserve.record('decode-0').pid}" in said
+    output = pdserve("logs", "supervisor").stdout
+    assert "decode-0 ended with signal SIGKILL: " in output
+    assert "; starting it again in 0.5 s (1 of 5 in 300 s)" in output
+    assert f"started decode-0 again, pid {pdserve.record('decode-0').pid}" in output
     (line,) = (line for line in pdserve("status").stdout.splitlines() if line.startswith("decode-0"))
     assert line.split()[3:5] == [str(pdserve.record("decode-0").pid), "living"]
 
@@ -65,9 +65,9 @@ def test_the_warm_spare_replaces_an_instance_that_died(pdserve: Pdserve) -> None
         assert pdserve.record(name).pid == spare.pid
         until(partial(_was_replaced, pdserve, name))
         assert pdserve.client.post("/v1/completions", ASK).status == 200
-    said = pdserve("status").stdout
-    assert said.count("replaced decode-0 at ") == said.count("replaced prefill-0 at ") == 1
-    assert "  spare " in said.splitlines()[0] or "  no spare (" in said.splitlines()[0]
+    output = pdserve("status").stdout
+    assert output.count("replaced decode-0 at ") == output.count("replaced prefill-0 at ") == 1
+    assert "  spare " in output.splitlines()[0] or "  no spare (" in output.splitlines()[0]
 
 
 @pytest.mark.long
@@ -124,12 +124,12 @@ def test_down_while_a_detached_cluster_starts_ends_the_up(pdserve: Pdserve) -> N
         assert up.stdout is not None
         assert up.stdout.readline().startswith("starting prefill-0, decode-0, scheduler")
         down = pdserve("down")
-        _, said = up.communicate(timeout=DEADLINE_S)
+        _, output = up.communicate(timeout=DEADLINE_S)
 
     assert down.stdout == "stopped prefill-0, decode-0, scheduler\n"
     assert up.returncode == 1
     words = "the cluster was stopped before it was ready, by `pdserve down` or by a signal to its supervisor"
-    assert said == f"pdserve up: {words}\n"
+    assert output == f"pdserve up: {words}\n"
 
 
 @pytest.mark.long
@@ -159,10 +159,12 @@ def test_an_instance_that_keeps_dying_ends_the_cluster(pdserve: Pdserve) -> None
         (pdserve.model / "fake.json.away").replace(pdserve.model / "fake.json")
 
     assert left == []
-    said = pdserve.folder.log("supervisor").read_text()
-    assert "gave up on decode-0: it died 2 times in 300 s (limit 1 restarts). decode-0 ended with exit status 2" in said
-    assert "fake.json cannot be read" in said
-    assert "pdserve up: no decode process is running; stopping the cluster: gave up on decode-0" in said
+    output = pdserve.folder.log("supervisor").read_text()
+    assert (
+        "gave up on decode-0: it died 2 times in 300 s (limit 1 restarts). decode-0 ended with exit status 2" in output
+    )
+    assert "fake.json cannot be read" in output
+    assert "pdserve up: no decode process is running; stopping the cluster: gave up on decode-0" in output
 
 
 @pytest.mark.covers("B.shutdown.2")

@@ -96,13 +96,13 @@ def test_one_process_serves_the_same_surface(tiny_model: Path) -> None:
     flags = ["--kv-cache-memory", "16MiB", "--served-model-name", "tiny"]
     with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=os.environ.copy()) as server:
         assert server.stderr is not None
-        said: list[str] = []
+        messages: list[str] = []
         for line in iter(server.stderr.readline, ""):
-            said.append(line)
+            messages.append(line)
             if "ready" in line:
                 break
         else:
-            pytest.fail(f"it ended with {server.wait(300)} before it was ready:\n{''.join(said)}")
+            pytest.fail(f"it ended with {server.wait(300)} before it was ready:\n{''.join(messages)}")
         client = Client(f"http://127.0.0.1:{port}", timeout_s=300)
 
         reply = client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})

@@ -51,7 +51,7 @@ class Served:
         response = self.post("/v1/completions", **body)
         return "".join(chunk["choices"][0]["text"] for chunk in events(response))
 
-    def said(self, messages: Any = None, **fields: Any) -> str:
+    def chat_text(self, messages: Any = None, **fields: Any) -> str:
         """Return the text of a chat's one choice."""
         return str(self.chat(messages, **fields)["choices"][0]["message"]["content"])
 

@@ -100,15 +100,15 @@ def test_the_guides_curl_lines_run_as_printed(printed: str, long_model: Path) ->
 def test_the_client_scripts_run_as_printed(printed: str) -> None:
     assert script(guides.COMPLETION_CLIENT, printed).startswith("Completion result: Completion(id='cmpl-")
     assert script(guides.CHAT_CLIENT, printed).startswith("Chat response: ChatCompletion(id='chatcmpl-")
-    said = script(guides.KEYED_CLIENT, printed, "print(completion.choices[0].message.content)").splitlines()
-    assert said[0].startswith("ChatCompletionMessage(content=")
-    assert said[-1] in ("positive", "negative")
+    output = script(guides.KEYED_CLIENT, printed, "print(completion.choices[0].message.content)").splitlines()
+    assert output[0].startswith("ChatCompletionMessage(content=")
+    assert output[-1] in ("positive", "negative")
 
 
 @pytest.mark.long
 @pytest.mark.covers("B.clients.1")
 def test_the_examples_of_clients_run(printed: str) -> None:
-    said = {
+    finished = {
         name: subprocess.run(
             [sys.executable, str(CLONE / "examples" / name), "--base-url", f"{printed}/v1"],
             capture_output=True, text=True, timeout=300, env=_plain(),
@@ -116,9 +116,9 @@ def test_the_examples_of_clients_run(printed: str) -> None:
         for name in ("openai_completion_client.py", "openai_chat_client.py")
     }  # fmt: skip
 
-    assert [ended.returncode for ended in said.values()] == [0, 0], [ended.stderr for ended in said.values()]
-    assert said["openai_completion_client.py"].stdout.startswith("0: ")
-    assert re.search(r"^(yes|no)\n\s*\{", said["openai_chat_client.py"].stdout, re.MULTILINE)
+    assert [ended.returncode for ended in finished.values()] == [0, 0], [ended.stderr for ended in finished.values()]
+    assert finished["openai_completion_client.py"].stdout.startswith("0: ")
+    assert re.search(r"^(yes|no)\n\s*\{", finished["openai_chat_client.py"].stdout, re.MULTILINE)
 
 
 @pytest.mark.long
@@ -134,9 +134,9 @@ def test_a_key_is_required_before_p_and_d(tmp_path: Path, fake_model: Path, repo
         cluster.wait_ready()
 
         def status(*headers: str, path: str = "/v1/completions") -> str:
-            asked = [part for header in headers for part in ("-H", header)]
+            headers_args = [part for header in headers for part in ("-H", header)]
             sent = ["-d", body, "-H", "Content-Type: application/json"] if path.startswith("/v1") else []
-            command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *asked, *sent]
+            command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *headers_args, *sent]
             url = cluster.client.base_url + path
             return subprocess.run([*command, url], capture_output=True, text=True, timeout=300, env=_plain()).stdout
 
@@ -178,9 +178,9 @@ def command(words: tuple[str, ...], name: str, model: Path, folder: Path) -> Ite
 @pytest.mark.long
 def test_serve_as_printed_answers_only_clients_with_its_key(tmp_path: Path) -> None:
     with command(guides.SERVE, guides.NOUS, make_tiny_model("llama3", tmp_path / "nous"), tmp_path) as client:
-        said = script(guides.KEYED_CLIENT, client.base_url, "print(completion.choices[0].message.content)")
+        output = script(guides.KEYED_CLIENT, client.base_url, "print(completion.choices[0].message.content)")
 
-        assert said.splitlines()[-1] in ("positive", "negative")
+        assert output.splitlines()[-1] in ("positive", "negative")
         assert [client.get(path).status for path in ("/health", "/v1/models")] == [200, 401]
 
 

@@ -19,7 +19,7 @@ def test_a_chat_continues_the_models_own_template(served: Served, oracle: Oracle
 
     assert served.post("/tokenize", messages=CHAT).json()["tokens"] == ids
     assert served.chat()["usage"]["prompt_tokens"] == len(ids)
-    assert served.said() == oracle.generate(text)[0]
+    assert served.chat_text() == oracle.generate(text)[0]
 
 
 @pytest.mark.covers("A5.73")
@@ -27,9 +27,9 @@ def test_a_last_message_left_open_is_continued(served: Served, oracle: Oracle) -
     messages = [*CHAT, {"role": "assistant", "content": "the capital "}]
     text = oracle.tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
 
-    said = served.said(messages, continue_final_message=True, add_generation_prompt=False)
+    text = served.chat_text(messages, continue_final_message=True, add_generation_prompt=False)
 
-    assert said == oracle.generate(text)[0]
+    assert text == oracle.generate(text)[0]
 
 
 @pytest.mark.covers("A5.76")

@@ -89,9 +89,9 @@ def test_a_bad_word_is_never_generated(compared: Compared, oracle: Oracle) -> No
     written = oracle.ids(oracle.generate(max_new_tokens=24)[0])
     texts = {token_id: oracle.tokenizer.decode([token_id]) for token_id in written}
     bad = next(token_id for token_id, text in texts.items() if text.isalnum())
-    asked = {"max_tokens": 24, "return_token_ids": True}
-    plain = compared.completion(**asked)["choices"][0]["token_ids"]
-    without = compared.completion(bad_words=[texts[bad]], **asked)["choices"][0]["token_ids"]
+    fields = {"max_tokens": 24, "return_token_ids": True}
+    plain = compared.completion(**fields)["choices"][0]["token_ids"]
+    without = compared.completion(bad_words=[texts[bad]], **fields)["choices"][0]["token_ids"]
 
     assert (bad in plain, bad in without) == (True, False)
     compared.agree("without", without)

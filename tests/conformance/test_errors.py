@@ -105,7 +105,7 @@ def test_current_formats_are_enforced(compared: Compared) -> None:
         {"structured_outputs": {"json": schema, "disable_any_whitespace": True}},
         {"structured_outputs": {"json": schema, "whitespace_pattern": ""}},
     ):
-        text = compared.said(max_tokens=60, **fields)
+        text = compared.chat_text(max_tokens=60, **fields)
         jsonschema.validate(json.loads(text), schema)
         compared.agree(str(fields), text)
         assert " " not in text or "response_format" in fields
@@ -124,7 +124,7 @@ def test_current_formats_are_enforced(compared: Compared) -> None:
     dense = {"structural_tag": json.dumps(must), "disable_any_whitespace": True}
     whole = compared.text(structured_outputs=dense, max_tokens=60)
     jsonschema.validate(json.loads(whole.removeprefix("<f>").removesuffix("</f>")), schema)
-    assert compared.said(response_format={"type": "text"}) == compared.said()
+    assert compared.chat_text(response_format={"type": "text"}) == compared.chat_text()
 
 
 @pytest.mark.covers("B.structured.5")

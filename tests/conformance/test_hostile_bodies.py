@@ -52,8 +52,8 @@ def test_expensive_grammars_end_within_their_limits(served: Served) -> None:
     """Backtracking engines hang on the first one; here a step takes no longer with it than with any other."""
     assert set(served.text(guided_regex="(a+)+b", max_tokens=30, seed=1, temperature=1.0)) <= {"a", "b"}
     for number in range(40):
-        asked = {"type": "object", "properties": {f"k{number}": {"const": number}}, "required": [f"k{number}"]}
-        schema = asked | {"additionalProperties": False}
+        fields = {"type": "object", "properties": {f"k{number}": {"const": number}}, "required": [f"k{number}"]}
+        schema = fields | {"additionalProperties": False}
         reported = served.text(guided_json=schema, guided_whitespace_pattern="", max_tokens=40)
         assert json.loads(reported) == {f"k{number}": number}
 
@@ -77,17 +77,17 @@ def test_64_concurrent_requests_answer_as_each_alone(served: Served) -> None:
     async def all_at_once() -> list[Any]:
         async with httpx.AsyncClient(base_url=served.http.base_url, timeout=300, trust_env=False) as http:
             aborted = [asyncio.create_task(http.post("/v1/completions", json=body)) for body in bodies[:8]]
-            asked = [asyncio.create_task(http.post("/v1/completions", json=body)) for body in bodies]
-            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            requests = [asyncio.create_task(http.post("/v1/completions", json=body)) for body in bodies]
+            await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
             for task in aborted:
                 task.cancel()
             await asyncio.gather(*aborted, return_exceptions=True)
-            return [response.json() for response in await asyncio.gather(*asked)]
+            return [response.json() for response in await asyncio.gather(*requests)]
 
     together = asyncio.run(all_at_once())
     for body, one, other in zip(bodies, alone, together, strict=True):
-        said = [[choice["text"] for choice in answer["choices"]] for answer in (one, other)]
-        assert said[0] == said[1], body
+        texts = [[choice["text"] for choice in answer["choices"]] for answer in (one, other)]
+        assert texts[0] == texts[1], body
 
 
 def test_requests_that_share_an_id_are_independent(served: Served) -> None:
@@ -105,4 +105,4 @@ def test_requests_that_share_an_id_are_independent(served: Served) -> None:
     answers = asyncio.run(all_at_once())
     assert {answer.status_code for answer in answers} == {200}
     texts = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
-    assert texts[:3] == [served.said(max_tokens=4, temperature=1.0, seed=seed) for seed in range(3)]
+    assert texts[:3] == [served.chat_text(max_tokens=4, temperature=1.0, seed=seed) for seed in range(3)]

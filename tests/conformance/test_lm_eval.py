@@ -111,10 +111,10 @@ def test_generated_text_is_that_of_the_model_itself(tasks: Path, pair: str, mode
 
 @pytest.mark.covers("B.clients.3")
 def test_the_chat_client_is_answered(tasks: Path, pair: str) -> None:
-    said = evaluate(
+    outputs = evaluate(
         tasks, "writing", "local-chat-completions", "--apply_chat_template",
         model="tiny", base_url=f"{pair}/v1/chat/completions",
     )  # fmt: skip
 
-    assert len(said) == len(QUESTIONS)
-    assert all(text for ((text,),) in said)
+    assert len(outputs) == len(QUESTIONS)
+    assert all(text for ((text,),) in outputs)

@@ -26,8 +26,8 @@ def test_echo_prepends_the_prompt_or_the_last_message(served: Served) -> None:
     going_on = {"continue_final_message": True, "add_generation_prompt": False}
 
     assert served.text(echo=True) == PROMPT + served.text()
-    assert served.said(COUNTING, echo=True, **going_on) == "Paris, of" + served.said(COUNTING, **going_on)
-    assert served.said(CHAT, echo=True) == served.said(CHAT)
+    assert served.chat_text(COUNTING, echo=True, **going_on) == "Paris, of" + served.chat_text(COUNTING, **going_on)
+    assert served.chat_text(CHAT, echo=True) == served.chat_text(CHAT)
 
 
 @pytest.mark.covers("A4.60")
@@ -54,23 +54,23 @@ DOCUMENTS = "{% for document in documents %}{{ document.title }}: {{ document.te
 def test_documents_reach_the_templates_that_print_them(served: Served) -> None:
     documents = [{"title": "fox", "text": "quick"}, {"title": "dog", "text": "lazy"}]
 
-    reported = served.said(chat_template=DOCUMENTS, documents=documents)
+    reported = served.chat_text(chat_template=DOCUMENTS, documents=documents)
     assert reported == served.text(prompt="fox: quickdog: lazy")
-    assert served.said(documents=documents) == served.said()
+    assert served.chat_text(documents=documents) == served.chat_text()
 
 
 @pytest.mark.covers("B.chat.7", "A4.63")
 def test_a_request_may_bring_its_chat_template(served: Served) -> None:
-    assert served.said(chat_template="{{ messages[0].content }}!") == served.text(prompt=CHAT[0]["content"] + "!")
+    assert served.chat_text(chat_template="{{ messages[0].content }}!") == served.text(prompt=CHAT[0]["content"] + "!")
     for broken in ("{% for %}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('no') }}"):
         assert served.refused("/v1/chat/completions", chat_template=broken)["message"]
 
 
 @pytest.mark.covers("B.chat.7", "A4.64")
 def test_chat_template_kwargs_are_variables(served: Served) -> None:
-    asked = {"chat_template": "{{ animal }}", "chat_template_kwargs": {"animal": "the quick brown fox"}}
+    fields = {"chat_template": "{{ animal }}", "chat_template_kwargs": {"animal": "the quick brown fox"}}
 
-    assert served.said(**asked) == served.text()
+    assert served.chat_text(**fields) == served.text()
     for reserved in ("messages", "tokenize", "chat_template"):
         assert served.refused("/v1/chat/completions", chat_template_kwargs={reserved: "x"})["message"]
 
@@ -78,7 +78,7 @@ def test_chat_template_kwargs_are_variables(served: Served) -> None:
 @pytest.mark.covers("B.structured.2", "A4.65")
 @pytest.mark.parametrize("surface", ["completion", "chat"])
 def test_response_format_requests_json(compared: Compared, surface: str) -> None:
-    ask = compared.text if surface == "completion" else compared.said
+    ask = compared.text if surface == "completion" else compared.chat_text
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 
     reported = ask(response_format=schema, guided_whitespace_pattern="", temperature=1.0, max_tokens=400, seed=2)
@@ -103,7 +103,7 @@ def test_guided_json_holds_at_every_seed(compared: Compared, form: str) -> None:
 @pytest.mark.covers("A4.67")
 def test_guided_regex_holds_at_every_seed(served: Served) -> None:
     for seed in range(10):
-        reported = served.said(guided_regex="[a-c]{3,5}-[0-9]+x", seed=seed, **SAMPLED)
+        reported = served.chat_text(guided_regex="[a-c]{3,5}-[0-9]+x", seed=seed, **SAMPLED)
         assert re.fullmatch("[a-c]{3,5}-[0-9]+x", reported)
     assert served.refused(guided_regex="[a")["param"] == "guided_regex"
 
@@ -163,11 +163,11 @@ def test_a_field_that_constrains_nothing_is_not_blamed_for_another(served: Serve
 
 @pytest.mark.covers("B.structured.1", "B.structured.4")
 def test_structured_outputs_is_todays_name_of_the_same(served: Served) -> None:
-    asked = {"seed": 4, **SAMPLED}
+    fields = {"seed": 4, **SAMPLED}
 
-    reported = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **asked)
+    reported = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **fields)
     jsonschema.validate(json.loads(reported), PERSON)
-    assert reported == served.text(guided_json=PERSON, guided_whitespace_pattern="", **asked)
+    assert reported == served.text(guided_json=PERSON, guided_whitespace_pattern="", **fields)
     assert served.text(structured_outputs={"choice": ["one"]}) == "one"
     chunks = events(served.post("/v1/completions", prompt=PROMPT, stream=True, structured_outputs={"choice": ["one"]}))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "one"

@@ -44,9 +44,9 @@ def test_max_tokens_is_16_by_default(served: Served) -> None:
 
 @pytest.mark.covers("A9.123", "A9.124", "A9.125")
 def test_sampling_defaults_and_ranges(compared: Compared) -> None:
-    asked = {"seed": 9, "max_tokens": 12}
-    written_out = compared.post("/v1/completions", prompt=PROMPT, temperature=1.0, top_p=1.0, top_k=-1, **asked).json()
-    left_out = compared.post("/v1/completions", prompt=PROMPT, **asked).json()
+    fields = {"seed": 9, "max_tokens": 12}
+    written_out = compared.post("/v1/completions", prompt=PROMPT, temperature=1.0, top_p=1.0, top_k=-1, **fields).json()
+    left_out = compared.post("/v1/completions", prompt=PROMPT, **fields).json()
 
     assert written_out["choices"] == left_out["choices"]
     compared.agree("sampled", left_out["choices"])
@@ -57,11 +57,11 @@ def test_sampling_defaults_and_ranges(compared: Compared) -> None:
 @pytest.mark.covers("B.finish.2", "A9.126")
 def test_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
     """Each of these characters is three tokens here, so the stop is found across token boundaries."""
-    asked: dict[str, Any] = {"guided_regex": "我说你好吗再见", "max_tokens": 60}
-    assert served.text(**asked) == "我说你好吗再见"
+    fields: dict[str, Any] = {"guided_regex": "我说你好吗再见", "max_tokens": 60}
+    assert served.text(**fields) == "我说你好吗再见"
     for stop, text in ((["你", "好"], "我说"), ("好", "我说你"), ("你好吗", "我说"), (None, "我说你好吗再见")):
-        choice = served.completion(stop=stop, **asked)["choices"][0]
-        assert choice["text"] == served.streamed(stop=stop, **asked) == text
+        choice = served.completion(stop=stop, **fields)["choices"][0]
+        assert choice["text"] == served.streamed(stop=stop, **fields) == text
         assert choice["finish_reason"] == "stop"
         assert choice["stop_reason"] == (stop[0] if isinstance(stop, list) else stop)
 
@@ -69,10 +69,10 @@ def test_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
 @pytest.mark.covers("A9.127")
 def test_a_stream_equals_the_plain_answer(served: Served) -> None:
     for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
-        asked = body | {"max_tokens": 12, "seed": 4, "n": 2}
-        plain = served.post(path, **asked).json()
-        assert plain["choices"] == served.post(path, stream=False, **asked).json()["choices"]
-        chunks = events(served.post(path, stream=True, **asked))
+        fields = body | {"max_tokens": 12, "seed": 4, "n": 2}
+        plain = served.post(path, **fields).json()
+        assert plain["choices"] == served.post(path, stream=False, **fields).json()["choices"]
+        chunks = events(served.post(path, stream=True, **fields))
         for choice in plain["choices"]:
             own = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
             text = "".join(part.get("text", "") or part.get("delta", {}).get("content", "") for part in own)
@@ -118,13 +118,13 @@ def test_the_guides_chat_as_printed(compared: Compared) -> None:
 
 @pytest.mark.covers("A8.116")
 def test_combined_and_p_d_agree_with_everything_at_once(compared: Compared) -> None:
-    asked = {
+    fields = {
         "prompt": [PROMPT, "what is the capital"], "n": 3, "best_of": 4, "seed": 5, "temperature": 0.9, "top_p": 0.95,
         "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
         "logit_bias": {"40": 1.5}, "bad_words": ["fox"], "max_tokens": 20, "min_tokens": 3, "stop": ["zz"],
         "logprobs": 3, "echo": True, "return_token_ids": True,
     }  # fmt: skip
-    choices = compared.post("/v1/completions", **asked).json()["choices"]
+    choices = compared.post("/v1/completions", **fields).json()["choices"]
 
     assert [choice["index"] for choice in choices] == list(range(6))
     compared.agree("ids", [choice["token_ids"] for choice in choices])

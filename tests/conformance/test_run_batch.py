@@ -102,9 +102,9 @@ def way(
         folder = tmp_path_factory.mktemp("batch")
         source = write(folder / "in.jsonl", ["", *(json.dumps(line) for line in MIXED[:3]), "", "  ", *MIXED[3:], ""])
         module = "pdserve.entrypoints.openai.run_batch" if name == WAYS[0] else "pdserve.endpoints.openai.run_batch"
-        said = run(folder, "-m", module, "-i", source, "-o", folder / "out.jsonl", *flags_of(name))
-        assert said.status == 0, said.err
-        ended[name] = said, read(folder / "out.jsonl")
+        output = run(folder, "-m", module, "-i", source, "-o", folder / "out.jsonl", *flags_of(name))
+        assert output.status == 0, output.err
+        ended[name] = output, read(folder / "out.jsonl")
     return ended[name]
 
 
@@ -219,10 +219,10 @@ def test_an_unknown_endpoint_is_that_lines_error(answered: Lines) -> None:
     line = answered["bad url"]
 
     assert line["response"]["status_code"] == 400
-    said = line["error"]["message"]
-    assert said.startswith("URL /bad_url is not a supported endpoint. Supported endpoints: ")
+    message = line["error"]["message"]
+    assert message.startswith("URL /bad_url is not a supported endpoint. Supported endpoints: ")
     for url in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score"):
-        assert url in said
+        assert url in message
 
 
 @pytest.mark.covers("A1.22")

@@ -13,9 +13,9 @@ SEEDED = {"temperature": 1.0, "seed": 11}
 
 @pytest.mark.covers("B.completion.4", "A3.43")
 def test_best_of_returns_the_likeliest(compared: Compared) -> None:
-    asked = {**SEEDED, "best_of": 4, "max_tokens": 6, "ignore_eos": True}
-    every = compared.completion(n=4, logprobs=0, **{**asked, "best_of": None})["choices"]
-    best = compared.completion(n=2, **asked)["choices"]
+    fields = {**SEEDED, "best_of": 4, "max_tokens": 6, "ignore_eos": True}
+    every = compared.completion(n=4, logprobs=0, **{**fields, "best_of": None})["choices"]
+    best = compared.completion(n=2, **fields)["choices"]
 
     sums = {choice["text"]: sum(choice["logprobs"]["token_logprobs"]) for choice in every}
     likeliest = sorted(sums, key=lambda text: -sums[text])[:2]
@@ -43,7 +43,7 @@ def test_beam_search_is_transformers_own(served: Served, oracle: Oracle) -> None
 @pytest.mark.covers("A3.45")
 def test_top_k_1_is_greedy_and_its_range_is_checked(served: Served) -> None:
     assert served.text(top_k=1, temperature=2.0, seed=3) == served.text()
-    assert served.said(top_k=1, temperature=2.0, seed=3) == served.said()
+    assert served.chat_text(top_k=1, temperature=2.0, seed=3) == served.chat_text()
     assert served.text(top_k=0, **SEEDED) == served.text(**SEEDED)
     for bad in (-2, 1.5, "3"):
         assert served.refused(top_k=bad)["param"] == "top_k"
@@ -97,14 +97,14 @@ def test_stop_token_ids_stop_and_are_reported(served: Served, oracle: Oracle) ->
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_is_in_the_output_only_when_requested(served: Served, oracle: Oracle, stream: bool) -> None:
     letters = [oracle.ids(letter)[0] for letter in "abcdefgh"]
-    asked = {"allowed_token_ids": letters, "max_tokens": 12}
-    whole = served.text(**asked)
+    fields = {"allowed_token_ids": letters, "max_tokens": 12}
+    whole = served.text(**fields)
     stop = whole[3:6]
     cut = whole.index(stop)
     text = served.streamed if stream else served.text
 
-    assert text(stop=stop, **asked) == whole[:cut]
-    assert text(stop=[stop, "zz"], include_stop_str_in_output=True, **asked) == whole[: cut + len(stop)]
+    assert text(stop=stop, **fields) == whole[:cut]
+    assert text(stop=[stop, "zz"], include_stop_str_in_output=True, **fields) == whole[: cut + len(stop)]
 
 
 def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(compared: Compared) -> None:
@@ -114,12 +114,12 @@ def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(compared: Compa
     compared.agree("listed", [[*one] for one in reported["top_logprobs"]])
 
     rule = {"max_pattern_size": 4, "min_count": 3}
-    asked = {"allowed_token_ids": [40], "max_tokens": 20, "return_token_ids": True}
-    choice = compared.completion(repetition_detection=rule, **asked)["choices"][0]
+    fields = {"allowed_token_ids": [40], "max_tokens": 20, "return_token_ids": True}
+    choice = compared.completion(repetition_detection=rule, **fields)["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
     assert choice["token_ids"] == [40] * 3
     for streamed in (True, False):
-        body = {"prompt": PROMPT, "temperature": 0, "repetition_detection": rule, "stream": streamed} | asked
+        body = {"prompt": PROMPT, "temperature": 0, "repetition_detection": rule, "stream": streamed} | fields
         answer = compared.post("/v1/completions", **body)
         last = events(answer)[-1] if streamed else answer.json()
         assert last["choices"][0]["stop_reason"] == "repetition_detected"
@@ -151,7 +151,7 @@ def test_special_tokens_are_shown_only_when_requested(served: Served) -> None:
 
     assert served.text(**forced) == ""
     assert served.text(skip_special_tokens=False, **forced) == "<|im_start|><|im_start|>"
-    assert served.said(skip_special_tokens=False, **forced) == "<|im_start|><|im_start|>"
+    assert served.chat_text(skip_special_tokens=False, **forced) == "<|im_start|><|im_start|>"
 
 
 @pytest.mark.covers("A3.55")
@@ -206,11 +206,11 @@ def test_only_allowed_token_ids_appear(compared: Compared) -> None:
 
 @pytest.mark.covers("A2.35")
 def test_penalties_bias_seed_and_user_each_have_their_effect(compared: Compared) -> None:
-    plain = compared.said()
-    forced = compared.said(logit_bias={"40": 100}, return_token_ids=True)
+    plain = compared.chat_text()
+    forced = compared.chat_text(logit_bias={"40": 100}, return_token_ids=True)
     assert forced == compared.text(allowed_token_ids=[40])
-    assert compared.said(user="someone") == plain
-    first, again, other = (compared.said(temperature=1.0, seed=seed, max_tokens=16) for seed in (1, 1, 2))
+    assert compared.chat_text(user="someone") == plain
+    first, again, other = (compared.chat_text(temperature=1.0, seed=seed, max_tokens=16) for seed in (1, 1, 2))
     assert (first == again, first == other) == (True, False)
     compared.agree("seeded", first)
     few = compared.chat(logit_bias={"40": 3}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=24)

@@ -21,7 +21,7 @@ def test_no_generated_request_is_a_server_error(way: str, request: pytest.Fixtur
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", "not_a_server_error",
         "--phases", "examples,coverage,fuzzing", "--max-examples", "60", "--seed", "7", "--request-timeout", "60",
-        "--workers", "1", "--no-color",  # two threads in CPython 3.11's ast.parse end the tool
+        "--workers", "1", "--no-color",  # two threads in CPython 3.11's ast.parse crash the tool
     ]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
 

@@ -49,9 +49,9 @@ def test_chats_work_from_curl_and_from_the_client(served: Served, client: openai
 
 @pytest.mark.covers("B.text.1", "A2.30")
 def test_the_first_completion_of_the_documents(served: Served, client: openai.OpenAI) -> None:
-    asked: Any = {"prompt": "San Francisco is a", "max_tokens": 7, "temperature": 0}
-    first, again = served.completion(**asked), served.completion(**asked)
-    made = client.completions.create(model="tiny", **asked)
+    fields: Any = {"prompt": "San Francisco is a", "max_tokens": 7, "temperature": 0}
+    first, again = served.completion(**fields), served.completion(**fields)
+    made = client.completions.create(model="tiny", **fields)
 
     assert first["usage"]["completion_tokens"] <= 7
     assert first["choices"] == again["choices"]
@@ -105,7 +105,7 @@ def test_tools_are_refused_with_a_reason_and_never_a_500(served: Served) -> None
         refused = served.refused("/v1/chat/completions", **fields)
         assert refused["param"] in ("tools", "tool_choice")
         assert "not supported yet" in refused["message"]
-    assert served.said(tool_choice="none") == served.said()
+    assert served.chat_text(tool_choice="none") == served.chat_text()
 
 
 @pytest.mark.covers("A2.39")
@@ -117,7 +117,7 @@ def test_extra_body_and_merged_json_are_the_same(served: Served, client: openai.
     )
 
     assert extra.choices[0].message.content in choices
-    assert served.said(messages, guided_choice=choices, max_tokens=60) == extra.choices[0].message.content
+    assert served.chat_text(messages, guided_choice=choices, max_tokens=60) == extra.choices[0].message.content
 
 
 @pytest.mark.covers("A11.13", "A2.40")
@@ -141,7 +141,7 @@ def test_serve_and_the_module_form_are_the_same(model: Path, tmp_path: Path) -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = {}
+        output = {}
         for command in (
             ("pdserve", "serve", str(model)),
             ("pdserve.entrypoints.openai.api_server", "--model", str(model)),
@@ -151,7 +151,7 @@ def test_serve_and_the_module_form_are_the_same(model: Path, tmp_path: Path) -> 
                 [sys.executable, "-m", *command, *flags], capture_output=True, text=True, timeout=300, cwd=tmp_path
             )
             assert ended.returncode == 2
-            said[command[0]] = ended.stderr.rpartition(": ")[2]
+            output[command[0]] = ended.stderr.rpartition(": ")[2]
         assert str(port) in ended.stderr
-    assert len(set(said.values())) == 1
+    assert len(set(output.values())) == 1
     assert CHAT

@@ -58,9 +58,9 @@ def test_usage_is_sent_only_as_requested(served: Served, path: str) -> None:
 
 @pytest.mark.covers("B.logprobs.4")
 def test_offsets_continue_across_chunks(served: Served) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 1}
-    whole = served.completion(**asked)["choices"][0]["logprobs"]
-    parts = [chunk["choices"][0]["logprobs"] for chunk in events(served.post("/v1/completions", stream=True, **asked))]
+    fields = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 1}
+    whole = served.completion(**fields)["choices"][0]["logprobs"]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in events(served.post("/v1/completions", stream=True, **fields))]
 
     assert len(parts) > 1
     for key in ("text_offset", "tokens"):
@@ -69,9 +69,9 @@ def test_offsets_continue_across_chunks(served: Served) -> None:
 
 @pytest.mark.covers("B.logprobs.5")
 def test_tokens_are_returned_as_numbers_where_requested(served: Served) -> None:
-    asked = {"logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True}
-    choice = served.completion(**asked)["choices"][0]
-    chunks = events(served.post("/v1/completions", prompt=PROMPT, max_tokens=8, temperature=0, stream=True, **asked))
+    fields = {"logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    choice = served.completion(**fields)["choices"][0]
+    chunks = events(served.post("/v1/completions", prompt=PROMPT, max_tokens=8, temperature=0, stream=True, **fields))
 
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
     assert chunks[0]["choices"][0]["prompt_token_ids"] == choice["prompt_token_ids"]

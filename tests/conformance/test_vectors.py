@@ -93,11 +93,11 @@ def test_scores_are_the_cosines_of_the_vectors(served: Served, oracle: Oracle, p
 
 @pytest.mark.covers("A1.11")
 def test_chats_and_vectors_are_served_side_by_side(served: Served, oracle: Oracle) -> None:
-    said, expected = served.said(), pytest.approx(vector(oracle, oracle.tokenizer.encode(PROMPT)), abs=1e-5)
+    answered, expected = served.chat_text(), pytest.approx(vector(oracle, oracle.tokenizer.encode(PROMPT)), abs=1e-5)
 
     for _ in range(3):
         assert posted(served, "/v1/embeddings", input=PROMPT)["data"][0]["embedding"] == expected
-        assert served.said() == said
+        assert served.chat_text() == answered
 
 
 @pytest.mark.covers("B.tokenizer.1", "B.tokenizer.2", "B.tokenizer.3")

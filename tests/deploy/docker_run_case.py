@@ -16,15 +16,15 @@ def line_of(capsys: Capture, *words: str) -> list[str]:
     """Return the line that a command prints, as a shell reads it."""
     capsys.readouterr()
     status = docker_run.main(words)
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    return shlex.split(said.out.replace("\\\n", ""))
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    return shlex.split(captured.out.replace("\\\n", ""))
 
 
 def refusal_of(capsys: Capture, *words: str) -> str:
     """Return the message for bad input; no line is printed then."""
     capsys.readouterr()
     status = docker_run.main(words)
-    said = capsys.readouterr()
-    assert (status, said.out) == (2, "")
-    return said.err
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    return captured.err

@@ -101,7 +101,7 @@ def _printf(form: str, *values: Any) -> str:
 
 
 def _lookup(version: str, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
-    """As where no cluster is asked: `helm template`."""
+    """As without a cluster to query: `helm template`."""
     return {}
 
 

@@ -94,12 +94,12 @@ class KubeProcesses(GuideCluster):
             self._start(name, ip, container, template["spec"].get("serviceAccountName", ""))
 
     def delete_pod(self, name: str) -> str:
-        """Do what the kubelet does: the hook, the containers, then the sidecars; return what the hook said."""
+        """Do what the kubelet does: the hook, the containers, then the sidecars; return the output of the hook."""
         template = self.template(name.rsplit("-", 1)[0])
         pod = self.kube.pods[name]
         ip = pod["status"]["podIP"]
         self.kube.run_pod(name, ip, pod["metadata"]["labels"], deletionTimestamp="2026-01-01T00:00:00Z")
-        said = self._before_stop(template["spec"]["containers"][0], name, ip)
+        hook_output = self._before_stop(template["spec"]["containers"][0], name, ip)
         for container in reversed(containers(template)):
             process = self.processes.pop(f"{name}/{container['name']}")
             self.retired.append(process)
@@ -107,7 +107,7 @@ class KubeProcesses(GuideCluster):
             # An instance that ends by itself, its entry gone, may be at its last lines when the signal comes.
             assert process.wait(STOP_TIMEOUT_S) in (0, -signal.SIGTERM), process.log
         del self.kube.pods[name]
-        return said
+        return hook_output
 
     def crash(self, name: str) -> None:
         """Kill a pod's own container, and start it again as a kubelet does: in the same pod, beside its sidecar."""

@@ -40,7 +40,7 @@ class StubDocker:
         (self.folder / "run.out").write_text(text)
         (self.folder / "status").write_text(str(status))
 
-    def asked(self, command: str) -> list[list[str]]:
+    def calls_of(self, command: str) -> list[list[str]]:
         """Return the argument lists of one of its commands, in order."""
         file = self.folder / "words"
         calls = file.read_text().split("\1")[:-1] if file.exists() else []

@@ -97,9 +97,9 @@ def test_the_default_model_is_where_prepare_makes_it(services: dict[str, Any]) -
 
 
 def test_health_checks_use_the_processs_own_port(services: dict[str, Any]) -> None:
-    asked = {name: re.search(r":([0-9]+)/(\w+)", services[name]["healthcheck"]["test"][-1]) for name in PARTS}
+    checked = {name: re.search(r":([0-9]+)/(\w+)", services[name]["healthcheck"]["test"][-1]) for name in PARTS}
 
-    for name, match in asked.items():
+    for name, match in checked.items():
         assert match is not None
         flag, path = ("--port", "ready") if name == "scheduler" else ("--http-port", "health")
         assert (f"{flag}={match[1]}" in services[name]["command"], match[2]) == (True, path)

@@ -138,7 +138,7 @@ def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--dir", "data"], "--dir 'data': must be an absolute path"),
         (["--dir", "/a:b"], "--dir '/a:b': must be an absolute path"),
@@ -150,20 +150,20 @@ def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
         (["--dir", "/d", "--shm", "1g"], "unknown flag --shm: did you mean --shm-size? (see docker_run.sh --help)"),
     ],
 )
-def test_invalid_values_are_one_line(capsys: Capture, words: list[str], said: str) -> None:
+def test_invalid_values_are_one_line(capsys: Capture, words: list[str], message: str) -> None:
     error = refusal_of(capsys, "scheduler", "--image", "i", *words)
 
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
 def test_on_the_cpu_no_card_is_passed_and_a_note_says_so(tables: Make, capsys: Capture) -> None:
     status = docker_run.main(["prefill", *tables(npu=False), "--device-type", "cpu", *FLAGS])
 
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert status == 0
-    assert "/dev/" not in said.out
-    assert "device type cpu: no card is passed" in said.err
+    assert "/dev/" not in captured.out
+    assert "device type cpu: no card is passed" in captured.err
 
 
 def test_a_line_for_another_host_names_the_host(tables: Make, docker: StubDocker, capsys: Capture) -> None:
@@ -172,7 +172,7 @@ def test_a_line_for_another_host_names_the_host(tables: Make, docker: StubDocker
     docker_run.main(["prefill", *whole, *FLAGS])
 
     assert "this line is for 192.0.2.18" in capsys.readouterr().err
-    assert docker.asked("ps") == []
+    assert docker.calls_of("ps") == []
     assert "is on 192.0.2.18: run this there" in refusal_of(capsys, "prefill", *whole, *FLAGS, "--run")
 
 
@@ -183,9 +183,9 @@ def test_without_a_docker_engine_the_line_is_printed_with_a_note(
 
     status = docker_run.main(["prefill", *tables(), *FLAGS])
 
-    said = capsys.readouterr()
-    assert (status, "--device=/dev/davinci4" in said.out) == (0, True)
-    assert "not checked whether another container has the cards: docker ps: Cannot connect" in said.err
+    captured = capsys.readouterr()
+    assert (status, "--device=/dev/davinci4" in captured.out) == (0, True)
+    assert "not checked whether another container has the cards: docker ps: Cannot connect" in captured.err
 
 
 def test_unexpected_output_of_docker_is_one_line(tables: Make, docker: StubDocker, capsys: Capture) -> None:
@@ -209,9 +209,9 @@ def test_run_passes_exactly_the_printed_arguments_to_docker(tables: Make, tmp_pa
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert ["docker", *docker.asked("run")[0]] == shlex.split(done.stdout.replace("\\\n", ""))
-    assert docker.asked("run")[0][-4:] == ["i", "sh", "-c", "echo $HOME; true"]
-    assert f"{folder}:/work" in docker.asked("run")[0]
+    assert ["docker", *docker.calls_of("run")[0]] == shlex.split(done.stdout.replace("\\\n", ""))
+    assert docker.calls_of("run")[0][-4:] == ["i", "sh", "-c", "echo $HOME; true"]
+    assert f"{folder}:/work" in docker.calls_of("run")[0]
 
 
 @pytest.mark.skipif(Path("/usr/local/Ascend/driver").exists(), reason="this machine has an Ascend driver")
@@ -221,7 +221,7 @@ def test_run_refuses_missing_mount_sources(tables: Make, docker: StubDocker, cap
     assert "/usr/local/Ascend/driver" in error
     assert "/usr/local/sbin/npu-smi" in error
     assert "not on this host, and docker would make empty folders of it" in error
-    assert docker.asked("run") == []
+    assert docker.calls_of("run") == []
 
 
 def test_an_invalid_table_is_named(tmp_path: Path, capsys: Capture) -> None:
@@ -247,9 +247,9 @@ def test_the_docs_have_every_flag(page: str, script: ModuleType) -> None:
              "--shm-size"],
 )  # fmt: skip
 def test_an_empty_value_is_refused_by_the_flags_name(tables: Make, capsys: Capture, flag: str) -> None:
-    said = refusal_of(capsys, "prefill", *tables(), *FLAGS, flag, "")
+    output = refusal_of(capsys, "prefill", *tables(), *FLAGS, flag, "")
 
-    assert f"{flag} '' is empty: give a value (is a variable not set?)" in said
+    assert f"{flag} '' is empty: give a value (is a variable not set?)" in output
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,6 @@ def test_a_typo_in_a_flag_is_answered_with_the_nearest_one(
 ) -> None:
     assert script.main(typed) == 2
 
-    said = capsys.readouterr().err
-    assert f": did you mean {near}?" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert f": did you mean {near}?" in output
+    assert output.count("\n") == 1

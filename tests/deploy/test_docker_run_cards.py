@@ -41,7 +41,7 @@ def test_other_containers_cards_are_no_conflict(tables: Make, docker: StubDocker
     docker.runs(container("first", npus=[0, 1, 6, 7, 45]), container("named", env=["ASCEND_VISIBLE_DEVICES=void"]))
 
     assert "--device=/dev/davinci5" in line_of(capsys, "prefill", *tables(), *FLAGS)
-    assert len(docker.asked("inspect")[0]) == 3
+    assert len(docker.calls_of("inspect")[0]) == 3
 
 
 def test_an_npu_is_never_shared(tables: Make, docker: StubDocker, capsys: Capture) -> None:
@@ -87,9 +87,9 @@ def test_a_gpu_instance_without_local_peers_gets_only_its_own_cards(
 
     status = docker_run.main(["prefill", *local, "--device-type", "cuda", *FLAGS])
 
-    said = capsys.readouterr()
-    line = shlex.split(said.out.replace("\\\n", ""))
-    assert (status, "without --global-table its peers on this host are not known" in said.err) == (0, True)
+    captured = capsys.readouterr()
+    line = shlex.split(captured.out.replace("\\\n", ""))
+    assert (status, "without --global-table its peers on this host are not known" in captured.err) == (0, True)
     assert line[line.index("--gpus") + 1] == '"device=4,5"'
     assert not [word for word in line if word.startswith("CUDA_")]
 

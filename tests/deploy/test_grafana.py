@@ -135,10 +135,10 @@ def test_panels_have_their_own_place_and_id(dashboard: Any) -> None:
 
 
 def test_every_queried_metric_is_on_the_schedulers_page(dashboard: Any, labels: dict[str, set[str]]) -> None:
-    asked = {title: _names(expression) for title, expression, _ in _queries(dashboard)}
+    queried = {title: _names(expression) for title, expression, _ in _queries(dashboard)}
 
-    assert {title: names - set(labels) for title, names in asked.items() if names - set(labels)} == {}
-    assert all(asked.values()), "each has a query"
+    assert {title: names - set(labels) for title, names in queried.items() if names - set(labels)} == {}
+    assert all(queried.values()), "each has a query"
 
 
 def test_every_label_used_is_one_of_the_metrics(dashboard: Any, labels: dict[str, set[str]]) -> None:

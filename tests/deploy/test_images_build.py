@@ -44,17 +44,17 @@ def _not_here(path: str, words: list[str]) -> None:
 
 def _line(capsys: Capture, *words: str) -> list[str]:
     status = build_image.main([*FLAGS, "--print", *words])
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    return shlex.split(said.out)
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    return shlex.split(captured.out)
 
 
 def _refusal(capsys: Capture, docker: StubDocker, *words: str) -> str:
     status = build_image.main([*FLAGS, *words])
-    said = capsys.readouterr()
-    assert (status, said.out, docker.asked("build")) == (2, "", [])
-    assert said.err.count("\n") == 1
-    return said.err
+    captured = capsys.readouterr()
+    assert (status, captured.out, docker.calls_of("build")) == (2, "", [])
+    assert captured.err.count("\n") == 1
+    return captured.err
 
 
 @pytest.mark.covers("A8.119")
@@ -65,8 +65,8 @@ def test_the_guides_line_probes_the_base_image_and_builds(docker: StubDocker, tm
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert docker.asked("run")[0][:7] == ["run", "--rm", "--network=none", "--entrypoint", "sh", "cann:9.1", "-c"]
-    assert docker.asked("build") == [
+    assert docker.calls_of("run")[0][:7] == ["run", "--rm", "--network=none", "--entrypoint", "sh", "cann:9.1", "-c"]
+    assert docker.calls_of("build") == [
         [
             "build", f"--file={CLONE}/deploy/docker/Dockerfile.ascend", "--build-arg=BASE_IMAGE=cann:9.1",
             "--build-arg=TORCH=2.13.0", "--build-arg=TORCH_NPU=2.13.0", "--tag=pdserve", str(CLONE),
@@ -100,7 +100,7 @@ def test_the_image_follows_the_base_images_torch(
     assert line[2].endswith(f"/Dockerfile.{kind}")
     given = dict(word.removeprefix("--build-arg=").split("=", 1) for word in line if word.startswith("--build-arg="))
     assert given == {"BASE_IMAGE": "cann:9.1", **values}
-    assert docker.asked("build") == []
+    assert docker.calls_of("build") == []
 
 
 @pytest.mark.parametrize("docker_is", ["not installed", "not running"])
@@ -123,11 +123,11 @@ def test_print_needs_no_docker(
 
     status = build_image.main([f"--base-image={image}", "--image-name=pdserve", "--print", *words])
 
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    assert shlex.split(said.out)[2].endswith(f"/Dockerfile.{kind}")
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    assert shlex.split(captured.out)[2].endswith(f"/Dockerfile.{kind}")
     held = "CANN" if kind == "ascend" else "no CANN"
-    assert f"{image} is assumed to have Python 3.11, {held} and no torch" in said.err
+    assert f"{image} is assumed to have Python 3.11, {held} and no torch" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("reported", "flags", "said"),
+    ("reported", "flags", "message"),
     [
         (CANN, ["--with-torchvision-npu=v0.16.0-6.0.rc3"], "is for torch 2.1, the image's torch is 2.13.0: use a"),
         (CANN, ["--with-torchvision-npu=main"], "--with-torchvision-npu=main: write a tag"),
@@ -183,11 +183,11 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
     ],
 )  # fmt: skip
 def test_contradicting_flags_are_refused_before_the_build(
-    docker: StubDocker, capsys: Capture, reported: str, flags: list[str], said: str
+    docker: StubDocker, capsys: Capture, reported: str, flags: list[str], message: str
 ) -> None:
     docker.answers_run(reported, 0)
 
-    assert said in _refusal(capsys, docker, *flags)
+    assert message in _refusal(capsys, docker, *flags)
 
 
 def test_an_image_that_cannot_be_run_is_one_line(docker: StubDocker, capsys: Capture) -> None:
@@ -207,7 +207,7 @@ def test_a_git_that_does_not_answer_is_one_line(docker: StubDocker, capsys: Capt
 @pytest.mark.parametrize("words", [["--image-name=-x"], ["--image-name=a b"], ["--base-image="], ["--image=x"]])
 def test_wrong_names_are_refused_before_docker_runs(docker: StubDocker, capsys: Capture, words: list[str]) -> None:
     assert _refusal(capsys, docker, *words)
-    assert docker.asked("run") == []
+    assert docker.calls_of("run") == []
 
 
 def test_proxies_and_indexes_are_passed_on_by_name_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

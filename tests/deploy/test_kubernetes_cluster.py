@@ -57,7 +57,7 @@ def test_pods_find_each_other_serve_and_come_and_go(tmp_path: Path, engine: str)
         cluster.run_pod("decode-1", "decode", "127.0.0.4")
         cluster.wait_for_instances("prefill-0", "decode-0", "decode-1")
         grown = _hosts(cluster)
-        said = cluster.delete_pod("decode-0")
+        hook_output = cluster.delete_pod("decode-0")
         cluster.wait_for_instances("prefill-0", "decode-1")
         answers += [cluster.client.post("/v1/completions", REQUEST) for _ in range(3)]
         shrunk, parts = _hosts(cluster), set(cluster.kube.data("pdserve-parts"))
@@ -71,7 +71,7 @@ def test_pods_find_each_other_serve_and_come_and_go(tmp_path: Path, engine: str)
     assert grown == [["127.0.0.1"], ["127.0.0.2"], ["127.0.0.3", "127.0.0.4"]]
     assert shrunk == [["127.0.0.1"], ["127.0.0.2"], ["127.0.0.4"]]
     assert parts == {"scheduler-0", "prefill-0", "decode-1"}
-    assert said.startswith(("no work is left", "the instance has exited"))
+    assert hook_output.startswith(("no work is left", "the instance has exited"))
     assert {status for _, _, status in cluster.kube.calls} <= {200, 409}
 
 
@@ -87,7 +87,7 @@ def test_a_pod_that_is_deleted_under_load_ends_no_request(tmp_path: Path) -> Non
         _wait_until_running(cluster, 12)
         leaving = f"decode-127.0.0.3:{cluster.grpc_port}"
         had = [sample.value for sample in cluster.gauge("pdserve_running") if sample.labels["instance"] == leaving]
-        said = cluster.delete_pod("decode-0")
+        hook_output = cluster.delete_pod("decode-0")
         answers = [each.result() for each in ahead]
         after = cluster.client.post("/v1/completions", wanted)
         retried = [sample.value for sample in cluster.gauge("pdserve_prompts_retried_total")]
@@ -96,7 +96,7 @@ def test_a_pod_that_is_deleted_under_load_ends_no_request(tmp_path: Path) -> Non
     assert {each.json()["usage"]["completion_tokens"] for each in (*answers, after)} == {200}
     assert had[0] >= 1
     assert retried == [0]
-    assert said.startswith(("no work is left", "the instance has exited"))
+    assert hook_output.startswith(("no work is left", "the instance has exited"))
 
 
 @pytest.mark.cluster

@@ -87,8 +87,8 @@ def test_the_address_is_the_pods_own(
     monkeypatch.setenv("POD_IP", "127.0.0.1")
     assert main(flags) == 0
 
-    said = capsys.readouterr()
-    assert (said.out, "POD_IP is not set" in said.err) == ("no work is left, after 0 s\n", True)
+    captured = capsys.readouterr()
+    assert (captured.out, "POD_IP is not set" in captured.err) == ("no work is left, after 0 s\n", True)
 
 
 def test_the_metrics_are_those_an_instance_shows() -> None:

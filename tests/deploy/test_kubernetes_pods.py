@@ -96,8 +96,8 @@ def test_instances_are_probed_over_grpc_and_the_scheduler_over_http() -> None:
         port = int(flag(main["args"], "--port"))
         assert [main[f"{kind}Probe"]["grpc"] for kind in ("startup", "readiness", "liveness")] == [{"port": port}] * 3
         by_http = main_of(pod_of(GPU, role))
-        asked = {"path": "/health", "port": int(flag(by_http["args"], "--http-port"))}
-        assert by_http["readinessProbe"]["httpGet"] == asked
+        fields = {"path": "/health", "port": int(flag(by_http["args"], "--http-port"))}
+        assert by_http["readinessProbe"]["httpGet"] == fields
     main = main_of(pod_of({}, "scheduler"))
     assert main["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
     assert main["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}

@@ -64,7 +64,7 @@ def test_the_scheduler_has_no_device_and_no_port(tmp_path: Path) -> None:
 
 
 def test_the_process_starts_once_the_table_is_complete_and_has_it(tmp_path: Path) -> None:
-    table, said = tmp_path / TABLE_FILE, list[str]()
+    table, messages = tmp_path / TABLE_FILE, list[str]()
 
     def happens(now: float) -> None:
         if now >= 90:
@@ -73,12 +73,12 @@ def test_the_process_starts_once_the_table_is_complete_and_has_it(tmp_path: Path
             table.write_text(json.dumps({"version": "1.0", "status": "initializing"}))
 
     clock = SleptClock(happens)
-    found = wait_for_table(_prefill(tmp_path), _own(tmp_path), WaitLimits(100.0, said.append, clock, clock.sleep))
+    found = wait_for_table(_prefill(tmp_path), _own(tmp_path), WaitLimits(100.0, messages.append, clock, clock.sleep))
 
     assert found == table
     assert 90 <= clock.now < 91
-    assert said[0] == f"waiting for the cluster's table: {table} is not there yet"
-    assert "the table is not complete yet" in said[1]
+    assert messages[0] == f"waiting for the cluster's table: {table} is not there yet"
+    assert "the table is not complete yet" in messages[1]
 
 
 def test_a_table_that_never_comes_ends_the_wait_with_what_is_missing(tmp_path: Path) -> None:

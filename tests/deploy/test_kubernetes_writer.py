@@ -52,20 +52,20 @@ def _three(cluster: Cluster, api: KubeApi, folder: Path) -> list[Announcer]:
 
 def test_the_table_is_initializing_then_completed_then_live(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _three(cluster, api, tmp_path)
-    said = [writer.turn()]
+    messages = [writer.turn()]
     for member in members[:2]:
         member.turn()
-    said.append(writer.turn())
+    messages.append(writer.turn())
     waiting = json.loads((tmp_path / "s" / TABLE_FILE).read_text())
     members[2].turn()
-    said.append(writer.turn())
+    messages.append(writer.turn())
     for member in members:
         member.turn()
 
     assert waiting == {"version": "1.0", "status": "initializing"}
-    assert said[0][-1] == "wrote ConfigMap ranktable: initializing"
-    assert said[1] == ["waiting: 0 of 1 decode instances"]
-    assert said[2] == ["wrote ConfigMap ranktable: completed: prefill-0 10.0.0.1, decode-0 10.0.0.2"]
+    assert messages[0][-1] == "wrote ConfigMap ranktable: initializing"
+    assert messages[1] == ["waiting: 0 of 1 decode instances"]
+    assert messages[2] == ["wrote ConfigMap ranktable: completed: prefill-0 10.0.0.1, decode-0 10.0.0.2"]
     for name in ("s", "p-0", "d-0"):
         assert (tmp_path / name / TABLE_FILE).read_text() == cluster.data("ranktable")[TABLE_KEY]
 
@@ -183,7 +183,7 @@ def test_a_missing_server_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_failed_round_is_logged_once_and_retried(tmp_path: Path) -> None:
-    stop, said, turns = Stop(), list[str](), iter([0, 0, 0, 1, 1, 1])
+    stop, messages, turns = Stop(), list[str](), iter([0, 0, 0, 1, 1, 1])
 
     def turn() -> list[str]:
         match next(turns, None):
@@ -195,9 +195,9 @@ def test_a_failed_round_is_logged_once_and_retried(tmp_path: Path) -> None:
             case _:
                 return ["waiting"]
 
-    repeat(turn, stop, 0.0, said.append)
+    repeat(turn, stop, 0.0, messages.append)
 
-    assert said == ["trying again: status 503", "waiting"]
+    assert messages == ["trying again: status 503", "waiting"]
 
 
 def test_https_is_checked_against_the_clusters_authority(cluster: Cluster, tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ class CardTensor(torch.Tensor):
         made = func.decompose(*args, **kwargs)  # composite ops, which inference mode passes on undecomposed
         if made is not NotImplemented:
             return made
-        asked = kwargs.get("device")
-        to_host = asked is not None and torch.device(asked).type == "cpu"
+        requested = kwargs.get("device")
+        to_host = requested is not None and torch.device(requested).type == "cpu"
         if func is _ATEN.copy_.default:
             return _copy(*args[:2], non_blocking=args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         if func in _READS or (func is _ATEN._to_copy.default and to_host) or _picks_by_mask(func, args):

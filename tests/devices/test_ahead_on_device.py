@@ -39,10 +39,10 @@ def prompts(*lengths: int) -> list[tuple[int, ...]]:
     return [tuple(numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)) for length in lengths]
 
 
-def step_of(asked: list[dict[str, Any]]) -> StepBatch:
+def step_of(requested: list[dict[str, Any]]) -> StepBatch:
     """Return a step of one prompt of nine tokens for each of these parameters."""
     parts, samples, token_ids = [], [], list[int]()
-    for i, one in enumerate(asked):
+    for i, one in enumerate(requested):
         history = list(prompts(9 + i)[0])[-9:]
         token_ids += history
         parts.append(BatchSequence(0, 9, (i,)))
@@ -51,11 +51,13 @@ def step_of(asked: list[dict[str, Any]]) -> StepBatch:
     return StepBatch(tuple(token_ids), tuple(parts), tuple(samples))
 
 
-@pytest.mark.parametrize("asked", [*([one] for one in PARAMS.values()), list(PARAMS.values())], ids=[*PARAMS, "all"])
-def test_a_launch_reads_nothing_from_the_card(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "requested", [*([one] for one in PARAMS.values()), list(PARAMS.values())], ids=[*PARAMS, "all"]
+)
+def test_a_launch_reads_nothing_from_the_card(requested: list[dict[str, Any]], tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path)
     here, card = load(path, FakeDevice()), load(path, CardDevice(is_asynchronous=True))
-    batch = step_of(asked)
+    batch = step_of(requested)
     card.launch(batch).collect()  # creates what is kept for all steps
 
     with crossings() as seen:

@@ -46,9 +46,9 @@ def test_hccl_defaults_keep_variables_set_by_the_user() -> None:
     assert environ == {**HCCL_DEFAULTS, "HCCL_CONNECT_TIMEOUT": "600"}
 
 
-@pytest.mark.parametrize(("asked", "connect_s"), [(None, 200.0), ("60", 200.0), ("600", 680.0), ("soon", 200.0)])
-def test_ranks_wait_for_each_other_longer_than_hccl_does(asked: str | None, connect_s: float) -> None:
-    environ = {} if asked is None else {"HCCL_CONNECT_TIMEOUT": asked}
+@pytest.mark.parametrize(("requested", "connect_s"), [(None, 200.0), ("60", 200.0), ("600", 680.0), ("soon", 200.0)])
+def test_ranks_wait_for_each_other_longer_than_hccl_does(requested: str | None, connect_s: float) -> None:
+    environ = {} if requested is None else {"HCCL_CONNECT_TIMEOUT": requested}
 
     assert COLLECTIVES["hccl"].connect_s(environ) == connect_s
     assert COLLECTIVES["gloo"].connect_s(environ) == 60.0
@@ -67,15 +67,15 @@ def test_torch_reads_every_nccl_variable_by_our_name() -> None:
 @pytest.mark.parametrize(("host", "interface"), [("127.0.0.1", "lo"), ("10.0.0.7", None)])
 def test_an_nccl_failure_ends_no_process(host: str, interface: str | None) -> None:
     environ: dict[str, str] = {}
-    asked = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_SOCKET_IFNAME": "eth1"}
-    kept = dict(asked)
+    fields = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_SOCKET_IFNAME": "eth1"}
+    kept = dict(fields)
 
     set_nccl_defaults(environ, host)
     set_nccl_defaults(kept, host)
 
     assert environ == {**NCCL_DEFAULTS, **({} if interface is None else {"NCCL_SOCKET_IFNAME": interface})}
     assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
-    assert kept == {**NCCL_DEFAULTS, **asked}
+    assert kept == {**NCCL_DEFAULTS, **fields}
 
 
 @dataclass

@@ -114,12 +114,12 @@ def test_a_step_starts_from_tokens_the_host_has_not_read(tmp_path: Path) -> None
         pending = model.launch(first)
         ahead = model.launch(behind)
     tokens = pending.collect().token_ids
-    told = ahead.collect().token_ids
+    ahead_tokens = ahead.collect().token_ids
 
     assert seen.reads == seen.waited_uploads == {}
     known = replace(second, token_ids=(tokens[2], 0, tokens[1]))
     model.launch(first).collect()
-    assert told == model.launch(known).collect().token_ids
+    assert ahead_tokens == model.launch(known).collect().token_ids
     model.close()
 
 

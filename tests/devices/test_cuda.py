@@ -15,102 +15,102 @@ from devices.cuda import TRAITS, CudaDevice, card_traits
 class Stream:
     """Records which stream waits for which."""
 
-    def __init__(self, name: Any, said: list[str]) -> None:
-        self.name, self._said = str(name), said
+    def __init__(self, name: Any, calls: list[str]) -> None:
+        self.name, self._said = str(name), calls
 
     def wait_stream(self, other: "Stream") -> None:
         self._said.append(f"{self.name} waits for {other.name}")
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The recorded calls, in order."""
-    told: list[str] = []
+    calls: list[str] = []
     pools: list[str] = []
     real = inspect.signature(torch.cuda.graph.__init__)
 
     @contextmanager
     def stream(entered: Stream) -> Iterator[None]:
-        told.append(f"on {entered.name}")
+        calls.append(f"on {entered.name}")
         yield
-        told.append(f"off {entered.name}")
+        calls.append(f"off {entered.name}")
 
     @contextmanager
     def graph(*args: Any, **kwargs: Any) -> Iterator[None]:
         given = real.bind(None, *args, **kwargs).arguments
-        told.append(f"capture in {given['pool']} on {given['stream'].name}, errors {given['capture_error_mode']}")
+        calls.append(f"capture in {given['pool']} on {given['stream'].name}, errors {given['capture_error_mode']}")
         yield
-        told.append("captured")
+        calls.append("captured")
 
     class Graph:
         def replay(self) -> None:
-            told.append("replay")
+            calls.append("replay")
 
     def pool() -> str:
         pools.append("pool")
         return f"pool {len(pools)}"
 
-    main = Stream("main", told)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(f"side of {device}", told))
+    main = Stream("main", calls)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(f"side of {device}", calls))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", pool)
-    return told
+    return calls
 
 
-def test_a_capture_is_warmed_up_on_the_same_stream(said: list[str]) -> None:
+def test_a_capture_is_warmed_up_on_the_same_stream(calls: list[str]) -> None:
     device = CudaDevice(TRAITS, 3)
 
-    graph = device.capture(lambda: said.append("run"))
+    graph = device.capture(lambda: calls.append("run"))
     graph.replay()
 
     assert device.captures_graphs
-    assert said == [
+    assert calls == [
         "side of cuda:3 waits for main", "on side of cuda:3", "run", "off side of cuda:3",
         "main waits for side of cuda:3", "capture in pool 1 on side of cuda:3, errors thread_local", "run", "captured",
         "replay",
     ]  # fmt: skip
 
 
-def test_all_captures_share_a_stream_and_a_memory_pool(said: list[str]) -> None:
+def test_all_captures_share_a_stream_and_a_memory_pool(calls: list[str]) -> None:
     device = CudaDevice(TRAITS, 0)
 
     graphs = [device.capture(lambda: None) for _ in range(2)]
 
-    assert said.count("capture in pool 1 on side of cuda:0, errors thread_local") == 2
+    assert calls.count("capture in pool 1 on side of cuda:0, errors thread_local") == 2
     del graphs[1]
     graphs.append(device.capture(lambda: None))
-    assert said.count("capture in pool 1 on side of cuda:0, errors thread_local") == 3
+    assert calls.count("capture in pool 1 on side of cuda:0, errors thread_local") == 3
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_without_graphs_the_next_capture_gets_a_new_pool(fails: bool, said: list[str]) -> None:
+def test_without_graphs_the_next_capture_gets_a_new_pool(fails: bool, calls: list[str]) -> None:
     """torch's allocator refuses one that no graph uses any more: create_or_incref_pool in CUDACachingAllocator.cpp."""
     device = CudaDevice(TRAITS, 0)
 
     def run() -> None:
-        if fails and said[-1].startswith("capture in"):
+        if fails and calls[-1].startswith("capture in"):
             raise RuntimeError("out of memory")
 
     with contextlib.suppress(RuntimeError):
         device.capture(run)
     device.capture(lambda: None)
 
-    assert [one for one in said if one.startswith("capture in")] == [
+    assert [one for one in calls if one.startswith("capture in")] == [
         "capture in pool 1 on side of cuda:0, errors thread_local",
         "capture in pool 2 on side of cuda:0, errors thread_local",
     ]
 
 
-def test_a_graph_takes_no_lists_from_the_host(said: list[str]) -> None:
+def test_a_graph_takes_no_lists_from_the_host(calls: list[str]) -> None:
     graph = CudaDevice(TRAITS, 0).capture(lambda: None)
 
     graph.replay({})
     with pytest.raises(ValueError, match="actual_lengths"):
         graph.replay({"actual_lengths": [3]})
-    assert said.count("replay") == 1
+    assert calls.count("replay") == 1
 
 
 @pytest.mark.parametrize(("capability", "has_float8"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])

@@ -31,15 +31,15 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cross_encoder(tmp_path_factory.mktemp("models") / "cross")
 
 
-def answers(path: Path, device: Device, asked: list[Pooling]) -> list[tuple[float, ...]]:
-    """Return the answer for each text, with the options of `asked` in turn."""
+def answers(path: Path, device: Device, requested: list[Pooling]) -> list[tuple[float, ...]]:
+    """Return the answer for each text, with the options of `requested` in turn."""
     encoder, _ = load_encoder(path, dtype="float32", device=device)
     core = EncoderCore(
         encoder, identify(path, "m"), block_size=device.traits.block_size, max_num_seqs=4, max_num_batched_tokens=256
     )  # fmt: skip
     assert core.info.device == device.name
     for i, text in enumerate(TEXTS):
-        core.add(PromptState(str(i), "r", text, SamplingParams(max_tokens=1), pooling=asked[i % len(asked)]))
+        core.add(PromptState(str(i), "r", text, SamplingParams(max_tokens=1), pooling=requested[i % len(requested)]))
     found: dict[str, tuple[float, ...]] = {}
     while core.has_work():
         result = core.step()
@@ -50,9 +50,13 @@ def answers(path: Path, device: Device, asked: list[Pooling]) -> list[tuple[floa
 
 
 def test_vectors_equal_those_of_the_cpu(device: Device, bert: Path) -> None:
-    asked = [Pooling(how="mean"), Pooling(how="cls", normalize=False, second_text=2), Pooling(how="last", dimensions=5)]
+    requests = [
+        Pooling(how="mean"),
+        Pooling(how="cls", normalize=False, second_text=2),
+        Pooling(how="last", dimensions=5),
+    ]
 
-    found, expected = answers(bert, device, asked), answers(bert, CpuDevice(), asked)
+    found, expected = answers(bert, device, requests), answers(bert, CpuDevice(), requests)
 
     assert [len(vector) for vector in found] == [24, 24, 5] * 2
     for mine, theirs in zip(found, expected, strict=True):

@@ -25,7 +25,7 @@ def kinds(**given: Kind) -> dict[str, DeviceKind]:
 
 
 @pytest.mark.parametrize(
-    ("given", "taken", "said"),
+    ("given", "taken", "message"),
     [
         ({}, "cpu", "no npu card is visible here; no cuda card is visible here"),
         ({"cuda": Kind(shown=True)}, "cuda", "no npu card"),
@@ -33,14 +33,14 @@ def kinds(**given: Kind) -> dict[str, DeviceKind]:
         ({"npu": Kind(shown=True, why="CANN is missing")}, "cpu", "npu cannot be used: CANN is missing"),
     ],
 )
-def test_auto_takes_the_first_working_kind_with_a_reason(given: dict[str, Kind], taken: str, said: str) -> None:
+def test_auto_takes_the_first_working_kind_with_a_reason(given: dict[str, Kind], taken: str, message: str) -> None:
     known = kinds(**given)
 
     choice = choose("auto", known)
 
     assert choice.kind is known[taken]
     assert choice.reason.startswith(f"device {taken}: ")
-    assert said in choice.reason
+    assert message in choice.reason
 
 
 def test_a_requested_kind_is_never_replaced() -> None:

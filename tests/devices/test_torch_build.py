@@ -37,7 +37,7 @@ def install(folder: Path, torch: str, cuda: str | None, torch_npu: str | None = 
     )
 
 
-def asked(folder: Path, device: str, pin: str = "2.13.0") -> tuple[int, str]:
+def run_check(folder: Path, device: str, pin: str = "2.13.0") -> tuple[int, str]:
     """Return the status and output of the check, run in a Python that sees only `folder` and our clone."""
     code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(folder)!r}]; from devices.torch_build import main; sys.exit(main({[device, pin]!r}))"  # noqa: E501
     done = subprocess.run(
@@ -48,7 +48,7 @@ def asked(folder: Path, device: str, pin: str = "2.13.0") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("torch", "cuda", "torch_npu", "device", "said"),
+    ("torch", "cuda", "torch_npu", "device", "message"),
     [
         ("2.13.0+cpu", None, None, "cpu", ""),
         ("2.13.0", "13.0", None, "cpu", ""),
@@ -63,19 +63,19 @@ def asked(folder: Path, device: str, pin: str = "2.13.0") -> tuple[int, str]:
     ],
 )
 def test_a_torch_for_another_device_is_refused_with_both(
-    torch: str, cuda: str | None, torch_npu: str | None, device: str, said: str, tmp_path: Path
+    torch: str, cuda: str | None, torch_npu: str | None, device: str, message: str, tmp_path: Path
 ) -> None:
     install(tmp_path, torch, cuda, torch_npu)
 
-    status, words = asked(tmp_path, device)
+    status, words = run_check(tmp_path, device)
 
-    assert status == (1 if said else 0)
-    assert words.startswith(said)
-    assert bool(words) == bool(said)
+    assert status == (1 if message else 0)
+    assert words.startswith(message)
+    assert bool(words) == bool(message)
 
 
 def test_no_torch_is_reported(tmp_path: Path) -> None:
-    assert asked(tmp_path, "npu") == (1, "torch is not installed")
+    assert run_check(tmp_path, "npu") == (1, "torch is not installed")
 
 
 def test_the_installed_torchs_build_is_read_from_its_version() -> None:

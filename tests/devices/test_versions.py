@@ -20,12 +20,12 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def assert_one_line(why: str | None, said: str | None) -> None:
+def assert_one_line(why: str | None, message: str | None) -> None:
     """Assert that it is one line with these texts, or None where none are expected."""
-    if said is None or why is None:
-        assert why is said
+    if message is None or why is None:
+        assert why is message
         return
-    assert said in why
+    assert message in why
     assert "\n" not in why
 
 
@@ -57,7 +57,7 @@ def test_npu_driver_and_cann_versions_are_read(file: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, None),
         ({"CANN": None}, None),  # a container may have it elsewhere: its import decides
@@ -69,17 +69,17 @@ def test_npu_driver_and_cann_versions_are_read(file: str, tmp_path: Path) -> Non
         ({"torch_npu": None}, "torch and torch_npu are both needed"),
     ],
 )
-def test_an_npu_mismatch_is_one_line_with_all_versions(changes: Mapping[str, str | None], said: str | None) -> None:
+def test_an_npu_mismatch_is_one_line_with_all_versions(changes: Mapping[str, str | None], message: str | None) -> None:
     found = {name: version for name, version in {**FITTING, **changes}.items() if version is not None}
 
     why = versions.npu_mismatch(found)
 
-    assert_one_line(why, said)
+    assert_one_line(why, message)
     assert why is None or all(f"{name} {version}" in why for name, version in found.items())
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         ({"driver": "580.65.06", "CUDA": "13.0", "torch": "2.13.0+cu130"}, None),
         ({"driver": "535.104.05", "CUDA": "12.8", "torch": "2.13.0+cu128"}, None),
@@ -96,8 +96,8 @@ def test_an_npu_mismatch_is_one_line_with_all_versions(changes: Mapping[str, str
         ({"driver": "1", "CUDA": "99.0", "torch": "2.99"}, None),  # a release that is not in the table yet
     ],
 )  # fmt: skip
-def test_a_gpu_mismatch_is_one_line_with_all_versions(found: Mapping[str, str], said: str | None) -> None:
-    assert_one_line(versions.cuda_mismatch(found), said)
+def test_a_gpu_mismatch_is_one_line_with_all_versions(found: Mapping[str, str], message: str | None) -> None:
+    assert_one_line(versions.cuda_mismatch(found), message)
 
 
 def test_a_cuda_torch_without_a_gpu_names_driver_versions(monkeypatch: pytest.MonkeyPatch) -> None:

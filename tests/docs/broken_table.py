@@ -46,7 +46,7 @@ def _tables() -> Iterator[str]:
         yield "|---|---|---|"
         for broken in inputs:
             reported = answer(broken)
-            yield f"| {broken.what} | {_cell(reported.said)} | {reported.status} |"
+            yield f"| {broken.what} | {_cell(reported.output)} | {reported.status} |"
         yield ""
 
 
@@ -63,8 +63,8 @@ def _chinese_rules() -> Iterator[str]:
     yield "| 代码 | 规则 | 违反时 | 提示示例 |"
     yield "|---|---|---|---|"
     for code, _, is_note in rules():
-        said = answer(_example(code)).said
-        line = next(line for line in said.splitlines() if f"[{code}]" in line)
+        message = answer(_example(code)).output
+        line = next(line for line in message.splitlines() if f"[{code}]" in line)
         yield f"| `{code}` | {RULES_IN_CHINESE[code]} | {'说明' if is_note else '错误'} | {_cell(line)} |"
 
 
@@ -80,8 +80,8 @@ def _example(code: str) -> Broken:
     return next(broken for inputs in SECTIONS.values() for broken in inputs if broken.rule == code)
 
 
-def _cell(said: str) -> str:
-    lines = said.replace("|", "\\|").splitlines()
+def _cell(message: str) -> str:
+    lines = message.replace("|", "\\|").splitlines()
     return "<br>".join(f"`` {line} ``" if "`" in line else f"`{line}`" for line in lines)
 
 

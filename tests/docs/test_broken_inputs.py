@@ -17,11 +17,11 @@ def test_a_broken_input_ends_with_status_2_and_writes_nothing(broken: Broken) ->
 
     assert (reported.status, reported.new) == (2, ())
     if broken.rule is None:
-        assert broken.command.begins in reported.said[: len(broken.command.begins) + len("TIME-ERROR: ")]
-        assert len(reported.said.splitlines()) == 1
+        assert broken.command.begins in reported.output[: len(broken.command.begins) + len("TIME-ERROR: ")]
+        assert len(reported.output.splitlines()) == 1
     else:
-        assert f"[{broken.rule}]" in reported.said
-        assert "note: " not in reported.said
+        assert f"[{broken.rule}]" in reported.output
+        assert "note: " not in reported.output
 
 
 def test_every_rule_has_a_broken_input_and_a_chinese_sentence() -> None:

@@ -107,12 +107,14 @@ def test_a_cell_that_claims_too_much_is_found(cell: str, why: str) -> None:
 
 def test_the_readme_names_what_never_ran_on_a_card() -> None:
     limits = " ".join((ROOT / "README.md").read_text(encoding="utf-8").partition("## Limits")[2].split())
-    said = limits.partition("nothing has ever run on a GPU or an NPU")[2].partition(" - ")[0]
+    message = limits.partition("nothing has ever run on a GPU or an NPU")[2].partition(" - ")[0]
 
     for kind in (kind.traits for kind in KINDS.values() if not kind.traits.pools_on_host):
-        assert kind.kind in said
-        assert kind.collective.upper() in said
-    assert all(name in said for name in ("attention", "graphs", "quantised", "cuda_ipc", "mooncake", "first-contact"))
+        assert kind.kind in message
+        assert kind.collective.upper() in message
+    assert all(
+        name in message for name in ("attention", "graphs", "quantised", "cuda_ipc", "mooncake", "first-contact")
+    )
 
 
 def test_the_page_names_the_variables_and_the_missing_device() -> None:

@@ -135,9 +135,11 @@ def test_one_sequence_that_stops_leaves_the_others_of_its_prompt() -> None:
         assert core.blocks.num_used == 0
 
 
-@pytest.mark.parametrize("asked", [{"bad_words": ((3, 4),)}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.2}])
-def test_no_step_follows_one_whose_tokens_decide_what_may_come_next(asked: dict[str, object]) -> None:
-    plain, bound = prompt("plain", 4, max_tokens=9), prompt("bound", 4, max_tokens=4, **asked)
+@pytest.mark.parametrize(
+    "requested", [{"bad_words": ((3, 4),)}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.2}]
+)
+def test_no_step_follows_one_whose_tokens_decide_what_may_come_next(requested: dict[str, object]) -> None:
+    plain, bound = prompt("plain", 4, max_tokens=9), prompt("bound", 4, max_tokens=4, **requested)
     with watched() as (core, model):
         core.add(plain)
         core.add(bound)

@@ -149,13 +149,13 @@ def test_a_cancelled_search_frees_every_beam() -> None:
     ids=["repetition", "presence, frequency", "bias, repetition, min_tokens", "bad_words"],
 )
 def test_penalties_count_each_beams_own_tokens(path: Path, decoder: ReferenceDecoder, shaping: dict[str, Any]) -> None:
-    asked = [replace(state, params=replace(state.params, **shaping)) for state in states()]
+    requests = [replace(state, params=replace(state.params, **shaping)) for state in states()]
     with core_of(path) as core:
-        for state in asked:
+        for state in requests:
             core.add(state)
         answers = run(core)
 
-    for state in asked:
+    for state in requests:
         wanted = [list(one.token_ids) for one in decoder.decode(state.token_ids, state.params)]
         assert hypotheses(answers, state.prompt_id) == wanted, state.prompt_id
 

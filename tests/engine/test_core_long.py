@@ -33,9 +33,9 @@ class _Constant(FakeModel):
 @pytest.mark.parametrize("params", _PARAMS.values(), ids=_PARAMS.keys())
 def test_a_late_step_calls_and_allocates_no_more_than_an_early_one(params: dict[str, object]) -> None:
     core = EngineCore(_Constant(_CONFIG), max_num_seqs=4, max_num_batched_tokens=256, prefill_chunk_size=64)
-    asked = SamplingParams(2000, temperature=0.0, **params)  # type: ignore[arg-type]
+    requests = SamplingParams(2000, temperature=0.0, **params)  # type: ignore[arg-type]
     for name in "abcd":
-        core.add(PromptState(name, name, (5,) * 20, asked))
+        core.add(PromptState(name, name, (5,) * 20, requests))
 
     early = _cost_of_steps(core, _EARLY)
     late = _cost_of_steps(core, _LATE - _EARLY - _PERIOD)

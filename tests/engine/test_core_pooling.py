@@ -39,7 +39,7 @@ def core_of(path: Path, **options: Any) -> Iterator[EngineCore]:
     core.close()
 
 
-def asked(name: str, token_ids: tuple[int, ...], pooling: Pooling | None = None) -> PromptState:
+def pooling_prompt(name: str, token_ids: tuple[int, ...], pooling: Pooling | None = None) -> PromptState:
     return PromptState(name, f"r-{name}", token_ids, SamplingParams(max_tokens=1), pooling=pooling or Pooling())
 
 
@@ -76,7 +76,7 @@ def test_vectors_equal_transformers_beside_a_running_prompt(kind: str, how: str,
     with core_of(path) as core:
         core.add(PromptState("text", "r", TEXTS[1], SamplingParams(max_tokens=12, temperature=0.0)))
         for i, text in enumerate(TEXTS):
-            core.add(asked(str(i), text, Pooling(how=how, normalize=False)))
+            core.add(pooling_prompt(str(i), text, Pooling(how=how, normalize=False)))
         found, _, beside = vectors(core)
 
     for i, text in enumerate(TEXTS):
@@ -87,10 +87,10 @@ def test_vectors_equal_transformers_beside_a_running_prompt(kind: str, how: str,
 
 def test_last_token_vectors_use_the_prefix_cache_means_do_not(tmp_path: Path) -> None:
     with core_of(make_tiny_model("llama", tmp_path)) as core:
-        core.add(asked("first", TEXTS[2]))
+        core.add(pooling_prompt("first", TEXTS[2]))
         first, _, _ = vectors(core)
-        core.add(asked("again", TEXTS[2]))
-        core.add(asked("mean", TEXTS[2], Pooling(how="mean")))
+        core.add(pooling_prompt("again", TEXTS[2]))
+        core.add(pooling_prompt("mean", TEXTS[2], Pooling(how="mean")))
         again, cached, _ = vectors(core)
 
     assert cached == {"again": 48, "mean": 0}
@@ -99,16 +99,16 @@ def test_last_token_vectors_use_the_prefix_cache_means_do_not(tmp_path: Path) ->
 
 def test_dimensions_are_truncated_and_normalised_to_length_1(tmp_path: Path) -> None:
     with core_of(make_tiny_model("llama", tmp_path)) as core:
-        core.add(asked("whole", TEXTS[0], Pooling(normalize=False)))
-        core.add(asked("cut", TEXTS[0], Pooling(dimensions=5)))
+        core.add(pooling_prompt("whole", TEXTS[0], Pooling(normalize=False)))
+        core.add(pooling_prompt("cut", TEXTS[0], Pooling(dimensions=5)))
         found, _, _ = vectors(core)
 
         wanted = torch.tensor(found["whole"][:5], dtype=torch.float64)
         close(found["cut"], wanted / wanted.norm())
         with pytest.raises(InvalidRequest, match="dimensions is 65, the model's vectors have 64"):
-            core.add(asked("wide", TEXTS[0], Pooling(dimensions=65)))
+            core.add(pooling_prompt("wide", TEXTS[0], Pooling(dimensions=65)))
         with pytest.raises(InvalidRequest, match="is not a cross-encoder"):
-            core.add(asked("pair", TEXTS[0], Pooling("score")))
+            core.add(pooling_prompt("pair", TEXTS[0], Pooling("score")))
 
 
 def test_a_decoder_without_output_layer_only_makes_vectors(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_decoder_without_output_layer_only_makes_vectors(tmp_path: Path) -> No
     network = AutoModel.from_pretrained(tmp_path).eval()
     with core_of(tmp_path) as core:
         for i, text in enumerate(TEXTS):
-            core.add(asked(str(i), text))
+            core.add(pooling_prompt(str(i), text))
         found, _, _ = vectors(core)
 
         with pytest.raises(InvalidRequest, match="has no output layer: it returns vectors, not text"):

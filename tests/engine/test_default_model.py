@@ -108,13 +108,13 @@ def test_another_kind_of_gguf_is_refused(gguf_file: Path, tmp_path: Path) -> Non
 
 
 def test_it_is_made_once_and_leaves_nothing_else(downloads: list[Path], tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
-    path = ensure_default_model(tmp_path, said.append)
+    path = ensure_default_model(tmp_path, messages.append)
 
-    assert ensure_default_model(tmp_path, said.append) == path == default_model_path(tmp_path)
+    assert ensure_default_model(tmp_path, messages.append) == path == default_model_path(tmp_path)
     assert len(downloads) == 1
-    assert [words.split()[0] for words in said] == ["downloading", "converting"]
+    assert [words.split()[0] for words in messages] == ["downloading", "converting"]
     assert [file.name for file in path.parent.iterdir() if not file.name.endswith("lock")] == [MODEL_NAME]
     assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
     loaded = load_model(path, dtype="auto", block_size=16, kv_cache_memory=1 << 20, num_threads=1)

@@ -28,9 +28,9 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-def rows_of(asked: list[dict[str, Any]], *, candidates: tuple[int, ...] = ()) -> tuple[SampleRow, ...]:
+def rows_of(requests: list[dict[str, Any]], *, candidates: tuple[int, ...] = ()) -> tuple[SampleRow, ...]:
     numbers, rows = random.Random(3), []
-    for i, one in enumerate(asked):
+    for i, one in enumerate(requests):
         history = [numbers.randrange(VOCAB_SIZE) for _ in range(12)]
         params = SamplingParams(max_tokens=9, seed=i, **one)
         banned = (7, history[0]) if i % 3 == 0 else ()

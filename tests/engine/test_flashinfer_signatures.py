@@ -170,7 +170,7 @@ def one_more(function: str) -> Callable[[str, Signature], Signature]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (renamed("sm_scale"), "unexpected keyword argument 'sm_scale'"),
         (renamed("logits_soft_cap"), "unexpected keyword argument 'logits_soft_cap'"),
@@ -181,9 +181,9 @@ def one_more(function: str) -> Callable[[str, Signature], Signature]:
     ],
 )
 def test_a_call_of_attention_that_does_not_fit_is_found(
-    change: Callable[[str, Signature], Signature], said: str, wheel: Wheel
+    change: Callable[[str, Signature], Signature], message: str, wheel: Wheel
 ) -> None:
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=message):
         attend(HeldModule(wheel, change))
 
 
@@ -227,7 +227,7 @@ def _by_place(first: int, second: float = 1.0, third: bool = False) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("stand_in", "said"),
+    ("stand_in", "messages"),
     [
         (_fits, []),
         (_other_name, ["other is not taken"]),
@@ -239,8 +239,8 @@ def _by_place(first: int, second: float = 1.0, third: bool = False) -> None: ...
         (_by_place, ["third is not at place 2"]),
     ],
 )  # fmt: skip
-def test_extra_parameters_of_a_stand_in_are_named(stand_in: Callable[..., Any], said: list[str]) -> None:
-    assert differences(stand_in, inspect.signature(_real)) == said
+def test_extra_parameters_of_a_stand_in_are_named(stand_in: Callable[..., Any], messages: list[str]) -> None:
+    assert differences(stand_in, inspect.signature(_real)) == messages
 
 
 def test_a_name_that_the_wheel_lacks_is_named(wheel: Wheel) -> None:

@@ -189,12 +189,14 @@ def test_a_folder_with_one_gguf_and_nothing_else_is_found(tmp_path: Path) -> Non
 
 def test_it_is_converted_once_under_a_name_from_its_content(tmp_path: Path) -> None:
     file, _ = write_tiny_gguf(tmp_path, "llama")
-    said: list[str] = []
+    messages: list[str] = []
 
-    path = ensure_converted(file, tmp_path / "cache", said.append)
+    path = ensure_converted(file, tmp_path / "cache", messages.append)
 
-    assert path == converted_path(file, tmp_path / "cache") == ensure_converted(file, tmp_path / "cache", said.append)
-    assert said == ["converting tiny.gguf to safetensors (once)"]
+    assert (
+        path == converted_path(file, tmp_path / "cache") == ensure_converted(file, tmp_path / "cache", messages.append)
+    )
+    assert messages == ["converting tiny.gguf to safetensors (once)"]
     assert {one.name for one in path.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     changed = bytearray(file.read_bytes())
     changed[len(changed) // 2] ^= 1
@@ -206,7 +208,7 @@ def test_a_second_process_waits_for_a_running_conversion(tmp_path: Path, monkeyp
     file, _ = write_tiny_gguf(tmp_path, "llama")
     path = converted_path(file, tmp_path / "cache")
     path.parent.mkdir(parents=True)
-    now, said = [0.0], list[str]()
+    now, messages = [0.0], list[str]()
     with (path.parent / f".{path.name}-lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
 
@@ -220,9 +222,9 @@ def test_a_second_process_waits_for_a_running_conversion(tmp_path: Path, monkeyp
             "engine.checkpoints.model_cache.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
         )  # fmt: skip
 
-        assert ensure_converted(file, tmp_path / "cache", said.append) == path
+        assert ensure_converted(file, tmp_path / "cache", messages.append) == path
 
-    assert said == [f"waiting for another process that is creating {path.name}"]
+    assert messages == [f"waiting for another process that is creating {path.name}"]
 
 
 def test_a_refusal_of_the_converting_process_is_reported(tmp_path: Path) -> None:

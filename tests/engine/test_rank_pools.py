@@ -11,7 +11,7 @@ from wire.kv_layout import KvTensor
 BLOCK, LENGTH = 16, 4096
 TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32"))
 ENOUGH = 1 << 20
-LEFT = "device card, 512 MiB left to steps"
+LEFT = "device card, 512 MiB left for steps"
 
 
 def refused(free: list[int], devices: list[str]) -> str:
@@ -21,12 +21,12 @@ def refused(free: list[int], devices: list[str]) -> str:
 
 
 def test_a_rank_without_room_on_its_device_is_named_with_bytes() -> None:
-    said = refused([ENOUGH, 1000], ["card 0", LEFT])
+    output = refused([ENOUGH, 1000], ["card 0", LEFT])
 
-    assert said.startswith(
+    assert output.startswith(
         f"rank 1 of 2 ({LEFT}) has 1000 bytes for its KV pool, and a sequence takes 1 blocks of 16 tokens"
     )
-    assert "raise --gpu-memory-utilization or lower --max-num-seqs" in said
+    assert "raise --gpu-memory-utilization or lower --max-num-seqs" in output
 
 
 @pytest.mark.parametrize("requested", [None, ENOUGH])
@@ -46,10 +46,10 @@ def test_room_for_a_sequence_but_not_for_spare_blocks_is_refused() -> None:
 
 
 def test_the_total_named_in_a_refusal_is_a_size_that_works() -> None:
-    said = refused([1000, 2000], ["card 0", "card 1"])
-    least = int(re.findall(r"--kv-cache-memory (\d+) or more would be for all 2 ranks together", said)[0])
+    output = refused([1000, 2000], ["card 0", "card 1"])
+    least = int(re.findall(r"--kv-cache-memory (\d+) or more would be for all 2 ranks together", output)[0])
 
-    assert "rank 0 of 2 (card 0) has 1000 bytes" in said, "the first that lacks room"
+    assert "rank 0 of 2 (card 0) has 1000 bytes" in output, "the first that lacks room"
     assert plan_devices(TENSORS, [ENOUGH] * 2, least, BLOCK, LENGTH).num_blocks == 1
     with pytest.raises(ConfigError):
         plan_devices(TENSORS, [ENOUGH] * 2, least - 1, BLOCK, LENGTH)

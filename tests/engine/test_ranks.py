@@ -40,15 +40,15 @@ class Lost:
 
     def __init__(self) -> None:
         self.errors: list[PdserveError] = []
-        self._told = threading.Event()
+        self._reported = threading.Event()
 
     def __call__(self, error: PdserveError) -> None:
         self.errors.append(error)
-        self._told.set()
+        self._reported.set()
 
     def wait(self) -> PdserveError:
         """Return the error."""
-        assert self._told.wait(_WAIT_S)
+        assert self._reported.wait(_WAIT_S)
         return self.errors[0]
 
 

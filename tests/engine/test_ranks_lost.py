@@ -50,11 +50,11 @@ class Lost:
 
     def __init__(self) -> None:
         self.errors: list[PdserveError] = []
-        self.told = threading.Event()
+        self.reported = threading.Event()
 
     def __call__(self, error: PdserveError) -> None:
         self.errors.append(error)
-        self.told.set()
+        self.reported.set()
 
 
 def _load(path: Path, lost: Lost) -> LoadedRanks:
@@ -123,7 +123,7 @@ def test_a_rank_lost_while_it_serves_ends_the_model(llama: Path, phase: str, num
         with pytest.raises(InstanceLost, match=rf"rank 1 of 2 \(pid {rank.pid}\) {_SAID[number]}"):
             model.launch(step, hit)
 
-        assert lost.told.wait(_WAIT_S)
+        assert lost.reported.wait(_WAIT_S)
         assert len(lost.errors) == 1
     finally:
         model.close()

@@ -14,7 +14,7 @@ from engine.core import EngineCore
 from engine.model_folder import open_folder, read_network
 from engine.ranks.load import RanksOptions, load_ranks
 from engine.sharding.cut import shard_network
-from tests.engine.test_core_pooling import TEXTS, asked, close, states_by_hand, vectors
+from tests.engine.test_core_pooling import TEXTS, close, pooling_prompt, states_by_hand, vectors
 from tests.engine.tiny_encoders import say_pooling
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
@@ -37,7 +37,7 @@ def _found(path: Path, pooling: Pooling, *, beside: bool) -> dict[str, tuple[flo
         if beside:
             core.add(PromptState("text", "r", TEXTS[1], SamplingParams(max_tokens=12, temperature=0.0)))
         for number, text in enumerate(TEXTS):
-            core.add(asked(str(number), text, pooling))
+            core.add(pooling_prompt(str(number), text, pooling))
         found, _, _ = vectors(core)
     finally:
         core.close()

@@ -66,7 +66,7 @@ def test_tokens_are_those_of_generate_and_the_engines_are_too(path: Path, shapin
 
 def test_many_together_are_decoded_as_each_alone(path: Path) -> None:
     drawn = SamplingParams(max_tokens=12, temperature=0.9, seed=5)
-    asked = [
+    requests = [
         *((prompt, params) for prompt in PROMPTS[:2] for params in (
             drawn, replace(drawn, n=3), replace(drawn, seed=6, n=2, best_of=4, logprobs=2),
             replace(drawn, max_tokens=3, repetition_penalty=1.5), replace(drawn, stop_token_ids=_STOPS),
@@ -75,9 +75,9 @@ def test_many_together_are_decoded_as_each_alone(path: Path) -> None:
     ]  # fmt: skip
     network = load_plain(path, "float32")
     together = ReferenceDecoder(network)
-    together.prepare(asked)
+    together.prepare(requests)
 
-    for prompt, params in asked:
+    for prompt, params in requests:
         for ours, alone in zip(
             together.decode(prompt, params), ReferenceDecoder(network).decode(prompt, params), strict=True
         ):

@@ -87,10 +87,10 @@ def test_the_tried_ones_are_those_of_every_test_run() -> None:
 def test_only_untried_models_are_checked_at_load(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = list[str]()
-    monkeypatch.setattr(row_check, "check_rows", lambda network, dtype: asked.append(network.config.model_type))
+    requests = list[str]()
+    monkeypatch.setattr(row_check, "check_rows", lambda network, dtype: requests.append(network.config.model_type))
     path = make_family(model_type, tmp_path)
 
     load_model(path, dtype="float32", block_size=16, kv_cache_memory=1 << 20, num_threads=1).model.close()
 
-    assert asked == ["arcee"] * (model_type == "arcee")
+    assert requests == ["arcee"] * (model_type == "arcee")

@@ -116,11 +116,11 @@ _BOUND: list[dict[str, Any]] = [
 ]
 
 
-def answers_of(path: Path, device: FakeDevice, asked: list[dict[str, Any]]) -> tuple[Answers, int]:
+def answers_of(path: Path, device: FakeDevice, requested: list[dict[str, Any]]) -> tuple[Answers, int]:
     """Return what every prompt is answered, and how many tokens the host did not know at their launch."""
     model = load(path, device)
     carried, core = count_carried(model), core_of(model)
-    for number, one in enumerate(asked):
+    for number, one in enumerate(requested):
         params = SamplingParams(max_tokens=_NUM_TOKENS, seed=number, **one)
         core.add(PromptState(f"p{number}", "r", prompts()[number % len(_LENGTHS)], params))
     answers = run(core)
@@ -129,15 +129,17 @@ def answers_of(path: Path, device: FakeDevice, asked: list[dict[str, Any]]) -> t
     return answers, sum(carried)
 
 
-@pytest.mark.parametrize("asked", [_ASKED, _BOUND, _ASKED + _BOUND], ids=["free", "bound", "mixed"])
-def test_requests_of_every_kind_are_answered_as_one_at_a_time(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("requested", [_ASKED, _BOUND, _ASKED + _BOUND], ids=["free", "bound", "mixed"])
+def test_requests_of_every_kind_are_answered_as_one_at_a_time(requested: list[dict[str, Any]], tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path)
 
-    (ahead, carried), (in_turn, known) = (answers_of(path, device, asked) for device in (LateDevice(), FakeDevice()))
+    (ahead, carried), (in_turn, known) = (
+        answers_of(path, device, requested) for device in (LateDevice(), FakeDevice())
+    )
 
     assert (ahead.tokens, ahead.finish) == (in_turn.tokens, in_turn.finish)
     assert known == 0
-    assert (carried > 0) == (asked is not _BOUND)
+    assert (carried > 0) == (requested is not _BOUND)
 
 
 def one_token(block: int, token: int, **more: Any) -> StepBatch:

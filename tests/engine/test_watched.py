@@ -24,14 +24,14 @@ WAIT_S = 300.0  # a thread may come late, too, on a busy machine
 
 
 class FailingModel(FakeModel):
-    """Calls `fails` before each launch and each collect, and copy; `asked` counts what came to it."""
+    """Calls `fails` before each launch and each collect, and copy; `calls` lists these."""
 
     def __init__(self, fails: Callable[[str], None], *, runs_ahead: bool = False) -> None:
         super().__init__(replace(CONFIG, runs_ahead=runs_ahead))
-        self._fails, self.asked = fails, list[str]()
+        self._fails, self.calls = fails, list[str]()
 
     def _ask(self, what: str) -> None:
-        self.asked.append(what)
+        self.calls.append(what)
         self._fails(what)
 
     def launch(self, batch: StepBatch, layer_done: Any = None) -> PendingStep:
@@ -74,8 +74,8 @@ def once(what: str, error: Exception, then: Callable[[], None] = lambda: None) -
     """Return what raises `error` at the first `what`, after `then`."""
     left = [error]
 
-    def fails(asked: str) -> None:
-        if asked == what and left:
+    def fails(requested: str) -> None:
+        if requested == what and left:
             then()
             raise left.pop()
 
@@ -108,7 +108,7 @@ def test_a_dead_device_ends_the_instance_and_is_not_used_again(what: str, runs_a
         core.add(prompt("a", 3))
         core.add(prompt("b", 3))
         first = run(core).failed
-        asked = list(model.asked)
+        requests = list(model.calls)
         core.add(prompt("c", 3))
         later = run(core).failed
 
@@ -121,7 +121,7 @@ def test_a_dead_device_ends_the_instance_and_is_not_used_again(what: str, runs_a
     assert {name for name, _ in first} == {"a", "b"}
     assert [name for name, _ in later] == ["c"]
     assert all(str(lost) in str(error) for _, error in (*first, *later))
-    assert model.asked == asked
+    assert model.calls == requests
 
 
 def test_a_hung_device_is_waited_for_up_to_the_limit() -> None:
@@ -142,8 +142,8 @@ def test_a_hung_device_is_waited_for_up_to_the_limit() -> None:
 def test_a_device_that_hangs_is_lost_even_if_nothing_fails(what: str) -> None:
     device, reported = DyingDevice(), SimpleQueue[PdserveError]()
 
-    def hang(asked: str) -> None:
-        if asked == what and device.answers.is_set():
+    def hang(requested: str) -> None:
+        if requested == what and device.answers.is_set():
             device.answers.clear()
             assert device.answers.wait(WAIT_S)
 
@@ -163,7 +163,7 @@ def test_a_device_that_hangs_is_lost_even_if_nothing_fails(what: str) -> None:
         "within 0.05 s)"
         "; without it this instance cannot go on"
     )
-    assert [(name, str(lost) in str(error)) for name, error in failed] == [("a", True)], "nothing more is asked of it"
+    assert [(name, str(lost) in str(error)) for name, error in failed] == [("a", True)], "it gets no further calls"
     assert reported.empty()
     core.close()
 
@@ -181,7 +181,7 @@ def test_a_device_that_computes_is_not_lost_however_long_a_step_takes() -> None:
         assert device.recorded == 1, "it was tried"
     now[0] += 2 * WAIT_S
     assert watch.check()
-    assert device.recorded == 1, "nothing is asked of it"
+    assert device.recorded == 1, "it gets no calls"
     with watch.guard():
         now[0] += 2 * WAIT_S
         device.fails_with = RuntimeError(FAULT)
@@ -215,7 +215,7 @@ def test_copies_of_blocks_are_guarded_too(what: str) -> None:
     with pytest.raises(InstanceLost, match="fails a small test op"):
         getattr(guarded, what)(*arguments)
 
-    assert (len(reported), model.asked) == (1, [what])
+    assert (len(reported), model.calls) == (1, [what])
     model.close()
 
 

@@ -61,7 +61,7 @@ class FaultCluster:
         self._http = dict(zip(self.guide.names, free_ports(len(self.guide.names)), strict=True))
         self._salts = {name: _salt(self.guide.environment(name)) for name in self.guide.names}
         self._python = _wrapper(folder)
-        self._told = set[str]()
+        self._notified = set[str]()
 
     def __enter__(self) -> "FaultCluster":
         return self
@@ -78,9 +78,9 @@ class FaultCluster:
 
     def renew(self, victim: str, setting: str) -> None:
         """Restart every process that failed before, `victim` with this setting; wait until all live."""
-        for name in {*self._told, victim} & set(self.guide.processes):
+        for name in {*self._notified, victim} & set(self.guide.processes):
             self.guide.kill(name)
-        self._told = {victim}
+        self._notified = {victim}
         for name in self.names:
             if name not in self.guide.processes:
                 self.start(name, setting if name == victim else "")

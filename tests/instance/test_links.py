@@ -28,13 +28,13 @@ class ScriptedSender:
     def __init__(self, failure: Exception | None = None) -> None:
         self.go_on, self.failure = threading.Event(), failure
         self.frames_resent, self.bytes_sent = 4, 40
-        self.asked: list[tuple[str, int, int]] = []
+        self.requests: list[tuple[str, int, int]] = []
 
     def links(self) -> tuple[LinkStatus, ...]:
         return (STATUS,)
 
     def measure(self, peer_id: str, epoch: int, endpoints: object, num_bytes: int, timeout_s: float) -> LinkStatus:
-        self.asked.append((peer_id, epoch, num_bytes))
+        self.requests.append((peer_id, epoch, num_bytes))
         assert self.go_on.wait(DEADLINE_S)
         if self.failure is not None:
             raise self.failure
@@ -73,7 +73,7 @@ def test_link_measurements_run_one_at_a_time() -> None:
     assert (refused.peer_id, refused.link) == ("decode-1", None)
     assert "one at a time" in refused.error
     assert measured == answers.get(timeout=DEADLINE_S) == LinkMeasured("decode-0", STATUS)
-    assert sender.asked == [("decode-0", 7, 1 << 20)] * 2
+    assert sender.requests == [("decode-0", 7, 1 << 20)] * 2
 
 
 @pytest.mark.parametrize("failure", [InstanceLost("no KV link to decode-0"), ValueError("a defect")])

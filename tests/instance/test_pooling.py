@@ -15,7 +15,7 @@ from wire.types import Pooling, PromptState, Role, SamplingParams
 TEXT = tuple(range(3, 20))
 
 
-def asked(name: str, pooling: Pooling | None) -> PromptState:
+def pooling_prompt(name: str, pooling: Pooling | None) -> PromptState:
     return PromptState(name, f"r-{name}", TEXT, SamplingParams(max_tokens=3, temperature=0.0), pooling=pooling)
 
 
@@ -23,8 +23,8 @@ def asked(name: str, pooling: Pooling | None) -> PromptState:
 def test_a_decoder_answers_vectors_and_text_side_by_side(role: Role, tmp_path: Path) -> None:
     async def run() -> Pooled:
         async with running(instance_config(tmp_path, role, port=4)) as (instance, client):
-            await client.session.send(Generate(asked("text", None)))
-            await client.session.send(Generate(asked("vector", Pooling())))
+            await client.session.send(Generate(pooling_prompt("text", None)))
+            await client.session.send(Generate(pooling_prompt("vector", Pooling())))
             pooled = await client.next(Pooled)
             assert isinstance(pooled, Pooled)
             assert instance._host.engine.load().held_prompts == 0
@@ -44,11 +44,13 @@ def test_an_encoder_answers_its_kind_and_refuses_other_requests(kind: str, size:
 
     async def run() -> tuple[Pooled, Refused, Refused]:
         async with running(InstanceConfig(options, Role.COMBINED, device_ids=("4",))) as (_, client):
-            await client.session.send(Generate(asked("right", Pooling(kind))))
+            await client.session.send(Generate(pooling_prompt("right", Pooling(kind))))
             pooled = await client.next(Pooled)
-            await client.session.send(Generate(asked("text", None)))
+            await client.session.send(Generate(pooling_prompt("text", None)))
             text = await client.next(Refused)
-            await client.session.send(Generate(asked("other", Pooling("score" if kind == "embed" else "embed"))))
+            await client.session.send(
+                Generate(pooling_prompt("other", Pooling("score" if kind == "embed" else "embed")))
+            )
             other = await client.next(Refused)
             assert isinstance(pooled, Pooled)
             assert isinstance(text, Refused)
@@ -67,9 +69,9 @@ def test_a_cancelled_vector_leaves_no_state(tmp_path: Path) -> None:
     async def run() -> None:
         config = instance_config(tmp_path, Role.PREFILL, port=4, prefill_chunk_size=4)
         async with running(config) as (instance, client):
-            await client.session.send(Generate(asked("gone", Pooling())))
+            await client.session.send(Generate(pooling_prompt("gone", Pooling())))
             await client.session.send(Cancel("gone"))
-            await client.session.send(Generate(asked("next", Pooling())))
+            await client.session.send(Generate(pooling_prompt("next", Pooling())))
             while True:
                 event = await client.next(Pooled, Step)
                 if isinstance(event, Pooled) and event.prompt_id == "next":
@@ -84,7 +86,7 @@ def test_a_cancelled_vector_leaves_no_state(tmp_path: Path) -> None:
 def test_a_reservation_for_a_vector_is_released(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.DECODE, port=6)) as (instance, client):
-            await client.session.send(Reserve(asked("a", Pooling())))
+            await client.session.send(Reserve(pooling_prompt("a", Pooling())))
             refused = await client.next(Refused)
             assert isinstance(refused, Refused)
             assert "has no KV hand-off" in refused.message

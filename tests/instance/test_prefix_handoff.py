@@ -235,12 +235,14 @@ def test_every_rank_sends_and_receives_the_same_tokens_of_a_prompt(
     assert turns[2].tokens == turns[0].tokens
 
 
-@pytest.mark.parametrize(("options", "said"), [({}, 0), ({"enable_prefix_caching": False}, 0), ({"block_size": 8}, 1)])
-def test_blocks_without_names_are_reported_once(tmp_path: Path, options: dict[str, object], said: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "num_notes"), [({}, 0), ({"enable_prefix_caching": False}, 0), ({"block_size": 8}, 1)]
+)
+def test_blocks_without_names_are_reported_once(tmp_path: Path, options: dict[str, object], num_notes: int) -> None:
     async def run() -> tuple[str, ...]:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4, **options)) as (instance, _):
             return instance.notes
 
     notes = [note for note in asyncio.run(run()) if "prefix cache" in note]
 
-    assert notes == ["the prefix cache is off: blocks of 8 tokens are not a multiple of 16"] * said
+    assert notes == ["the prefix cache is off: blocks of 8 tokens are not a multiple of 16"] * num_notes

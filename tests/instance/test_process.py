@@ -55,14 +55,14 @@ def test_a_signal_ends_a_process_with_status_zero(
         try:
             assert process.stdout.readline() == f"{moment}\n"
             process.send_signal(number)
-            said, wrong = process.communicate(timeout=WAIT_S)
+            output, wrong = process.communicate(timeout=WAIT_S)
         finally:
             process.kill()
 
     assert process.returncode == 0, wrong
     assert "Traceback" not in wrong
     # with a thread in native code, finalizing the interpreter would abort the process
-    assert ("taken down" in said) is taken_down
+    assert ("taken down" in output) is taken_down
 
 
 LOST = """

@@ -26,9 +26,9 @@ def test_cores_are_divided_evenly_and_shared_where_few(
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "ranks"), [(None, ("4", "5"), 2), (2, ("4", "5"), 2), (3, ("0",), 3), (None, ("0",), 1)]
+    ("requested", "devices", "ranks"), [(None, ("4", "5"), 2), (2, ("4", "5"), 2), (3, ("0",), 3), (None, ("0",), 1)]
 )
-def test_there_is_a_rank_for_each_device(asked: int | None, devices: tuple[str, ...], ranks: int) -> None:
-    options = EngineOptions(model="m", tensor_parallel_size=asked)
+def test_there_is_a_rank_for_each_device(requested: int | None, devices: tuple[str, ...], ranks: int) -> None:
+    options = EngineOptions(model="m", tensor_parallel_size=requested)
 
     assert InstanceConfig(options, Role.DECODE, device_ids=devices).num_ranks == ranks

@@ -34,13 +34,13 @@ class HandOffs(RuleBasedStateMachine):
         self.on: dict[str, set[str]] = {"p": set(), "d": set()}  # the prompts that each side accepted
 
     @rule(
-        length=LENGTHS, max_tokens=st.integers(1, 12), n=st.integers(1, 3), goes_on=st.booleans(), alike=st.booleans()
+        length=LENGTHS, max_tokens=st.integers(1, 12), n=st.integers(1, 3), continues=st.booleans(), alike=st.booleans()
     )
-    def reserve(self, length: int, max_tokens: int, n: int, goes_on: bool, alike: bool) -> None:
+    def reserve(self, length: int, max_tokens: int, n: int, continues: bool, alike: bool) -> None:
         state = self._state(length, max_tokens, n, alike=alike)
         self.on["d"].add(state.prompt_id)
         self.link.d.workers.decode.reserve(state)
-        if goes_on and state.prompt_id in self.link.d.tickets:
+        if continues and state.prompt_id in self.link.d.tickets:
             self._prefill(state)
 
     @precondition(lambda self: self.link.d.tickets)

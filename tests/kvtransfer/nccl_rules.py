@@ -105,8 +105,8 @@ class NcclRules:
 
     def make(self, store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
         """Make one end, which is not joined to the other before its first operation."""
-        told = dict(self.environ)
-        set_nccl_defaults(told, host)
+        environ = dict(self.environ)
+        set_nccl_defaults(environ, host)
         name = secrets.token_hex(8)
         if rank == 0:
             store.set("pair", f"{name} {os.getpid()}")
@@ -195,14 +195,14 @@ class NcclRules:
 class Watchdog:
     """torch's threads around one group. Of every group here, the store is queried, and far more often."""
 
-    def __init__(self, store: Any, told: dict[str, str], broken: list[str]) -> None:
+    def __init__(self, store: Any, environ: dict[str, str], broken: list[str]) -> None:
         self._store, self._broken, self._ended = store, broken, threading.Event()
-        self._ends_process = told.get(ERROR_HANDLING) != _LEFT_TO_US
-        self._pause_s = 4 * int(told.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000")) / 1000
+        self._ends_process = environ.get(ERROR_HANDLING) != _LEFT_TO_US
+        self._pause_s = 4 * int(environ.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000")) / 1000
         self.lock = threading.Lock()
         """Taken by each operation, and held while the watchdog waits for dumps."""
         self._heartbeat = threading.Thread(target=self._query, name="pt_nccl_heartbt", daemon=True)
-        if told.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "1") == "1":
+        if environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "1") == "1":
             self._heartbeat.start()
 
     def failed(self, why: str, over: threading.Event) -> None:

@@ -94,7 +94,7 @@ class RankRig:
     ) -> None:  # fmt: skip
         self._transport, self._lease_s, self._digests = transport, lease_s, digests
         self._processes = processes
-        self.halves: list[RankTransfer] = []
+        self.transfers: list[RankTransfer] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.far: list[FarRank] = []
         self.lost: list[str] = []
@@ -155,7 +155,7 @@ class RankRig:
         if self._processes:
             self.processes.append(start_half(memory.layout, settings, theirs))
         else:
-            self.halves.append(RankTransfer(memory, settings, theirs, lambda: self.progress_age))
+            self.transfers.append(RankTransfer(memory, settings, theirs, lambda: self.progress_age))
         self.far.append(FarRank(ours, memory.layout.rank, lost, Trust()))
         self.far[-1].start(3 * DEADLINE_S)  # a process has to be started
         return self.far[-1]
@@ -195,8 +195,8 @@ class RankRig:
         self.receiver.close()
         for far in self.far:
             far.close()
-        for half in self.halves:
-            half.close()
+        for transfer in self.transfers:
+            transfer.close()
         for process in self.processes:
             process.kill()
             process.communicate(timeout=10.0)  # closes its stdin too

@@ -18,7 +18,7 @@ def cells(start: int, end: int, mask: int) -> set[tuple[int, int]]:
 
 @given(st.lists(st.tuples(ranges, masks), max_size=16), ranges, masks)
 def test_coverage_agrees_with_a_set_of_cells(
-    added: list[tuple[tuple[int, int], int]], asked: tuple[int, int], of: int
+    added: list[tuple[tuple[int, int], int]], requested: tuple[int, int], of: int
 ) -> None:
     coverage, seen = Coverage(), set[tuple[int, int]]()
     for (start, end), mask in added:
@@ -27,8 +27,8 @@ def test_coverage_agrees_with_a_set_of_cells(
         if not new & seen:
             seen |= new
 
-    missing = coverage.missing(*asked, of)
-    lacking = {token for tensor, token in cells(*asked, of) - seen}
+    missing = coverage.missing(*requested, of)
+    lacking = {token for tensor, token in cells(*requested, of) - seen}
     assert [token for start, end in missing for token in range(start, end)] == sorted(lacking)
     assert all(start < end for start, end in missing)
     assert all(before[1] < after[0] for before, after in pairwise(missing))

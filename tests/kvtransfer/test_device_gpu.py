@@ -149,9 +149,9 @@ def test_a_pool_of_expandable_segments_is_refused_with_a_reason() -> None:
     )
     environment = {"PATH": "/usr/bin:/bin", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True
     ).stdout
 
-    assert "cannot be exported" in said
+    assert "cannot be exported" in output
     assert CudaDriver().lacking(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda:0")) is None

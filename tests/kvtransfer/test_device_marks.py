@@ -29,7 +29,7 @@ class Mark:
     """An event that is reached when the test says so; a thread that waits for it stands in for its stream."""
 
     def __init__(self, device: "AheadDevice") -> None:
-        self._device, self._reached, self.is_recorded, self.asked = device, threading.Event(), False, 0
+        self._device, self._reached, self.is_recorded, self.num_queries = device, threading.Event(), False, 0
 
     def record(self) -> None:
         self.is_recorded = True
@@ -44,7 +44,7 @@ class Mark:
 
     @property
     def is_done(self) -> bool:
-        self.asked += 1
+        self.num_queries += 1
         return self._reached.is_set()
 
     def reach(self) -> None:
@@ -198,7 +198,7 @@ def test_leases_are_checked_while_a_mark_is_awaited(transport: str, monkeypatch:
         rig.sender.commit(ticket.ticket_id, b"prompt")
         (mark,) = pool.ahead.marks
 
-        until(lambda: mark.asked > 5)  # the link's thread waits for it
+        until(lambda: mark.num_queries > 5)  # the link's thread waits for it
         before = last[0]
         until(lambda: last[0] > before + 2)
         mark.reach()

@@ -263,10 +263,10 @@ def test_neighbouring_tensors_are_one_place_in_their_order(mover: Mover, heads: 
     memory[:] = DATA[: len(memory)]
     slots, blocks = SlotMap(layout, memoryview(memory)), (3, 4, 9, 2)
 
-    apart = [slots.place(tensor, window(blocks, 4, 5, 15), heads) for tensor in range(3)]
+    places = [slots.place(tensor, window(blocks, 4, 5, 15), heads) for tensor in range(3)]
     for first, count in ((0, 3), (1, 2), (2, 1)):
         place = slots.place(first, window(blocks, 4, 5, 15), heads, count)
-        of_it = apart[first : first + count]
+        of_it = places[first : first + count]
         copy = bytearray(place.runs.num_bytes)
         wanted = b"".join(_bytes_of(one) for one in of_it)
         assert mover.copy(place, whole(copy), StopFlag())

@@ -142,7 +142,7 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
     digests: bool, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, handle, say, take = OutgoingTickets._send, OutgoingTickets.handle, Channel.send, FarRank._take
-    heard = threading.Event()  # of the drop, by the rank's links: not before the rank asks, or commits unasked
+    received = threading.Event()  # of the drop, by the rank's links: not before the rank asks, or commits unasked
 
     def held_up(self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None) -> None:
         if self._settings.memory.layout.rank.number:
@@ -151,24 +151,24 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
 
     def handled_late(self: OutgoingTickets, op: TicketOp, *, behind: bool = False) -> None:
         if isinstance(op, Drop):
-            assert heard.wait(DEADLINE_S)
+            assert received.wait(DEADLINE_S)
         handle(self, op, behind=behind)
 
     def said_late(self: "Channel[RankMessage]", kind: RankMessage, payload: bytes, *, timeout_s: float) -> None:
         if kind == RankMessage.ABORT:
-            assert heard.wait(DEADLINE_S)
+            assert received.wait(DEADLINE_S)
         say(self, kind, payload, timeout_s=timeout_s)
 
-    def asked(self: FarRank, message: "Message[RankMessage]") -> None:
+    def requested(self: FarRank, message: "Message[RankMessage]") -> None:
         if message.kind == RankMessage.CATCH_UP and gave_away.is_set():
-            heard.set()
+            received.set()
         take(self, message)
 
     gave_away = threading.Event()
     monkeypatch.setattr(OutgoingTickets, "_send", held_up)
     monkeypatch.setattr(OutgoingTickets, "handle", handled_late)
     monkeypatch.setattr(Channel, "send", said_late)
-    monkeypatch.setattr(FarRank, "_take", asked)
+    monkeypatch.setattr(FarRank, "_take", requested)
     with make_rank_rig("tcp", p_ranks=2, d_ranks=2, far=True, digests=digests) as rig:
         ticket = rig.open(20, (1, 2))
         rig.hand_over(ticket, (3, 4))
@@ -180,8 +180,8 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
         rig.fill(random_kv(rig.tensors, 20, seed=99), (3, 4))
         gave_away.set()
         gate.open()
-        until(lambda: heard.is_set() or rig.events.count("committed") > 0)
-        heard.set()
+        until(lambda: received.is_set() or rig.events.count("committed") > 0)
+        received.set()
         rig.events.wait("ended", ticket.ticket_id)
 
         assert [kind for kind, _ in rig.events.reports] == ["ended"]

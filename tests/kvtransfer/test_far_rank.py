@@ -1,4 +1,4 @@
-"""Ranks that move their own KV, driven over a Unix socket: it works as in one process, and a finish reaches all."""
+"""Ranks that move their own KV, driven over a Unix socket: as within one process."""
 
 import select
 import socket
@@ -91,53 +91,53 @@ def test_a_ticket_that_either_side_aborts_ends_on_all_ranks_of_both(rig: RankRig
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
     rig.sender.begin(ticket)
     rig.put_all(ticket, BLOCK_IDS[16], layers=2)
-    until(lambda: all(half._receiver.bytes_received > 0 for half in rig.halves if half._reports._others))
+    until(lambda: all(transfer._receiver.bytes_received > 0 for transfer in rig.transfers if transfer._reports._others))
 
-    (rig.sender if side == "sender" else rig.receiver).abort(ticket.ticket_id, "nobody wants it")
+    (rig.sender if side == "sender" else rig.receiver).abort(ticket.ticket_id, "no longer needed")
     rig.events.wait("ended", ticket.ticket_id)
     if side == "receiver":
         rig.events.wait("failed", ticket.ticket_id)
 
-    assert "nobody wants it" in rig.events.ends[ticket.ticket_id][1]
+    assert "no longer needed" in rig.events.ends[ticket.ticket_id][1]
     assert rig.events.count("ended") == 1
-    until(lambda: not any(half._reports._others for half in rig.halves))  # settled on every rank
+    until(lambda: not any(transfer._reports._others for transfer in rig.transfers))  # settled on every rank
 
 
 def test_a_rank_knows_a_ticket_before_any_sender_does(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0's message is in the rank's socket: the thread of a link that looks up the ticket reads it."""
-    (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
-    goes_on, asked = threading.Event(), threading.Event()
-    take, catch_up = half._take, half._reports.catch_up
+    (transfer,) = [transfer for transfer in rig.transfers if transfer._receiver.endpoints == rig.receiver.endpoints[1:]]
+    resumed, requested = threading.Event(), threading.Event()
+    take, catch_up = transfer._take, transfer._reports.catch_up
 
     def slow(message: object) -> None:
         if threading.current_thread().name == "kv-rank-hear":
-            goes_on.wait(DEADLINE_S)  # holds the socket's lock, and has read rank 0's message
+            resumed.wait(DEADLINE_S)  # holds the socket's lock, and has read rank 0's message
         take(message)  # type: ignore[arg-type]
 
     def ask() -> None:
-        asked.set()
+        requested.set()
         catch_up()
 
-    monkeypatch.setattr(half, "_take", slow)
-    monkeypatch.setattr(half._reports, "catch_up", ask)
+    monkeypatch.setattr(transfer, "_take", slow)
+    monkeypatch.setattr(transfer._reports, "catch_up", ask)
     kv = random_kv(rig.tensors, NUM_TOKENS)
     rig.fill(kv, BLOCK_IDS[16])
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
 
     rig.hand_over(ticket, BLOCK_IDS[16])
-    assert asked.wait(DEADLINE_S)
-    goes_on.set()
+    assert requested.wait(DEADLINE_S)
+    resumed.set()
     rig.events.wait("acked", ticket.ticket_id)
 
     rig.check(kv, BLOCK_IDS[128])
 
 
 def test_finished_senders_wait_for_slower_ranks(rig: RankRig) -> None:
-    (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
+    (transfer,) = [transfer for transfer in rig.transfers if transfer._receiver.endpoints == rig.receiver.endpoints[1:]]
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
     rig.sender.begin(ticket)
     rig.put_all(ticket, BLOCK_IDS[16], layers=2)
-    first, share = rig.receivers[0]._table, half._receiver._table
+    first, share = rig.receivers[0]._table, transfer._receiver._table
     until(lambda: min(one.progress(ticket.ticket_id) for one in (first, share)) > 0)
 
     def both() -> int:
@@ -145,7 +145,9 @@ def test_finished_senders_wait_for_slower_ranks(rig: RankRig) -> None:
 
     until(
         lambda: (
-            half._reports.progress(ticket.ticket_id) == both() == rig.receivers[0]._quorum.progress(ticket.ticket_id)
+            transfer._reports.progress(ticket.ticket_id)
+            == both()
+            == rig.receivers[0]._quorum.progress(ticket.ticket_id)
         )
     )
 
@@ -174,7 +176,7 @@ def test_a_killed_ranks_process_ends_its_tickets_and_is_lost(side: str) -> None:
 def test_a_put_waits_until_the_rank_has_launched_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0's host may be a step ahead of the rank's: the newest mark there may be of an earlier layer."""
     with make_rank_rig("tcp", p_ranks=2, d_ranks=1, far=True) as rig:
-        (half,), (far,) = rig.halves, rig.far
+        (transfer,), (far,) = rig.transfers, rig.far
         pool, waiting, put = MarkedPool(rig.p_pools[1].layout), threading.Event(), threading.Event()
         wait_for, marks = pool.await_marks, list[object]()
 
@@ -187,8 +189,8 @@ def test_a_put_waits_until_the_rank_has_launched_the_layer(monkeypatch: pytest.M
             put.set()
 
         monkeypatch.setattr(pool, "await_marks", await_marks)
-        monkeypatch.setattr(half, "_memory", pool)
-        monkeypatch.setattr(half._sender, "put", note)
+        monkeypatch.setattr(transfer, "_memory", pool)
+        monkeypatch.setattr(transfer._sender, "put", note)
         monkeypatch.setattr(far, "num_marks", lambda: 2)
         ticket = rig.open(50, range(4))
         rig.sender.begin(ticket)
@@ -205,10 +207,10 @@ def test_a_put_waits_until_the_rank_has_launched_the_layer(monkeypatch: pytest.M
 def test_a_put_whose_layer_the_rank_never_launches_ends_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without that layer the receiver would wait for the rest as long as the sender lives."""
     with make_rank_rig("tcp", p_ranks=2, d_ranks=1, far=True) as rig:
-        (half,), (far,) = rig.halves, rig.far
+        (transfer,), (far,) = rig.transfers, rig.far
         pool = MarkedPool(rig.p_pools[1].layout)
         monkeypatch.setattr(pool, "await_marks", lambda count, timeout_s: False)
-        monkeypatch.setattr(half, "_memory", pool)
+        monkeypatch.setattr(transfer, "_memory", pool)
         monkeypatch.setattr(far, "num_marks", lambda: 2)
         ticket = rig.open(50, range(4))
         rig.sender.begin(ticket)
@@ -219,22 +221,24 @@ def test_a_put_whose_layer_the_rank_never_launches_ends_its_ticket(monkeypatch: 
 
 
 def test_a_rank_requests_a_ticket_announced_late(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    (number,) = [at for at, half in enumerate(rig.halves) if half._receiver.endpoints == rig.receiver.endpoints[1:]]
-    half, channel = rig.halves[number], rig.far[number]._channel
-    asked = threading.Event()
-    send, catch_up = channel.send, half._reports.catch_up
+    (number,) = [
+        at for at, transfer in enumerate(rig.transfers) if transfer._receiver.endpoints == rig.receiver.endpoints[1:]
+    ]
+    transfer, channel = rig.transfers[number], rig.far[number]._channel
+    requested = threading.Event()
+    send, catch_up = channel.send, transfer._reports.catch_up
 
     def slow(kind: RankMessage, payload: bytes = b"", *, timeout_s: float) -> None:
         if kind == RankMessage.RESERVE:
-            asked.wait(DEADLINE_S)
+            requested.wait(DEADLINE_S)
         send(kind, payload, timeout_s=timeout_s)
 
     def ask() -> None:
-        asked.set()
+        requested.set()
         catch_up()
 
     monkeypatch.setattr(channel, "send", slow)
-    monkeypatch.setattr(half._reports, "catch_up", ask)
+    monkeypatch.setattr(transfer._reports, "catch_up", ask)
     kv = random_kv(rig.tensors, NUM_TOKENS)
     rig.fill(kv, BLOCK_IDS[16])
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
@@ -242,7 +246,7 @@ def test_a_rank_requests_a_ticket_announced_late(rig: RankRig, monkeypatch: pyte
     rig.hand_over(ticket, BLOCK_IDS[16])
     rig.events.wait("acked", ticket.ticket_id)
 
-    assert asked.is_set()
+    assert requested.is_set()
     rig.check(kv, BLOCK_IDS[128])
 
 
@@ -250,12 +254,12 @@ def test_a_rank_requests_a_ticket_announced_late(rig: RankRig, monkeypatch: pyte
 def test_a_failed_share_ends_the_ticket_and_frees_its_blocks(
     error: Exception, rig: RankRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
+    (transfer,) = [transfer for transfer in rig.transfers if transfer._receiver.endpoints == rig.receiver.endpoints[1:]]
 
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(half._receiver._table, "reserve", refuse)
+    monkeypatch.setattr(transfer._receiver._table, "reserve", refuse)
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
 
     rig.events.wait("ended", ticket.ticket_id)
@@ -272,11 +276,11 @@ def test_finished_tickets_block_tables_are_forgotten_on_both_ends(rig: RankRig) 
         if ending == "acked":
             rig.sender.commit(ticket.ticket_id, b"p")
         else:
-            rig.receiver.abort(ticket.ticket_id, "nobody wants it")
+            rig.receiver.abort(ticket.ticket_id, "no longer needed")
         rig.events.wait(ending, ticket.ticket_id)
 
     senders = [far._sender for far in rig.far if far._sender is not None]
-    until(lambda: not any(half._tables._tables for half in rig.halves))
+    until(lambda: not any(transfer._tables._tables for transfer in rig.transfers))
     until(lambda: not any(sender._tables._known for sender in senders))
     assert senders
 
@@ -297,12 +301,12 @@ def test_a_rank_without_links_fails_the_start_with_its_reason() -> None:
     pool.close()
 
 
-class Met:
-    """A FarRank connected to `there`, the end of a rank that a test plays, and the reason when it was lost."""
+class ConnectedRank:
+    """A FarRank connected to `there`, the rank's end, which the test controls, and the reason of a loss."""
 
     def __init__(self, trust: Trust | None = None) -> None:
         ours, self.socket = socket.socketpair()
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.is_lost = threading.Event()
         self.far, self.there = (
             FarRank(ours, Rank(1, 2), self._lose, trust or Trust()),
@@ -312,42 +316,46 @@ class Met:
         self.far.start(DEADLINE_S)
 
     def _lose(self, what: str) -> InstanceLost:
-        self.said.append(what)
+        self.messages.append(what)
         self.is_lost.set()
         return InstanceLost(what)
 
-    def heard(self) -> tuple[RankMessage, bytes]:
+    def received(self) -> tuple[RankMessage, bytes]:
         message = self.there.receive(DEADLINE_S)
         return message.kind, message.payload
 
 
 @pytest.fixture
-def met() -> Iterator[Met]:
-    made = Met()
+def peer() -> Iterator[ConnectedRank]:
+    made = ConnectedRank()
     yield made
     made.far.close()
     made.there.close()
 
 
-def test_a_rank_without_messages_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
-    monkeypatch.setattr(met.far._outbox, "_send_s", 0.01)
-    met.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
+def test_a_rank_without_messages_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch, peer: ConnectedRank) -> None:
+    monkeypatch.setattr(peer.far._outbox, "_send_s", 0.01)
+    peer.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
 
-    assert met.heard()[0] == RankMessage.ABORT
-    assert not met.is_lost.wait(0.2)  # twenty times as long as a message may take
-    assert met.far._socket.gettimeout() is None
-    met.there.send(RankMessage.COUNTERS, to_json(RankCounters(bytes_sent=5)), timeout_s=DEADLINE_S)
-    until(lambda: met.far.counters.bytes_sent == 5)
+    assert peer.received()[0] == RankMessage.ABORT
+    assert not peer.is_lost.wait(0.2)  # twenty times as long as a message may take
+    assert peer.far._socket.gettimeout() is None
+    peer.there.send(RankMessage.COUNTERS, to_json(RankCounters(bytes_sent=5)), timeout_s=DEADLINE_S)
+    until(lambda: peer.far.counters.bytes_sent == 5)
 
 
-def test_a_rank_that_reads_nothing_is_lost_without_blocking_rank_0(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
-    monkeypatch.setattr(met.far._outbox, "_send_s", 0.05)
+def test_a_rank_that_reads_nothing_is_lost_without_blocking_rank_0(
+    monkeypatch: pytest.MonkeyPatch, peer: ConnectedRank
+) -> None:
+    monkeypatch.setattr(peer.far._outbox, "_send_s", 0.05)
 
     for _ in range(64):
-        met.far.send(RankMessage.ABORT, pack_bytes("t", bytes(1 << 20)))
+        peer.far.send(RankMessage.ABORT, pack_bytes("t", bytes(1 << 20)))
 
-    assert met.is_lost.wait(DEADLINE_S)
-    assert met.said == ["rank 1 of 2 accepts no messages about its hand-offs: a message was not accepted within 0.05 s"]
+    assert peer.is_lost.wait(DEADLINE_S)
+    assert peer.messages == [
+        "rank 1 of 2 accepts no messages about its hand-offs: a message was not accepted within 0.05 s"
+    ]
 
 
 class SettledMeanwhile(dict[str, Any]):
@@ -365,10 +373,10 @@ class SettledMeanwhile(dict[str, Any]):
         return found
 
 
-def test_a_message_about_a_settled_ticket_leaves_nothing_behind(met: Met) -> None:
+def test_a_message_about_a_settled_ticket_leaves_nothing_behind(peer: ConnectedRank) -> None:
     quorum = Quorum(Recorder(), Failpoints.parse(""))
-    met.far.receiver(quorum)
-    share = met.far._share
+    peer.far.receiver(quorum)
+    share = peer.far._share
     share._progress = known = SettledMeanwhile()
     known.settle = lambda ticket_id: share.settle(ticket_id, None)
     share.reserve("ab", 16, 0, (1,))
@@ -378,15 +386,15 @@ def test_a_message_about_a_settled_ticket_leaves_nothing_behind(met: Met) -> Non
     assert not known
 
 
-def test_a_rank_that_closes_its_socket_is_lost(met: Met) -> None:
-    met.there.close()
+def test_a_rank_that_closes_its_socket_is_lost(peer: ConnectedRank) -> None:
+    peer.there.close()
 
-    assert met.is_lost.wait(DEADLINE_S)
-    assert met.said[0] == "rank 1 of 2 has stopped transferring its KV: the other end is gone"
+    assert peer.is_lost.wait(DEADLINE_S)
+    assert peer.messages[0] == "rank 1 of 2 has stopped transferring its KV: the other end is gone"
 
 
-def test_a_put_carries_only_the_blocks_that_the_rank_does_not_know(met: Met) -> None:
-    sender = met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
+def test_a_put_carries_only_the_blocks_that_the_rank_does_not_know(peer: ConnectedRank) -> None:
+    sender = peer.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
     blocks = tuple(range(8000))
     sender.begin(replace(TICKET, ticket_id="t"))
     tables = (blocks, blocks, (*blocks, 9000), blocks[:10], [*blocks[:9], 77])
@@ -395,20 +403,20 @@ def test_a_put_carries_only_the_blocks_that_the_rank_does_not_know(met: Met) -> 
     sender.put("gone", 0, 0, 150, blocks)
     sender.commit("t", b"")
     sender.put("t", 0, 0, 150, blocks)
-    met.far.send(RankMessage.CLOSE)
+    peer.far.send(RankMessage.CLOSE)
 
-    heard = [met.heard() for _ in range(len(tables) + 3)]
-    assert [kind for kind, _ in heard] == [
+    received = [peer.received() for _ in range(len(tables) + 3)]
+    assert [kind for kind, _ in received] == [
         RankMessage.BEGIN,
         *[RankMessage.PUT] * len(tables),
         RankMessage.COMMIT,
         RankMessage.CLOSE,
     ]
-    puts = [unpack_numbers(payload, 5)[1] for kind, payload in heard if kind == RankMessage.PUT]
+    puts = [unpack_numbers(payload, 5)[1] for kind, payload in received if kind == RankMessage.PUT]
     assert [len(numbers) - 5 for numbers in puts] == [8000, 0, 1, 10, 10]
-    heard_tables = TablesReceived()
-    heard_tables.begin("t")
-    assert [heard_tables.take("t", put[4], put[5:]) for put in puts] == [tuple(table) for table in tables]
+    received_tables = TablesReceived()
+    received_tables.begin("t")
+    assert [received_tables.take("t", put[4], put[5:]) for put in puts] == [tuple(table) for table in tables]
 
 
 def test_a_kept_block_table_is_reused_up_to_its_known_blocks() -> None:
@@ -422,22 +430,22 @@ def test_a_kept_block_table_is_reused_up_to_its_known_blocks() -> None:
         tables.take("t", 3, ())
 
 
-@pytest.mark.parametrize("what", ["no message", "half a message", "taken by no one"])
+@pytest.mark.parametrize("what", ["no message", "half a message", "no reader"])
 def test_a_rank_closes_its_socket_on_a_broken_message_or_send(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.rank_transfer._SEND_S", 0.05)
     ours, theirs = socket.socketpair()
     pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))
     settings = replace(SETTINGS, port_range=None, secret=None)
-    with Channel(ours, RankMessage) as there, RankTransfer(pool, settings, theirs, lambda: 0.0) as half:
+    with Channel(ours, RankMessage) as there, RankTransfer(pool, settings, theirs, lambda: 0.0) as transfer:
         assert there.receive(DEADLINE_S).kind == RankMessage.HERE
-        if what == "taken by no one":
+        if what == "no reader":
             for _ in range(64):
-                half._outbox.send(RankMessage.FAILED, bytes(1 << 20))
+                transfer._outbox.send(RankMessage.FAILED, bytes(1 << 20))
         else:
             ours.sendall(b"\xff\xff\xff\xff\x00\x00\x00\x00" if what == "no message" else b"\x01\x00")
 
         ended = select.poll()
-        ended.register(ours, 0)  # that the other end is shut comes unasked
+        ended.register(ours, 0)  # poll always reports POLLHUP
         assert ended.poll(DEADLINE_S * 1000) == [(ours.fileno(), select.POLLHUP)]
     pool.close()
 
@@ -454,32 +462,32 @@ def test_a_rank_that_does_not_answer_is_lost_with_a_reason() -> None:
     far.close()
 
 
-def test_a_rank_that_sends_an_invalid_message_is_lost_with_a_reason(met: Met) -> None:
-    met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
-    met.there.send(RankMessage.ACKED, b"\xff", timeout_s=DEADLINE_S)
+def test_a_rank_that_sends_an_invalid_message_is_lost_with_a_reason(peer: ConnectedRank) -> None:
+    peer.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
+    peer.there.send(RankMessage.ACKED, b"\xff", timeout_s=DEADLINE_S)
 
-    assert met.is_lost.wait(DEADLINE_S)
-    assert met.said == [
+    assert peer.is_lost.wait(DEADLINE_S)
+    assert peer.messages == [
         "a message of rank 1 of 2 about its hand-offs is invalid: 1 bytes are too short for a message about a ticket"
     ]
-    assert met.far.endpoints == (ENDPOINT,)
+    assert peer.far.endpoints == (ENDPOINT,)
 
 
 def test_a_rank_gets_a_new_tables_addresses_at_once() -> None:
     trust = Trust(addresses=LiveAddresses(["10.0.0.1"]))
-    met = Met(trust)
+    peer = ConnectedRank(trust)
 
     trust.follow(["10.0.0.1", "10.0.0.2"])
 
-    assert met.heard() == (RankMessage.ADDRESSES, b"10.0.0.1\n10.0.0.2")
+    assert peer.received() == (RankMessage.ADDRESSES, b"10.0.0.1\n10.0.0.2")
     trust.follow(["10.0.0.2", "10.0.0.1"])  # the same
-    met.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
-    assert met.heard()[0] == RankMessage.ABORT
-    met.far.close()
-    trust.follow(["10.0.0.3"])  # no one is notified
+    peer.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
+    assert peer.received()[0] == RankMessage.ABORT
+    peer.far.close()
+    trust.follow(["10.0.0.3"])  # must not reach the closed rank
     with pytest.raises(ChannelClosed):
-        met.heard()
-    met.there.close()
+        peer.received()
+    peer.there.close()
 
 
 def test_only_links_of_rank_0_are_measured() -> None:

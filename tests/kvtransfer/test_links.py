@@ -191,10 +191,10 @@ def test_a_stalled_receiver_keeps_no_thread_of_a_closed_sender() -> None:
 def test_a_delayed_reader_closes_the_connection_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard, go_on = threading.Event(), threading.Event()
+    received, go_on = threading.Event(), threading.Event()
 
     def hold_up(*args: object) -> object:
-        heard.set()
+        received.set()
         assert go_on.wait(DEADLINE_S)
         raise RuntimeError("a defect")
 
@@ -203,7 +203,7 @@ def test_a_delayed_reader_closes_the_connection_itself(
     with make_rig("tcp") as rig:
         ticket = begin_half(rig)
         rig.receiver.abort(ticket.ticket_id, "over")
-        assert heard.wait(DEADLINE_S)
+        assert received.wait(DEADLINE_S)
         (lane,) = _lanes(rig)
         rig.sender.close()
         assert lane._stream is not None

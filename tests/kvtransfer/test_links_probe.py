@@ -252,8 +252,8 @@ def test_a_probe_by_hand_is_answered(transport: str) -> None:
         raw.stream.send([encode(Signal(MessageType.PROBE, 2**64 - 1))])
         raw.announce(*raw.frame(ticket, 0, 0, tokens))
 
-        heard = [decode(*raw.stream.receive_message(first_byte_s=DEADLINE_S)) for _ in range(2)]
-        assert heard == [Signal(MessageType.PONG, 7), Signal(MessageType.PROBED, 2**64 - 1)]
+        received = [decode(*raw.stream.receive_message(first_byte_s=DEADLINE_S)) for _ in range(2)]
+        assert received == [Signal(MessageType.PONG, 7), Signal(MessageType.PROBED, 2**64 - 1)]
         assert bytes(rig.d_pool.buffer) == before
         raw.stream.close()
 

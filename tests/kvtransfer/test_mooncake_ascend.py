@@ -206,11 +206,11 @@ def test_a_missing_npu_part_names_its_package(monkeypatch: pytest.MonkeyPatch) -
     class OnNpu(Pool):
         device = "npu:0"
 
-    asked: list[str] = []
-    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda package: asked.append(package))
+    requests: list[str] = []
+    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda package: requests.append(package))
     pool = OnNpu(PoolLayout(rigs.TENSORS, num_blocks=1, block_size=4))
 
     MooncakeTransport(pool).unusable()
 
-    assert asked == ["mooncake-transfer-engine-npu"]
+    assert requests == ["mooncake-transfer-engine-npu"]
     pool.close()

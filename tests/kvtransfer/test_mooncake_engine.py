@@ -175,7 +175,7 @@ def test_a_ring_is_released_at_once_if_no_thread_can_be_started(
 
 
 @pytest.mark.usefixtures("no_warning_yet")
-@pytest.mark.parametrize(("variables", "said"), [
+@pytest.mark.parametrize(("variables", "message"), [
     ({}, "15000-17000"),
     ({"MC_MIN_RPC_PORT": "21000", "MC_MAX_RPC_PORT": "21010"}, "21000-21010"),
     ({"MC_MIN_RPC_PORT": "16990"}, "16990-17000"),
@@ -184,7 +184,7 @@ def test_a_ring_is_released_at_once_if_no_thread_can_be_started(
     ({"MC_MIN_RPC_PORT": "many", "MC_MAX_RPC_PORT": "15005"}, "15000-17000"),
 ])  # fmt: skip
 def test_a_start_warns_of_the_range_once_and_makes_no_engine(
-    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def make_engine(host: str) -> object:
         raise AssertionError("an engine before any link")
@@ -201,7 +201,7 @@ def test_a_start_warns_of_the_range_once_and_makes_no_engine(
         make_transports(("mooncake", "tcp"), pool, host="10.0.0.18")
 
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"mooncake_will_listen host=10.0.0.18 ports={said} ")
+    assert warning.startswith(f"mooncake_will_listen host=10.0.0.18 ports={message} ")
     pool.close()
 
 

@@ -237,12 +237,12 @@ class FakeGroup:
 
 def test_an_aborted_group_is_released_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     freed_by: list[str] = []
-    told, go_on, submit = threading.Event(), threading.Event(), IssueQueue.submit
+    submitted, go_on, submit = threading.Event(), threading.Event(), IssueQueue.submit
 
     def held_up(self: IssueQueue, task: Callable[[], object]) -> Future[object]:
         done = submit(self, task)
         if threading.current_thread().name == "closing":
-            told.set()
+            submitted.set()
             assert go_on.wait(DEADLINE_S)
         return done
 
@@ -256,7 +256,7 @@ def test_an_aborted_group_is_released_by_its_own_thread(monkeypatch: pytest.Monk
     group.send(torch.zeros(1))
     closing = threading.Thread(target=group.close, name="closing")
     closing.start()
-    assert told.wait(DEADLINE_S)
+    assert submitted.wait(DEADLINE_S)
 
     group._waiter.join(DEADLINE_S)
     assert freed_by == ["kv-set-up-p-d"]

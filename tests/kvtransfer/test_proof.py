@@ -203,8 +203,8 @@ def _read(stream: Stream, wanted: MessageType) -> bytearray:
     return expect(stream, wanted, timeout_s=DEADLINE_S)
 
 
-def _challenge(stream: Stream, transport: str, said: Hello | None = None) -> tuple[Hello, bytes, Challenge]:
-    first = said or hello(transport)
+def _challenge(stream: Stream, transport: str, sent_hello: Hello | None = None) -> tuple[Hello, bytes, Challenge]:
+    first = sent_hello or hello(transport)
     encoded = encode_hello(first)
     stream.send([encoded])
     return first, encoded[PREFIX.size :], decode_challenge(_read(stream, MessageType.CHALLENGE))
@@ -220,8 +220,8 @@ def _refusal(stream: Stream) -> Refuse:
 def test_a_proof_for_another_connection_or_none_is_refused(transport: str, inlets: list[str]) -> None:
     with pair(transport, RECEIVER) as one:
         first = one.connect()
-        said, body, challenge = _challenge(first, transport)
-        good = make_proof(SENDER, said, body, challenge)
+        sent_hello, body, challenge = _challenge(first, transport)
+        good = make_proof(SENDER, sent_hello, body, challenge)
         first.send([encode_proof(good)])
         _read(first, MessageType.WELCOME)
         until(lambda: len(inlets) == 1)
@@ -250,10 +250,10 @@ def test_a_proof_for_another_connection_or_none_is_refused(transport: str, inlet
 def test_a_proof_is_bound_to_every_byte_of_hello() -> None:
     with pair("tcp", RECEIVER) as one:
         stream = one.connect()
-        said = hello("tcp")
-        _, _, challenge = _challenge(stream, "tcp", said)
+        sent_hello = hello("tcp")
+        _, _, challenge = _challenge(stream, "tcp", sent_hello)
         changed = encode_hello(hello("tcp", nonce=b"another nonce---"))[PREFIX.size :]
-        stream.send([encode_proof(make_proof(SENDER, said, changed, challenge))])
+        stream.send([encode_proof(make_proof(SENDER, sent_hello, changed, challenge))])
 
         assert "cannot prove it" in _refusal(stream).reason
         stream.close()
@@ -278,14 +278,14 @@ def test_a_receiver_that_only_names_the_fingerprint_gets_no_proof() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = KvEndpoint("tcp", f"127.0.0.1:{listener.getsockname()[1]}")
         pool = Pool(LAYOUT)
-        heard: list[Proof] = []
+        received: list[Proof] = []
 
         def impostor() -> None:
             sock, _ = listener.accept()
             stream = Stream(sock, progress_timeout_s=DEADLINE_S)
             _read(stream, MessageType.HELLO)
             stream.send([encode_challenge(Challenge(bytes(16), bytes(32), SECRET.fingerprint, "evil"))])
-            heard.append(decode_proof(_read(stream, MessageType.PROOF)))
+            received.append(decode_proof(_read(stream, MessageType.PROOF)))
             stream.close()
 
         thread = threading.Thread(target=impostor)
@@ -294,15 +294,15 @@ def test_a_receiver_that_only_names_the_fingerprint_gets_no_proof() -> None:
             dial(make_transports(("tcp",), pool), (endpoint,), hello(), Timeouts(5, DEADLINE_S), SENDER)
         thread.join(DEADLINE_S)
 
-        assert heard[0].proof == bytes(32)
+        assert received[0].proof == bytes(32)
         pool.close()
 
 
 def test_the_secret_is_never_in_a_message() -> None:
-    said = hello("tcp")
-    body = encode_hello(said)[PREFIX.size :]
-    challenge = make_challenge(RECEIVER, said, body)
-    sent = body + encode_challenge(challenge) + encode_proof(make_proof(SENDER, said, body, challenge))
+    sent_hello = hello("tcp")
+    body = encode_hello(sent_hello)[PREFIX.size :]
+    challenge = make_challenge(RECEIVER, sent_hello, body)
+    sent = body + encode_challenge(challenge) + encode_proof(make_proof(SENDER, sent_hello, body, challenge))
 
     assert SECRET.value not in sent
     assert SECRET.fingerprint.encode() in sent

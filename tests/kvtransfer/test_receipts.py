@@ -63,9 +63,9 @@ def slow_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """The receivers' answers, by link."""
-    said: Answers = []
-    answer_through(monkeypatch, lambda receiver, link, message: said.append((receiver, link, message)))
-    return said
+    reason: Answers = []
+    answer_through(monkeypatch, lambda receiver, link, message: reason.append((receiver, link, message)))
+    return reason
 
 
 def answer_through(
@@ -237,11 +237,11 @@ def test_a_sender_that_owes_its_receipt_has_a_lease_for_it() -> None:
 
 
 def test_a_sender_whose_lease_ran_out_answers_the_question_with_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[KvReceiver, int, TicketMessage]] = []
+    requests: list[tuple[KvReceiver, int, TicketMessage]] = []
 
     def look(*answer: object) -> str:
         if isinstance(answer[2], Read):
-            asked.append(answer)  # type: ignore[arg-type]
+            requests.append(answer)  # type: ignore[arg-type]
             return "kept"
         return ""
 
@@ -250,10 +250,10 @@ def test_a_sender_whose_lease_ran_out_answers_the_question_with_abort(monkeypatc
         fill(rig.p_pool, range(5), 20)
         ticket = rig.open(20, BLOCKS)
         rig.hand_over(ticket, range(5))
-        until(lambda: bool(asked))
+        until(lambda: bool(requests))
 
         rig.sender_clock.now += 31.0
-        send(*asked[0])
+        send(*requests[0])
         rig.events.wait("failed", ticket.ticket_id)
         rig.events.wait("ended", ticket.ticket_id)
 
@@ -264,11 +264,11 @@ def test_a_sender_whose_lease_ran_out_answers_the_question_with_abort(monkeypatc
 def test_a_query_about_an_uncommitted_ticket_is_answered_by_abort(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[TicketMessage] = []
+    received: list[TicketMessage] = []
     real = TicketTable.handle
 
     def handle(self: TicketTable, link: int, message: TicketMessage, inlet: Inlet) -> None:
-        heard.append(message)
+        received.append(message)
         real(self, link, message, inlet)
 
     monkeypatch.setattr(TicketTable, "handle", handle)
@@ -283,11 +283,11 @@ def test_a_query_about_an_uncommitted_ticket_is_answered_by_abort(
         rig.receiver._answer(link, Read(open_one.ticket_id, open_one.epoch))
         rig.events.wait("failed", open_one.ticket_id)
         rig.events.wait("ended", open_one.ticket_id)
-        heard.clear()
+        received.clear()
         rig.receiver._answer(link, Read(ticket.ticket_id, ticket.epoch))
-        until(lambda: bool(heard))
+        until(lambda: bool(received))
 
-        assert heard == [Abort(ticket.ticket_id, ticket.epoch, "HandoffFailed", ANY)]
+        assert received == [Abort(ticket.ticket_id, ticket.epoch, "HandoffFailed", ANY)]
         assert "holds no blocks" in str(rig.events.failures[open_one.ticket_id])
         assert [kind for kind, one in rig.events.reports if one == ticket.ticket_id] == ["committed", "acked"]
 
@@ -296,12 +296,12 @@ def test_a_query_about_an_uncommitted_ticket_is_answered_by_abort(
 def test_every_link_acknowledges_before_any_rank_commits(
     p_ranks: int, d_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: Answers = []
+    requests: Answers = []
 
     def look(receiver: KvReceiver, link: int, message: TicketMessage) -> str:
         if not isinstance(message, Read):
             return ""
-        asked.append((receiver, link, message))
+        requests.append((receiver, link, message))
         return "kept"
 
     send = answer_through(monkeypatch, look)
@@ -312,17 +312,17 @@ def test_every_link_acknowledges_before_any_rank_commits(
         num_links = sum(len(sender._receivers_of(d_ranks)) for sender in rig.senders)
 
         rig.hand_over(ticket, (4, 2, 9))
-        until(lambda: len(asked) == num_links)
-        for question in asked[1:]:
+        until(lambda: len(requests) == num_links)
+        for question in requests[1:]:
             send(*question)
-        table = asked[0][0]._table
+        table = requests[0][0]._table
         until(lambda: num_held(rig.receivers) == num_links - 1)
         assert not rig.events.reports
         assert table._tickets
-        send(*asked[0])
+        send(*requests[0])
         rig.events.wait("acked", ticket.ticket_id)
 
-        assert len(asked) == num_links == len({(id(receiver), link) for receiver, link, _ in asked})
+        assert len(requests) == num_links == len({(id(receiver), link) for receiver, link, _ in requests})
         rig.check(kv, (1, 5, 3))
 
 

@@ -77,7 +77,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         self.made: dict[tuple[int, int], Frame] = {}
         self.moving: list[tuple[int, Frame]] = []
         self.proposed: set[int] = set()
-        self.asked: set[int] = set()
+        self.requested: set[int] = set()
         self.held: set[int] = set()
         self.releases = 0
         self.state = ReceiverState.RESERVED
@@ -103,7 +103,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         return p in self.proposed and self.verified[p] == self.wanted(p)
 
     def waits_for(self, p: int) -> bool:
-        return not self.is_complete(p) or p in self.asked - self.held
+        return not self.is_complete(p) or p in self.requested - self.held
 
     @property
     def all_in(self) -> bool:
@@ -209,7 +209,7 @@ class ReceiverMachine(RuleBasedStateMachine):
                 self.deliver_from(p, data)
                 self.propose_from(p)
         self.ask()
-        for p in data.draw(st.permutations(sorted(self.asked)))[:ranks]:
+        for p in data.draw(st.permutations(sorted(self.requested)))[:ranks]:
             self.hold_from(p)
         self.settle_if_ready(accepted, interrupted)
 
@@ -265,9 +265,9 @@ class ReceiverMachine(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        due = self.receipts & set(self.owed) - self.asked if self.all_in else set()
+        due = self.receipts & set(self.owed) - self.requested if self.all_in else set()
         assert sorted(self.ticket.request_receipts(self.now)) == sorted(10 + p for p in due)
-        self.asked |= due
+        self.requested |= due
         for p in due:
             self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
 
@@ -279,7 +279,7 @@ class ReceiverMachine(RuleBasedStateMachine):
             self.hold_from(p)
 
     def hold_from(self, p: int) -> None:
-        taken = self.speaks and p in self.asked - self.held
+        taken = self.speaks and p in self.requested - self.held
         assert self.ticket.held(10 + p, EPOCH) is taken
         if taken:
             self.held.add(p)

@@ -98,12 +98,12 @@ def test_without_a_secret_an_address_outside_the_table_gets_no_thread(monkeypatc
         monkeypatch.setattr("kvtransfer.receiver.Incoming", lambda *given, **named: made.set())
         caller = house.call()
 
-        said = b""
+        message = b""
         with contextlib.suppress(ConnectionResetError):
             while data := caller.recv(4096):
-                said += data
+                message += data
 
-        assert b"127.0.0.1 is not in the global table" in said
+        assert b"127.0.0.1 is not in the global table" in message
         until(lambda: house.receiver.counts.refused_connections == 1)
         assert not made.is_set()
 
@@ -117,8 +117,8 @@ def test_repeated_calls_of_unknown_peers_do_not_fill_the_log(trust: Trust, caplo
                 caller.sendall(b"garbage %d" % number)
         until(lambda: house.receiver.counts.refused_connections == 3 * LINES)
 
-    said = [record for record in caplog.records if record.name == "pdserve.kvtransfer"]
-    assert 0 < len(said) <= 2 * LINES
+    messages = [record for record in caplog.records if record.name == "pdserve.kvtransfer"]
+    assert 0 < len(messages) <= 2 * LINES
 
 
 def test_close_waits_for_all_connections_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def test_other_values_are_refused(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiler", "said"),
+    ("compiler", "message"),
     [
         ("false", "false ended with 1"),
         ("no-such-compiler", "CC=no-such-compiler is not on the path"),
@@ -153,7 +153,7 @@ def test_other_values_are_refused(environ: dict[str, str]) -> None:
     ],
 )
 def test_a_failed_build_is_one_warning(
-    environ: dict[str, str], caplog: pytest.LogCaptureFixture, compiler: str, said: str
+    environ: dict[str, str], caplog: pytest.LogCaptureFixture, compiler: str, message: str
 ) -> None:
     environ["CC"] = compiler
 
@@ -163,7 +163,7 @@ def test_a_failed_build_is_one_warning(
     (record,) = caplog.records
     assert record.name == "pdserve.native"
     assert record.getMessage().startswith("native_unavailable library=move reason=")
-    assert said in record.getMessage()
+    assert message in record.getMessage()
 
 
 def test_a_compilers_message_is_logged_on_one_line(

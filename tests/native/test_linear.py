@@ -95,9 +95,9 @@ def _layer(columns: int, k: int, dtype: torch.dtype, *, bias: bool = False, seed
 def _rows(count: int, k: int, dtype: torch.dtype) -> torch.Tensor:
     """Values of `dtype` in float32 rows with gaps between them."""
     numbers = torch.Generator().manual_seed(1)
-    apart = torch.full((count, k + 5), float("nan"))
-    apart[:, :k] = torch.randn(count, k, generator=numbers).to(dtype)
-    return apart[:, :k]
+    padded = torch.full((count, k + 5), float("nan"))
+    padded[:, :k] = torch.randn(count, k, generator=numbers).to(dtype)
+    return padded[:, :k]
 
 
 def _exact(rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_a_prompt_is_handed_off_from_and_to_the_npu_path(
 def test_the_guides_pair_with_two_ranks_runs_over_hccl(
     p_ranks: int, d_ranks: int, rules: HcclRules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums in the ranks' processes, links in their own; no transport is named. Until HCCL is set up, tcp carries KV."""
+    """Ranks all-reduce in their own processes, links are in others. Without --kv-transport TCP carries KV at first."""
     monkeypatch.setattr(ranks, "DEVICE_PROGRAM", "tests.npu.npu_rank")
     for name, value in HCCL_DEFAULTS.items():
         monkeypatch.setenv(name, value)

@@ -32,9 +32,9 @@ _MODEL: Mapping[str, Any] = {
 
 
 def _decode(what: str, *words: str, files: Mapping[str, Any] | None = None, **environ: str) -> Broken:
-    said = {name: value for name, value in (_DECODE | environ).items() if value != "unset"}
+    variables = {name: value for name, value in (_DECODE | environ).items() if value != "unset"}
     typed = ("--model=.", "--port=8089", *words)
-    return Broken(what, None, _TABLES if files is None else files, typed, _SERVERS, said)
+    return Broken(what, None, _TABLES if files is None else files, typed, _SERVERS, variables)
 
 
 def _scheduler(what: str, *words: str, files: Mapping[str, Any] | None = None, **environ: str) -> Broken:

@@ -21,7 +21,7 @@ class Loopback:
         self.statuses: list[int] = []
         self.puts: list[tuple[str, bytes]] = []
         self.headers: list[dict[str, str]] = []
-        self.asked: dict[str, int] = defaultdict(int)
+        self.requests: dict[str, int] = defaultdict(int)
         self.hold = threading.Event()
         self.hold.set()
         self.free = free
@@ -45,8 +45,8 @@ class Loopback:
     def say(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model's answer, which repeats the prompt; wait while answers are held."""
         with self._lock:
-            self.asked[str(body.get("prompt"))] += 1
-            waits = sum(self.asked.values()) > self.free
+            self.requests[str(body.get("prompt"))] += 1
+            waits = sum(self.requests.values()) > self.free
         if waits and not self.hold.is_set():
             self.held.release()
             self.hold.wait(300)

@@ -58,8 +58,8 @@ def test_each_table_is_required_readable_json(tmp_path: Path, start: Start, name
     broken.write_text("{")
 
     assert f"{variable} is not set" in start(name, **{variable: None})
-    assert f"{variable}: " in (said := start(name, **{variable: str(tmp_path / "none.json")}))
-    assert "none.json" in said
+    assert f"{variable}: " in (output := start(name, **{variable: str(tmp_path / "none.json")}))
+    assert "none.json" in output
     assert f"{variable}: {broken}" in start(name, **{variable: str(broken)})
 
 
@@ -97,12 +97,12 @@ def test_an_instance_warns_if_node_ports_has_its_port_elsewhere(
 
     assert launch.main([f"--model={model}", "--port", port]) == 0
 
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     if has_for_another is None:
-        assert said == ""
+        assert output == ""
     else:
-        assert said.startswith(f'warning: NODE_PORTS is "{node_ports}": {has_for_another} prefill-0: ')
-        assert said.count("\n") == 1
+        assert output.startswith(f'warning: NODE_PORTS is "{node_ports}": {has_for_another} prefill-0: ')
+        assert output.count("\n") == 1
 
 
 @pytest.mark.covers("A8.104")
@@ -112,8 +112,8 @@ def test_use_openai_is_0_or_1(start: Start, value: str) -> None:
 
 
 @pytest.mark.covers("A8.104")
-@pytest.mark.parametrize("said", [{}, {"USE_OPENAI": "1"}], ids=["unset", "1"])
-def test_use_openai_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
+@pytest.mark.parametrize("output", [{}, {"USE_OPENAI": "1"}], ids=["unset", "1"])
+def test_use_openai_unset_is_1(tmp_path: Path, output: dict[str, str]) -> None:
     made = gen(GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", None, "cpu"), lambda line: None, {})
     environ = {
         "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / made.global_name),
@@ -121,7 +121,7 @@ def test_use_openai_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
         "NODE_PORTS": "8088,8089",
     }
 
-    plan = launch.plan_of(["--model=m"], environ | said)
+    plan = launch.plan_of(["--model=m"], environ | output)
 
     assert (plan.role, plan.use_openai) == ("scheduler", True)
 
@@ -142,10 +142,10 @@ def test_http_port_is_free_and_differs_from_port(start: Start) -> None:
         listener.listen()
         busy = listener.getsockname()[1]
 
-        said = start("decode", "--port", "8089", "--http-port", "8089")
-        assert "--http-port 8089 equals --port 8089: give two different ports" in said
-        said = start("decode", "--port", str(free_ports(1)[0]), "--http-port", str(busy))
-        assert f"--http-port {busy} on 127.0.0.1: in use by another process" in said
+        output = start("decode", "--port", "8089", "--http-port", "8089")
+        assert "--http-port 8089 equals --port 8089: give two different ports" in output
+        output = start("decode", "--port", str(free_ports(1)[0]), "--http-port", str(busy))
+        assert f"--http-port {busy} on 127.0.0.1: in use by another process" in output
 
 
 @pytest.mark.covers("A8.109")
@@ -157,12 +157,12 @@ def test_a_missing_model_is_named(start: Start) -> None:
 def test_a_wrong_flag_is_named_before_any_other_output(
     start: Start, flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[object] = []
-    monkeypatch.setattr(launch, "say", said.append)
+    output: list[object] = []
+    monkeypatch.setattr(launch, "say", output.append)
 
     start("decode", flag)
 
-    assert said == []
+    assert output == []
 
 
 @pytest.mark.covers("A8.110")
@@ -174,29 +174,29 @@ def test_max_num_seqs_is_a_number_from_1(start: Start, value: str) -> None:
 @pytest.mark.covers("A11.15", "A8.112")
 @pytest.mark.parametrize("name", ["prefill", "decode", "scheduler"])
 def test_a_step_smaller_than_the_model_ends_every_role(start: Start, name: str) -> None:
-    said = start(name, "--max-model-len=4096", "--max-num-batched-tokens=2048")
+    output = start(name, "--max-model-len=4096", "--max-num-batched-tokens=2048")
 
-    assert "--max-num-batched-tokens 2048 is below --max-model-len 4096" in said
+    assert "--max-num-batched-tokens 2048 is below --max-model-len 4096" in output
 
 
 @pytest.mark.covers("A8.113")
 def test_the_ranks_are_the_local_tables_devices(start: Start) -> None:
-    said = start("prefill", "--tensor-parallel-size=4")
+    output = start("prefill", "--tensor-parallel-size=4")
 
-    assert "--tensor-parallel-size 4 differs from the 2 devices of the local ranktable (4,5)" in said
+    assert "--tensor-parallel-size 4 differs from the 2 devices of the local ranktable (4,5)" in output
 
 
 @pytest.mark.covers("A8.114")
 def test_quantization_matches_the_checkpoint(start: Start) -> None:
-    said = start("prefill", "--quantization=awq")
+    output = start("prefill", "--quantization=awq")
 
-    assert "--quantization awq" in said
+    assert "--quantization awq" in output
 
 
 def test_help_is_that_of_start_servers_and_not_the_schedulers(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["--help"]) == 0
 
-    said = capsys.readouterr().out
-    assert "usage: start_servers.sh [flags]\n" in said
-    assert "The front door" not in said
-    assert "--tensor-parallel-size" in said
+    output = capsys.readouterr().out
+    assert "usage: start_servers.sh [flags]\n" in output
+    assert "The front door" not in output
+    assert "--tensor-parallel-size" in output

@@ -1,4 +1,4 @@
-"""Completion of a command line at TAB: by the protocol of argcomplete, and in bash itself."""
+"""Tab completion of a command line: over argcomplete's protocol, and in bash itself."""
 
 import os
 import shutil
@@ -13,10 +13,10 @@ _BIN = Path(sys.executable).parent
 
 def _completed(folder: Path, line: str, module: str = "pdserve", **environ: str) -> list[str]:
     """Return the proposals for the end of a line."""
-    said = folder / "proposed"
+    proposals = folder / "proposed"
     variables = {
         "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
-        "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(said),
+        "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(proposals),
         "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "PDSERVE_RUN_DIR": str(folder),
     }  # fmt: skip
     done = subprocess.run(
@@ -25,7 +25,7 @@ def _completed(folder: Path, line: str, module: str = "pdserve", **environ: str)
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    return said.read_text().splitlines()
+    return proposals.read_text().splitlines()
 
 
 @pytest.mark.parametrize(

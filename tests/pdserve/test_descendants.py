@@ -35,11 +35,11 @@ def test_children_and_grandchildren_are_gone_when_it_returns(tmp_path: Path) -> 
     ) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
-        said = process.stdout.readline()
-        while not said.strip():
-            said = process.stdout.readline()
+        output = process.stdout.readline()
+        while not output.strip():
+            output = process.stdout.readline()
 
-        assert said.split() == ["True", "True"]
+        assert output.split() == ["True", "True"]
         assert len(pids) == 3
         assert [start_time(pid) for pid in pids] == [None] * 3
         process.communicate("")

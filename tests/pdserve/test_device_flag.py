@@ -253,13 +253,13 @@ def test_a_torch_npu_without_cann_ends_no_run_on_the_cpu(tmp_path: Path) -> None
     plain = child(environ, "-c", "import torch")
     model = child({**environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "-c", "from transformers.integrations import moe")
     ours = child(environ, *selftest)
-    asked = child(environ, *selftest, "--device", "npu")
+    requested = child(environ, *selftest, "--device", "npu")
 
     assert plain.returncode != 0
     assert "libhccl.so" in plain.stderr
     assert "libhccl.so" in model.stderr
     assert (ours.returncode, ours.stdout.splitlines()[0].partition(":")[0]) == (0, "device cpu")
-    assert asked.returncode == 2
-    (line,) = asked.stderr.splitlines()
+    assert requested.returncode == 2
+    (line,) = requested.stderr.splitlines()
     assert "--device npu: torch_npu 2.13.0 cannot be imported, CANN is missing or does not match: libhccl.so" in line
     assert line.endswith("torch_npu 2.13.0)")

@@ -77,12 +77,12 @@ def test_weights_of_another_dtype_count_as_the_smaller_one(llama: EngineOptions,
 
 def test_local_pools_larger_than_free_memory_are_refused(llama: EngineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_memory_check, "available_bytes", lambda: 10_000_000)
-    asked = replace(llama, kv_cache_memory=6_000_000)
+    requested = replace(llama, kv_cache_memory=6_000_000)
 
     with pytest.raises(ConfigError, match=r"6000000 bytes in each of 2 instances is 12000000 bytes.* the 10000000"):
-        check_kv_room(asked, 2, is_here=True)
-    check_kv_room(asked, 1, is_here=True)
-    check_kv_room(asked, 2, is_here=False)
+        check_kv_room(requested, 2, is_here=True)
+    check_kv_room(requested, 1, is_here=True)
+    check_kv_room(requested, 2, is_here=False)
 
 
 def test_a_fake_engine_has_its_own_kind_of_pool(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def test_help_has_the_guides_ten_flags_first(command: str, capsys: pytest.Captur
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
 
-    said = capsys.readouterr().out
-    flags = re.findall(r"^  (--[a-z-]+)", said.partition(f"{GUIDE}:\n")[2], re.MULTILINE)
+    output = capsys.readouterr().out
+    flags = re.findall(r"^  (--[a-z-]+)", output.partition(f"{GUIDE}:\n")[2], re.MULTILINE)
     assert flags[:10] == ["--" + name.replace("_", "-") for name in GROUPS[GUIDE]]
-    titles = re.findall(r"^([A-Za-z' ()]+):$", said, re.MULTILINE)
+    titles = re.findall(r"^([A-Za-z' ()]+):$", output, re.MULTILINE)
     assert titles.index(GUIDE) < titles.index("options")
     assert "more" not in titles
 

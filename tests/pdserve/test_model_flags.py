@@ -82,16 +82,16 @@ def test_flag_and_file_must_agree(tmp_path: Path, gguf_file: Path) -> None:
 @pytest.fixture
 def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[DownloadJob]:
     """A hub that returns a complete folder; the list has the jobs it received."""
-    folder, asked = tmp_path / "snapshot", list[DownloadJob]()
+    folder, requests = tmp_path / "snapshot", list[DownloadJob]()
     folder.mkdir()
     (folder / "config.json").write_text('{"max_position_embeddings": 64}')
 
     def find(wanted: DownloadJob, environ: Mapping[str, str]) -> Snapshot:
-        asked.append(wanted)
+        requests.append(wanted)
         return Snapshot(str(folder), "c0ffee")
 
     monkeypatch.setattr(model_flags, "find_snapshot", find)
-    return asked
+    return requests
 
 
 def test_a_hubs_name_becomes_a_folder_and_stays_a_served_name(fetches: list[DownloadJob], tmp_path: Path) -> None:

@@ -37,17 +37,17 @@ def test_the_names_are_those_of_our_packages_beside_pdserve() -> None:
 
 @pytest.mark.parametrize("as_module", [False, True])
 def test_our_packages_are_found_before_the_scripts_own_folder(folder: Path, as_module: bool) -> None:
-    said = run(
+    output = run(
         folder, "import pdserve, wire.errors, batch.backend, engine\nprint(engine.__file__)\n", as_module=as_module
     )
 
-    assert said == f"{CLONE / 'engine' / '__init__.py'}\n"
+    assert output == f"{CLONE / 'engine' / '__init__.py'}\n"
 
 
 def test_a_module_imported_earlier_stays(folder: Path) -> None:
-    said = run(folder, "import engine\nimport pdserve\nfrom wire.errors import ConfigError\nprint(engine.MINE)\n")
+    output = run(folder, "import engine\nimport pdserve\nfrom wire.errors import ConfigError\nprint(engine.MINE)\n")
 
-    assert said == f"run: engine\n{folder / 'engine.py'}\n"
+    assert output == f"run: engine\n{folder / 'engine.py'}\n"
 
 
 def test_a_command_started_there_finds_ours(folder: Path) -> None:
@@ -62,6 +62,6 @@ def test_importing_pdserve_loads_no_heavy_module() -> None:
     lines = "import sys, pdserve\nassert 'LLM' in dir(pdserve)\n"
     check = f"print([name for name in {heavy!r} if name in sys.modules])\n"
     command = [sys.executable, "-c", f"{lines}{check}from pdserve import LLM, SamplingParams\n{check}"]
-    said = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, timeout=300, check=True).stdout
+    output = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, timeout=300, check=True).stdout
 
-    assert said == "[]\n[]\n"
+    assert output == "[]\n[]\n"

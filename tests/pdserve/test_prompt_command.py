@@ -19,7 +19,7 @@ from wire.errors import ConfigError, Unavailable
 
 
 @dataclass
-class Heard:
+class Recorded:
     """The server's URL and the requests it received."""
 
     url: str = ""
@@ -28,11 +28,11 @@ class Heard:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     """Serve one model, `m`, to clients with the key `sk`, below /proxy."""
     for name in ("PDSERVE_API_KEY", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    heard = Heard()
+    server = Recorded()
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
@@ -41,30 +41,30 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            heard.bodies.append(body)
-            heard.headers.append(dict(self.headers))
-            asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-            if asked == "fail":
+            server.bodies.append(body)
+            server.headers.append(dict(self.headers))
+            prompt = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+            if prompt == "fail":
                 return self.answer(400, b'{"error": {"message": "it is too long"}}')
-            texts = ("you said ", asked)
+            texts = ("you said ", prompt)
             choices = [{"delta": {"content": text}} if "messages" in body else {"text": text} for text in texts]
             events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
-            if asked == "break":
+            if prompt == "break":
                 events[1] = {"error": {"message": "the instance is gone"}}
             lines = b"".join(b"data: %s\n\n" % json.dumps(one).encode() for one in (*events, {"choices": []}))
             return self.answer(200, lines + b"data: [DONE]\n\n")
 
     with serving(Handler) as url:
-        heard.url = f"{url}/proxy/v1"
-        yield heard
+        server.url = f"{url}/proxy/v1"
+        yield server
 
 
-def _flags(server: Heard, *more: str) -> list[str]:
+def _flags(server: Recorded, *more: str) -> list[str]:
     return ["--url", server.url, "--api-key", "sk", *more]
 
 
 def test_a_chat_keeps_its_history(
-    server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nfail\ntwo\n"))
 
@@ -81,7 +81,7 @@ def test_a_chat_keeps_its_history(
 
 
 def test_texts_are_continued_without_history(
-    server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo"))
 
@@ -94,7 +94,7 @@ def test_texts_are_continued_without_history(
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_limit_and_temperature_are_sent_only_if_given(server: Heard, command: str) -> None:
+def test_limit_and_temperature_are_sent_only_if_given(server: Recorded, command: str) -> None:
     assert main([command, *_flags(server, "-q", "hi", "--max-tokens", "9", "--temperature", "0")]) == 0
     assert main([command, *_flags(server, "-q", "hi")]) == 0
 
@@ -104,18 +104,18 @@ def test_limit_and_temperature_are_sent_only_if_given(server: Heard, command: st
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [("chat", "the rest of the context"), ("complete", "the server's; pdserve's is 16")]
+    ("command", "message"), [("chat", "the rest of the context"), ("complete", "the server's; pdserve's is 16")]
 )
-def test_help_describes_the_limit_of_an_answer(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_the_limit_of_an_answer(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
 
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert message in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_without_a_url_the_run_folders_cluster_is_used(
-    server: Heard, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Recorded, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
     watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), start_time(os.getpid()) or 0, "", "/l")
@@ -128,7 +128,7 @@ def test_without_a_url_the_run_folders_cluster_is_used(
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_a_quick_question_is_sent_once_and_its_error_ends_the_command(
-    server: Heard, command: str, capsys: pytest.CaptureFixture[str]
+    server: Recorded, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, *_flags(server, "-q", "hi")]) == 0
     assert capsys.readouterr().out == "you said hi\n"
@@ -138,7 +138,7 @@ def test_a_quick_question_is_sent_once_and_its_error_ends_the_command(
 
 
 def test_a_terminal_has_a_prompt_and_gets_no_escapes_of_a_model(
-    server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = iter(["a\x1b[2Jb"])
 
@@ -182,7 +182,7 @@ def test_mistakes_are_reported(argv: list[str], error: type[Exception], words: s
         command.main([*argv, "-q", "x"])
 
 
-def test_a_refused_key_and_another_server_are_reported(server: Heard) -> None:
+def test_a_refused_key_and_another_server_are_reported(server: Recorded) -> None:
     with pytest.raises(ConfigError, match="refuses the API key: --api-key, or PDSERVE_API_KEY"):
         chat.main(["--url", server.url, "-q", "x"])
     with pytest.raises(ConfigError, match="refuses the API key"):
@@ -190,7 +190,7 @@ def test_a_refused_key_and_another_server_are_reported(server: Heard) -> None:
 
 
 def test_an_interrupted_quick_question_ends_its_line(
-    server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(text: str) -> str:
         if text == "hi":
@@ -206,7 +206,7 @@ def test_an_interrupted_quick_question_ends_its_line(
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_failing_answer_ends_its_line_before_the_error(
-    server: Heard, quick: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Recorded, quick: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("break\n"))
 
@@ -218,7 +218,7 @@ def test_a_failing_answer_ends_its_line_before_the_error(
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_its_text(
-    server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(text: str) -> str:
         if text == "stop":

@@ -68,35 +68,35 @@ def _not_ready(missing: str) -> type[QuietHandler]:
 
 
 def test_a_cluster_that_took_the_port_is_not_mistaken_for_ours() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     ours = [_Scripted("prefill-0", "127.0.0.1:8089"), _Scripted("scheduler", "127.0.0.1:9000", looks=3)]
 
     with serving(_ready("127.0.0.1:8088")) as url, pytest.raises(ConfigError, match="scheduler ended: its port is in"):
-        wait_ready(ours, Client(url), 60.0, said.append)
+        wait_ready(ours, Client(url), 60.0, messages.append)
 
-    assert said == ["starting prefill-0, scheduler", f"waiting: another cluster serves at {url}"]
+    assert messages == ["starting prefill-0, scheduler", f"waiting: another cluster serves at {url}"]
 
 
 @pytest.mark.parametrize(("ours", "named"), [("127.0.0.1:8088", "127.0.0.1:8088"), ("fd00::1:8088", "[fd00::1]:8088")])
 def test_our_own_cluster_is_recognised_by_its_instances_addresses(ours: str, named: str) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     children = [_Scripted("prefill-0", ours), _Scripted("scheduler", "127.0.0.1:9000")]
 
     with serving(_ready(named)) as url:
-        wait_ready(children, Client(url), 60.0, said.append)
+        wait_ready(children, Client(url), 60.0, messages.append)
 
-    assert said == ["starting prefill-0, scheduler"]
+    assert messages == ["starting prefill-0, scheduler"]
 
 
 def test_captures_are_reported_once_per_instance() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     address = "127.0.0.1:8088"
     children = [_Scripted("prefill-0", address, marks=("weights", "graphs")), _Scripted("decode-0", address, 3)]
 
     with serving(_not_ready("1 decode instance")) as url, pytest.raises(ConfigError, match="decode-0 ended"):
-        wait_ready(children, Client(url), 60.0, said.append)
+        wait_ready(children, Client(url), 60.0, messages.append)
 
-    assert said == [
+    assert messages == [
         "starting prefill-0, decode-0", "prefill-0 is capturing the graphs of its decode steps",
         "waiting: 1 decode instance",
     ]  # fmt: skip

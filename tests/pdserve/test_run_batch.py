@@ -171,7 +171,7 @@ def test_only_failed_lines_are_retried(tmp_path: Path, loopback: Loopback) -> No
     assert again.out.startswith("4 lines answered (0 errors) in "), again.err
     assert again.out.endswith(", 3 of them by an earlier run: out.jsonl\n")
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
-    assert dict(loopback.asked) == dict.fromkeys(WORDS, 1)
+    assert dict(loopback.requests) == dict.fromkeys(WORDS, 1)
     assert nothing.status == 0, f"no model is looked for: {nothing.err}"
 
 
@@ -206,7 +206,7 @@ def test_failed_lines_are_not_retried_on_another_model(tmp_path: Path, loopback:
     assert "--model was tiny and is /no/such/model now" in here.err
     assert "or remove out.jsonl.asked to mix both in one file" in here.err
     assert (tmp_path / "out.jsonl").read_bytes() == before
-    assert sum(loopback.asked.values()) == 3
+    assert sum(loopback.requests.values()) == 3
 
 
 @pytest.mark.long
@@ -221,7 +221,7 @@ def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, lo
 
     assert ended.status == 2
     assert "out.jsonl has good answers of the model m-7b, and its failed lines would be answered by tiny" in ended.err
-    assert loopback.asked == {}
+    assert loopback.requests == {}
     assert not (tmp_path / "out.jsonl.journal").exists(), "a run without the flag would continue with its answers"
 
 
@@ -238,18 +238,18 @@ def test_a_stopped_run_prints_how_to_resume_and_resumes(tmp_path: Path, number: 
         assert model.held.acquire(timeout=DEADLINE_S)  # two of four are answered, and this one never will be
         child.send_signal(number)
         _, err = child.communicate(timeout=DEADLINE_S)
-        first = sum(model.asked.values())
+        first = sum(model.requests.values())
         there = (tmp_path / "out.jsonl").exists()
         model.hold.set()
         again = run(tmp_path, *words)
 
     assert (child.returncode, there) == (status, False), err
-    said = err.splitlines()
-    assert "pdserve run-batch -i in.jsonl -o out.jsonl --base-url" in said[-1]
+    message = err.splitlines()
+    assert "pdserve run-batch -i in.jsonl -o out.jsonl --base-url" in message[-1]
     assert "sk-5ec3e7" not in err
     assert again.status == 0, again.err
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
-    assert (first, sum(model.asked.values())) == (3, 5), "an answered line is not sent again"
+    assert (first, sum(model.requests.values())) == (3, 5), "an answered line is not sent again"
     assert all(headers.get("Authorization") == "Bearer sk-5ec3e7" for headers in model.headers)
 
 
@@ -302,7 +302,7 @@ def test_a_server_of_another_model_is_refused_before_any_line(tmp_path: Path, lo
     assert ended.status == 2
     assert "--model other" in ended.err
     assert "tiny" in ended.err
-    assert loopback.asked == {}
+    assert loopback.requests == {}
 
 
 @pytest.mark.long
@@ -320,7 +320,7 @@ def test_a_missing_server_or_wrong_key_is_reported_at_once(tmp_path: Path) -> No
     assert "kept" not in gone.err, "nothing was answered"
     assert f"{keyed.url} refuses the API key" in wrong.err
     assert "sk-wrong" not in wrong.err
-    assert keyed.asked == dict.fromkeys(WORDS, 1)
+    assert keyed.requests == dict.fromkeys(WORDS, 1)
 
 
 def test_a_foreign_server_answers_no_line_and_replaces_no_output(tmp_path: Path, loopback: Loopback) -> None:
@@ -333,7 +333,7 @@ def test_a_foreign_server_answers_no_line_and_replaces_no_output(tmp_path: Path,
     assert f"{loopback.url} answers GET /v1/models with 404" in ended.err
     assert output.read_text() == "of an earlier run\n"
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl"]
-    assert loopback.asked == {}
+    assert loopback.requests == {}
 
 
 def test_no_torch_is_loaded_for_a_remote_server(tmp_path: Path, loopback: Loopback) -> None:
@@ -409,10 +409,10 @@ def test_a_signal_after_all_answers_suggests_no_resume(
 
     status = run_batch.main(["-i", str(source), "-o", str(output)])
 
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (status, texts(output.read_bytes())) == (0, SAID)
-    assert said.out.startswith("4 lines answered (0 errors)")
-    assert "resume with" not in said.err
+    assert captured.out.startswith("4 lines answered (0 errors)")
+    assert "resume with" not in captured.err
 
 
 class Dying:
@@ -486,4 +486,4 @@ def test_a_line_that_hangs_is_an_error_and_the_others_are_answered(tmp_path: Pat
     failed = [line for line in read(tmp_path / "out.jsonl") if line["error"] is not None]
     assert [line["error"]["code"] for line in failed] == [504]
     assert failed[0]["error"]["message"] == "no complete answer within 5 s (--request-timeout)"
-    assert set(model.asked.values()) == {1}, "it is not sent again"
+    assert set(model.requests.values()) == {1}, "it is not sent again"

@@ -80,7 +80,7 @@ def test_a_refused_upload_ends_the_run_and_can_be_repeated(tmp_path: Path, loopb
     words = (*COMMAND, "-i", source, "--base-url", loopback.url, *LOOPBACK, "--output-tmp-dir", waiting)
 
     refused = run(tmp_path, *words, "-o", f"{loopback.url}/out{SIGNATURE}")
-    asked = dict(loopback.asked)
+    fields = dict(loopback.requests)
     (kept,) = (path for path in waiting.iterdir() if path.suffix == ".jsonl")
     strange = write(kept.with_name(f"{kept.name}.asked"), ["of somebody else"])
     again = run(tmp_path, *words, "-o", f"{loopback.url}/out?X-Amz-Signature=another")
@@ -90,7 +90,7 @@ def test_a_refused_upload_ends_the_run_and_can_be_repeated(tmp_path: Path, loopb
     assert str(kept) in refused.err
     assert "5ec3e7" not in refused.err
     assert again.status == 0, again.err
-    assert loopback.asked == asked, "no line is sent a second time"
+    assert loopback.requests == fields, "no line is sent a second time"
     assert texts(loopback.puts[-1][1]) == SAID
     assert [*waiting.iterdir()] == [strange]
 

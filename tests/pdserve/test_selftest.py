@@ -93,7 +93,7 @@ def test_the_cpu_passes_all_of_its_rows(
     monkeypatch.setenv("NCCL_DEBUG", f"INFO {SECRET}")
 
     status, document, text = run(tmp_path / "report.md", "--device", "cpu")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
 
     found = verdicts(document)
     assert (status, document["failed"]) == (0, [])
@@ -107,12 +107,12 @@ def test_the_cpu_passes_all_of_its_rows(
     assert "noticed after 0." in text
     assert found["model: combined = transformers"] == "ok"
     assert found["model: P/D = transformers"] == "ok"
-    assert all(name in said for name in found)
-    assert said.startswith("device cpu, as requested\ncpu: ")
-    assert f"report: {tmp_path / 'report.md'}" in said
+    assert all(name in output for name in found)
+    assert output.startswith("device cpu, as requested\ncpu: ")
+    assert f"report: {tmp_path / 'report.md'}" in output
     assert document["facts"]["packages"]["torch"].startswith("2.")
     assert "proxy:3128" in text
-    assert SECRET not in text + said
+    assert SECRET not in text + output
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_each_check_fails_alone_and_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["--device", "tpu"], "--device 'tpu' is not one of auto, cpu, cuda, npu"),
         (["--index", "-1"], "--index -1: the first device is 0"),
@@ -236,9 +236,9 @@ def test_each_check_fails_alone_and_in_one_line() -> None:
         (["--device", "cpu", "--only", "nothing"], "--only nothing matches no row"),
     ],
 )
-def test_mistakes_are_one_line(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(typed: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest", *typed]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_device_is_an_error_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,8 +312,8 @@ def test_ctrl_c_prints_the_reports_path_and_progress(
     status, document, text = run(tmp_path / "r.md", "--device", "cpu", "--only", "sampler")
 
     assert status == 130
-    said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == ["stopped after 1 of 3 checks: 1 ok", f"report: {tmp_path / 'r.md'}"]
+    output = capsys.readouterr().out.splitlines()
+    assert output[-2:] == ["stopped after 1 of 3 checks: 1 ok", f"report: {tmp_path / 'r.md'}"]
     assert text.startswith("# pdserve selftest on cpu: stopped after 1 of 3 checks: 1 ok\n")
     assert (document["running"], document["num_checks"]) == ("sampler: seeded draws", 3)
     assert "a library was busy" in text
@@ -330,8 +330,8 @@ def test_ctrl_c_between_two_rows_keeps_the_last_row_and_report(
     status, document, text = run(tmp_path / "r.md", "--device", "cpu", "--only", "sampler")
 
     assert status == 130
-    said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == ["stopped after 1 of 3 checks: 1 ok", f"report: {tmp_path / 'r.md'}"]
+    output = capsys.readouterr().out.splitlines()
+    assert output[-2:] == ["stopped after 1 of 3 checks: 1 ok", f"report: {tmp_path / 'r.md'}"]
     assert text.startswith("# pdserve selftest on cpu: stopped after 1 of 3 checks: 1 ok\n")
     assert (document["running"], "did not finish" in text) == (None, False)
 

@@ -24,7 +24,7 @@ print(os.readlink(f"/proc/self/fd/{fd}"), os.environ.get("PDSERVE_STATE_FILE"))
 def test_instances_share_a_memfd_and_the_scheduler_gets_the_state(tmp_path: Path) -> None:
     request = UpRequest(UpOptions(), EngineOptions(model="m"), 60.0, 30.0, ())
     site = LocalSite(request, RunFolder(tmp_path), print)
-    said = {}
+    output = {}
     for role in ("decode", "scheduler"):
         code = _SAYS if role == "decode" else 'import os; print(os.environ["PDSERVE_STATE_FILE"])'
         child = site.spawn(ProcessPlan(role, role, "x:1", (sys.executable, "-S", "-c", code), {}), False)
@@ -32,10 +32,10 @@ def test_instances_share_a_memfd_and_the_scheduler_gets_the_state(tmp_path: Path
         while child.ended() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        said[role] = Path(child.record.log).read_text().strip()
+        output[role] = Path(child.record.log).read_text().strip()
     site.close(lambda: False)
 
-    assert said == {"decode": f"/memfd:{NAME} (deleted) None", "scheduler": str(tmp_path / "state.json")}
+    assert output == {"decode": f"/memfd:{NAME} (deleted) None", "scheduler": str(tmp_path / "state.json")}
     assert not [one for one in Path("/proc/self/fd").iterdir() if NAME in _target(one)]
 
 

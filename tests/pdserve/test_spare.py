@@ -54,10 +54,10 @@ def test_it_runs_the_command_line_in_its_environment(warm: Spare, tmp_path: Path
 
     assert child is not None
     assert (child.record.name, child.record.role, child.record.pid) == ("decode-0", "decode", pid)
-    said = _said(child)
-    assert said.startswith("before\n")
-    assert str(tmp_path / "g.json") in said or str(tmp_path / "l.json") in said
-    assert "PDSERVE_MOOD" not in said  # `up` has printed so
+    message = _said(child)
+    assert message.startswith("before\n")
+    assert str(tmp_path / "g.json") in message or str(tmp_path / "l.json") in message
+    assert "PDSERVE_MOOD" not in message  # `up` has printed so
     assert child.exit_status == 2
 
 
@@ -109,9 +109,9 @@ class _Spare:
 
 class _Rig:
     def __init__(self, why_none: str = "") -> None:
-        self.free_bytes, self.said, self.made = LEAST_FREE_BYTES, list[str](), list[_Spare]()
+        self.free_bytes, self.messages, self.made = LEAST_FREE_BYTES, list[str](), list[_Spare]()
         restarts = Restarts(RestartLimits(most=1, window_s=60.0, first_wait_s=1.0))
-        self.keeper = SpareKeeper(self._make, restarts, self.said.append, why_none, self._free)
+        self.keeper = SpareKeeper(self._make, restarts, self.messages.append, why_none, self._free)
 
     def _free(self) -> int:
         if self.free_bytes < 0:
@@ -151,7 +151,7 @@ def test_without_a_memory_figure_none_is_created_and_nothing_ends() -> None:
 
     rig.keeper.tick(0.0, is_calm=True)
 
-    assert (rig.made, rig.said) == ([], ["the spare cannot be started: no /proc; another is started in 1 s"])
+    assert (rig.made, rig.messages) == ([], ["the spare cannot be started: no /proc; another is started in 1 s"])
 
 
 def test_only_a_warm_one_is_used_and_another_created_after_it() -> None:
@@ -179,7 +179,7 @@ def test_a_spare_that_dies_is_recreated_until_it_dies_too_often() -> None:
             rig.made[-1].end_words = "spare ended"
 
     assert len(rig.made) == 2
-    assert rig.said == ["spare ended; another is started in 1 s", "spare ended; no other is started"]
+    assert rig.messages == ["spare ended; another is started in 1 s", "spare ended; no other is started"]
     assert rig.keeper.record.note == "spare ended"
 
 

@@ -26,14 +26,14 @@ class _Cluster:
     """A supervisor whose processes run given code, and its messages."""
 
     def __init__(self, folder: Path) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.reported: list[tuple[ProcessRecord, ...]] = []
         self.spawned: list[tuple[str, bool]] = []
         self.no_fork = self.serves = False
         self.removed: set[str] = set()
         self._folder = folder
         self.supervisor = Supervisor(
-            LIMITS, self._spawn, self.said.append, self.reported.append, lambda plan: plan.name not in self.removed,
+            LIMITS, self._spawn, self.messages.append, self.reported.append, lambda plan: plan.name not in self.removed,
             lambda record: self.serves,
         )  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_a_replacement_time_is_set_once_it_serves(cluster: _Cluster) -> None:
     cluster.supervisor.tick(12.0)
 
     assert before <= (cluster.record("scheduler").replaced_at or 0.0) <= time.time()
-    assert cluster.said[-1] == "replaced scheduler in 2.0 s by a new process: serving 2.0 s"
+    assert cluster.messages[-1] == "replaced scheduler in 2.0 s by a new process: serving 2.0 s"
 
 
 def test_a_dead_process_is_restarted_after_its_wait_and_not_before(cluster: _Cluster) -> None:
@@ -95,9 +95,9 @@ def test_a_dead_process_is_restarted_after_its_wait_and_not_before(cluster: _Clu
 
     assert cluster.spawned[2:] == [("decode-0", True)]
     assert cluster.record("decode-0").note == ""
-    assert cluster.said[0].startswith("decode-0 ended with exit status 1: no such device (log: ")
-    assert cluster.said[0].endswith("; starting it again in 1 s (1 of 2 in 60 s)")
-    assert cluster.said[1] == f"started decode-0 again, pid {cluster.record('decode-0').pid}"
+    assert cluster.messages[0].startswith("decode-0 ended with exit status 1: no such device (log: ")
+    assert cluster.messages[0].endswith("; starting it again in 1 s (1 of 2 in 60 s)")
+    assert cluster.messages[1] == f"started decode-0 again, pid {cluster.record('decode-0').pid}"
     assert cluster.record("decode-1").restarts == 0
 
 
@@ -110,8 +110,8 @@ def test_a_process_dying_too_often_is_given_up_with_its_log(cluster: _Cluster) -
 
     assert len(cluster.spawned) == 4
     words = "gave up on decode-0: it died 3 times in 60 s (limit 2 restarts). decode-0 ended with exit status 1: "
-    assert cluster.said[-1].startswith(words)
-    assert cluster.said[-1].splitlines()[-2:] == ["  first", "  no such device"]
+    assert cluster.messages[-1].startswith(words)
+    assert cluster.messages[-1].splitlines()[-2:] == ["  first", "  no such device"]
     assert cluster.record("decode-0").note == "given up"
     assert cluster.record("decode-1").alive
 
@@ -147,7 +147,7 @@ def test_a_restart_that_fails_counts_as_a_death(cluster: _Cluster) -> None:
 
     cluster.supervisor.tick(1.0)
 
-    assert cluster.said[-1] == (
+    assert cluster.messages[-1] == (
         "decode-0 cannot be started: no more processes; starting it again in 2 s (2 of 2 in 60 s)"
     )
 
@@ -180,14 +180,14 @@ def test_a_process_without_a_table_entry_is_not_restarted(cluster: _Cluster) -> 
         cluster.supervisor.tick(now)
     assert len(cluster.spawned) == 2
     assert (cluster.record("decode-0").note, cluster.record("decode-0").restarts) == ("removed", 0)
-    assert cluster.said[0].endswith("; its entry is gone from the table: it is not restarted")
-    assert len(cluster.said) == 1
+    assert cluster.messages[0].endswith("; its entry is gone from the table: it is not restarted")
+    assert len(cluster.messages) == 1
     cluster.removed.clear()
     cluster.supervisor.tick(40.0)
 
     assert cluster.spawned[2:] == [("decode-0", True)]
     assert cluster.record("decode-0").note == ""
-    assert cluster.said[1] == "the entry of decode-0 is in the table again"
+    assert cluster.messages[1] == "the entry of decode-0 is in the table again"
 
 
 def test_a_waiting_restart_is_dropped_with_its_table_entry(cluster: _Cluster) -> None:

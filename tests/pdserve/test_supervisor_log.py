@@ -50,7 +50,7 @@ def test_a_closed_terminal_costs_only_its_own_messages(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code, str(log)], stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout is not None
         process.stdout.close()
-        _, said = process.communicate(timeout=300)
+        _, output = process.communicate(timeout=300)
 
-    assert (process.returncode, said) == (0, b"")
+    assert (process.returncode, output) == (0, b"")
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["one", "two"]

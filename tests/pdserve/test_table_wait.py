@@ -51,9 +51,9 @@ def test_the_plan_is_that_of_the_completed_table(tmp_path: Path) -> None:
 
     assert plan.role == "scheduler"
     assert starting.now == 3.0
-    (said,) = starting.said
-    assert said.startswith("waiting: GLOBAL_RANK_TABLE_FILE_PATH: ")
-    assert 'status is "initializing"' in said
+    (message,) = starting.said
+    assert message.startswith("waiting: GLOBAL_RANK_TABLE_FILE_PATH: ")
+    assert 'status is "initializing"' in message
 
 
 def test_a_table_that_is_not_completed_in_time_is_an_error(tmp_path: Path) -> None:

@@ -45,12 +45,12 @@ def test_down_ends_an_up_that_still_creates_its_tables(
         try:
             assert up.stdout.readline() == "laying out\n"
             assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
-            said, _ = up.communicate(timeout=300)
+            output, _ = up.communicate(timeout=300)
         finally:
             up.send_signal(signal.SIGKILL)
 
     assert capsys.readouterr().out == "stopped a cluster that was starting\n"
-    assert (said, up.returncode) == ("stopping\n", status)
+    assert (output, up.returncode) == ("stopping\n", status)
     assert RunFolder(tmp_path).read() is None
 
 
@@ -121,11 +121,11 @@ def test_a_process_started_during_a_signal_is_ended_too(tmp_path: Path) -> None:
     ) as up:  # fmt: skip
         assert up.stdout is not None
         pid = int(up.stdout.readline())
-        said = up.stdout.read()  # not by communicate, which does not see what came with the first line
+        output = up.stdout.read()  # not by communicate, which does not see what came with the first line
         up.wait(300)
     is_left = start_time(pid) is not None
     if is_left:
         os.kill(pid, signal.SIGKILL)
 
-    assert (said, up.returncode) == ("stopping\n", 143)
+    assert (output, up.returncode) == ("stopping\n", 143)
     assert not is_left

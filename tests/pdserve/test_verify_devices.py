@@ -51,23 +51,23 @@ def test_a_machine_without_cards_has_one_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ends"),
+    ("requested", "ends"),
     [("cpu", ("cpu", "cpu")), ("fake", ("fake", "fake")), ("cpu:fake", ("cpu", "fake")), ("fake:cpu", ("fake", "cpu"))],
 )
-def test_one_pair_is_selected_by_its_kinds(asked: str, ends: tuple[str, str]) -> None:
-    assert choose_pairs(asked, KINDS) == DevicePairs((DeviceKindPair(*ends),), {})
+def test_one_pair_is_selected_by_its_kinds(requested: str, ends: tuple[str, str]) -> None:
+    assert choose_pairs(requested, KINDS) == DevicePairs((DeviceKindPair(*ends),), {})
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("requested", "words"),
     [
         ("tpu", "--device 'tpu' is not one of auto, cpu, fake, npu"), ("cpu:npu", "--device npu: CANN is missing"),
         ("cpu:fake:cpu", "names 3 ends: a pair is P:D, such as cpu:npu"), ("cpu:", "--device '' is not one of"),
     ],
 )  # fmt: skip
-def test_an_impossible_pair_is_refused_with_a_reason(asked: str, words: str) -> None:
+def test_an_impossible_pair_is_refused_with_a_reason(requested: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        choose_pairs(asked, KINDS)
+        choose_pairs(requested, KINDS)
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ def test_every_pair_and_every_single_kind_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The instances' outputs are scripted; real models cross in tests/instance/test_mixed_devices.py."""
-    asked: list[tuple[object, str]] = []
+    requests: list[tuple[object, str]] = []
 
     def through_pd(*given: object) -> VerifyOutputs:
-        asked.append((given[3], str(given[4])))
+        requests.append((given[3], str(given[4])))
         return VerifyOutputs([[7, 7, 7]] * 2, 4096)
 
     monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
@@ -123,7 +123,7 @@ def test_every_pair_and_every_single_kind_is_compared(
     monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
     monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: VerifyOutputs([[7, 7, 7]] * 2, 0))
     monkeypatch.setattr(verify, "_run_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
-    monkeypatch.setattr(verify, "choose_pairs", lambda asked: choose_pairs(asked, KINDS))
+    monkeypatch.setattr(verify, "choose_pairs", lambda requests: choose_pairs(requests, KINDS))
     flags = ["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"]
 
     status = verify.main([*flags, "--transport", "shm"])
@@ -132,7 +132,7 @@ def test_every_pair_and_every_single_kind_is_compared(
     over_tcp = capsys.readouterr().out.splitlines()
 
     assert status == 0
-    assert asked == [
+    assert requests == [
         ("shm", "cpu -> cpu"), *(("tcp", one) for one in ("cpu -> cpu", "cpu -> fake", "fake -> cpu", "fake -> fake")),
     ]  # fmt: skip
     refused = "not run: P/D cpu -> fake over shm: --transport shm cannot run here: the KV pool is on fake:0"

@@ -59,15 +59,15 @@ def test_transports_that_run_are_compared_and_others_named(
     monkeypatch.setattr(verify, "_run_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
 
     status = verify.main(["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"])
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
 
-    assert "not run: P/D over mooncake: its package is missing" in said
-    assert [line for line in said if line.startswith("served by P/D")] == [
+    assert "not run: P/D over mooncake: its package is missing" in output
+    assert [line for line in output if line.startswith("served by P/D")] == [
         "served by P/D over shm: 4,096 bytes of KV sent", "served by P/D over tcp: 4,096 bytes of KV sent",
     ]  # fmt: skip
     equal = "equal: P/D over shm = P/D over tcp = combined = transformers (not run: mooncake)"
     parted = "DIFFERENT: P/D over tcp against transformers: prompt 0, token 2: 8 instead of 7"
-    assert (status, said[-1]) == ((0, equal) if over_tcp == 7 else (1, parted))
+    assert (status, output[-1]) == ((0, equal) if over_tcp == 7 else (1, parted))
 
 
 @pytest.mark.parametrize("typed", [["--prompts", "0"], ["--max-tokens", "1"], ["--max-tokens", "1", "--features"]])

@@ -31,7 +31,7 @@ class ScriptedSender:
 
     on_begin: Callable[[Ticket], None] = lambda _: None
     on_commit: Callable[[str], None] = lambda _: None
-    said: list[tuple[str, str]] = field(default_factory=list)
+    messages: list[tuple[str, str]] = field(default_factory=list)
     descriptions: list[bytes] = field(default_factory=list)
     bytes_sent: int = 0
 

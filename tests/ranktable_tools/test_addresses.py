@@ -134,17 +134,17 @@ def test_localhost_is_dialled_over_ipv4() -> None:
 
 
 def test_lookups_end_when_their_time_is_spent() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     now = iter(range(0, 100, 4))
 
     def slow(name: str) -> frozenset[str]:
-        asked.append(name)
+        requests.append(name)
         return frozenset({"192.0.2.1"})
 
     hosts = HostComparer(lookups_s=10.0, look_up=slow, clock=lambda: float(next(now)))
     first = [hosts.same("192.0.2.1", f"node-{number}") for number in range(5)]
 
-    assert asked == ["node-0", "node-1", "node-2"]
+    assert requests == ["node-0", "node-1", "node-2"]
     assert first == [True, True, True, False, False]
     assert hosts.same("node-4", "node-4")
 

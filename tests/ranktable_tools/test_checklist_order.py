@@ -30,10 +30,10 @@ def _made(form: Sequence[str], folder: Path) -> dict[str, bytes]:
     """Generate two hosts' tables, merge the global ones, join two local ones; return the files by name."""
     folder.mkdir()
     for ip, role, more in (("10.0.0.18", "prefill", ("--api-server",)), ("10.0.0.19", "decode", ())):
-        said = _run(
+        output = _run(
             form, folder, "--mode", "gen", f"--{role}-server-list", "4,5", "--ip", ip, "--device-type", "cpu", *more
         )
-        assert "Generate local ranktable successful." in said
+        assert "Generate local ranktable successful." in output
     parts = [f"global_ranktable_10.0.0.{end}.json" for end in (18, 19)]
     assert "Merge 2 global" in _run(form, folder, "--mode", "merge", "--global-ranktable-list", *parts)
     locals_ = [f"local_ranktable_10.0.0.{end}_45.json" for end in (18, 19)]

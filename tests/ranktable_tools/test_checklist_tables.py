@@ -153,10 +153,10 @@ def test_unequal_sizes_are_a_note_and_with_strict_an_error(
 def test_a_table_without_three_groups_does_not_start(save: Save, count: int) -> None:
     groups = [*modelarts()["server_group_list"], group(3, server(C, 0))][:count]
 
-    said = _started(save, grouped(*groups), local())
+    message = _started(save, grouped(*groups), local())
 
-    assert said.startswith("GLOBAL_RANK_TABLE_FILE_PATH: ")
-    assert f"server_group_list has {count} group{'' if count == 1 else 's'}; must have 3: " in said
+    assert message.startswith("GLOBAL_RANK_TABLE_FILE_PATH: ")
+    assert f"server_group_list has {count} group{'' if count == 1 else 's'}; must have 3: " in message
 
 
 @pytest.mark.covers("A7.93")
@@ -219,11 +219,11 @@ def test_a_local_table_is_an_exact_copy_of_its_global_entry(
         own["server_list"][0]["device"][0]["rank_id"], own["server_list"][0]["device"][1]["rank_id"] = "1", "0"
     document = modelarts(decode=[server(B, 6, 7) if key == "rank_id" else server(B, 6)])
 
-    said = _started(save, document, own)
+    message = _started(save, document, own)
     assert cli.main(["lint", save("g.json", document), save("l.json", own)]) == 2
 
-    assert "is not in the global table; the nearest entry is decode-0 (server_group_list[2].ser" in said
-    assert place in said
+    assert "is not in the global table; the nearest entry is decode-0 (server_group_list[2].ser" in message
+    assert place in message
     assert "[not-in-global]" in capsys.readouterr().out
 
 

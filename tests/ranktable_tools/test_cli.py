@@ -84,9 +84,9 @@ def test_ports_are_in_the_tables_and_the_next_steps(tmp_path: Path, capsys: pyte
     assert [server["server_port"] for group in groups[1:] for server in group["server_list"]] == [
         "9000", "9002", "9003", "9004",
     ]  # fmt: skip
-    said = capsys.readouterr().out
-    assert "NODE_PORTS=9000,9002,9003,9004 " in said
-    assert "--port=9001  # scheduler, the public port" in said
+    output = capsys.readouterr().out
+    assert "NODE_PORTS=9000,9002,9003,9004 " in output
+    assert "--port=9001  # scheduler, the public port" in output
 
 
 def test_the_next_steps_end_with_a_doctor_that_knows_the_ports(capsys: pytest.CaptureFixture[str]) -> None:

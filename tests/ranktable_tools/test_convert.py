@@ -41,9 +41,9 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def _converted(save: Save, capsys: Say, document: object, *flags: str) -> tuple[dict[str, Any], str]:
     """Return what is printed, and the notes."""
     assert main(["convert", save("t.json", document), *flags]) == 0
-    said = capsys.readouterr()
-    printed: dict[str, Any] = json.loads(said.out)
-    return printed, said.err
+    captured = capsys.readouterr()
+    printed: dict[str, Any] = json.loads(captured.out)
+    return printed, captured.err
 
 
 def _seats(table: dict[str, Any]) -> list[tuple[str, str, list[str]]]:

@@ -1,4 +1,4 @@
-"""What kind of device a machine has."""
+"""The kind of a machine's devices, from its device nodes."""
 
 from pathlib import Path
 

@@ -87,13 +87,13 @@ def test_an_exception_in_a_check_is_its_finding(tmp_path: Path) -> None:
 
 
 def test_a_tool_runs_once_and_one_tool_at_a_time(tmp_path: Path) -> None:
-    running, most, asked = 0, 0, []
+    running, most, requests = 0, 0, []
 
     def run(command: object) -> ToolOutput:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        asked.append(command)
+        requests.append(command)
         running -= 1
         return ToolOutput(("tool",), "said", 0)
 
@@ -108,14 +108,14 @@ def test_a_tool_runs_once_and_one_tool_at_a_time(tmp_path: Path) -> None:
 
     examine(DoctorInput(machine, DoctorTables()), 20, checks)
 
-    assert (len(asked), most) == (3, 1)
+    assert (len(requests), most) == (3, 1)
 
 
 def test_a_tool_that_did_not_answer_is_not_retried(tmp_path: Path) -> None:
-    asked = []
+    requests = []
 
     def run(command: object) -> ToolOutput:
-        asked.append(command)
+        requests.append(command)
         raise RanktableError("did not exit within 10 s")
 
     bench = Bench(tmp_path)
@@ -125,7 +125,7 @@ def test_a_tool_that_did_not_answer_is_not_retried(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(RanktableError, match="did not exit within 10 s"):
             machine.run_tool("npu-smi", "info")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_the_screen_has_one_line_per_check_and_the_next_step_below() -> None:

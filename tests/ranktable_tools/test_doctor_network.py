@@ -171,8 +171,8 @@ def test_a_host_checks_the_other_role_and_the_scheduler_checks_all(tmp_path: Pat
         )
     }  # fmt: skip
 
-    asked = {name: [role for role in ("prefill", "decode") if f"({role})" in words] for name, words in lost.items()}
-    assert asked == {
+    fields = {name: [role for role in ("prefill", "decode") if f"({role})" in words] for name, words in lost.items()}
+    assert fields == {
         "prefill": ["decode"],
         "decode": ["prefill"],
         "scheduler": ["prefill", "decode"],

@@ -124,10 +124,10 @@ def test_a_good_secret_is_ok_and_never_shown(tmp_path: Path) -> None:
     ],
 )
 def test_a_secret_that_pdserve_would_refuse_is_a_failure(tmp_path: Path, text: str, mode: int, words: str) -> None:
-    result, said = _secret(tmp_path, text, mode)
+    result, message = _secret(tmp_path, text, mode)
 
     assert result == "fail"
-    assert said.endswith(words)
+    assert message.endswith(words)
 
 
 def test_no_secret_is_a_warning_a_named_missing_one_a_failure(tmp_path: Path) -> None:

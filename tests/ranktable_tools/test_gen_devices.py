@@ -110,16 +110,16 @@ def test_the_guides_tool_accepts_the_device_flags_too(
 
 def test_a_loopback_only_host_is_shown_how_to_name_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "own_address", lambda: "127.0.0.1")
-    said: list[str] = []
+    messages: list[str] = []
     arguments = GenArguments(["0"], ["1"], True, str(tmp_path), device_type="cpu")
 
-    gen(arguments, said.append)
-    gen(replace(arguments, ip="127.0.0.1"), said.append)
+    gen(arguments, messages.append)
+    gen(replace(arguments, ip="127.0.0.1"), messages.append)
 
     note = (
         "Note: only a loopback address was found, which no other host can reach. Please provide it via --ip argument."
     )
-    assert said.count(note) == 1
+    assert messages.count(note) == 1
 
 
 def test_a_source_of_device_addresses_is_for_npus(tmp_path: Path) -> None:

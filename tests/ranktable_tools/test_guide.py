@@ -1,4 +1,4 @@
-"""`pd_ranktable_tools --mode gen|merge`, as the guide has it."""
+"""`pd_ranktable_tools --mode gen|merge` behaves as in the guide."""
 
 import json
 import re

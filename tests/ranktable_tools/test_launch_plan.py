@@ -121,17 +121,17 @@ def test_a_bad_file_is_named_with_its_variable(environ: dict[str, str], save: Sa
 
 
 @pytest.mark.parametrize(
-    ("written", "asked"),
+    ("written", "requested"),
     [
         ("local_ranktable_10.0.0.18_host.json", "local_rank_table_10.0.0.18_host.json"),
         ("local_rank_table_10.0.0.18_host.json", "local_ranktable_10.0.0.18_host.json"),
     ],
 )
 def test_the_guides_typo_in_the_file_name_is_corrected_with_a_note(
-    environ: dict[str, str], save: Save, guide_host: Document, written: str, asked: str
+    environ: dict[str, str], save: Save, guide_host: Document, written: str, requested: str
 ) -> None:
     path = save(written, guide_host)
-    environ["RANK_TABLE_FILE_PATH"] = path.replace(written, asked)
+    environ["RANK_TABLE_FILE_PATH"] = path.replace(written, requested)
 
     plan = resolve(environ)
 

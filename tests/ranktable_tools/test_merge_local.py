@@ -53,9 +53,9 @@ def test_the_guides_tool_does_it_with_the_guides_messages(save: Save, capsys: Sa
 
     assert guide.main(["--mode", "merge-local", "--local-ranktable-list", *files]) == 0
 
-    said = capsys.readouterr().out
-    assert "-INFO: Save ./local_ranktable_merge.json\n" in said
-    assert "-INFO: Merge 2 local ranktable successful.\n" in said
+    output = capsys.readouterr().out
+    assert "-INFO: Save ./local_ranktable_merge.json\n" in output
+    assert "-INFO: Merge 2 local ranktable successful.\n" in output
 
 
 def test_the_devices_of_one_host_are_one_entry(save: Save) -> None:

@@ -26,11 +26,11 @@ _QUICK = {
 
 
 class RayNodes:
-    """The cluster, from a test's side. It has its own folder: Ray's sockets need a short path."""
+    """A test's handle of the cluster, which has its own folder: Ray's sockets need a short path."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
-        (self._folder / "ray").mkdir()  # Ray's test cluster writes its address there, into a folder it takes as given
+        (self._folder / "ray").mkdir()  # Ray's test cluster writes its address there and does not create the folder
         self._log = (self._folder / "nodes.log").open("w")
         tool = self._folder / "hccn_tool"  # each card of these hosts has an address
         tool.write_text('#!/bin/sh\necho "ipaddr:192.0.2.1$2"\necho netmask:255.255.255.0\n')

@@ -44,7 +44,7 @@ def test_an_address_that_never_answers_is_given_up_after_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("message", "expected"),
     [
         ("", "it printed nothing"),
         ("Traceback\n  File\nray.exceptions.RpcError: Timed out\n", "ray.exceptions.RpcError: Timed out"),
@@ -54,8 +54,8 @@ def test_an_address_that_never_answers_is_given_up_after_the_deadline() -> None:
         ),
     ],
 )
-def test_the_relevant_part_of_rays_error_is_quoted(said: str, expected: str) -> None:
-    assert why(said) == expected
+def test_the_relevant_part_of_rays_error_is_quoted(message: str, expected: str) -> None:
+    assert why(message) == expected
 
 
 def test_long_words_are_truncated() -> None:

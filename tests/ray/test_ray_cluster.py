@@ -274,13 +274,13 @@ def test_our_own_ray_listens_on_loopback_and_leaves_nothing(own: OwnRayUp, numbe
             folders = {Path(match) for process in everything for match in _FOLDER.findall(" ".join(process.cmdline()))}
         finally:
             front.send_signal(number)
-        said, _ = front.communicate(timeout=300)
+        output, _ = front.communicate(timeout=300)
 
     assert len(everything) >= 6  # gcs_server, raylet, two workers, two instances, the scheduler
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
     assert front.returncode == 0
-    assert "starting Ray on this machine, on 127.0.0.1 only" in said
-    assert "Ray does not respond" not in said
+    assert "starting Ray on this machine, on 127.0.0.1 only" in output
+    assert "Ray does not respond" not in output
     _, left = psutil.wait_procs(everything, timeout=300)
     assert left == []
     assert folders

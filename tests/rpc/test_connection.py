@@ -232,11 +232,11 @@ class TestGrpcOnly:
             connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
             try:
                 async with asyncio.timeout(DEADLINE_S):
-                    asked = asyncio.create_task(connection.describe(DEADLINE_S))
+                    requested = asyncio.create_task(connection.describe(DEADLINE_S))
                     while not server.num_waiting:  # noqa: ASYNC110 - no event reports it
                         await asyncio.sleep(0)
                     await server.serve(FakeInstance(DESCRIPTION, {}))
-                    return await asked
+                    return await requested
             finally:
                 await connection.close()
                 await server.stop(0)

@@ -173,13 +173,13 @@ class Running(Answer):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, asked: GenerationRequest,
+        self, dispatcher: Dispatcher, requested: GenerationRequest,
         is_last: Callable[[TokenOutput], bool] = lambda token: False,
     ) -> None:  # fmt: skip
         super().__init__()
         self._unread: asyncio.Queue[TokenOutput | None] = asyncio.Queue()
         self._is_last = is_last
-        self.task = asyncio.create_task(dispatcher.run(asked, self))
+        self.task = asyncio.create_task(dispatcher.run(requested, self))
         self.task.add_done_callback(lambda _: self._unread.put_nowait(None))
 
     def emit(self, prompt_index: int, token: TokenOutput) -> bool:
@@ -194,10 +194,10 @@ class Running(Answer):
         await self.task
 
 
-async def collect(dispatcher: Dispatcher, asked: GenerationRequest) -> Answer:
+async def collect(dispatcher: Dispatcher, requested: GenerationRequest) -> Answer:
     """Run a request to its end."""
     answer = Answer()
-    await dispatcher.run(asked, answer)
+    await dispatcher.run(requested, answer)
     return answer
 
 

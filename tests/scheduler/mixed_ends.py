@@ -99,10 +99,10 @@ class Clients:
 
     async def ask(self) -> None:
         """Send one request of a random kind from a random client, and wait for its end."""
-        asked = self.begin(*self._some_request(), self.rng.choice((*KEYS, "none")))
-        await self._behave(asked.exchange, asked.answering)
-        await asked.answering
-        self.endings[asked.outcome] += 1
+        requested = self.begin(*self._some_request(), self.rng.choice((*KEYS, "none")))
+        await self._behave(requested.exchange, requested.answering)
+        await requested.answering
+        self.endings[requested.outcome] += 1
 
     def begin(self, path: str, body: Mapping[str, Any], key: str) -> "Asked":
         """Send a request over its own connection."""

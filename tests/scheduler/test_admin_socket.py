@@ -73,9 +73,9 @@ async def test_every_pair_is_reported_before_and_after_measuring() -> None:
             "failures": 0, "fallbacks": 0, "digests": True, "passed_over": [],
                 "not_offered": [], "error": "",
         }  # fmt: skip
-        asked = [command for command in cluster.instances[0].commands if isinstance(command, MeasureLink)]
+        requests = [command for command in cluster.instances[0].commands if isinstance(command, MeasureLink)]
         peers = [cluster.instances[index].description for index in (1, 2)]
-        assert asked == [MeasureLink(peer.instance_id, peer.epoch, peer.endpoints, 1048576) for peer in peers]
+        assert requests == [MeasureLink(peer.instance_id, peer.epoch, peer.endpoints, 1048576) for peer in peers]
 
 
 async def test_zero_bytes_only_look() -> None:

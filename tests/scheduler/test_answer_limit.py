@@ -77,10 +77,10 @@ async def test_an_answer_known_to_be_too_long_is_refused_first(serve: Any, field
 
 @pytest.mark.parametrize("path", SURFACES)
 async def test_a_collected_answer_equals_its_stream(serve: Any, path: str) -> None:
-    asked = {**LOGPROBS[path], "return_token_ids": True, "max_tokens": 12, "n": 2}
+    fields = {**LOGPROBS[path], "return_token_ids": True, "max_tokens": 12, "n": 2}
     async with serve("世界 hello world") as served:
-        whole = (await ask(served, path, **asked)).json()["choices"]
-        chunks = (await ask(served, path, stream=True, **asked)).text.split("\n\n")[:-2]
+        whole = (await ask(served, path, **fields)).json()["choices"]
+        chunks = (await ask(served, path, stream=True, **fields)).text.split("\n\n")[:-2]
 
         parts = [choice for line in chunks for choice in json.loads(line[6:])["choices"]]
         for choice in whole:

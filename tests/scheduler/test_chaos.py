@@ -50,8 +50,8 @@ async def ask(cluster: FakeCluster, prompt: tuple[int, ...], max_tokens: int, *,
     """Return the tokens of an answer, None where it failed with a message or the client disconnected."""
     try:
         async with asyncio.timeout(0.2 if leave else 3600.0):
-            asked = request(prompt, max_tokens=max_tokens)
-            return (await collect(cluster.control.dispatch, asked)).tokens[0, 0]
+            requested = request(prompt, max_tokens=max_tokens)
+            return (await collect(cluster.control.dispatch, requested)).tokens[0, 0]
     except (PdserveError, TimeoutError):
         return None
 

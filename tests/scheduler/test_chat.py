@@ -46,10 +46,10 @@ async def test_the_prompt_is_rendered_by_the_models_template(serve: Any) -> None
         )
 
         tokenizer = Tokenizer.from_file(f"{served.model}/tokenizer.json")
-        said = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+        rendered = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
         with_header, without = (request.prompts[0] for request in served.dispatcher.requests)
-        assert list(with_header) == tokenizer.encode(said + "<|im_start|>assistant\n").ids
-        assert list(without) == tokenizer.encode(said).ids
+        assert list(with_header) == tokenizer.encode(rendered + "<|im_start|>assistant\n").ids
+        assert list(without) == tokenizer.encode(rendered).ids
 
 
 async def test_a_refusal_part_is_text(serve: Any) -> None:
@@ -58,8 +58,8 @@ async def test_a_refusal_part_is_text(serve: Any) -> None:
             messages = [*HELLO, {"role": "assistant", "content": [part]}, *HELLO]
             await served.client.post("/v1/chat/completions", json={"messages": messages})
 
-        refused, said = served.dispatcher.requests
-        assert refused.prompts == said.prompts
+        refused, accepted = served.dispatcher.requests
+        assert refused.prompts == accepted.prompts
 
 
 async def test_max_tokens_defaults_to_the_context_left(serve: Any) -> None:

@@ -84,9 +84,9 @@ def test_the_flags_set_the_chat_options() -> None:
 
     kwargs = ["--default-chat-template-kwargs", '{"enable_thinking": false}']
     others = ["--no-trust-request-chat-template", "--chat-template-content-format", "openai"]
-    said = parse([*NEEDED, *kwargs, *others]).options.chat_settings(keyed=False)
+    settings = parse([*NEEDED, *kwargs, *others]).options.chat_settings(keyed=False)
 
-    assert said == ChatSettings("openai", trust_request_template=False, default_kwargs={"enable_thinking": False})
+    assert settings == ChatSettings("openai", trust_request_template=False, default_kwargs={"enable_thinking": False})
 
 
 @pytest.mark.parametrize(

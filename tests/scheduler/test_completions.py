@@ -39,8 +39,8 @@ async def test_a_completion_has_every_field_and_true_counts(serve: Any) -> None:
         assert response.status_code == 200
         assert body["object"] == "text_completion"
         assert body["id"].startswith("cmpl-")
-        said = {key: value for key, value in body["choices"][0].items() if value is not None}
-        assert said == {"index": 0, "text": "hello world", "finish_reason": "length"}
+        choice = {key: value for key, value in body["choices"][0].items() if value is not None}
+        assert choice == {"index": 0, "text": "hello world", "finish_reason": "length"}
         assert body["choices"][0]["stop_reason"] is None
         prompt, output = len(served.ids("San Francisco is a")), len(served.ids("hello world"))
         assert body["usage"] == {

@@ -57,7 +57,7 @@ def theirs(template: str, messages: list[dict[str, Any]], open_last: bool = Fals
 
 @pytest.mark.parametrize("template", [TAKES_TEXT, TRIMS, TAKES_EITHER, THINKS])
 @pytest.mark.parametrize(
-    "context", [{}, {"add_generation_prompt": True, "bos_token": "<s>"}], ids=["as it is", "asked"]
+    "context", [{}, {"add_generation_prompt": True, "bos_token": "<s>"}], ids=["as it is", "requested"]
 )
 @pytest.mark.parametrize("open_last", [False, True])
 def test_texts_render_as_in_transformers(template: str, context: dict[str, Any], open_last: bool) -> None:

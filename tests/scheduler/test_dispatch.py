@@ -106,8 +106,8 @@ async def test_a_key_with_one_request_does_not_wait_for_anothers_hundred() -> No
         ended: list[str] = []
 
         async def read(tenant: str, priority: int = 0) -> None:
-            asked = dataclasses.replace(request(LONG), tenant=tenant, priority=priority)
-            await collect(cluster.control.dispatch, asked)
+            requested = dataclasses.replace(request(LONG), tenant=tenant, priority=priority)
+            await collect(cluster.control.dispatch, requested)
             ended.append(tenant)
 
         async with asyncio.TaskGroup() as tasks:

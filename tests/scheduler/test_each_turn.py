@@ -44,17 +44,17 @@ class TurnLoop(VirtualTimeLoop):
         super()._run_once()  # type: ignore[misc]  # asyncio's own: one turn
 
 
-def _leave(_: FakeCluster, asked: Asked) -> None:
-    asked.exchange.leave("the client went away")
+def _leave(_: FakeCluster, request: Asked) -> None:
+    request.exchange.leave("the client went away")
 
 
 def _kill(cluster: FakeCluster, _: Asked) -> None:
     cluster.kill(2)
 
 
-def _kill_and_leave(cluster: FakeCluster, asked: Asked) -> None:
+def _kill_and_leave(cluster: FakeCluster, request: Asked) -> None:
     cluster.kill(2)
-    asked.exchange.leave("the client went away")
+    request.exchange.leave("the client went away")
 
 
 def _remove(cluster: FakeCluster, _: Asked) -> None:
@@ -99,14 +99,14 @@ async def _ask(num_turns: int, happens: Happens, tokens: Tokens, *, fails: bool)
     async with cluster.serving():
         cluster.instances[0].behaviour.fail_handoffs = int(fails)
         clients = Clients(cluster, tokens, random.Random(0), 0.02 if num_turns % 2 else None)
-        asked = clients.begin("/v1/completions", BODY, KEYS[0])
+        requests = clients.begin("/v1/completions", BODY, KEYS[0])
         kept = list[object]()  # a task without a reference may be garbage-collected
-        loop.after(num_turns, lambda: kept.append(happens(cluster, asked)))
-        await asyncio.wait({asked.answering}, timeout=60.0)
+        loop.after(num_turns, lambda: kept.append(happens(cluster, requests)))
+        await asyncio.wait({requests.answering}, timeout=60.0)
         has_happened = loop.has_happened
         loop.after(0, lambda: None)
 
-        assert asked.answering.done()
+        assert requests.answering.done()
         await until(lambda: not left_behind(cluster))
         counters, ledger = clients.context.metrics.counters, cluster.control.dispatch.ledger
         assert ledger.received == ledger.completed + ledger.failed + ledger.cancelled
@@ -114,4 +114,4 @@ async def _ask(num_turns: int, happens: Happens, tokens: Tokens, *, fails: bool)
         assert sum(counters.endings.values()) <= ledger.received + ledger.rejected
         assert clients.context.drain.active == 0
     assert unseen == []
-    return asked.outcome, has_happened
+    return requests.outcome, has_happened

@@ -43,9 +43,9 @@ def _cluster() -> FakeCluster:
 async def test_a_prompt_whose_grammar_waits_for_the_compiler_is_served() -> None:
     option = StructuredOutput("regex", "a+")
     async with _cluster().serving() as cluster:
-        asked = request(PROMPT, limits_s=(120.0, 10.0), structured=option)
+        requested = request(PROMPT, limits_s=(120.0, 10.0), structured=option)
 
-        answer = await collect(cluster.control.dispatch, asked)
+        answer = await collect(cluster.control.dispatch, requested)
 
         assert answer.tokens[0, 0] == expected(PROMPT, 4)
 

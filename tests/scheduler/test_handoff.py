@@ -125,8 +125,8 @@ async def test_a_stop_sequence_ends_at_the_reader_and_on_decode() -> None:
 async def test_a_sequence_stopped_before_decode_has_it_spares_the_others() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.send_s = 1.0
-        asked = request(PROMPT, n=2, max_tokens=20)
-        running = Running(cluster.control.dispatch, asked, lambda token: token.sequence == 0)
+        requested = request(PROMPT, n=2, max_tokens=20)
+        running = Running(cluster.control.dispatch, requested, lambda token: token.sequence == 0)
         await running.task
         await until(lambda: cluster.blocks_used == [0, 0])
 
@@ -355,8 +355,8 @@ async def test_two_hundred_requests_half_cancelled_at_random_leave_nothing() -> 
         readers = []
         for _ in range(200):
             prompt = tuple(rng.randrange(100) for _ in range(rng.randrange(1, 200)))
-            asked = request(prompt, max_tokens=rng.randrange(1, 30), limits_s=(999, 999))
-            readers.append((prompt, asyncio.create_task(collect(dispatch, asked))))
+            requested = request(prompt, max_tokens=rng.randrange(1, 30), limits_s=(999, 999))
+            readers.append((prompt, asyncio.create_task(collect(dispatch, requested))))
             await asyncio.sleep(rng.random() * 0.02)
         for _, reader in rng.sample(readers, 100):
             await asyncio.sleep(rng.random() * 0.02)

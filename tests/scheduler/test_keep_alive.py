@@ -31,13 +31,13 @@ COMMENT = SSE.comment
 async def streamed(served: Served, comments: int, *, leaves: bool = False) -> bytes:
     """Stream a completion; after so many comments let its tokens continue, or disconnect."""
     body = json.dumps({"model": served.model, "prompt": "San", "stream": True}).encode()
-    asked, sent, gone = [{"type": "http.request", "body": body, "more_body": False}], bytearray(), asyncio.Event()
+    requested, sent, gone = [{"type": "http.request", "body": body, "more_body": False}], bytearray(), asyncio.Event()
 
     async def receive() -> Message:
-        if not asked:
+        if not requested:
             await gone.wait()
             return {"type": "http.disconnect"}
-        return asked.pop()
+        return requested.pop()
 
     async def send(message: Message) -> None:
         sent.extend(message.get("body", b""))

@@ -68,7 +68,7 @@ async def test_every_route_needs_a_key_except_the_open_ones(serve: Serve) -> Non
         paths = {route.path.replace("{name:path}", "x") for route in open_routes(options)} | set(CLOSED)
         statuses = {(path, method): (await _ask(app, path, method))[0] for path in paths for method in METHODS}
 
-    assert {asked for asked, status in statuses.items() if status != 401} == {
+    assert {requested for requested, status in statuses.items() if status != 401} == {
         (path, method) for path in OPEN for method in METHODS
     }
 

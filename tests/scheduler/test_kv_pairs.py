@@ -90,10 +90,10 @@ async def test_the_only_pair_is_named_and_a_client_gets_the_reason_at_once(caplo
     assert any(APART in missing for missing in reported.missing)
     with pytest.raises(Unavailable, match=f"no path can serve this now; missing: .*{APART}"):
         await collect(cluster.control.dispatch, request(PROMPT))
-    said = [line for line in caplog.messages if line.startswith("no_kv_transport")]
-    assert len(said) == 1
-    assert "10.0.0.1:8000" in said[0]
-    assert "10.0.0.1:8001" in said[0]
+    messages = [line for line in caplog.messages if line.startswith("no_kv_transport")]
+    assert len(messages) == 1
+    assert "10.0.0.1:8000" in messages[0]
+    assert "10.0.0.1:8001" in messages[0]
     assert not any(isinstance(command, Prefill) for command in cluster.instances[0].commands)
     running.cancel()
 

@@ -51,8 +51,8 @@ async def test_every_request_succeeds_on_the_instances_where_it_began(seed: int)
         readers = []
         for _ in range(NUM_REQUESTS):
             prompt = tuple(rng.randrange(100) for _ in range(rng.randrange(1, 200)))
-            asked = request(prompt, max_tokens=rng.randrange(1, 200))
-            readers.append((prompt, asyncio.create_task(collect(cluster.control.dispatch, asked))))
+            requested = request(prompt, max_tokens=rng.randrange(1, 200))
+            readers.append((prompt, asyncio.create_task(collect(cluster.control.dispatch, requested))))
             await asyncio.sleep(rng.random() * 0.3)
         await asyncio.gather(changing, *(reader for _, reader in readers))
 

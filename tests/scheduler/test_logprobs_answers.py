@@ -124,10 +124,10 @@ async def test_a_chat_has_logprobs_only_on_request_and_top_needs_them(serve: Any
 
 async def test_tokens_can_be_returned_as_ids(serve: Any) -> None:
     async with serve("hello") as served:
-        asked = {"model": served.model, "return_tokens_as_token_ids": True}
-        body = asked | {"prompt": "San", "logprobs": 1}
+        fields = {"model": served.model, "return_tokens_as_token_ids": True}
+        body = fields | {"prompt": "San", "logprobs": 1}
         completion = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
-        chat = await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT, "logprobs": True})
+        chat = await served.client.post("/v1/chat/completions", json=fields | {"messages": CHAT, "logprobs": True})
 
         named = f"token_id:{served.ids('hello')[0]}"
         assert completion["tokens"] == [named]
@@ -137,9 +137,9 @@ async def test_tokens_can_be_returned_as_ids(serve: Any) -> None:
 
 async def test_prompt_logprobs_are_by_id_with_rank(serve: Any) -> None:
     async with serve("hello") as served:
-        asked = {"model": served.model, "prompt_logprobs": 1}
-        completion = await served.client.post("/v1/completions", json=asked | {"prompt": "San Francisco"})
-        chat = await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT})
+        fields = {"model": served.model, "prompt_logprobs": 1}
+        completion = await served.client.post("/v1/completions", json=fields | {"prompt": "San Francisco"})
+        chat = await served.client.post("/v1/chat/completions", json=fields | {"messages": CHAT})
 
         ids = served.ids("San Francisco")
         reported = completion.json()["choices"][0]["prompt_logprobs"]
@@ -179,17 +179,17 @@ async def test_keys_that_vllm_sends_as_null_are_null(
 
 async def test_token_ids_are_returned_on_request(serve: Any) -> None:
     async with serve("hello world") as served:
-        asked = {"model": served.model, "return_token_ids": True}
+        fields = {"model": served.model, "return_token_ids": True}
         ids = list(served.ids("hello world"))
-        whole = (await served.client.post("/v1/completions", json=asked | {"prompt": "San"})).json()["choices"][0]
+        whole = (await served.client.post("/v1/completions", json=fields | {"prompt": "San"})).json()["choices"][0]
         assert (whole["prompt_token_ids"], whole["token_ids"]) == (list(served.ids("San")), ids)
 
-        stream = await served.client.post("/v1/completions", json=asked | {"prompt": "San", "stream": True})
+        stream = await served.client.post("/v1/completions", json=fields | {"prompt": "San", "stream": True})
         parts = [chunk["choices"][0] for chunk in chunks(stream.text)]
         assert parts[0]["prompt_token_ids"] == list(served.ids("San"))
         assert all("prompt_token_ids" not in part for part in parts[1:])
         assert [token_id for part in parts for token_id in part["token_ids"]] == ids
 
-        chat = (await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT})).json()
+        chat = (await served.client.post("/v1/chat/completions", json=fields | {"messages": CHAT})).json()
         assert len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"]
         assert chat["choices"][0]["token_ids"] == ids

@@ -188,31 +188,31 @@ def test_the_most_output_a_pool_holds_fits_and_one_more_does_not(
 
 
 def test_the_most_output_is_that_of_pools_a_prompt_can_reach() -> None:
-    apart = prefill(0, no_transport_to={2: "no KV transport in common"})
+    unlinked = prefill(0, no_transport_to={2: "no KV transport in common"})
     ends = [decode(1), decode(2, blocks_total=1000, blocks_free=1000)]
 
-    most = most_output([apart, *ends], 100, 1)
-    assert most == most_output([apart, ends[0]], 100, 1) == 1501
-    assert pair(apart, *ends, max_tokens=most) == (0, 1)
-    assert most_output([apart, *ends, prefill(3)], 100, 1) == 15901
-    assert most_output([apart, *ends, load(4, Role.COMBINED, blocks_total=200)], 100, 1) == 3101
+    most = most_output([unlinked, *ends], 100, 1)
+    assert most == most_output([unlinked, ends[0]], 100, 1) == 1501
+    assert pair(unlinked, *ends, max_tokens=most) == (0, 1)
+    assert most_output([unlinked, *ends, prefill(3)], 100, 1) == 15901
+    assert most_output([unlinked, *ends, load(4, Role.COMBINED, blocks_total=200)], 100, 1) == 3101
 
 
 def test_the_most_output_is_that_of_pairs_that_can_start_the_prompt() -> None:
     small = prefill(0, blocks_total=10)
-    apart, large, end = (
+    unlinked, large, end = (
         prefill(1, no_transport_to={2: "no KV transport in common"}),
         decode(2, blocks_total=1000),
         decode(3),
     )
-    loads = [small, apart, large, end]
+    loads = [small, unlinked, large, end]
 
     most = most_output(loads, 500, 1)
 
-    assert most == most_output([apart, end], 500, 1)
+    assert most == most_output([unlinked, end], 500, 1)
     assert pair(*loads, num_tokens=500, max_tokens=most) == (1, 3)
     narrow = decode(4, blocks_total=1000, max_num_seqs=1)
-    assert most_output([apart, end, narrow], 100, 2) == most_output([apart, end], 100, 2)
+    assert most_output([unlinked, end, narrow], 100, 2) == most_output([unlinked, end], 100, 2)
 
 
 def test_without_a_path_nothing_bounds_the_output() -> None:

@@ -1,4 +1,4 @@
-"""Readiness: a living path that a hand-off crossed recently. An hour of it on a virtual clock."""
+"""The cluster is ready while a live path has had a hand-off recently; one test runs an hour of virtual time."""
 
 import asyncio
 import dataclasses

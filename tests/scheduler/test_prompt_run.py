@@ -84,8 +84,8 @@ async def test_waiting_for_blocks_ends_once_the_instance_has_some() -> None:
 
 @virtual
 async def test_every_attempt_shares_kv_only_within_its_tenant() -> None:
-    asked = dataclasses.replace(REQUEST, cache_salt="tenant")
-    prompt = PromptRun(asked, 0, RecordedOutput(), iter("pq").__next__)
+    requested = dataclasses.replace(REQUEST, cache_salt="tenant")
+    prompt = PromptRun(requested, 0, RecordedOutput(), iter("pq").__next__)
     first = prompt.state
     prompt.requeue()
 

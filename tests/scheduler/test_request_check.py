@@ -16,8 +16,8 @@ PROMPT = tuple(range(20))
 
 
 def _with(**params: Any) -> GenerationRequest:
-    asked = request(PROMPT)
-    return dataclasses.replace(asked, params=dataclasses.replace(asked.params, **params))
+    requested = request(PROMPT)
+    return dataclasses.replace(requested, params=dataclasses.replace(requested.params, **params))
 
 
 def _kept(*option: Any) -> GenerationRequest:
@@ -25,7 +25,7 @@ def _kept(*option: Any) -> GenerationRequest:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("requested", "words"),
     [
         (lambda: _with(seed=-1), r"seed is -1, must be in \[0, 18446744073709551615\]"),
         (lambda: _with(max_tokens=2**31), "max_tokens is 2147483648, must be in"),
@@ -40,13 +40,13 @@ def _kept(*option: Any) -> GenerationRequest:
     ids=["seed", "max_tokens", "stop ids", "a prompt's own seed", "prompt", "choice", "json", "blanks", "backend"],
 )  # fmt: skip
 @virtual
-async def test_a_value_no_message_can_carry_is_refused_and_others_continue(asked: Any, words: str) -> None:
+async def test_a_value_no_message_can_carry_is_refused_and_others_continue(requested: Any, words: str) -> None:
     async with FakeCluster("PD").serving() as cluster:
         beside = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
         await asyncio.sleep(0)
 
         with pytest.raises(InvalidRequest, match=words):
-            await collect(cluster.control.dispatch, asked())
+            await collect(cluster.control.dispatch, requested())
 
         assert (await beside).tokens[0, 0] == expected(PROMPT, 4)
         assert cluster.control.dispatch.ledger.received == 1

@@ -78,14 +78,14 @@ async def test_a_refusal_is_logged_without_the_refused_value(
 
 
 def test_quoted_content_is_removed_from_logged_errors() -> None:
-    said = {
+    message = {
         "max_tokens 'many' is no number": "max_tokens '…' is no number",
         """stop "it's" and 'a \\' b' are too long""": "stop '…' and '…' are too long",
         "the model's length is 16; it's '40": "the model's length is 16; it's '…'",
         "the prompt has 40 tokens": "the prompt has 40 tokens",
     }
 
-    assert {text: without_values(InvalidRequest(text)) for text in said} == said
+    assert {text: without_values(InvalidRequest(text)) for text in message} == message
     assert SECRET not in without_values(InvalidGrammar(f"regex parse error:\n    ({SECRET}\n    ^"))
     assert without_values(UnknownModel("the model 'x' does not exist here")) == "the model 'x' does not exist here"
 

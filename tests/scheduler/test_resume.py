@@ -15,9 +15,9 @@ from wire.load import LoadSnapshot
 from wire.messages import Prefill
 
 
-async def killed_after(cluster: FakeCluster, asked: GenerationRequest, *counts: int) -> Answer:
+async def killed_after(cluster: FakeCluster, requested: GenerationRequest, *counts: int) -> Answer:
     """Run a request; kill its generating instance whenever so many tokens of its first sequence have arrived."""
-    running = Running(cluster.control.dispatch, asked)
+    running = Running(cluster.control.dispatch, requested)
     async for token in running.read():
         if token.sequence == 0 and token.index + 1 in counts:
             decoding = [any(p.stage == "decoding" for p in one.prompts.values()) for one in cluster.instances]

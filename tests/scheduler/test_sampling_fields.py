@@ -179,9 +179,9 @@ async def test_the_models_defaults_apply_if_configured(serve: Any, model_folder:
         await served.client.post("/v1/completions", json={"model": served.model, "prompt": "x"})
         await served.client.post("/v1/completions", json={"model": served.model, "prompt": "x", "temperature": 0.9})
 
-        own, asked = (request.params for request in served.dispatcher.requests)
+        own, requested = (request.params for request in served.dispatcher.requests)
         assert (own.temperature, own.top_k, own.max_tokens) == (0.3, 7, 4)
-        assert asked.temperature == 0.9
+        assert requested.temperature == 0.9
 
 
 async def test_all_logprobs_need_the_operators_permission(serve: Any) -> None:

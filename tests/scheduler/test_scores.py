@@ -59,8 +59,8 @@ async def scored_answer(roles: str, *, killed: int | None = None, n: int = 2) ->
     cluster.kind = Scoring
     answer = ScoredAnswer()
     async with cluster.serving():
-        asked = request(PROMPT, n=n, max_tokens=6, logprobs=0, prompt_logprobs=0)
-        task = asyncio.create_task(cluster.control.dispatch.run(asked, answer))
+        requested = request(PROMPT, n=n, max_tokens=6, logprobs=0, prompt_logprobs=0)
+        task = asyncio.create_task(cluster.control.dispatch.run(requested, answer))
         await until(lambda: sum(map(len, answer.outputs.values())) >= 3 * n)
         if killed is not None:
             cluster.kill(killed)

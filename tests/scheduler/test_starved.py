@@ -155,8 +155,8 @@ async def test_a_suspect_that_is_lost_is_not_living_in_between(caplog: pytest.Lo
         caplog.clear()
         await until(lambda: _states(cluster)[1] is MemberState.LOST)
 
-        said = [record.message.split()[0] for record in caplog.records if "decode-0" in record.message]
-        assert set(said) == {"instance_lost"}
+        messages = [record.message.split()[0] for record in caplog.records if "decode-0" in record.message]
+        assert set(messages) == {"instance_lost"}
 
 
 @virtual

@@ -58,7 +58,7 @@ class Scripted:
                     self.stopped.append(key)
 
 
-def said(
+def outputs_of(
     tokens: Tokens, sequence: int, text: str, *, prompt: int = 0, logprob: float | None = None
 ) -> list[tuple[int, TokenOutput]]:
     """The tokens of a sequence with this text, which finishes by length; each has this log probability."""
@@ -92,7 +92,7 @@ def texts(pieces: Sequence[TextPiece]) -> dict[int, str]:
 
 @virtual
 async def test_every_token_is_emitted_with_the_first_text_after_it(tokens: Tokens) -> None:
-    events = said(tokens, 0, "你好 again", logprob=-0.5)
+    events = outputs_of(tokens, 0, "你好 again", logprob=-0.5)
 
     pieces, _, _ = await run(tokens, [*events, done()])
 
@@ -104,7 +104,7 @@ async def test_every_token_is_emitted_with_the_first_text_after_it(tokens: Token
 
 @virtual
 async def test_tokens_after_a_stop_string_are_not_counted(tokens: Tokens) -> None:
-    events = said(tokens, 0, "one two three", logprob=-1.0)
+    events = outputs_of(tokens, 0, "one two three", logprob=-1.0)
 
     pieces, stream, script = await run(tokens, [*events, done()], TextOptions(stops=("two",)))
 
@@ -119,7 +119,7 @@ async def test_tokens_after_a_stop_string_are_not_counted(tokens: Tokens) -> Non
 @virtual
 async def test_the_best_sequences_are_renumbered_and_all_are_counted(tokens: Tokens) -> None:
     words = {0: ("good", -0.4), 1: ("best", -0.1), 2: ("worst", -9.0), 3: ("fine", -0.2)}
-    events = [event for sequence, (word, p) in words.items() for event in said(tokens, sequence, word, logprob=p)]
+    events = [event for sequence, (word, p) in words.items() for event in outputs_of(tokens, sequence, word, logprob=p)]
     sums = {word: p * len(tokens._encode(word, False)) for word, p in words.values()}
 
     pieces, stream, script = await run(tokens, [*events, done()], n=2, best_of=4)
@@ -134,8 +134,8 @@ async def test_the_best_sequences_are_renumbered_and_all_are_counted(tokens: Tok
 @virtual
 async def test_each_prompt_has_its_own_best(tokens: Tokens) -> None:
     events = [
-        *said(tokens, 0, "a", prompt=1, logprob=-3.0), *said(tokens, 0, "b", prompt=0, logprob=-1.0),
-        *said(tokens, 1, "c", prompt=0, logprob=-1.0), *said(tokens, 1, "d", prompt=1, logprob=-2.0),
+        *outputs_of(tokens, 0, "a", prompt=1, logprob=-3.0), *outputs_of(tokens, 0, "b", prompt=0, logprob=-1.0),
+        *outputs_of(tokens, 1, "c", prompt=0, logprob=-1.0), *outputs_of(tokens, 1, "d", prompt=1, logprob=-2.0),
     ]  # fmt: skip
 
     pieces, _, _ = await run(tokens, [*events, done(0), done(1)], prompts=2, best_of=2, logprobs=3)
@@ -145,7 +145,7 @@ async def test_each_prompt_has_its_own_best(tokens: Tokens) -> None:
 
 @virtual
 async def test_no_logprobs_are_requested_where_all_sequences_are_wanted(tokens: Tokens) -> None:
-    pieces, _, script = await run(tokens, [*said(tokens, 0, "a"), *said(tokens, 1, "b"), done()], n=2)
+    pieces, _, script = await run(tokens, [*outputs_of(tokens, 0, "a"), *outputs_of(tokens, 1, "b"), done()], n=2)
 
     assert {piece.cumulative_logprob for piece in pieces} == {None}
     assert [request.params.logprobs for request in script.started] == [None]
@@ -156,7 +156,7 @@ async def test_a_prompt_is_scored_and_echoed_before_its_outputs(tokens: Tokens) 
     scored: list[TokenLogprobs | None] = [None, TokenLogprobs(-1.0, 2)]
     parts = [scored[:1], scored[1:]]
 
-    pieces, stream, _ = await run(tokens, [*parts, *said(tokens, 0, " b"), done()], TextOptions(echo=("a",)))
+    pieces, stream, _ = await run(tokens, [*parts, *outputs_of(tokens, 0, " b"), done()], TextOptions(echo=("a",)))
 
     assert stream.scored == [scored]
     assert texts(pieces) == {0: "a b"}

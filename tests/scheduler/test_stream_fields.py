@@ -30,8 +30,8 @@ async def test_usage_is_sent_only_on_request(serve: Any, path: str, base: Any) -
         body = {"model": served.model, "stream": True, "n": 2} | base
 
         async def stream(**options: bool) -> list[Any]:
-            asked = {"stream_options": options} if options else {}
-            return events(await served.client.post(path, json=body | asked))
+            fields = {"stream_options": options} if options else {}
+            return events(await served.client.post(path, json=body | fields))
 
         plain, none = await stream(), await stream(include_usage=False)
         assert not any("usage" in chunk for chunk in plain + none)

@@ -21,7 +21,7 @@ MOST_CALLS = 10.0
 
 
 async def calls_of(tokens: Tokens, num_tokens: int, **fields: Any) -> Counter[str]:
-    """Return how often each function of the product was called for some requests of so many tokens."""
+    """Return how often each function of the product was called for requests of `num_tokens` tokens."""
     calls = Counter[str]()
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -33,11 +33,11 @@ async def calls_of(tokens: Tokens, num_tokens: int, **fields: Any) -> Counter[st
         body = {"prompt": [1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, **fields}
         sys.setprofile(count)
         try:
-            asked = [clients.begin("/v1/completions", body, KEYS[0]) for _ in range(NUM_REQUESTS)]
-            await asyncio.wait([one.answering for one in asked])
+            requested = [clients.begin("/v1/completions", body, KEYS[0]) for _ in range(NUM_REQUESTS)]
+            await asyncio.wait([one.answering for one in requested])
         finally:
             sys.setprofile(None)
-        assert {one.outcome for one in asked} <= {"streamed", "200"}
+        assert {one.outcome for one in requested} <= {"streamed", "200"}
     return calls
 
 
@@ -46,7 +46,9 @@ def test_a_token_costs_at_most_ten_calls(tokens: Tokens, fields: dict[str, Any])
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         few, many = (runner.run(calls_of(tokens, count, **fields)) for count in (50, 150))
     per_token = {name: (many[name] - few[name]) / (100 * NUM_REQUESTS) for name in many}
-    of_each = {name: calls for name, calls in per_token.items() if calls > 4 / NUM_REQUESTS}  # the others: once a step
+    of_each = {
+        name: calls for name, calls in per_token.items() if calls > 4 / NUM_REQUESTS
+    }  # all others are called once per step
 
     assert sum(of_each.values()) <= MOST_CALLS, of_each
     assert of_each.keys() >= {"PromptRun.on_step", "TextOutput.emit", "Choice.push"}

@@ -153,14 +153,17 @@ async def test_listed_tokens_have_their_log_probabilities(serve: Any) -> None:
         listed = {"logprob_token_ids": [9, 5, 9], "return_tokens_as_token_ids": True, "return_token_ids": True}
         text = await served.client.post("/v1/completions", json={"prompt": "San", "logprobs": 1} | listed)
         chat = {"messages": MESSAGES, "logprobs": True} | listed
-        said = (await served.client.post("/v1/chat/completions", json=chat)).json()["choices"][0]
+        choice = (await served.client.post("/v1/chat/completions", json=chat)).json()["choices"][0]
 
         own = served.ids("hello")[0]
         reported = text.json()["choices"][0]["logprobs"]
         assert reported["top_logprobs"][0] == pytest.approx(
             {"token_id:9": -0.09, "token_id:5": -0.05, f"token_id:{own}": -own / 100}
         )
-        assert [one["token"] for one in said["logprobs"]["content"][0]["top_logprobs"]] == ["token_id:9", "token_id:5"]
+        assert [one["token"] for one in choice["logprobs"]["content"][0]["top_logprobs"]] == [
+            "token_id:9",
+            "token_id:5",
+        ]
         assert [one["rank"] for one in reported["ranked"][0].values()] == [own, None, None]
 
 

@@ -56,8 +56,8 @@ def test_an_environment_that_was_broken_off_is_made_again(clone: Path, tmp_path:
 def test_a_stamped_environment_has_its_native_cache_checked(clone: Path, tmp_path: Path, status: int) -> None:
     python = clone / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    asked = f'echo "$*" >>{tmp_path}/asked'
-    python.write_text(f'#!/bin/sh\n{asked}\ncase "$*" in *native.build*) exit {status};; esac\n')
+    requested = f'echo "$*" >>{tmp_path}/asked'
+    python.write_text(f'#!/bin/sh\n{requested}\ncase "$*" in *native.build*) exit {status};; esac\n')
     python.chmod(0o755)
 
     first, second = (_install(clone, tmp_path) for _ in range(2))

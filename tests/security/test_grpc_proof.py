@@ -345,9 +345,9 @@ def test_after_a_flood_the_number_of_omitted_lines_is_logged(
         now += WINDOW_S
         asyncio.run(call("misconfigured"))
 
-    said = [record.getMessage() for record in caplog.records if record.name == "pdserve.trust"]
-    assert f"of=other_secret lines={100 - LINES}" in said[-2]
-    assert "misconfigured at 127.0.0.1" in said[-1]
+    messages = [record.getMessage() for record in caplog.records if record.name == "pdserve.trust"]
+    assert f"of=other_secret lines={100 - LINES}" in messages[-2]
+    assert "misconfigured at 127.0.0.1" in messages[-1]
 
 
 def test_a_callers_host_and_fingerprint_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -465,13 +465,13 @@ def test_a_session_without_a_first_command_ends_at_the_deadline() -> None:
 
 def test_a_challenge_without_an_answer_ends_at_the_deadline() -> None:
     async def run(address: str) -> list[str]:
-        said = []
+        messages = []
         async with connected(address, HERE) as connection:
             for ask in (connection.describe(0.3), connection.open(HELLO, 0.3)):
                 with pytest.raises((DeadlineExceeded, InstanceLost)) as caught:
                     await ask
-                said.append(str(caught.value))
-        return said
+                messages.append(str(caught.value))
+        return messages
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"

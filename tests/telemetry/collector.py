@@ -27,7 +27,7 @@ class Collector:
     rejects: int = 0
     requests: list[ExportTraceServiceRequest] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    came: threading.Event = field(default_factory=threading.Event)
+    arrived: threading.Event = field(default_factory=threading.Event)
     hold: threading.Event | None = None
 
     @property
@@ -42,7 +42,7 @@ class Collector:
         status = self.statuses.pop(0) if self.statuses else 200
         if status == 200:
             self.requests.append(ExportTraceServiceRequest.FromString(payload))
-        self.came.set()
+        self.arrived.set()
         if self.hold is not None:
             self.hold.wait(WAIT_S)
         return status

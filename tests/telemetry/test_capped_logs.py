@@ -42,8 +42,8 @@ def test_the_same_text_is_written_once_a_window(
         log.warning("refused", "unknown_peer", who="a")
         clock.now += 60.0
 
-    said = ["refused who=a", "log_lines_suppressed of=unknown_peer lines=1 within_s=60", "refused who=a"]
-    assert _lines(caplog) == said
+    messages = ["refused who=a", "log_lines_suppressed of=unknown_peer lines=1 within_s=60", "refused who=a"]
+    assert _lines(caplog) == messages
 
 
 def test_one_reason_does_not_suppress_another(log: CappedLog, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,8 +63,8 @@ def test_omitted_lines_are_reported_with_the_next_line_of_any_reason(
     log.warning("refused", "other secret", who="b")
     log.warning("refused", "other secret", who="c")
 
-    said = ["log_lines_suppressed of=unknown_peer lines=97 within_s=60", "refused who=b", "refused who=c"]
-    assert _lines(caplog)[3:] == said
+    messages = ["log_lines_suppressed of=unknown_peer lines=97 within_s=60", "refused who=b", "refused who=c"]
+    assert _lines(caplog)[3:] == messages
 
 
 def test_finished_windows_hold_no_memory(log: CappedLog, clock: _Clock) -> None:

@@ -48,7 +48,7 @@ def test_spans_arrive_unchanged(serve: Serve, scheme: str, path: str) -> None:
         environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=a"}
         with _exporting(f"{scheme}://127.0.0.1:{collector.port}{path}", environ=environ) as exporter:
             exporter.put([parent, _span()])
-            assert collector.came.wait(WAIT_S)
+            assert collector.arrived.wait(WAIT_S)
         assert (exporter.num_sent, exporter.num_dropped) == (2, 0)
 
     found, other = collector.spans
@@ -72,7 +72,7 @@ def test_a_rejected_batch_is_sent_once_more(serve: Serve, scheme: str, path: str
     with serve(Collector(statuses=[503])) as collector:
         with _exporting(f"{scheme}://127.0.0.1:{collector.port}{path}") as exporter:
             exporter.put([_span()])
-            collector.came.wait(WAIT_S)
+            collector.arrived.wait(WAIT_S)
             _until(lambda: exporter.num_sent)
         assert [span.name for span in collector.spans] == ["span 1"]
 
@@ -105,7 +105,7 @@ def test_a_silent_collector_leaves_no_thread_and_drops_spans(serve: Serve, schem
             transport, lambda spans: encode(spans, "test"), rejected, max_queued=4, period_s=0.01, send_s=WAIT_S
         )
         exporter.put([_span()])
-        assert collector.came.wait(WAIT_S)
+        assert collector.arrived.wait(WAIT_S)
         for _ in range(10):
             exporter.put([_span(), _span(), _span()])  # one trace fits; a trace is kept whole or dropped
 

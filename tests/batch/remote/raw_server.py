@@ -13,7 +13,7 @@ DEADLINE_S = 300.0
 
 
 @dataclass
-class Asked:
+class Request:
     """One request as received, and its connection."""
 
     line: str
@@ -41,7 +41,7 @@ class Asked:
         await self.writer.drain()
 
 
-Handler = Callable[[Asked], Awaitable[None]]
+Handler = Callable[[Request], Awaitable[None]]
 
 
 @dataclass
@@ -49,7 +49,7 @@ class RawServer:
     """Where it listens, and its requests so far."""
 
     port: int
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
     def url(self, path: str = "/file", host: str = "127.0.0.1") -> str:
         """Return the URL of `path` here."""
@@ -69,9 +69,9 @@ async def raw_server(handler: Handler, tls: ssl.SSLContext | None = None) -> Asy
         with contextlib.suppress(*ends), contextlib.closing(writer):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             pairs = (line.partition(":") for line in head[1:] if line)
-            asked = Asked(head[0], {name.lower(): value.strip() for name, _, value in pairs}, reader, writer)
-            server.asked.append(asked)
-            await handler(asked)
+            request = Request(head[0], {name.lower(): value.strip() for name, _, value in pairs}, reader, writer)
+            server.requests.append(request)
+            await handler(request)
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     server = RawServer(listener.sockets[0].getsockname()[1])
@@ -100,10 +100,10 @@ def in_turn(*answers: bytes) -> Handler:
     """Return a handler that reads each request completely and sends these answers in turn, repeating the last."""
     left = list(answers)
 
-    async def handle(asked: Asked) -> None:
-        if asked.headers.get("expect") == "100-continue":
-            await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await asked.read_body()
-        await asked.say(left.pop(0) if len(left) > 1 else left[0])
+    async def handle(request: Request) -> None:
+        if request.headers.get("expect") == "100-continue":
+            await request.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await request.read_body()
+        await request.say(left.pop(0) if len(left) > 1 else left[0])
 
     return handle

@@ -54,8 +54,12 @@ class SignatureGate:
     def _version_2(self, environ: Environ, path: str, pairs: dict[str, str]) -> tuple[str, str] | None:
         if int(pairs["Expires"]) < time.time():
             return "AccessDenied", "Request has expired"
-        said = (environ["REQUEST_METHOD"], environ.get("HTTP_CONTENT_MD5", ""), environ.get("CONTENT_TYPE", ""))
-        text = "\n".join((*said, pairs["Expires"], *_amz_headers(environ), path))
+        signed_fields = (
+            environ["REQUEST_METHOD"],
+            environ.get("HTTP_CONTENT_MD5", ""),
+            environ.get("CONTENT_TYPE", ""),
+        )
+        text = "\n".join((*signed_fields, pairs["Expires"], *_amz_headers(environ), path))
         signature = base64.b64encode(hmac.digest(self._secret_key, text.encode(), "sha1")).decode()
         return None if signature == unquote(pairs["Signature"]) else _MISMATCH
 

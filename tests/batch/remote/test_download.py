@@ -16,7 +16,7 @@ import pytest
 
 from batch.remote.download import download
 from batch.remote.limits import DownloadLimits, Retries, Waits
-from tests.batch.remote.raw_server import LOOPBACK, Asked, Handler, answer, in_turn, ok, raw_server
+from tests.batch.remote.raw_server import LOOPBACK, Handler, Request, answer, in_turn, ok, raw_server
 from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ async def _refusal(handler: Handler, to: Path, path: str = "/file", limits: Down
         assert _names_in(to.parent) == []
         words = f"{type(caught.value).__name__}: {caught.value}"
         assert "SECRET" not in words + "".join(traceback.format_exception(caught.value))
-        return words, len(server.asked)
+        return words, len(server.requests)
 
 
 @pytest.mark.covers("A1.13")
@@ -68,9 +68,9 @@ async def test_path_and_query_are_sent_unchanged_and_without_credentials(
     async with raw_server(in_turn(ok(BODY))) as server:
         await download(server.url(path), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
-        (asked,) = server.asked
-        assert asked.line == f"GET {path} HTTP/1.1"
-        assert asked.headers == {
+        (request,) = server.requests
+        assert request.line == f"GET {path} HTTP/1.1"
+        assert request.headers == {
             "host": f"127.0.0.1:{server.port}", "accept": "*/*", "accept-encoding": "identity", "user-agent": "pdserve",
             "connection": "close",
         }  # fmt: skip
@@ -109,7 +109,7 @@ async def test_a_transient_failure_is_retried(tmp_path: Path, bad: bytes) -> Non
     words, tries = await _refusal(in_turn(bad), tmp_path / "in", SIGNED)
     async with raw_server(in_turn(bad, bad, ok(BODY))) as server:
         await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
 
     assert (tmp_path / "in").read_bytes() == BODY
     assert words.startswith("Unavailable: http://127.0.0.1:")
@@ -145,10 +145,10 @@ async def test_a_length_above_the_limit_is_refused_before_the_body(tmp_path: Pat
 
 
 async def test_a_body_without_end_is_refused_at_the_limit(tmp_path: Path) -> None:
-    async def flood(asked: Asked) -> None:
-        await asked.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    async def flood(request: Request) -> None:
+        await request.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:
-            await asked.say(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+            await request.say(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
 
     words, tries = await _refusal(flood, tmp_path / "in")
 
@@ -159,10 +159,10 @@ async def test_a_body_without_end_is_refused_at_the_limit(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("status", ["403 Forbidden", "500 Oops"])
 async def test_an_error_without_end_is_read_in_part(tmp_path: Path, status: str) -> None:
-    async def flood(asked: Asked) -> None:
-        await asked.say(f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+    async def flood(request: Request) -> None:
+        await request.say(f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         while True:
-            await asked.say(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+            await request.say(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
 
     words, _ = await _refusal(flood, tmp_path / "in")
 
@@ -205,20 +205,20 @@ async def test_only_status_200_is_a_success(tmp_path: Path, status: str) -> None
     assert tries == 1
 
 
-def _then_silent(*said: bytes) -> Handler:
-    async def handle(asked: Asked) -> None:
-        for piece in said:
-            await asked.say(piece)
+def _then_silent(*message: bytes) -> Handler:
+    async def handle(request: Request) -> None:
+        for piece in message:
+            await request.say(piece)
         await asyncio.Event().wait()
 
     return handle
 
 
 def _trickle() -> Handler:
-    async def handle(asked: Asked) -> None:
-        await asked.say(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    async def handle(request: Request) -> None:
+        await request.say(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
         while True:
-            await asked.say(b"x")
+            await request.say(b"x")
             await asyncio.sleep(0.005)  # A slow server is what is tested.
 
     return handle
@@ -266,7 +266,7 @@ async def test_checksums_of_the_answer_are_checked(tmp_path: Path) -> None:
     async with raw_server(in_turn(bad, torn, good)) as server:
         await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.remote.raw_server import Asked, RawServer, ok, raw_server
+from tests.batch.remote.raw_server import RawServer, Request, ok, raw_server
 
 pytestmark = pytest.mark.anyio
 
@@ -57,19 +57,19 @@ class Store:
     def __init__(self) -> None:
         self.num_bytes = 0
 
-    async def __call__(self, asked: Asked) -> None:
-        num_pieces = int(asked.target.strip("/"))
-        if asked.line.startswith("PUT"):
-            await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
-            left = int(asked.headers["content-length"])
+    async def __call__(self, request: Request) -> None:
+        num_pieces = int(request.target.strip("/"))
+        if request.line.startswith("PUT"):
+            await request.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+            left = int(request.headers["content-length"])
             while left:
-                left -= len(await asked.reader.read(left))
-            self.num_bytes += int(asked.headers["content-length"])
-            await asked.say(ok(b""))
+                left -= len(await request.reader.read(left))
+            self.num_bytes += int(request.headers["content-length"])
+            await request.say(ok(b""))
         else:
-            await asked.say(f"HTTP/1.1 200 OK\r\nContent-Length: {num_pieces * len(PIECE)}\r\n\r\n".encode())
+            await request.say(f"HTTP/1.1 200 OK\r\nContent-Length: {num_pieces * len(PIECE)}\r\n\r\n".encode())
             for _ in range(num_pieces):
-                await asked.say(PIECE)
+                await request.say(PIECE)
 
 
 @pytest.mark.covers("A1.13")

@@ -57,7 +57,7 @@ async def test_loopback_is_refused_before_any_connection(tmp_path: Path, host: s
         with pytest.raises(ConfigError, match="is not a public address: --allow-private-urls"):
             await upload(Path(__file__), server.url(host=host), rules=AddressRules())
 
-        assert server.asked == []
+        assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_a_host_name_is_resolved_and_checked_at_each_connection(tmp_path: 
                 server.url(host="rebound.example"), tmp_path / "in", rules=ONE, limits=LIMITS, resolver=names
             )
 
-        assert len(server.asked) == names.lookups - 1 == 1
+        assert len(server.requests) == names.lookups - 1 == 1
 
 
 async def test_a_name_is_looked_up_once_per_connection(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_redirect_is_followed_to_the_file(tmp_path: Path, status: str) -
     async with raw_server(in_turn(_to("/b?x=%2b", status), ok(b"hello"))) as server:
         await download(server.url("/a"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
-        assert [asked.target for asked in server.asked] == ["/a", "/b?x=%2b"]
+        assert [request.target for request in server.requests] == ["/a", "/b?x=%2b"]
     assert (tmp_path / "in").read_bytes() == b"hello"
 
 
@@ -153,7 +153,7 @@ async def test_a_redirect_is_checked_as_the_url_is(tmp_path: Path, location: str
         with pytest.raises(ConfigError, match=why):
             await download(server.url(), tmp_path / "in", rules=ONE, limits=LIMITS)
 
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
 
 
 async def test_redirects_are_limited(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_redirects_are_limited(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="more than 5 redirects"):
             await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
-        assert len(server.asked) == 6
+        assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_a_presigned_url_is_never_redirected(tmp_path: Path, query: str) -
         with pytest.raises(ConfigError, match=r"\(hidden\): the .* 302, and redirects of a presigned URL") as caught:
             await download(server.url(f"/in{query}"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         assert "SECRET" not in str(caught.value)
 
 
@@ -181,7 +181,7 @@ async def test_a_redirect_to_a_presigned_url_is_followed_once(tmp_path: Path) ->
         with pytest.raises(ConfigError, match=r"/b\?\(hidden\): the .* 302, and redirects of a presigned URL"):
             await download(server.url("/a"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
-        assert [asked.target for asked in server.asked] == ["/a", "/b?sig=SECRET"]
+        assert [request.target for request in server.requests] == ["/a", "/b?sig=SECRET"]
 
 
 async def test_no_redirect_leads_from_https_to_http() -> None:

@@ -12,7 +12,7 @@ from batch.remote.digests import Digests
 from batch.remote.download import download
 from batch.remote.limits import DownloadLimits, Retries, Waits
 from batch.remote.part import FilePart
-from tests.batch.remote.raw_server import LOOPBACK, Asked, answer, ok, raw_server
+from tests.batch.remote.raw_server import LOOPBACK, Request, answer, ok, raw_server
 from wire.errors import PdserveError
 
 pytestmark = pytest.mark.anyio
@@ -48,24 +48,24 @@ class Cutting:
         if num_bytes >= CUT - len(CHUNK):
             self._arrived.set()
 
-    async def handle(self, asked: Asked) -> None:
+    async def handle(self, request: Request) -> None:
         """Answer one request."""
         if self._first:
             first, self._first = self._first, b""
             head, mark, body = first.partition(b"\r\n\r\n")
-            await asked.say(head + mark + body[:CUT])
+            await request.say(head + mark + body[:CUT])
             await self._arrived.wait()
             return
-        await asked.say(self._later.pop(0) if len(self._later) > 1 else self._later[0])
+        await request.say(self._later.pop(0) if len(self._later) > 1 else self._later[0])
 
 
-async def _fetch(cutting: Cutting, to: Path, path: str = SIGNED) -> list[Asked]:
+async def _fetch(cutting: Cutting, to: Path, path: str = SIGNED) -> list[Request]:
     async with raw_server(cutting.handle) as server:
         num_bytes = await download(server.url(path), to, rules=LOOPBACK, limits=LIMITS, on_bytes=cutting.see)
 
         assert num_bytes == len(BODY)
         assert os.listdir(to.parent) == [to.name]
-        return server.asked
+        return server.requests
 
 
 async def test_a_cut_download_requests_only_the_rest(tmp_path: Path) -> None:
@@ -87,10 +87,10 @@ async def test_the_first_answers_checksum_is_that_of_the_whole_file(tmp_path: Pa
     good = Cutting(ok(BODY, TAG, reported(BODY)), rest(CUT, BODY, reported(BODY[CUT:])))
     await _fetch(good, tmp_path / "in")
     torn = Cutting(ok(BODY, TAG, reported(BODY)), rest(CUT, BODY[::-1], TAG), ok(BODY, TAG))
-    asked = await _fetch(torn, tmp_path / "in")
+    requests = await _fetch(torn, tmp_path / "in")
 
     assert (tmp_path / "in").read_bytes() == BODY
-    assert "range" not in asked[2].headers, "what does not pass its check is fetched from the beginning"
+    assert "range" not in requests[2].headers, "what does not pass its check is fetched from the beginning"
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ async def test_a_file_that_changed_is_fetched_completely(tmp_path: Path, answere
 
 @pytest.mark.parametrize("headers", [(), ('ETag: W/"v1"',), ("ETag: v1",), ("Last-Modified: yesterday",)])
 async def test_without_a_strong_etag_a_download_starts_again(tmp_path: Path, headers: tuple[str, ...]) -> None:
-    asked = await _fetch(Cutting(ok(BODY, *headers), ok(BODY, *headers)), tmp_path / "in")
+    requests = await _fetch(Cutting(ok(BODY, *headers), ok(BODY, *headers)), tmp_path / "in")
 
-    assert "range" not in asked[1].headers
+    assert "range" not in requests[1].headers
     assert (tmp_path / "in").read_bytes() == BODY
 
 
 async def test_an_error_in_between_loses_nothing(tmp_path: Path) -> None:
-    asked = await _fetch(Cutting(ok(BODY, TAG), answer("503 Slow Down"), rest(CUT)), tmp_path / "in")
+    requests = await _fetch(Cutting(ok(BODY, TAG), answer("503 Slow Down"), rest(CUT)), tmp_path / "in")
 
-    assert [one.headers.get("range") for one in asked] == [None, f"bytes={CUT}-", f"bytes={CUT}-"]
+    assert [one.headers.get("range") for one in requests] == [None, f"bytes={CUT}-", f"bytes={CUT}-"]
     assert (tmp_path / "in").read_bytes() == BODY
 
 

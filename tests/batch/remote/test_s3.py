@@ -134,7 +134,7 @@ async def test_a_file_is_uploaded_and_downloaded_by_presigned_urls(
 async def test_an_expired_url_fails_with_a_reason(bucket: Bucket, tmp_path: Path, version: str) -> None:
     sent = tmp_path / "out"
     sent.write_bytes(b"x" * 2_000_000)
-    # A key that expires in the past cannot be asked of version 4: its date is.
+    # A key that expires in the past cannot be requested in version 4: its date can.
     urls = [_in_the_past(bucket, method, version) for method in ("get_object", "put_object")]
 
     with pytest.raises(ConfigError, match=r"answered 403 .*: AccessDenied: Request has expired .*valid until") as down:

@@ -73,7 +73,7 @@ async def _fetched(certificate: Path, to: Path, host: str = "127.0.0.1", **envir
         )  # fmt: skip
         out, _ = await child.communicate()
         assert child.returncode == 0
-        return out.decode().strip(), len(server.asked)
+        return out.decode().strip(), len(server.requests)
 
 
 async def test_an_untrusted_certificate_is_refused_at_once(certificate: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from batch.remote.limits import Retries, UploadLimits, Waits
 from batch.remote.upload import upload
-from tests.batch.remote.raw_server import LOOPBACK, Asked, Handler, answer, in_turn, ok, raw_server
+from tests.batch.remote.raw_server import LOOPBACK, Handler, Request, answer, in_turn, ok, raw_server
 from wire.errors import ConfigError, PdserveError, Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,7 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-async def _refusal(handler: Handler, path: Path, limits: UploadLimits = LIMITS) -> tuple[str, list[Asked]]:
+async def _refusal(handler: Handler, path: Path, limits: UploadLimits = LIMITS) -> tuple[str, list[Request]]:
     """Return the error of an upload that fails, and the server's requests."""
     before = _content(path)
     async with raw_server(handler) as server:
@@ -58,7 +58,7 @@ async def _refusal(handler: Handler, path: Path, limits: UploadLimits = LIMITS) 
         assert _content(path) == before
         words = f"{type(caught.value).__name__}: {caught.value}"
         assert "SECRET" not in words + "".join(traceback.format_exception(caught.value))
-        return words, server.asked
+        return words, server.requests
 
 
 @pytest.mark.covers("A1.14")
@@ -67,10 +67,10 @@ async def test_one_put_carries_the_whole_file(small: Path, status: str) -> None:
     async with raw_server(in_turn(answer(status))) as server:
         num_bytes = await upload(small, server.url("/out"), rules=LOOPBACK, limits=LIMITS)
 
-        (asked,) = server.asked
+        (request,) = server.requests
         assert num_bytes == len(BODY)
-        assert asked.body == BODY
-        assert asked.line == "PUT /out HTTP/1.1"
+        assert request.body == BODY
+        assert request.line == "PUT /out HTTP/1.1"
 
 
 @pytest.mark.covers("A1.15")
@@ -79,10 +79,10 @@ async def test_a_signed_put_is_exact_and_adds_no_header(small: Path, path: str, 
     async with raw_server(in_turn(ok(b""))) as server:
         await upload(small, server.url(path), rules=LOOPBACK, limits=LIMITS)
 
-        (asked,) = server.asked
+        (request,) = server.requests
         md5 = base64.b64encode(hashlib.md5(BODY).digest()).decode()
-        assert asked.target == path
-        assert asked.headers == {
+        assert request.target == path
+        assert request.headers == {
             "host": f"127.0.0.1:{server.port}", "accept": "*/*", "accept-encoding": "identity", "user-agent": "pdserve",
             "connection": "close", "content-length": str(len(BODY)), **({"content-md5": md5} if md5_may_go else {}),
         }  # fmt: skip
@@ -94,7 +94,7 @@ async def test_an_empty_file_is_sent(tmp_path: Path) -> None:
     async with raw_server(in_turn(ok(b""))) as server:
         assert await upload(empty, server.url(), rules=LOOPBACK, limits=LIMITS) == 0
 
-        assert server.asked[0].headers["content-length"] == "0"
+        assert server.requests[0].headers["content-length"] == "0"
 
 
 async def test_a_big_file_is_sent_after_100_continue(big: Path) -> None:
@@ -102,41 +102,41 @@ async def test_a_big_file_is_sent_after_100_continue(big: Path) -> None:
     async with raw_server(in_turn(ok(b""))) as server:
         await upload(big, server.url(V2), rules=LOOPBACK, limits=LIMITS, on_bytes=lambda *seen: reported.append(seen))
 
-        (asked,) = server.asked
-        assert asked.headers["expect"] == "100-continue"
-        assert asked.body == BIG
+        (request,) = server.requests
+        assert request.headers["expect"] == "100-continue"
+        assert request.body == BIG
     assert reported == sorted(reported)
     assert reported[-1] == (len(BIG), len(BIG))
 
 
 @pytest.mark.covers("A1.14")
 async def test_a_permanent_403_fails_at_once_in_the_servers_words(small: Path) -> None:
-    words, asked = await _refusal(in_turn(answer("403 Forbidden", DENIED)), small)
+    words, requests = await _refusal(in_turn(answer("403 Forbidden", DENIED)), small)
 
     assert words.startswith("ConfigError: http://127.0.0.1:")
     assert words.endswith(
         "/bucket/out.jsonl?(hidden): the server answered 403 Forbidden: AccessDenied: Request has expired "
         "(this presigned URL is valid until 2024-05-15 19:08:11 UTC)"
     )
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize("reads", [0, 100_000], ids=["before the body", "within the body"])
 @pytest.mark.parametrize("asks_first", [True, False])
 async def test_an_early_403_is_read_even_if_the_body_is_not(big: Path, reads: int, asks_first: bool) -> None:
-    async def refuse(asked: Asked) -> None:
+    async def refuse(request: Request) -> None:
         if reads and asks_first:
-            await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await asked.read_body(reads)
-        await asked.say(answer("403 Forbidden", DENIED))
-        while await asked.reader.read(len(BIG)):
+            await request.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await request.read_body(reads)
+        await request.say(answer("403 Forbidden", DENIED))
+        while await request.reader.read(len(BIG)):
             pass  # until the other end closes: closing first might lose the answer
 
     limits = LIMITS if asks_first else replace(LIMITS, expect_from_bytes=len(BIG) + 1)
-    words, asked = await _refusal(refuse, big, limits)
+    words, requests = await _refusal(refuse, big, limits)
 
     assert "the server answered 403 Forbidden: AccessDenied: Request has expired" in words
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.covers("A1.14")
@@ -152,22 +152,22 @@ async def test_a_transient_failure_is_retried_with_the_same_bytes(tmp_path: Path
     async with raw_server(in_turn(bad, bad, ok(b""))) as server:
         await upload(path, server.url(V2), rules=LOOPBACK, limits=LIMITS)
 
-        assert [asked.body for asked in server.asked] == [content] * 3
-    words, asked = await _refusal(in_turn(bad), path)
+        assert [request.body for request in server.requests] == [content] * 3
+    words, requests = await _refusal(in_turn(bad), path)
 
     assert words.startswith("Unavailable: ")
     assert words.endswith("(tried 3 times)")
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 async def test_a_connection_cut_within_the_body_is_retried_with_all_bytes(big: Path) -> None:
     cut: list[bytes] = []
 
-    async def cut_once(asked: Asked) -> None:
-        await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
-        cut.append(await asked.read_body(100_000 if not cut else None))
+    async def cut_once(request: Request) -> None:
+        await request.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        cut.append(await request.read_body(100_000 if not cut else None))
         if len(cut) > 1:
-            await asked.say(ok(b""))
+            await request.say(ok(b""))
 
     async with raw_server(cut_once) as server:
         await upload(big, server.url(V2), rules=LOOPBACK, limits=LIMITS)
@@ -178,54 +178,54 @@ async def test_a_connection_cut_within_the_body_is_retried_with_all_bytes(big: P
 
 @pytest.mark.parametrize("says_no_by", ["silence", "a 417"])
 async def test_a_server_without_100_continue_gets_the_body_anyway(big: Path, says_no_by: str) -> None:
-    async def old_server(asked: Asked) -> None:
-        if "expect" in asked.headers and says_no_by == "a 417":
-            await asked.say(answer("417 Expectation Failed"))
+    async def old_server(request: Request) -> None:
+        if "expect" in request.headers and says_no_by == "a 417":
+            await request.say(answer("417 Expectation Failed"))
             return
-        await asked.read_body()
-        await asked.say(ok(b""))
+        await request.read_body()
+        await request.say(ok(b""))
 
     async with raw_server(old_server) as server:
         await upload(big, server.url(V2), rules=LOOPBACK, limits=replace(LIMITS, expect_s=0.1))
 
-        assert ["expect" in asked.headers for asked in server.asked] == [True, False]
-        assert server.asked[-1].body == BIG
+        assert ["expect" in request.headers for request in server.requests] == [True, False]
+        assert server.requests[-1].body == BIG
 
 
 async def test_a_200_before_the_whole_body_is_a_failure(big: Path) -> None:
-    async def hurry(asked: Asked) -> None:
-        await asked.say(ok(b""))
+    async def hurry(request: Request) -> None:
+        await request.say(ok(b""))
 
-    words, asked = await _refusal(hurry, big)
+    words, requests = await _refusal(hurry, big)
 
     assert f"the server answered 200 after 0 of {len(BIG)} bytes (tried 3 times)" in words
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 async def test_a_put_is_never_redirected(small: Path) -> None:
-    words, asked = await _refusal(in_turn(answer("307 Temporary", b"", "Location: http://127.0.0.1:1/")), small)
+    words, requests = await _refusal(in_turn(answer("307 Temporary", b"", "Location: http://127.0.0.1:1/")), small)
 
     assert words.endswith("the server answered 307, and redirects of a PUT are not followed")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize("read", [0, 100_000, None], ids=["takes nothing", "takes a part", "never answers"])
 async def test_a_server_that_is_too_slow_is_given_up(big: Path, read: int | None) -> None:
-    async def slow(asked: Asked) -> None:
-        if "expect" in asked.headers:
-            await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await asked.read_body(read)
+    async def slow(request: Request) -> None:
+        if "expect" in request.headers:
+            await request.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await request.read_body(read)
         await asyncio.Event().wait()
 
-    words, asked = await _refusal(slow, big, HASTY)
+    words, requests = await _refusal(slow, big, HASTY)
 
     assert words.startswith("Unavailable: ")
     assert words.endswith(" within 0.1 s (tried 3 times)")
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 async def test_all_attempts_together_have_a_deadline(small: Path) -> None:
-    async def stall(asked: Asked) -> None:
+    async def stall(request: Request) -> None:
         await asyncio.Event().wait()
 
     words, _ = await _refusal(stall, small, replace(LIMITS, whole_s=0.1))
@@ -243,15 +243,15 @@ async def test_a_missing_file_is_named_before_any_connection(tmp_path: Path) -> 
 async def test_a_file_that_changes_between_attempts_is_not_sent(small: Path, content: bytes) -> None:
     os.utime(small, (0, 0))  # long before: a file system's clock may be coarse
 
-    async def change(asked: Asked) -> None:
-        await asked.read_body()
+    async def change(request: Request) -> None:
+        await request.read_body()
         small.write_bytes(content)  # noqa: ASYNC240 - a test may wait
 
     async with raw_server(change) as server:
         with pytest.raises(ConfigError, match=f"the file changed while it was sent: it had {len(BODY)} bytes"):
             await upload(small, server.url(), rules=LOOPBACK, limits=LIMITS)
 
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
 
 
 async def test_a_missing_server_is_named(small: Path) -> None:
@@ -296,14 +296,14 @@ async def test_an_upload_stored_differently_is_sent_again(small: Path, torn: tup
     async with raw_server(in_turn(_stored(*torn), _stored(*whole))) as server:
         await upload(small, server.url(V2), rules=LOOPBACK, limits=LIMITS)
 
-        assert [asked.body for asked in server.asked] == [BODY, BODY]
+        assert [request.body for request in server.requests] == [BODY, BODY]
 
 
 async def test_a_store_that_keeps_other_bytes_fails_with_both_checksums(small: Path) -> None:
-    words, asked = await _refusal(in_turn(_stored(*TORN["S3"])), small)
+    words, requests = await _refusal(in_turn(_stored(*TORN["S3"])), small)
 
     assert f": the stored file has MD5 {OTHER.hex()}, but the local file has {MD5.hex()} (tried 3 times)" in words
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -321,11 +321,11 @@ async def test_etags_that_are_no_md5_are_not_compared(small: Path, headers: tupl
     async with raw_server(in_turn(_stored(*headers))) as server:
         await upload(small, server.url(V2), rules=LOOPBACK, limits=LIMITS)
 
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
 
 
 async def test_a_store_given_content_md5_compares_it_itself(small: Path) -> None:
     async with raw_server(in_turn(_stored(*TORN["S3"]))) as server:
         await upload(small, server.url(V4), rules=LOOPBACK, limits=LIMITS)
 
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1

@@ -55,8 +55,8 @@ def test_the_first_signal_ends_it_gracefully(code: str, number: signal.Signals, 
 
     child.send_signal(number)
 
-    said = child.communicate(timeout=300)
-    assert said == ("cancelled\n", "\nstopping; a second signal stops at once\n")
+    output = child.communicate(timeout=300)
+    assert output == ("cancelled\n", "\nstopping; a second signal stops at once\n")
     assert child.returncode == status
 
 
@@ -78,9 +78,9 @@ def test_work_that_does_not_end_is_ended_by_the_second_signal() -> None:
     assert child.stdout is not None
 
     child.send_signal(signal.SIGINT)
-    said = [child.stdout.readline() for _ in range(2)]
+    messages = [child.stdout.readline() for _ in range(2)]
     child.send_signal(signal.SIGTERM)
 
-    assert said == ["cancelled\n", "under way\n"]
+    assert messages == ["cancelled\n", "under way\n"]
     assert child.communicate(timeout=300)[0] == ""
     assert child.returncode == 143

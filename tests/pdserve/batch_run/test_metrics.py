@@ -86,12 +86,12 @@ class Busy(Engine):
 
     def __init__(self) -> None:
         super().__init__(None)
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
 
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        self.asked.set()
+        self.requested.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -101,7 +101,7 @@ def test_a_scrape_at_the_end_gets_the_batchs_metrics(capfd: pytest.CaptureFixtur
         engine = Busy()
         async with serve_metrics("127.0.0.1", 0, lambda: PROGRESS, engine) as port:
             asking = asker.submit(fetch, port)
-            await engine.asked.wait()
+            await engine.requested.wait()
         return asking
 
     with ThreadPoolExecutor(1) as asker:

@@ -189,11 +189,11 @@ def test_the_resume_command_has_no_secret_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "errors", "said"),
+    ("done", "errors", "message"),
     [(1, 0, "1 line answered (0 errors) in 2.0 s, 3.0 tokens/s"), (1200, 1, "1,200 lines answered (1 error) in")],
 )
-def test_the_last_message_has_the_counts(done: int, errors: int, said: str) -> None:
-    assert counted(done, errors, 2.0, 3.0).startswith(said)
+def test_the_last_message_has_the_counts(done: int, errors: int, message: str) -> None:
+    assert counted(done, errors, 2.0, 3.0).startswith(message)
 
 
 @pytest.mark.parametrize(

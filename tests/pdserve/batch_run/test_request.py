@@ -115,8 +115,8 @@ def test_metrics_are_served_on_the_port_of_vllms_flags(typed: tuple[str, ...], w
 def test_a_metrics_address_without_metrics_prints_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     parsed(*ENDS, "--port", "8000", "--url", "127.0.0.1")
 
-    said = "without effect: --url, --port (metrics are served only with --metrics-port or --enable-metrics)\n"
-    assert capsys.readouterr().err == said
+    message = "without effect: --url, --port (metrics are served only with --metrics-port or --enable-metrics)\n"
+    assert capsys.readouterr().err == message
 
 
 def test_answers_depend_on_the_model_and_not_on_the_engines_sizes() -> None:

@@ -43,7 +43,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Asked:
+class Requests:
     """What was received: paths, headers in lower case and bodies."""
 
     paths: list[str] = field(default_factory=list)
@@ -74,13 +74,13 @@ def streamed(gaps_s: Sequence[float], *, prompt: int = 7, tokens_a_piece: int = 
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Callable[[str], Answer], clock: SteppedClock) -> AsyncIterator[tuple[str, Asked]]:
+async def serving(answer: Callable[[str], Answer], clock: SteppedClock) -> AsyncIterator[tuple[str, Requests]]:
     """Serve `answer` of each path; yield the base URL and what was received."""
-    asked, handlers = Asked(), set[asyncio.Task[None]]()
+    requests, handlers = Requests(), set[asyncio.Task[None]]()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            path = await _read(reader, asked)
+            path = await _read(reader, requests)
             await _write(writer, answer(path), clock)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -96,21 +96,21 @@ async def serving(answer: Callable[[str], Answer], clock: SteppedClock) -> Async
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     async with server:
         try:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
         finally:
             for task in handlers:
                 task.cancel()
             await asyncio.gather(*handlers, return_exceptions=True)
 
 
-async def _read(reader: asyncio.StreamReader, asked: Asked) -> str:
+async def _read(reader: asyncio.StreamReader, requests: Requests) -> str:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
     body = await reader.readexactly(int(headers.get("content-length", 0)))
-    asked.paths.append(head[0].split()[1])
-    asked.headers.append(headers)
-    asked.bodies.append(json.loads(body or b"{}"))
-    return asked.paths[-1]
+    requests.paths.append(head[0].split()[1])
+    requests.headers.append(headers)
+    requests.bodies.append(json.loads(body or b"{}"))
+    return requests.paths[-1]
 
 
 async def _write(writer: asyncio.StreamWriter, answer: Answer, clock: SteppedClock) -> None:

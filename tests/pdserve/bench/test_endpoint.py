@@ -14,7 +14,7 @@ from pdserve.bench.load.session import open_session
 from pdserve.bench.load.timeline import Timeline
 from tests.pdserve.bench.sse_server import (
     Answer,
-    Asked,
+    Requests,
     Sent,
     SteppedClock,
     completion,
@@ -27,20 +27,25 @@ from tests.pdserve.bench.sse_server import (
 
 def request(
     answer: Answer, make: type[Chat] | type[Completions] | type[Embeddings] = Completions
-) -> tuple[Timeline, Asked]:
+) -> tuple[Timeline, Requests]:
     """Send one request to a server with this answer."""
 
-    async def run() -> tuple[Timeline, Asked]:
+    async def run() -> tuple[Timeline, Requests]:
         clock = SteppedClock()
-        async with serving(lambda path: answer, clock) as (url, asked), open_session({"X-A": "b"}, 20.0, {}) as http:
+        async with (
+            serving(lambda path: answer, clock) as (url, requested),
+            open_session({"X-A": "b"}, 20.0, {}) as http,
+        ):
             prompt = "hello" if make is Chat else (5, 6, 7)
-            return await Endpoint(http, url, make("m", {"ignore_eos": True}), clock).send(LoadRequest(prompt, 9)), asked
+            return await Endpoint(http, url, make("m", {"ignore_eos": True}), clock).send(
+                LoadRequest(prompt, 9)
+            ), requested
 
     return asyncio.run(run())
 
 
 def test_times_are_those_of_the_pieces_and_counts_those_of_usage() -> None:
-    line, asked = request(streamed([2.0, 0.5, 0.25, 1.5], prompt=11, tokens_a_piece=3))
+    line, requests = request(streamed([2.0, 0.5, 0.25, 1.5], prompt=11, tokens_a_piece=3))
 
     assert line.failure is None
     assert line.ttft_s == 2.0
@@ -49,9 +54,9 @@ def test_times_are_those_of_the_pieces_and_counts_those_of_usage() -> None:
     assert line.e2el_s == 4.25
     assert line.tpot_s == 2.25 / 11
     assert (line.input_len, line.output_len, line.text) == (11, 12, "w0 w1 w2 end")
-    assert asked.paths == ["/v1/completions"]
-    assert asked.headers[0]["x-a"] == "b"
-    assert asked.bodies[0] == {
+    assert requests.paths == ["/v1/completions"]
+    assert requests.headers[0]["x-a"] == "b"
+    assert requests.bodies[0] == {
         "model": "m", "prompt": [5, 6, 7], "max_tokens": 9, "temperature": 0.0, "stream": True, "ignore_eos": True,
         "stream_options": {"include_usage": True},
     }  # fmt: skip
@@ -68,13 +73,13 @@ def test_a_role_is_not_a_token_but_reasoning_is() -> None:
         Sent(1.0, delta({}, "stop") + usage(3, 4)),
     ]
 
-    line, asked = request(Answer(pieces), Chat)
+    line, requested = request(Answer(pieces), Chat)
 
     assert line.failure is None
     assert (line.ttft_s, line.itls_s, line.e2el_s) == (2.0, (1.0,), 4.0)
     assert line.text == "hm yes"
-    assert asked.bodies[0]["messages"] == [{"role": "user", "content": "hello"}]
-    assert asked.bodies[0]["max_completion_tokens"] == 9
+    assert requested.bodies[0]["messages"] == [{"role": "user", "content": "hello"}]
+    assert requested.bodies[0]["max_completion_tokens"] == 9
 
 
 def test_an_event_may_arrive_in_pieces_and_among_comments() -> None:
@@ -102,12 +107,12 @@ def test_without_text_the_end_counts_as_the_only_piece() -> None:
 def test_vectors_have_an_end_and_no_tokens() -> None:
     whole = json.dumps({"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3}}).encode()
 
-    line, asked = request(Answer([Sent(1.5, whole)]), Embeddings)
+    line, requests = request(Answer([Sent(1.5, whole)]), Embeddings)
 
     assert line.failure is None
     assert (line.e2el_s, line.pieces_s, line.input_len, line.output_len) == (1.5, (), 3, 0)
-    assert asked.paths == ["/v1/embeddings"]
-    assert asked.bodies == [{"model": "m", "input": [5, 6, 7], "ignore_eos": True}]
+    assert requests.paths == ["/v1/embeddings"]
+    assert requests.bodies == [{"model": "m", "input": [5, 6, 7], "ignore_eos": True}]
 
 
 @pytest.mark.parametrize(
@@ -178,10 +183,10 @@ def test_a_deadline_is_a_failure_with_its_limit() -> None:
 def test_a_key_of_the_environment_is_sent_and_a_header_overrides_it() -> None:
     async def run(headers: dict[str, str], environ: dict[str, str]) -> str | None:
         clock = SteppedClock()
-        async with serving(lambda path: streamed([1.0]), clock) as (url, asked):
+        async with serving(lambda path: streamed([1.0]), clock) as (url, requested):
             async with open_session(headers, 20.0, environ) as http:
                 await Endpoint(http, url, Completions("m"), clock).send(LoadRequest("a", 1))
-            return asked.headers[0].get("authorization")
+            return requested.headers[0].get("authorization")
 
     assert asyncio.run(run({}, {"OPENAI_API_KEY": "sk-1"})) == "Bearer sk-1"
     assert asyncio.run(run({}, {"OPENAI_API_KEY": "sk-1", "PDSERVE_API_KEY": "ours"})) == "Bearer ours"

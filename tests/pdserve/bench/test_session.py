@@ -10,7 +10,7 @@ from pdserve.ports import free_ports
 from wire.errors import Unavailable
 
 
-def asked(status: int | None, content: str = "") -> str:
+def failure_of(status: int | None, content: str = "") -> str:
     """Return the message of the error for a server with this answer; none listens where `status` is None."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -38,20 +38,20 @@ def asked(status: int | None, content: str = "") -> str:
 
 
 def test_a_missing_server_is_reported_with_a_reason() -> None:
-    reported = asked(None)
+    reported = failure_of(None)
 
     assert "/v1/models does not answer: no connection: Connection refused" in reported
     assert "ssl" not in reported
 
 
 def test_a_refused_key_names_the_sources_of_keys() -> None:
-    reported = asked(401, '{"error": {"message": "this server requires a key"}}')
+    reported = failure_of(401, '{"error": {"message": "this server requires a key"}}')
 
     assert "HTTP 401: this server requires a key" in reported
     assert reported.endswith("; a key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY")
 
 
 def test_a_foreign_server_is_reported_as_not_pdserve() -> None:
-    reported = asked(404, "<!DOCTYPE HTML>\n<html>")
+    reported = failure_of(404, "<!DOCTYPE HTML>\n<html>")
 
     assert reported.endswith("/v1/models answers HTTP 404 without JSON: is --base-url that of an OpenAI server?")

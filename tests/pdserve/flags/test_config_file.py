@@ -33,11 +33,11 @@ def test_an_empty_file_sets_nothing(file: Path, text: str) -> None:
     assert read(str(file)) == ()
 
 
-@pytest.mark.parametrize(("written", "said"), [("yes", True), ("off", False), ("True", True), ("'true'", None)])
-def test_a_switch_is_an_unquoted_boolean(file: Path, written: str, said: bool | None) -> None:
+@pytest.mark.parametrize(("written", "message"), [("yes", True), ("off", False), ("True", True), ("'true'", None)])
+def test_a_switch_is_an_unquoted_boolean(file: Path, written: str, message: bool | None) -> None:
     file.write_text(f"detach: {written}\n")
 
-    assert read(str(file))[0].values[0].boolean is said
+    assert read(str(file))[0].values[0].boolean is message
 
 
 @pytest.mark.parametrize(

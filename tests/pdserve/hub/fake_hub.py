@@ -83,23 +83,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        said = self.headers.get("Authorization")
-        self.owner.seen.append((self.command, path, said.removeprefix("Bearer ") if said else None))
+        authorization = self.headers.get("Authorization")
+        self.owner.seen.append((self.command, path, authorization.removeprefix("Bearer ") if authorization else None))
         for name in sorted(self.owner.repos, key=len, reverse=True):
             listing, file = f"/api/models/{name}", f"/{name}/resolve/"
             if path == listing or path.startswith(f"{listing}/revision/"):
                 revision = path.removeprefix(listing).removeprefix("/revision/") or "main"
-                return self._listing(name, revision) if self._may(name, said) else None
+                return self._listing(name, revision) if self._may(name, authorization) else None
             if path.startswith(file):
                 rest = path.removeprefix(file).split("/", 1)
-                return self._file(name, *rest) if self._may(name, said) else None
+                return self._file(name, *rest) if self._may(name, authorization) else None
         return self._fail(401, "RepoNotFound", "Invalid username or password.")
 
-    def _may(self, name: str, said: str | None) -> bool:
+    def _may(self, name: str, authorization: str | None) -> bool:
         if name in self.owner.gated:
             self._fail(403, "GatedRepo", f"Access to model {name} is restricted")
             return False
-        if name in self.owner.needs_token and said != f"Bearer {self.owner.token}":
+        if name in self.owner.needs_token and authorization != f"Bearer {self.owner.token}":
             self._fail(401, "RepoNotFound", "Repository not found")
             return False
         return True

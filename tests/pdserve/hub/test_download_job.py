@@ -26,9 +26,9 @@ def test_paths_and_invalid_names_are_not_models_of_a_hub(text: str) -> None:
 
 
 def test_both_sides_read_what_the_other_wrote() -> None:
-    asked = DownloadJob("a/b", revision="v1", weights=False)
+    requested = DownloadJob("a/b", revision="v1", weights=False)
 
-    assert DownloadJob.from_json(asked.to_json()) == asked
+    assert DownloadJob.from_json(requested.to_json()) == requested
     assert Snapshot.from_json(Snapshot("/f", "c").to_json()) == Snapshot("/f", "c")
     with pytest.raises(ConfigError, match=r"^no such model$"):
         Snapshot.from_json('{"refused": "no such model"}')

@@ -47,15 +47,15 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def fetched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Snapshot]:
-    """Fetch a model into a cache of the test; `said` are the messages."""
+    """Fetch a model into a cache of the test; `lines` are the messages."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-login"))
 
     def call(
-        name: str, said: list[str] | None = None, environ: Mapping[str, str] | None = None, **asked: object
+        name: str, lines: list[str] | None = None, environ: Mapping[str, str] | None = None, **requested: object
     ) -> Snapshot:
-        wanted = DownloadJob(name, **{"download_dir": str(tmp_path / "cache"), **asked})  # type: ignore[arg-type]
-        return fetch(wanted, {"HF_ENDPOINT": hub.url, **(environ or {})}, (said if said is not None else []).append)
+        wanted = DownloadJob(name, **{"download_dir": str(tmp_path / "cache"), **requested})  # type: ignore[arg-type]
+        return fetch(wanted, {"HF_ENDPOINT": hub.url, **(environ or {})}, (lines if lines is not None else []).append)
 
     return call
 
@@ -95,21 +95,21 @@ def test_an_instance_fetches_the_weights_a_scheduler_left_out(hub: FakeHub, fetc
 
 
 def test_cached_files_are_not_fetched_again_or_mentioned(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
-    first, said = fetched(OPT), list[str]()
+    first, messages = fetched(OPT), list[str]()
     before = len(hub.fetched)
 
-    assert fetched(OPT, said) == first
-    assert (hub.fetched[before:], said) == ([], [])
+    assert fetched(OPT, messages) == first
+    assert (hub.fetched[before:], messages) == ([], [])
 
 
 def test_a_download_prints_size_and_folder(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
-    snapshot = fetched(OPT, said)
+    snapshot = fetched(OPT, messages)
 
-    assert said[0] == f"downloading {OPT} from {hub.url}: 4 files, 0.0 MB, commit {hub.commit(OPT)[:12]}"
-    assert said[-1].startswith(f"downloaded {OPT} in ")
-    assert said[-1].endswith(snapshot.folder)
+    assert messages[0] == f"downloading {OPT} from {hub.url}: 4 files, 0.0 MB, commit {hub.commit(OPT)[:12]}"
+    assert messages[-1].startswith(f"downloaded {OPT} in ")
+    assert messages[-1].endswith(snapshot.folder)
 
 
 @pytest.mark.parametrize("kind", ["variable", "login"])
@@ -159,14 +159,14 @@ def test_a_revision_is_a_name_or_a_commit(hub: FakeHub, fetched: Callable[..., S
 
 @pytest.mark.parametrize("how", ["unreachable", "offline"])
 def test_without_a_hub_the_cached_copy_is_used(how: str, hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
-    first, said = fetched(OPT), list[str]()
+    first, messages = fetched(OPT), list[str]()
     environ = {"HF_HUB_OFFLINE": "1"} if how == "offline" else {}
     if how == "unreachable":
         hub.close()
 
-    assert fetched(OPT, said, environ) == first
-    assert len(said) == (how == "unreachable")
-    assert all("cannot be reached" in words and first.folder in words for words in said)
+    assert fetched(OPT, messages, environ) == first
+    assert len(messages) == (how == "unreachable")
+    assert all("cannot be reached" in words and first.folder in words for words in messages)
 
 
 def test_without_hub_and_copy_the_error_has_advice(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
@@ -205,11 +205,11 @@ def test_an_index_with_invalid_or_missing_files_is_refused(hub: FakeHub, fetched
 
 def test_large_files_are_listed_one_by_one(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     (hub.repos[QWEN] / "model.safetensors").write_bytes(bytes(10_500_000))
-    said: list[str] = []
+    messages: list[str] = []
 
-    fetched(QWEN, said)
+    fetched(QWEN, messages)
 
-    assert said[1] == "downloaded model.safetensors (7 of 7 files, 10.5 MB of 10.5 MB)"
+    assert messages[1] == "downloaded model.safetensors (7 of 7 files, 10.5 MB of 10.5 MB)"
 
 
 def test_an_unwritable_folder_is_named(fetched: Callable[..., Snapshot], tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def silent(words: str) -> None:
     pass
 
 
-def asked(**values: object) -> DownloadJob:
+def job_for(**values: object) -> DownloadJob:
     return DownloadJob(NAME, MODEL_SCOPE, **values)  # type: ignore[arg-type]
 
 
@@ -72,7 +72,7 @@ def asked(**values: object) -> DownloadJob:
 def test_config_tokenizer_and_safetensors_are_fetched_and_no_code(library: Callable[..., Library]) -> None:
     stub = library("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "modeling.py", "m.pth")
 
-    snapshot = fetch(asked(revision="v1", download_dir="/models"), {}, silent)
+    snapshot = fetch(job_for(revision="v1", download_dir="/models"), {}, silent)
 
     assert {file.name for file in Path(snapshot.folder).iterdir()} == {
         "config.json", "tokenizer.json", "model.safetensors",
@@ -84,7 +84,7 @@ def test_config_tokenizer_and_safetensors_are_fetched_and_no_code(library: Calla
 def test_bin_weights_are_fetched_where_there_are_no_safetensors(library: Callable[..., Library]) -> None:
     library("config.json", "pytorch_model.bin", "training_args.bin")
 
-    snapshot = fetch(asked(), {}, silent)
+    snapshot = fetch(job_for(), {}, silent)
 
     assert {file.name for file in Path(snapshot.folder).iterdir()} == {"config.json", "pytorch_model.bin"}
 
@@ -92,7 +92,7 @@ def test_bin_weights_are_fetched_where_there_are_no_safetensors(library: Callabl
 def test_a_scheduler_fetches_no_weights(library: Callable[..., Library]) -> None:
     library("config.json", "tokenizer.json", "model.safetensors")
 
-    snapshot = fetch(asked(weights=False), {"HF_HUB_OFFLINE": "1"}, silent)
+    snapshot = fetch(job_for(weights=False), {"HF_HUB_OFFLINE": "1"}, silent)
 
     assert {file.name for file in Path(snapshot.folder).iterdir()} == {"config.json", "tokenizer.json"}
 
@@ -100,18 +100,18 @@ def test_a_scheduler_fetches_no_weights(library: Callable[..., Library]) -> None
 def test_offline_the_cached_copy_is_used(library: Callable[..., Library]) -> None:
     stub = library("config.json", "model.safetensors")
 
-    fetch(asked(), {"HF_HUB_OFFLINE": "1"}, silent)
+    fetch(job_for(), {"HF_HUB_OFFLINE": "1"}, silent)
 
     assert stub.calls[0]["offline"] is True
 
 
 def test_without_a_network_the_cached_copy_is_used(library: Callable[..., Library]) -> None:
-    stub, said = library("config.json", "model.safetensors"), list[str]()
+    stub, messages = library("config.json", "model.safetensors"), list[str]()
     stub.is_reachable = False
 
-    snapshot = fetch(asked(), {}, said.append)
+    snapshot = fetch(job_for(), {}, messages.append)
 
-    assert said[1] == (
+    assert messages[1] == (
         f"ModelScope does not provide {NAME} (ConnectionError: no route): using the copy in {snapshot.folder}"
     )
 
@@ -122,14 +122,14 @@ def test_the_librarys_error_is_quoted_with_advice(library: Callable[..., Library
     with pytest.raises(
         ConfigError, match=rf"--model {NAME} is not a local folder, and ModelScope .*does not exist\): check"
     ):
-        fetch(asked(), {}, silent)
+        fetch(job_for(), {}, silent)
 
 
 def test_a_model_without_weights_is_refused(library: Callable[..., Library]) -> None:
     library("config.json", "model.gguf")
 
     with pytest.raises(ConfigError, match=rf"{NAME} from ModelScope lacks config\.json and weights"):
-        fetch(asked(), {}, silent)
+        fetch(job_for(), {}, silent)
 
 
 @pytest.mark.covers("A2.42")
@@ -139,4 +139,4 @@ def test_without_the_library_the_error_says_how_to_install_it(monkeypatch: pytes
     with pytest.raises(
         ConfigError, match=rf"--model {NAME} from ModelScope needs modelscope.*: pip install .pdserve.modelscope"
     ):
-        fetch(asked(), {}, silent)
+        fetch(job_for(), {}, silent)

@@ -32,12 +32,12 @@ class Script:
 
     def __init__(self, *answers: Answer | PdserveError) -> None:
         self._answers = list(answers)
-        self.asked: list[tuple[str, str, Any]] = []
+        self.requests: list[tuple[str, str, Any]] = []
 
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        self.asked.append((method, path, json.loads(body) if body else None))
+        self.requests.append((method, path, json.loads(body) if body else None))
         answer = self._answers.pop(0)
         if isinstance(answer, PdserveError):
             raise answer
@@ -62,7 +62,7 @@ async def test_a_busy_or_lost_server_is_retried_after_its_retry_after() -> None:
     script, sleeps = Script(BUSY, Unavailable("nobody"), answer(503), GOOD), Sleeps()
 
     assert await HttpSurface(script, retry_for_s=60, sleep=sleeps).post("/x", {"a": 1}) == {"ok": True}
-    assert script.asked == [("POST", "/x", {"model": "", "a": 1})] * 4
+    assert script.requests == [("POST", "/x", {"model": "", "a": 1})] * 4
     assert [seconds >= 3 for seconds in sleeps.slept] == [True, False, False]
     assert 0.25 <= sleeps.slept[1] <= 0.5
 
@@ -82,10 +82,10 @@ async def test_the_retry_limit_counts_from_the_first_failure(
     now = 0.0
 
     class Slow(Script):
-        async def send(self, *asked: Any, **more: Any) -> Answer:
+        async def send(self, *requested: Any, **more: Any) -> Answer:
             nonlocal now
             now += 1000.0
-            return await super().send(*asked, **more)
+            return await super().send(*requested, **more)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now, raising=False)
     surface = HttpSurface(Slow(BUSY, GOOD), retry_for_s=60, sleep=Sleeps())
@@ -99,7 +99,7 @@ async def test_without_time_left_the_last_error_is_raised(last: Answer | Pdserve
 
     with pytest.raises(Overloaded if isinstance(last, Answer) else Unavailable, match=r"the queue is full|nobody"):
         await HttpSurface(script, retry_for_s=0).get_json("/x")
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_a_refusal_is_our_error_with_the_servers_message(status: int, erro
 
     with pytest.raises(error, match="in words"):
         await HttpSurface(script, retry_for_s=0).post("/x", {})
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
 
 
 async def test_the_model_is_the_first_or_the_named_one() -> None:
@@ -121,7 +121,7 @@ async def test_the_model_is_the_first_or_the_named_one() -> None:
     await HttpSurface(named, retry_for_s=0).choose("facebook/opt 125m")
 
     assert (first.model, first.root, first.max_model_len) == ("tiny", "/models/tiny", 512)
-    assert named.asked[1][1] == "/v1/models/facebook/opt%20125m"
+    assert named.requests[1][1] == "/v1/models/facebook/opt%20125m"
 
 
 async def test_an_unknown_model_is_refused_with_the_served_ones() -> None:
@@ -146,10 +146,10 @@ async def test_a_refused_key_names_the_sources_of_keys() -> None:
     ],
 )  # fmt: skip
 async def test_a_foreign_server_is_reported_as_foreign(reported: Answer) -> None:
-    with pytest.raises(ConfigError, match=r"^GET /v1/models lists no model .* must be the URL of") as said:
+    with pytest.raises(ConfigError, match=r"^GET /v1/models lists no model .* must be the URL of") as message:
         await HttpSurface(Script(reported), retry_for_s=0).choose("")
 
-    assert "html" not in str(said.value)
+    assert "html" not in str(message.value)
 
 
 async def test_a_busy_cluster_gets_fewer_concurrent_requests() -> None:

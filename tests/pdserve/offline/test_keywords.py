@@ -32,12 +32,12 @@ def test_every_flag_is_a_keyword_and_vllms_are_translated(capsys: pytest.Capture
 
 def test_keywords_without_effect_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     read_keywords("m", {"use_v2_block_manager": True, "trust_remote_code": False, "disable_log_stats": True})
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
 
-    assert said.startswith("without effect: use_v2_block_manager (there is one kind of KV pool)")
-    assert said.count("\n") == 1
-    assert "trust_remote_code" not in said, "False has no effect"
-    assert "--" not in said
+    assert output.startswith("without effect: use_v2_block_manager (there is one kind of KV pool)")
+    assert output.count("\n") == 1
+    assert "trust_remote_code" not in output, "False has no effect"
+    assert "--" not in output
 
 
 def test_every_keyword_of_vllms_own_class_is_known(capsys: pytest.CaptureFixture[str]) -> None:

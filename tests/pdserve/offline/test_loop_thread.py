@@ -24,12 +24,12 @@ class Place:
     """A resource that records whether it was opened and closed."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.events: list[str] = []
         self.lost = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator["Place"]:
-        self.said.append("open")
+        self.events.append("open")
         owner = asyncio.current_task()
         assert owner is not None
         losing = asyncio.create_task(self._lose(owner))
@@ -42,7 +42,7 @@ class Place:
             raise
         finally:
             losing.cancel()
-            self.said.append("closed")
+            self.events.append("closed")
 
     async def _lose(self, owner: "asyncio.Task[object]") -> None:
         await self.lost.wait()
@@ -62,7 +62,7 @@ async def wait(begun: threading.Event, place: Place) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        place.said.append("cancelled")
+        place.events.append("cancelled")
 
 
 def test_it_returns_and_raises_what_the_work_does_until_closed() -> None:
@@ -75,7 +75,7 @@ def test_it_returns_and_raises_what_the_work_does_until_closed() -> None:
         thread.run(fail())
     thread.close()
     thread.close()
-    assert place.said == ["open", "closed"]
+    assert place.events == ["open", "closed"]
     with pytest.raises(Unavailable, match="this LLM is closed"):
         thread.run(number())
 
@@ -95,14 +95,14 @@ def test_a_failure_to_open_is_raised_and_leaves_no_thread() -> None:
 
 @pytest.mark.parametrize("end", ["close", "loss"])
 def test_a_waiter_gets_the_closing_error_between_cancel_and_close(end: str) -> None:
-    place, begun, heard = Place(), threading.Event(), []
+    place, begun, errors = Place(), threading.Event(), []
     thread = LoopThread(place.open)
 
     def ask() -> None:
         try:
             thread.run(wait(begun, place))
         except Unavailable as error:
-            heard.append(str(error))
+            errors.append(str(error))
 
     asker = threading.Thread(target=ask)
     asker.start()
@@ -113,8 +113,8 @@ def test_a_waiter_gets_the_closing_error_between_cancel_and_close(end: str) -> N
         thread.run(_lose(place))
     asker.join(WAIT_S)
 
-    assert place.said == ["open", "cancelled", "closed"]
-    assert heard == ["this LLM was closed meanwhile" if end == "close" else "the engine died"]
+    assert place.events == ["open", "cancelled", "closed"]
+    assert errors == ["this LLM was closed meanwhile" if end == "close" else "the engine died"]
 
 
 async def _lose(place: Place) -> None:
@@ -130,7 +130,7 @@ def test_an_interrupt_cancels_only_the_awaited_work(monkeypatch: pytest.MonkeyPa
         with pytest.raises(KeyboardInterrupt):
             thread.run(wait(begun, place))
 
-    assert place.said == ["open", "cancelled"]
+    assert place.events == ["open", "cancelled"]
     assert thread.run(number()) == 7
     thread.close()
 
@@ -245,12 +245,12 @@ def test_a_forked_child_gets_an_error_and_exits_harmlessly() -> None:
     os.waitpid(pid, 0)
     os.close(theirs)
     with open(ours, encoding="utf-8") as pipe:
-        said = pipe.read()
+        output = pipe.read()
 
-    assert said == (
+    assert output == (
         f"ConfigError: this LLM was made by process {os.getpid()} and this is {pid}, a fork of it without its threads: "
         "make an LLM after the fork"
     )
     assert thread.run(number()) == 7
     thread.close()
-    assert place.said == ["open", "closed"]
+    assert place.events == ["open", "closed"]

@@ -109,9 +109,9 @@ def test_beam_search_params_have_their_own_limits() -> None:
 
 
 def test_structured_outputs_have_both_names() -> None:
-    asked = StructuredOutputsParams(choice=["a", "b"])
+    requests = StructuredOutputsParams(choice=["a", "b"])
 
-    assert asked.body() == GuidedDecodingParams(choice=["a", "b"]).body() == {"choice": ["a", "b"]}
+    assert requests.body() == GuidedDecodingParams(choice=["a", "b"]).body() == {"choice": ["a", "b"]}
     with pytest.raises(ValueError, match=r"have 0 of json, regex, .*: give exactly one"):
         StructuredOutputsParams()
 

@@ -115,8 +115,8 @@ try:
     llm.generate([[7, 8, 9]] * 41, params, use_tqdm=Bar)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-(said,) = llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=3, ignore_eos=True))
-print(len(said.outputs[0].token_ids), flush=True)
+(answer,) = llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=3, ignore_eos=True))
+print(len(answer.outputs[0].token_ids), flush=True)
 running = [one.value for one in llm.get_metrics() if one.name == "vllm:num_requests_running"]
 print(sum(running), flush=True)
 sys.stdin.read()
@@ -198,9 +198,9 @@ def test_ctrl_c_while_a_pair_starts_leaves_nothing(tmp_path: Path, fake_model: P
             time.sleep(POLL_S)
         lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path / "work", whole=False)]
         os.killpg(process.pid, signal.SIGINT)
-        said, noise = process.communicate(timeout=WAIT_S)
+        output, noise = process.communicate(timeout=WAIT_S)
 
-    assert "ready" not in said
+    assert "ready" not in output
     assert noise.endswith("KeyboardInterrupt\n")
     _all_end(lives)
     assert list((tmp_path / "work").glob("pdserve-llm-*")) == []

@@ -9,11 +9,11 @@ from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.session import open_session
 from pdserve.bench.load.timeline import Timeline
 from pdserve.bench.pd.request_routes import PairWithoutProxy, RoundRobin
-from tests.pdserve.bench.sse_server import Answer, Asked, Sent, SteppedClock, serving, streamed
+from tests.pdserve.bench.sse_server import Answer, Requests, Sent, SteppedClock, serving, streamed
 
 
-def through_pair(prefill: Answer) -> tuple[Timeline, Asked, Asked]:
-    async def run() -> tuple[Timeline, Asked, Asked]:
+def through_pair(prefill: Answer) -> tuple[Timeline, Requests, Requests]:
+    async def run() -> tuple[Timeline, Requests, Requests]:
         clock = SteppedClock()
         async with (
             serving(lambda path: prefill, clock) as (first, p_asked),

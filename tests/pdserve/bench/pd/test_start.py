@@ -22,15 +22,15 @@ def contestant(*scripts: str) -> ServerContestant:
 
 def test_a_process_that_ends_is_named_with_its_last_line_and_log(tmp_path: Path) -> None:
     sleeps = "import time; time.sleep(600)"
-    said: list[str] = []
+    messages: list[str] = []
 
     with (
         pytest.raises(Unavailable, match=r"one-1 ended with exit status 3: no memory \(log: .*one-1.log\)"),
-        started(contestant(sleeps, "print('no memory'); exit(3)"), tmp_path, 60.0, said.append),
+        started(contestant(sleeps, "print('no memory'); exit(3)"), tmp_path, 60.0, messages.append),
     ):
         pass
 
-    assert said == ["X: starting one-0, one-1"]
+    assert messages == ["X: starting one-0, one-1"]
     assert not [child for child in psutil.Process().children() if sleeps in child.cmdline()]
 
 
