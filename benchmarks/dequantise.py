@@ -90,7 +90,7 @@ def main() -> None:
     for name, (layout, tensors) in cases(options.size).items():
         weights = DequantisingWeights(MemoryWeights(tensors), layout, getattr(torch, options.dtype))
         rate = options.size**2 / best_s(weights, options.repeats) / 1e6
-        print(f"{name:16} {rate:6.0f} million weights a second")
+        print(f"{name:16} {rate:6.0f} million weights per second")
 
 
 if __name__ == "__main__":

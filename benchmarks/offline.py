@@ -4,9 +4,9 @@
     python benchmarks/offline.py MODEL_DIR --requests 16 --rounds 1 --no-peer
 
 Prompts have 32 to 1,024 random tokens and outputs 16 to 128, by --seed; greedy, without end of sequence or prefix
-cache, bfloat16, at most 256 sequences a step and 2 GiB of KV on both sides. Each round runs both, one paused while the
-other is measured, so that a noisy machine disturbs both alike. The seconds are those of one call of LLM.generate.
-Printed, medians over the rounds: tokens a second in and out of each side, and the ratio of ours to theirs
+cache, bfloat16, at most 256 sequences per step and 2 GiB of KV on both sides. Each round runs both, one paused while
+the other is measured, so that a noisy machine disturbs both alike. The seconds are those of one call of LLM.generate.
+Printed, medians over the rounds: tokens per second in and out of each side, and the ratio of ours to theirs
 (goal: 1.5). vLLM's CPU build is found as `pdserve bench engine --peer vllm` does: benchmarks/peers/setup, PEERS_HOME.
 """
 
@@ -169,7 +169,7 @@ def main() -> None:
     flags.add_argument("--dtype", default="bfloat16")
     flags.add_argument("--last-id", type=int, default=LAST_ID, help="token ids are below this")
     flags.add_argument("--engine", default="torch", choices=("torch", "fake"), help="our engine")
-    flags.add_argument("--chunk", type=int, help="our most prompt tokens in one step (default: the engine's)")
+    flags.add_argument("--chunk", type=int, help="our maximum prompt tokens in one step (default: the engine's)")
     flags.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True, help="run vLLM too")
     args = flags.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a paused process is ended

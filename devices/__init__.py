@@ -1,1 +1,1 @@
-"""What differs between devices, and nothing else of the product: one file a kind."""
+"""What differs between devices, and nothing else of the product: one file per kind."""

@@ -3,7 +3,7 @@
     capture    every attention op becomes a task that waits for its own event
     replay     the previous replay is done -> update: each task gets its lengths, its event is recorded -> replay
 
-A replay without an update would wait for ever, and an update during a replay would change the running work.
+A replay without an update would wait forever, and an update during a replay would change the running work.
 """
 
 import weakref

@@ -60,8 +60,8 @@ class Headroom:
         """Return it as text for a log or an error, empty if it is zero."""
         if not self.total_bytes:
             return ""
-        graphs = f", {self.graph_bytes / 2**20:.0f} MiB of it to graphs" if self.graph_bytes else ""
-        return f"{self.total_bytes / 2**20:.0f} MiB left to steps{graphs}"
+        graphs = f", {self.graph_bytes / 2**20:.0f} MiB of it for graphs" if self.graph_bytes else ""
+        return f"{self.total_bytes / 2**20:.0f} MiB left for steps{graphs}"
 
 
 def measure_headroom(

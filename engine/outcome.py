@@ -29,7 +29,7 @@ class StepOutcome:
         """Record and log a failed prompt: InvalidRequest as it is, any other error as an InternalError."""
         ids = {"prompt_id": state.prompt_id, "request_id": state.request_id}
         if isinstance(error, InvalidRequest):
-            _log.info("prompt_impossible", **ids, error=error)
+            _log.info("prompt_rejected", **ids, error=error)
             self.failed.append((state.prompt_id, error))
             return
         _log.error("prompt_failed", error, **ids)

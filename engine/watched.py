@@ -79,7 +79,7 @@ class DeviceWatch:
             why = self._touch.why_not(self._touch_s)
             if why is None:
                 return None
-            self._lost = f"{why} (after {in_a_line(error)}); without it this instance cannot go on"
+            self._lost = f"{why} (after {in_a_line(error)}); without it this instance cannot continue"
             lost = InstanceLost(self._lost)
         _log.error("device_lost", error, reason=why)
         self._on_lost(lost)

@@ -54,7 +54,7 @@ QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "mxf
 class EngineOptions:
     """Flags every process of a cluster accepts."""
 
-    model: str = flag("", "model folder, or its name on the hub, as facebook/opt-125m")
+    model: str = flag("", "model folder, or its name on the hub, such as facebook/opt-125m")
     revision: str | None = flag(None, "branch, tag or commit of a hub model (default: its main branch)")
     download_dir: str | None = flag(None, "folder for models from the hub (default: the hub library's own cache)")
     hub: str | None = flag(
@@ -70,13 +70,13 @@ class EngineOptions:
     device: str = flag(
         "auto", "where the engine runs; auto: an NPU, else a GPU, else the CPU", choices=("auto", "cpu", "cuda", "npu")
     )
-    max_model_len: int | None = flag(None, "longest prompt + output (default: the model's)", parse=int)
-    max_num_seqs: int = flag(256, "most sequences in one step", parse=int)
+    max_model_len: int | None = flag(None, "maximum prompt + output (default: the model's)", parse=int)
+    max_num_seqs: int = flag(256, "maximum sequences in one step", parse=int)
     max_num_batched_tokens: int | None = flag(
-        None, "most tokens in one step (default: the larger of 2048 and --max-model-len)", parse=int
+        None, "maximum tokens in one step (default: the larger of 2048 and --max-model-len)", parse=int
     )
     prefill_chunk_size: int | None = flag(
-        None, "most prompt tokens in one step (default: 512 on CPUs, 2048 on GPUs and NPUs)", parse=int
+        None, "maximum prompt tokens in one step (default: 512 on CPUs, 2048 on GPUs and NPUs)", parse=int
     )
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
     share_devices: bool = flag(False, "let instances of the ranktable share a GPU (never an NPU)")
@@ -87,10 +87,12 @@ class EngineOptions:
         choices=QUANTIZATIONS,
     )
     block_size: int | None = flag(None, "tokens in one KV block (default: 16, 128 on NPUs)", parse=int)
-    kv_cache_memory: int | None = flag(None, "bytes of the KV pool, as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes)
+    kv_cache_memory: int | None = flag(
+        None, "bytes of the KV pool, such as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes
+    )
     gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)
     swap_bytes: int = flag(
-        2**30, "most memory for KV of preempted sequences, as 512MiB (default: 1GiB)", parse=parse_bytes
+        2**30, "maximum memory for KV of preempted sequences, such as 512MiB (default: 1GiB)", parse=parse_bytes
     )
     enable_prefix_caching: bool = flag(True, "reuse the KV of a common prefix while it is cached")
     attention_backend: str = flag(
@@ -100,9 +102,9 @@ class EngineOptions:
     )
     enforce_eager: bool = flag(False, "launch decode steps op by op instead of replaying graphs on GPUs and NPUs")
     kv_transport: tuple[str, ...] = flag((), "transports allowed for KV (default: see docs/hand-off.md)", many=True)
-    kv_links: int = flag(2, "most links to one peer at once, for transports that benefit (tcp)", parse=int)
+    kv_links: int = flag(2, "maximum concurrent links to one peer, for transports that benefit (tcp)", parse=int)
     kv_digests: bool = flag(True, "check every KV frame by digest; off only if off on both ends of a link")
-    kv_port_range: str | None = flag(None, "ports for KV listeners, as 20000-20100 (default: any free one)")
+    kv_port_range: str | None = flag(None, "ports for KV listeners, such as 20000-20100 (default: any free one)")
     engine: str = flag("torch", "torch, or fake: arithmetic instead of a model, for tests", choices=("torch", "fake"))
     tls_cert: str | None = flag(None, "PEM of this process's certificate for mutual TLS on gRPC (default: none)")
     tls_key: str | None = flag(None, "PEM of its key (default: none)")

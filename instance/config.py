@@ -58,7 +58,7 @@ class InstanceConfig:
         """Validate what can be checked without loading anything."""
         if not self.options.model and self.options.engine != "fake":
             raise ConfigError(
-                "--model is missing: give the folder of a model (`pdserve model path` prints the default)"
+                "--model is missing: pass the folder of a model (`pdserve model path` prints the default)"
             )
         check_options(self.options)
 
@@ -77,7 +77,7 @@ class InstanceConfig:
         return max(self.options.max_num_batched_tokens or 2048, max_model_len)
 
     def prefill_chunk_size(self, device: str) -> int:
-        """Return the limit of a step's prompt tokens on `device`, as "npu:0": the flag, else the device's default."""
+        """Return the limit of a step's prompt tokens on `device` ("npu:0"): the flag, else the device's default."""
         return self.options.prefill_chunk_size or traits_of(device).prefill_chunk_size
 
     def block_size(self, device: str) -> int:
@@ -121,7 +121,7 @@ def parse_port_range(text: str | None) -> tuple[int, int] | None:
         return None
     first, _, last = text.partition("-")
     if not (_is_port(first) and _is_port(last) and int(first) <= int(last)):
-        raise ConfigError(f"--kv-port-range {text!r} must be FIRST-LAST with ports in 1..65535, as 20000-20100")
+        raise ConfigError(f"--kv-port-range {text!r} must be FIRST-LAST with ports in 1..65535, such as 20000-20100")
     return int(first), int(last)
 
 

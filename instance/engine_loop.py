@@ -1,4 +1,4 @@
-"""The engine thread: run the posted work between steps, then one step, for ever; each turn marks progress.
+"""The engine thread: run the posted work between steps, then one step, forever; each turn marks progress.
 
 mark ----- layer ----- layer ----- step done ----- idle turn        each sets the mark
      turn        turn        turn            (no turn)              `slowest_turn_s`: the longest recent turn, or

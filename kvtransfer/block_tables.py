@@ -1,6 +1,6 @@
 """A prompt's block table, sent to a rank incrementally: each put carries only the blocks that are new.
 
-rank 0: TablesSent == number of blocks kept, and the new ones behind them ==> TablesReceived: the rank
+rank 0: TablesSent == number of blocks kept, and the new ones after them ==> TablesReceived: the rank
 """
 
 from collections.abc import Iterable, Sequence

@@ -134,7 +134,7 @@ class FarRank:
         """Handle a failed send: the rank accepts no more. A closed socket is reported by the receiving thread."""
         self._end_waits()
         if not isinstance(error, ChannelClosed):
-            self._lost(f"{self.rank} accepts no messages about its hand-offs: {error}")
+            self._lost(f"{self.rank} does not accept messages: {error}")
 
     def _end_waits(self) -> None:
         with self._answered:
@@ -147,10 +147,10 @@ class FarRank:
                 self._take(self._channel.receive(None))
         except ChannelClosed as error:
             if not self._closing:  # without its half no ticket ends
-                self._lost(f"{self.rank} has stopped transferring its KV: {error}")
+                self._lost(f"{self.rank} stopped transferring its KV: {error}")
         except Exception as error:  # noqa: BLE001  the thread's outermost frame: without it no hand-off ends
             _log.error("kv_rank_message_invalid", error, rank=self.rank.number)
-            self._lost(f"a message of {self.rank} about its hand-offs is invalid: {error}")
+            self._lost(f"invalid message from {self.rank}: {error}")
         self._end_waits()
 
     def _take(self, message: Message[RankMessage]) -> None:
@@ -171,7 +171,7 @@ class FarRank:
 
 
 class FarSender:
-    """Implements all_ranks.RankSender. A put carries the number of rank 0's mark behind the layer.
+    """Implements all_ranks.RankSender. A put carries the number of rank 0's mark after the layer.
 
     The rank may not have launched that layer yet: it waits until it has made as many marks of its own.
     """

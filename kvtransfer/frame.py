@@ -264,7 +264,7 @@ def encode(message: TicketMessage | Refuse | Signal) -> bytes:
 
 
 def pack(kind: MessageType, body: bytes) -> bytes:
-    """Return `body` behind its prefix. Asserts the body's limit, which our own code must respect."""
+    """Return `body` preceded by its prefix. Asserts the body's limit, which our own code must respect."""
     assert len(body) <= _MAX_BODY[kind], f"{kind.name} body of {len(body)} bytes"
     return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, len(body)) + body
 
@@ -352,15 +352,17 @@ def pack_text(text: str) -> bytes:
 
 
 def unpack_texts(body: memoryview, count: int) -> list[str]:
-    """Return the `count` texts that make up `body`. Raises WireError."""
+    """Return the `count` strings that make up `body`. Raises WireError."""
     texts, offset = [], 0
     for _ in range(count):
         (length,) = _NUMBER.unpack_from(body, offset)
         offset += _NUMBER.size
         if length > MAX_TEXT_BYTES or offset + length > len(body):
-            raise WireError(f"a text of {length} bytes, {len(body) - offset} present, the limit is {MAX_TEXT_BYTES}")
+            raise WireError(
+                f"a string of {length} bytes, of which {len(body) - offset} are present; the limit is {MAX_TEXT_BYTES}"
+            )
         texts.append(str(body[offset : offset + length], "utf-8"))
         offset += length
     if offset != len(body):
-        raise WireError(f"{len(body) - offset} bytes after the last text")
+        raise WireError(f"{len(body) - offset} bytes after the last string")
     return texts

@@ -56,11 +56,11 @@ class LinkOwner(Protocol):
         ...
 
     def down(self, link: "Link", error: PdserveError | None) -> None:
-        """The link is over and its tickets are about to end; `error` is None if this side closed it regularly."""
+        """The link is over and its tickets are about to end; `error` is None if this side closed it normally."""
         ...
 
     def tick(self) -> None:
-        """Called regularly while the link is alive."""
+        """Called periodically while the link is alive."""
         ...
 
 
@@ -148,13 +148,13 @@ class Link:
         self._queue.put(op)
 
     def drain(self) -> None:
-        """Accept no new ticket, and close regularly when the last one has ended."""
+        """Accept no new ticket, and close normally when the last one has ended."""
         with self._lock:
             self._draining = True
         self.post(CheckLeases())
 
     def end(self) -> None:
-        """Close it regularly: the receiver is notified of each ticket, which may first wait for a dial to finish."""
+        """Close it normally: the receiver is notified of each ticket, which may first wait for a dial to finish."""
         self.post(LinkOver(None))
         if self._phase == "connecting" and self.spare:
             self.cut()

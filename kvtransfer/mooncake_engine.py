@@ -44,7 +44,7 @@ READ_METHODS = {
 
 
 def read_method_of(device: str) -> ReadMethod:
-    """Return how the engine reads memory of `device`, as "npu:0". Raises ConfigError."""
+    """Return how the engine reads memory of `device`, such as "npu:0". Raises ConfigError."""
     return READ_METHODS[traits_of(device).one_sided]
 
 
@@ -104,7 +104,7 @@ class MooncakeEngine:
         try:
             return DeviceStaging(num_bytes, self._device.torch_device, self._device.traits.pool_alignment)
         except RuntimeError as error:  # torch's OutOfMemoryError is a RuntimeError
-            raise OSError(f"no {num_bytes} bytes of staging memory on {self._name}: {error}") from error
+            raise OSError(f"cannot allocate {num_bytes} bytes of staging memory on {self._name}: {error}") from error
 
     def register(self, memory: StagingMemory) -> None:
         """Make `memory` readable by peers. Raises OSError if the engine fails to register it."""

@@ -74,7 +74,7 @@ class OutgoingTickets:
     def handle(self, op: TicketOp, *, behind: bool = False) -> None:
         """Apply one op; an error ends only the op's own ticket. Raises LinkLost.
 
-        With `behind` more puts are queued: tensors share frames as large as possible, as each has a fixed cost. Else
+        With `behind`, more puts are queued: tensors share frames as large as possible, as each has a fixed cost. Else
         frames are smaller, so that D moves one while P digests the next.
         """
         if isinstance(op, Begin):
@@ -84,7 +84,7 @@ class OutgoingTickets:
         entry = self._tickets.get(ticket_id)
         if entry is None:
             if isinstance(op, MessageReceived) and isinstance(op.message, Read):
-                self._send_abort(op.message, HandoffFailed(f"ticket {ticket_id} is over on the sender"))
+                self._send_abort(op.message, HandoffFailed(f"ticket {ticket_id} has ended on the sender"))
             return
         try:
             self._apply(entry, op, behind)

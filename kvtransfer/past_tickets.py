@@ -27,8 +27,8 @@ class PastTickets:
         """Return why there is no such ticket, as the reply to a message about it."""
         reason = self._reasons.get(ticket_id)
         if reason:
-            return f"ticket {ticket_id} is over: {reason}"
-        return f"ticket {ticket_id} of epoch {epoch:x} is unknown or over"
+            return f"ticket {ticket_id} has ended: {reason}"
+        return f"ticket {ticket_id} of epoch {epoch:x} is unknown or has ended"
 
     def _add(self, ticket_id: str, reason: str | None) -> None:
         self._reasons[ticket_id] = reason

@@ -140,7 +140,7 @@ class Peer:
             self._retired = False
 
     def end(self) -> None:
-        """End every link regularly."""
+        """Close every link normally."""
         with self._lock:
             self._closed = True
         for link in self.links():
@@ -206,7 +206,7 @@ class Peer:
             _log.info("kv_link_back", peer=self.key.instance_id, transport=best.transport)
 
     def down(self, link: Link, error: PdserveError | None) -> None:
-        """A link is over: its transport rests, unless it was closed regularly or none works (link.LinkOwner)."""
+        """A link is over: its transport rests, unless it was closed normally or none works (link.LinkOwner)."""
         with self._lock:
             self._idle_since = self._settings.clock()
             trial, self._trial = self._trial, None if link is self._trial else self._trial

@@ -86,7 +86,7 @@ def pack_bytes(ticket_id: str, rest: bytes) -> bytes:
 def unpack_bytes(payload: bytes) -> tuple[str, bytes]:
     """Decode the output of `pack_bytes`. Raises ValueError for other bytes."""
     if len(payload) < _LENGTH.size:
-        raise ValueError(f"{len(payload)} bytes are too short for a message about a ticket")
+        raise ValueError(f"a ticket's message of {len(payload)} bytes is too short")
     end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
     if end > len(payload):
         raise ValueError(f"received {len(payload)} bytes, expected at least {end}")

@@ -47,7 +47,7 @@ class RankOutbox:
     def _run(self) -> None:
         try:
             self._send_queued()
-        except Exception as error:  # noqa: BLE001  the thread's outermost frame: peers would wait for ever
+        except Exception as error:  # noqa: BLE001  the thread's outermost frame: peers would wait forever
             self._over = True
             self._failed(error)
 

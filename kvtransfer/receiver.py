@@ -114,7 +114,7 @@ class KvReceiver:
         self._quorum.abort(ticket_id, reason)
 
     def sweep(self, now: float | None = None) -> None:
-        """End the tickets whose lease has expired; a thread does this regularly."""
+        """End the tickets whose lease has expired; a thread does this periodically."""
         self._table.sweep(self._clock() if now is None else now)
 
     def close(self) -> None:

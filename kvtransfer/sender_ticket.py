@@ -136,7 +136,7 @@ class SenderTicket:
     def receiver_renewed(self, now: float) -> None:
         """Record that at `now` the receiver reported progress without being done, so that the ack may still come.
 
-        This counts once everything was sent, for MOST_WAIT_LEASES: blocks must not be held for ever.
+        This counts once everything was sent, for MOST_WAIT_LEASES: blocks must not be held forever.
         """
         if self.state is not SenderState.SENT:
             return

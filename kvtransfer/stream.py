@@ -68,7 +68,7 @@ class Stream:
     ) -> tuple[MessageType, bytearray]:  # fmt: skip
         """Return the next message's type and body; of one not `wanted` no body is read. Raises LinkLost, WireError.
 
-        An idle link may wait for ever for the first byte unless `first_byte_s` is set; the rest must make progress, and
+        An idle link may wait forever for the first byte unless `first_byte_s` is set; the rest must make progress, and
         be complete `whole_s` after the call.
         """
         if self._end - self._at >= PREFIX.size:

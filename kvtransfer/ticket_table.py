@@ -302,7 +302,7 @@ class TicketTable:
         self._quorum.share_ready(self._rank.number, ticket.ticket_id, ticket.description, ticket.kv_bytes)
 
     def _send_progress(self, ticket: ReceiverTicket, now: float) -> None:
-        """Renew the leases of senders that are done while others are not, so that they do not take D for dead."""
+        """Renew the leases of senders that are done while others are not, so that they do not assume that D is dead."""
         if not ticket.is_renewal_time(now):
             return
         progress = self._quorum.progress(ticket.ticket_id)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _refuse(tool, str(error))
     except ModuleNotFoundError as error:
         missing = f"--config needs the Python package {error.name}, which is not installed"
-        return _refuse(tool, f"{missing}: run scripts/install, or give the flags")
+        return _refuse(tool, f"{missing}: run scripts/install, or pass the flags")
     return tool.main(plain)
 
 

@@ -42,7 +42,7 @@ def _nothing(folder: RunFolder) -> str:
         return "no cluster is running here"
     return (
         f"nothing was stopped: no cluster of `pdserve up` runs in {folder.path}; the one at {DEFAULT_URL} was started "
-        "otherwise: stop its processes yourself, or give its folder by --run-dir"
+        "otherwise: stop its processes yourself, or pass its folder with --run-dir"
     )
 
 

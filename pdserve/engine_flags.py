@@ -57,4 +57,4 @@ def refuse_empty(namespace: argparse.Namespace, positional: Mapping[str, str] | 
             if isinstance(text, str) and not text.strip():
                 flag = (positional or {}).get(name) or f"--{name.replace('_', '-')}"
                 why = "as from an unset variable"
-                raise ConfigError(f"{flag} {text!r} is empty, {why}: give a value, or leave it out")
+                raise ConfigError(f"{flag} {text!r} is empty, {why}: set a value or omit it")

@@ -35,7 +35,7 @@ def _run(argv: Sequence[str] | None) -> int:
         plain = with_file(typed)
     except ModuleNotFoundError as error:
         name = f"--config needs the Python package {error.name}, which is not installed"
-        return guide.refuse(f"{name}: install pdserve (scripts/install), or give the flags")
+        return guide.refuse(f"{name}: install pdserve (scripts/install), or pass the flags")
     except ConfigError as error:
         return guide.refuse(str(error))
     return guide.main(plain)

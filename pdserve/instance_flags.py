@@ -81,21 +81,21 @@ def check_tensor_parallel(size: int | None, devices: Sequence[str]) -> None:
     if size is not None and size != len(devices):
         raise ConfigError(
             f"--tensor-parallel-size {size} differs from the {len(devices)} devices of the local ranktable "
-            f"({','.join(devices)}): give {len(devices)} or leave it out"
+            f"({','.join(devices)}): use {len(devices)} or omit it"
         )
 
 
 def _port(options: EngineOptions, plan: LaunchPlan) -> int:
     port = options.port or plan.own.server_port
     if not port:
-        raise ConfigError("--port is missing: give this instance's port, as in NODE_PORTS")
+        raise ConfigError("--port is missing: set it to this instance's port in NODE_PORTS")
     if not 0 < port < 65536:
         raise ConfigError(f"--port {port} is not in 1..65535")
     named = plan.own.server_port
     if named not in (None, port) and not plan.has_node_ports:
         raise ConfigError(
             f"--port {port} is not the server_port of {plan.name} in {plan.global_path}, {named}, to which the "
-            f"scheduler connects: give --port {named} or leave it out (if NODE_PORTS is set for the scheduler, it "
+            f"scheduler connects: use --port {named} or omit it (if NODE_PORTS is set for the scheduler, it "
             "overrides the table: set it here too)"
         )
     return port

@@ -15,8 +15,8 @@ from wire.errors import ConfigError, PdserveError, Unavailable
 _SILENCE_S = 600.0
 _PROMPT = "> "
 EPILOG = """\
-Texts are read from the terminal, or line by line from a pipe; Ctrl-D ends it. Ctrl-C stops an answer, or else
-the command. A key is read from $PDSERVE_API_KEY or $VLLM_API_KEY unless --api-key is given.
+Texts are read from the terminal until Ctrl-D, or line by line from a pipe. Ctrl-C stops the answer in progress, or
+else the command. A key is read from $PDSERVE_API_KEY or $VLLM_API_KEY unless --api-key is given.
 """
 
 
@@ -30,7 +30,7 @@ def prompt_parser(name: str, description: str, *, own_limit: str) -> CommandPars
     parser.add_argument("--url", "--base-url", help=f"the OpenAI server (default: {default})")
     parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
     parser.add_argument("--api-key", metavar="KEY", help="key to send to it")
-    most = f"most tokens of an answer (default: the server's; pdserve's is {own_limit})"
+    most = f"maximum tokens of an answer (default: the server's; pdserve's is {own_limit})"
     parser.add_argument("--max-tokens", type=int, metavar="N", help=most)
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="0: always the likeliest token (default: the server's)"
@@ -91,11 +91,11 @@ class PromptCommand:
         except Unavailable as error:
             raise _advised(error) from error.__cause__
         if reply.status == 401:
-            raise ConfigError(f"{url} refuses the API key: --api-key, or PDSERVE_API_KEY")
+            raise ConfigError(f"{url} refuses the API key: set --api-key or PDSERVE_API_KEY")
         try:
             return str(reply.json()["data"][0]["id"])
         except (TypeError, KeyError, IndexError):
-            failure = f"{url} names no model (GET /v1/models: {reply.status})"
+            failure = f"{url} lists no model (GET /v1/models: {reply.status})"
             raise Unavailable(f"{failure}: is this the URL of an OpenAI server?") from None
 
     def _texts(self) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> i
 
 def _require_ports(options: EngineOptions) -> None:
     if options.http_port == options.port:
-        raise ConfigError(f"--http-port {options.http_port} equals --port {options.port}: give two different ports")
+        raise ConfigError(f"--http-port {options.http_port} equals --port {options.port}: use two different ports")
     require_free(options.host, options.port)
     if options.http_port is not None:
         require_free(options.host, options.http_port, "--http-port")

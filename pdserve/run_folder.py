@@ -144,7 +144,7 @@ class RunFolder:
 
     def _cannot_be_used(self, error: OSError) -> ConfigError:
         problem = f"the run folder {self.path} cannot be used: {error.strerror}"
-        return ConfigError(f"{problem}: give another one by --run-dir or PDSERVE_RUN_DIR")
+        return ConfigError(f"{problem}: choose another one with --run-dir or PDSERVE_RUN_DIR")
 
     def read(self) -> ClusterState | None:
         """Return the cluster's state, or None when there is none. Raises ConfigError for an unreadable one."""

@@ -26,7 +26,9 @@ class TargetCluster:
     @property
     def nothing_there(self) -> str:
         """The error message if there is no response."""
-        return f"nothing answers at {self.base_url}: {START_HINT}, or give another scheduler by --url http://HOST:PORT"
+        return (
+            f"nothing answers at {self.base_url}: {START_HINT}, or pass another scheduler with --url http://HOST:PORT"
+        )
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,7 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 def find(url: str | None, run_dir: str | None) -> TargetCluster:
     """Return the selected cluster. Raises ConfigError, and Unavailable if no cluster runs in the given folder."""
     if url is not None and run_dir is not None:
-        raise ConfigError(f"--url {url} and --run-dir {run_dir} both select a cluster: give only one")
+        raise ConfigError(f"--url {url} and --run-dir {run_dir} both select a cluster: use only one")
     if url is not None:
         return TargetCluster(base_url(url), None)
     state = RunFolder(Path(run_dir or default_run_dir(os.environ)).absolute()).read()

@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
         raise ConfigError(f"{given}: restarts are 0 or more, the window more than 0 s")
     if options.address is not None:
         if not options.ray:
-            raise ConfigError(f"--address {options.address} is the address of a Ray cluster: give --ray too")
+            raise ConfigError(f"--address {options.address} is the address of a Ray cluster: set --ray too")
         parse_address(options.address)
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     if not 0 < namespace.port < 65536:
@@ -118,10 +118,10 @@ def _check_counts(options: UpOptions) -> None:
     if options.prefill < 1 or options.decode < 1:
         raise ConfigError(f"{typed}: at least one of each")
     if options.address is not None and total > _MOST_WITH_RAY:
-        raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MOST_WITH_RAY}: give fewer")
+        raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MOST_WITH_RAY}: use fewer")
     if options.address is None and total > _MOST_HERE:
         several = "--address of a Ray cluster of several" if options.ray else "--ray --address HOST:PORT for several"
-        given = f"{total} instances, and one machine takes at most {_MOST_HERE}: give fewer, or {several}"
+        given = f"{total} instances, and one machine takes at most {_MOST_HERE}: use fewer, or {several}"
         raise ConfigError(f"{typed}: {given}")
 
 

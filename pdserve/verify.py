@@ -131,7 +131,7 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
     options = from_namespace(VerifyOptions, parser.parse_args(argv))
     if options.prompts < 1 or options.max_tokens < 2:
         raise ConfigError(
-            f"--prompts {options.prompts} --max-tokens {options.max_tokens}: give at least one prompt and two tokens: "
+            f"--prompts {options.prompts} --max-tokens {options.max_tokens}: use at least one prompt and two tokens: "
             "the first token is prefill's alone"
         )
     return options

@@ -24,7 +24,7 @@ K = TypeVar("K", bound=IntEnum)
 
 
 class ChannelClosed(ConnectionError):
-    """The other end is gone."""
+    """The other process has closed its end, or exited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Channel(Generic[K]):
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise ChannelClosed(f"the other end is gone: {error}") from error
+            raise ChannelClosed(f"the other process closed the connection: {error}") from error
 
     def _receive_some(self, length: int, fds: list[int]) -> bytes | None:
         """Return the available bytes, None if there are none yet; append descriptors received with them to `fds`."""
@@ -113,12 +113,12 @@ class Channel(Generic[K]):
         except BlockingIOError:
             return None
         except OSError as error:
-            raise ChannelClosed(f"the other end is gone: {error}") from error
+            raise ChannelClosed(f"the other process closed the connection: {error}") from error
         for level, kind, came in passed:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.extend(array("i", came[: len(came) - len(came) % _FD.itemsize]))
         if not piece:
-            raise ChannelClosed("the other end is gone")
+            raise ChannelClosed("the other process closed the connection")
         return piece
 
     def _is_ready(self, event: int, deadline: float | None) -> bool:

@@ -36,7 +36,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument("--instance", metavar="NAME", help="only this instance: prefill-0, decode-1, instance-0")
     parser.add_argument("--role", choices=("prefill", "decode"), help="the role of the table's only instance")
     parser.add_argument("--api-server", metavar="IP", help="the scheduler's address, if the table has none")
-    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU")
     parser.add_argument("--save-dir", metavar="DIR", help="write the global and all local tables here, not to stdout")
     parser.set_defaults(command=_convert)
 
@@ -89,7 +89,7 @@ def _global_file(whole: Converted) -> str:
         hosts = {server.server_ip for instance in whole.table.instances for server in instance.servers}
         if len(hosts) > 1:
             raise RanktableError(
-                f"the table has {len(hosts)} hosts and no scheduler; give the scheduler's host with --api-server IP"
+                f"the table has {len(hosts)} hosts and no scheduler; pass the scheduler's host with --api-server IP"
             )
         return global_name(hosts.pop())
     return global_name(whole.table.schedulers[0].server_ip)

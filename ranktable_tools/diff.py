@@ -118,7 +118,7 @@ def _device_changes(old: TableDevice, new: TableDevice) -> Iterator[str]:
 
 
 def _order(pairs: Sequence[tuple[_Entry, _Entry]]) -> Iterator[str]:
-    """Report another order of the same instances: NODE_PORTS is in table order."""
+    """Report a changed order of the instances: NODE_PORTS follows the table's order."""
     kept = [after.order for before, after in pairs if before.instance.role == after.instance.role]
     if kept != sorted(kept):
         yield "The order of the instances changes, so the order of NODE_PORTS has to change too."

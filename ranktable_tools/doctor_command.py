@@ -41,7 +41,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     for name in _TLS:
         parser.add_argument(f"--{name}", metavar="FILE", help="same as for the instances, if gRPC uses TLS")
     parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda if one is in /dev, else cpu")
-    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU")
     parser.add_argument("--mib", type=int, default=16, help=f"MiB sent over each link, 0 to {_MAX_MIB} (default: 16)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for all checks (default: 60)")
     parser.add_argument("--format", choices=("text", "json"), default="text")

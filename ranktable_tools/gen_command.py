@@ -26,7 +26,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     add_ip(parser)
     parser.add_argument("--ports", metavar="P,P", help="write each instance's port into the table, prefill first")
     add_device_flags(parser)
-    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU (never an NPU)")
+    parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU (never an NPU)")
     parser.set_defaults(command=_gen)
 
 

@@ -110,7 +110,7 @@ def parse_ports(value: str, num_instances: int) -> tuple[int, ...]:
 def check_request(request: GenRequest) -> None:
     """Reject an invalid request before a device is queried or a file is written."""
     if not request.device_ids and not request.with_scheduler:
-        raise RanktableError("nothing to generate: give --prefill-server-list, --decode-server-list or --api-server")
+        raise RanktableError("nothing to generate: set --prefill-server-list, --decode-server-list or --api-server")
     problem = host_problem(request.ip) or scope_problem(request.ip)
     if problem is not None:
         raise RanktableError(f"--ip is {request.ip!r}; {problem}")
@@ -170,7 +170,7 @@ def _check_names(request: GenRequest) -> None:
             continue
         remedy = "group the devices differently, or generate each with its own --save-dir and merge"
         if ids == its_ids:
-            remedy = "instances with the same devices are distinguished by their ports: give --ports"
+            remedy = "instances with the same devices are distinguished by their ports: set --ports"
         raise RanktableError(
             f"{name} would be the file of both {owner} ({','.join(its_ids)}) and {label}; nothing was written: {remedy}"
         )

@@ -88,7 +88,7 @@ def _missing(
         if instance.index not in path_by_entry and any(hosts.same(instance.server.server_ip, host) for host in given):
             message = f"{instance.json_path} has no local table among these files: {_named(instance)}"
             yield Finding(
-                global_path, "note", "no-local", instance.json_path, None, message, "give all tables of a host, or none"
+                global_path, "note", "no-local", instance.json_path, None, message, "pass all tables of a host, or none"
             )
 
 

@@ -20,7 +20,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text, a line per mistake")
     parser.add_argument("--strict", action="store_true", help="notes, e.g. unequal tensor-parallel sizes, are errors")
     parser.add_argument("--part", action="store_true", help="accept a table of one host before the merge")
-    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU")
     parser.add_argument("--node-ports", metavar="P,P", help="the scheduler's NODE_PORTS, checked against the table")
     parser.set_defaults(command=_lint)
 

@@ -21,11 +21,11 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument(
         "--global-ranktable-list", nargs="+", required=True, metavar="FILE", help="the tables, in order"
     )
-    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU")
     add_owner(parser)
     add_save_dir(parser)
     parser.set_defaults(command=_merge)
-    local = add_command(commands, "merge-local", "Join local tables to one instance over several servers.")
+    local = add_command(commands, "merge-local", "Join local tables into one instance over several servers.")
     local.add_argument("--local-ranktable-list", nargs="+", required=True, metavar="FILE", help="the tables, in order")
     add_save_dir(local)
     local.set_defaults(command=_merge_local)

@@ -33,7 +33,7 @@ def merge_files(paths: Sequence[str], save_dir: str, say: Say, *, share_devices:
 
 
 def merge_local_files(paths: Sequence[str], save_dir: str, say: Say) -> Table:
-    """Join the local tables in `paths` to one instance over several servers, saved in `save_dir`; return its table."""
+    """Join the local tables in `paths` into one instance over several servers, in `save_dir`; return its table."""
     check_enough(paths, "local")
     check_inputs("--local-ranktable-list", paths, [Path(save_dir, MERGED_LOCAL)])
     shared = RuleOptions(share_devices=True)

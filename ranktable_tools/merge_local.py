@@ -1,4 +1,4 @@
-"""Join local tables to one instance over several servers, for tools that support such instances. Pure."""
+"""Join local tables into one instance over several servers, for tools that support such instances. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ def instance_of(path: str, table: Table) -> TableInstance:
 def merge_local(parts: Sequence[NamedInstance]) -> Table:
     """Return one instance with all servers in argument order, and ranks numbered across all of them.
 
-    The devices of one host are joined to one server entry: HCCL requires unique servers. Raises RanktableError naming
+    The devices of one host are joined into one server entry: HCCL requires unique servers. Raises RanktableError naming
     the conflicting files.
     """
     servers: list[LocatedServer] = []

@@ -34,7 +34,7 @@ def make_directory(save_dir: str) -> None:
     try:
         os.makedirs(save_dir, exist_ok=True)
     except OSError as error:
-        raise RanktableError(f"--save-dir {save_dir}: cannot be made: {error.strerror}") from error
+        raise RanktableError(f"--save-dir {save_dir}: cannot be created: {error.strerror}") from error
 
 
 def save(folder: str, texts: Sequence[tuple[str, str]]) -> list[str]:

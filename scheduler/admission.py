@@ -1,6 +1,6 @@
 """The cluster's queue: prompts wait here, in the order of queue/fair_queue.py, until placement has room for them.
 
-Limited in prompts and in tokens. If there is no room for the first, a few others may overtake it, but only so often:
+Limited in prompts and in tokens. If there is no room for the first, others may overtake it a limited number of times:
 then all wait for it, so that a large prompt does not starve.
 """
 

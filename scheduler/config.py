@@ -18,7 +18,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
     try:
         ports = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"NODE_PORTS {text!r} is not a comma-separated list of ports, as 8088,8089") from None
+        raise ConfigError(f"NODE_PORTS {text!r} is not a comma-separated list of ports, such as 8088,8089") from None
     for port in ports:
         if not 1 <= port <= 65535:
             raise ConfigError(f"NODE_PORTS has {port}: a port is 1..65535")
@@ -32,9 +32,9 @@ def parse_texts(text: str) -> tuple[str, ...]:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{text[:80]!r} is not a JSON list of texts: {error}") from None
+        raise ConfigError(f"{text[:80]!r} is not a JSON list of strings: {error}") from None
     if not all(isinstance(one, str) for one in given):
-        raise ConfigError(f"{text[:80]!r} is not a JSON list of texts")
+        raise ConfigError(f"{text[:80]!r} is not a JSON list of strings")
     return tuple(given)
 
 
@@ -46,7 +46,7 @@ class SchedulerOptions:
         "", "file of the global ranktable (env GLOBAL_RANK_TABLE_FILE_PATH)", env="GLOBAL_RANK_TABLE_FILE_PATH"
     )
     node_ports: tuple[int, ...] = flag(
-        (), "ports of the instances in the table's order, as 8088,8089 (env NODE_PORTS)",
+        (), "ports of the instances in the table's order, such as 8088,8089 (env NODE_PORTS)",
         parse=parse_ports, env="NODE_PORTS",
     )  # fmt: skip
     use_openai: str = flag(
@@ -77,21 +77,23 @@ class SchedulerOptions:
     allowed_methods: tuple[str, ...] = flag(("*",), "methods that pages may use, as a JSON list", parse=parse_texts)
     allowed_headers: tuple[str, ...] = flag(("*",), "headers that pages may send, as a JSON list", parse=parse_texts)
     allow_credentials: bool = flag(False, "pages may send cookies and credentials; needs named origins")
-    root_path: str = flag("", "path prefix kept by a reverse proxy, as /llm (default: none)")
+    root_path: str = flag("", "path prefix kept by a reverse proxy, such as /llm (default: none)")
     sse_keep_alive_interval: float | None = flag(
         None, "seconds without an event after which a stream gets a comment (default: never)", parse=float
     )
     otlp_traces_endpoint: str | None = flag(
-        None, "URL of the collector for request traces, as http://localhost:4317 (default: none)"
+        None, "URL of the collector for request traces, such as http://localhost:4317 (default: none)"
     )
     startup_timeout: float = flag(600.0, "seconds to wait for the instances at start", parse=float)
     first_token_timeout: float = flag(120.0, "seconds a request may wait for its first token", parse=float)
     stall_timeout: float = flag(10.0, "seconds a request may make no progress", parse=float)
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
-    max_queued_requests: int = flag(1000, "most requests waiting; more get 429", parse=int)
-    max_queued_tokens: int = flag(4_000_000, "most prompt tokens waiting; more get 429", parse=int)
-    retry_share: float = flag(0.2, "most retries at once while others wait, as a share of active requests", parse=float)
+    max_queued_requests: int = flag(1000, "maximum waiting requests; further ones get 429", parse=int)
+    max_queued_tokens: int = flag(4_000_000, "maximum waiting prompt tokens; further prompts get 429", parse=int)
+    retry_share: float = flag(
+        0.2, "maximum concurrent retries while others wait, as a share of active requests", parse=float
+    )
     min_retries: int = flag(3, "retries per minute always allowed, whatever the share", parse=int)
     max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=parse_bytes)
     max_answer_bytes: int = flag(
@@ -104,15 +106,15 @@ class SchedulerOptions:
     )
     override_generation_config: str | None = flag(None, "JSON whose values override --generation-config's")
     response_role: str = flag("assistant", "role of the answers in chats")
-    max_logprobs: int = flag(20, "most log probabilities at each position; -1: the whole vocabulary", parse=int)
-    return_tokens_as_token_ids: bool = flag(False, "show tokens in log probabilities by id, as token_id:42")
+    max_logprobs: int = flag(20, "maximum log probabilities per position; -1: the whole vocabulary", parse=int)
+    return_tokens_as_token_ids: bool = flag(False, "show tokens in log probabilities by id, such as token_id:42")
     enable_prompt_tokens_details: bool = flag(False, "report in usage how many prompt tokens were cached")
     enable_force_include_usage: bool = flag(False, "end every stream with the token counts, even if not requested")
-    max_n: int = flag(16, "most choices of one prompt", parse=int)
-    max_prompts: int = flag(64, "most prompts of one request", parse=int)
-    max_stop_strings: int = flag(4, "most stop strings of one request", parse=int)
+    max_n: int = flag(16, "maximum choices per prompt", parse=int)
+    max_prompts: int = flag(64, "maximum prompts per request", parse=int)
+    max_stop_strings: int = flag(4, "maximum stop strings per request", parse=int)
     max_stop_chars: int = flag(256, "longest stop string", parse=int)
-    max_inputs: int = flag(2048, "most texts of one request for vectors or scores", parse=int)
+    max_inputs: int = flag(2048, "maximum texts per request for vectors or scores", parse=int)
     enable_docs: bool = flag(False, "serve /docs, the API as a page")
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
 
@@ -160,7 +162,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Sche
 
 def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
     if not engine.model:
-        raise ConfigError("--model is missing: give the model folder")
+        raise ConfigError("--model is missing: pass the model folder")
     if not 0 <= engine.port <= 65535:
         raise ConfigError(f"--port {engine.port} is not a port: 0..65535, 0 for any free one")
     if engine.max_model_len is not None and engine.max_model_len < 2:

@@ -37,7 +37,7 @@ class Grant(AbstractContextManager["Grant"]):
         self.decode.in_flight.book_blocks(self._prompt_id, blocks, facts.num_sequences)
 
     def finished(self, chains: Iterable[Chain]) -> None:
-        """Note the prompt's success; `chains` include its outputs."""
+        """Record the prompt's success; `chains` include its outputs."""
         self.decode.in_flight.finished(self._prompt_id, chains)
 
     def release(self) -> None:

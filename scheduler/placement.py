@@ -15,7 +15,7 @@ Pair = tuple[InstanceLoad, InstanceLoad]
 _GOES_ON = 2
 """The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
 _WORTH_SEQUENCES = 4
-"""For decode, having the whole prompt cached outweighs so many sequences."""
+"""For decode, having the whole prompt cached outweighs this many sequences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Readiness:
         self._last_use: dict[Pair, tuple[_Epochs, float]] = {}
 
     def note_use(self, plan: Plan) -> None:
-        """Note that a token arrived over this plan's pair."""
+        """Record that a token arrived over this plan's pair."""
         self._last_use[plan.pair] = _epochs_of(plan, self._epochs()), asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 

@@ -175,7 +175,7 @@ class Registry:
         return self.kv_pairs.gaps({instance.index for instance in self.living()})
 
     def confirm_ready(self) -> None:
-        """Note that a request succeeded: from now on an incompatible instance is refused and the rest keeps serving."""
+        """Record that a request succeeded: from now on incompatible instances are refused while the rest serve."""
         self._was_ready = True
 
     def on_change(self, listener: Callable[[], None]) -> None:

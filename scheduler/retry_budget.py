@@ -65,7 +65,7 @@ class RetryBudget:
             raise
 
     def placed(self, retry: "Retry") -> None:
-        """Note that `retry` has its grant: there may be room for the next."""
+        """Record that `retry` has its grant: there may be room for the next."""
         if self._past_limit is retry:
             self._past_limit = None
         self._pump()
@@ -104,7 +104,7 @@ class Retry(AbstractContextManager["Retry"]):
         await self._budget.take(self)
 
     def placed(self) -> None:
-        """Note that the retry has its grant."""
+        """Record that the retry has its grant."""
         self._budget.placed(self)
 
     def done(self) -> None:

@@ -31,7 +31,7 @@ def families(
 ) -> Iterator[Metric]:  # fmt: skip
     """Yield the family of each row that the namespace has, with a sample for each (values of `labels`, source).
 
-    `model_tokens` are the bucket boundaries of rows without own ones.
+    `model_tokens` are the bucket boundaries of rows without their own.
     """
     for row in rows:
         shown = getattr(row, namespace.name.lower())

@@ -7,7 +7,7 @@
        | -- Prefill(ticket) --------------------> P | <- Step(tokens: the first of each sequence)
        |                     P ==KV frames, commit==> D
        | <----------- HandedOff (P: acked by D) -- P
-       | <----------- Step(tokens of all prompts) - D   one message a step
+       | <----------- Step(tokens of all prompts) - D   one message per step
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)

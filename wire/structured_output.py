@@ -49,9 +49,9 @@ def json_output(
 
 
 def choice_output(texts: Iterable[str], *, backend: str = "auto") -> StructuredOutput:
-    """Return the options for one of `texts`. Raises InvalidGrammar for anything but a list of texts."""
+    """Return the options for one of `texts`. Raises InvalidGrammar for anything but a list of strings."""
     if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
-        raise InvalidGrammar(f"choice is {_name(texts)}, must be a list of texts")
+        raise InvalidGrammar(f"choice is {_name(texts)}, must be a list of strings")
     return StructuredOutput("choice", _as_json("choice", list(texts)), backend=backend)
 
 

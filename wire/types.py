@@ -43,7 +43,7 @@ class RepetitionDetection:
 class StructuredOutput:
     """The constraint on the output's text. Text only, so that every instance can compile it.
 
-    `kind` is json (value: a JSON schema), json_object (value: ""), regex, choice (value: a JSON list of texts),
+    `kind` is json (value: a JSON schema), json_object (value: ""), regex, choice (value: a JSON list of strings),
     grammar (value: EBNF or Lark) or structural_tag (value: its JSON). `backend` names the compiler, `auto` the first
     that can. `whitespace_pattern` is a regex for whitespace between JSON tokens, None the backend's own.
     """

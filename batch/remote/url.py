@@ -121,5 +121,5 @@ def _host_defect(host: str) -> str | None:
         elif _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
             IPv4Address(host)
     except ValueError:
-        return "an IP address must be in its full form, as 192.0.2.1 or [2001:db8::1]"
+        return "an IP address must be in its full form, such as 192.0.2.1 or [2001:db8::1]"
     return None if host.strip(".") and ".." not in host else "the host cannot be read"

@@ -37,7 +37,7 @@ def measure_tensor_parallel(shape: Shape, device: Device, *, tiny: bool) -> Iter
 
 
 def _serve(folder: Path, shape: Shape, device: Device, ranks: int, *, tiny: bool) -> float:
-    """Return the seconds that all streams take on a server of so many ranks."""
+    """Return the seconds that all streams take on a server of `ranks` ranks."""
     (port,) = hop.free_ports(1)
     command = [
         sys.executable, "-P", "-m", "pdserve", "serve", str(folder), "--port", str(port), "--device",

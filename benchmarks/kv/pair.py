@@ -78,7 +78,7 @@ class Ours:
             raise RuntimeError(f"{self.name}: {tokens} tokens arrived as {here}, {sent} was sent")
 
     def stream(self, tokens: int, chunk: int, window: int, seconds: float) -> float:
-        """Let all P make hand-offs at once for so many seconds; return their bytes per second in total."""
+        """Let all P make hand-offs at once for `seconds`; return their bytes per second in total."""
         order = {"op": "stream", "tokens": tokens, "chunk": chunk, "window": window, "seconds": seconds}
         with ThreadPoolExecutor(len(self.prefills)) as pool:
             answers = list(pool.map(lambda prefill: prefill.ask(**order), self.prefills))

@@ -100,7 +100,7 @@ class Iperf:
         )  # fmt: skip
 
     def move(self, num_bytes: int, *, verify: bool = False) -> float:
-        """Return the seconds that so many bytes take at the receiver's bandwidth."""
+        """Return the seconds that `num_bytes` take at the receiver's bandwidth."""
         command = [
             self._program,
             "-c",

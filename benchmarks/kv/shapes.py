@@ -28,11 +28,11 @@ class Shape:
         return len({tensor.layer for tensor in self.tensors})
 
     def layout(self, num_blocks: int) -> PoolLayout:
-        """Return the layout of a pool of so many blocks of 16 tokens."""
+        """Return the layout of a pool of `num_blocks` blocks of 16 tokens."""
         return PoolLayout(self.tensors, num_blocks=num_blocks, block_size=BLOCK_SIZE)
 
     def tokens_of(self, num_bytes: int) -> int:
-        """Return how many tokens make up at least so many bytes."""
+        """Return how many tokens make up at least `num_bytes`."""
         return -(-num_bytes // self.token_bytes)
 
 

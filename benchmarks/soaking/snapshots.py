@@ -71,7 +71,7 @@ def not_idle(client: Client) -> dict[str, float]:
 
 
 def all_living(client: Client, num_instances: int) -> bool:
-    """Return whether the scheduler reports so many instances as living."""
+    """Return whether the scheduler reports this many instances as living."""
     infos = [sample for sample in client.metrics() if sample.name == "pdserve_instance_info" and sample.value]
     return sum(info.labels["state"] == "living" for info in infos) == num_instances
 

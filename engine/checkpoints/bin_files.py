@@ -53,8 +53,8 @@ def check_archive(file: Path) -> None:
             members = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(
-            f"{file} is not an archive of torch.save since 1.6 ({error}): other pickles are refused; save it "
-            "again with a current torch, as safetensors"
+            f"{file} was not written by torch.save of torch 1.6 or later ({error}): other pickles are refused; "
+            "save it again as safetensors"
         ) from error
     packed = next((one.filename for one in members if one.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:

@@ -1,4 +1,4 @@
-"""The backend: llguidance, which has its own limits for a step."""
+"""The grammar backend on llguidance, which enforces limits of its own in each step."""
 
 import json
 import re
@@ -37,7 +37,7 @@ class LlguidanceBackend:
     def compile(self, source: GrammarSource) -> str:
         """Return the kind and llguidance's text for `source`, tested by a random walk. Raises InvalidGrammar."""
         if source.kind is not GrammarKind.GRAMMAR:
-            return self._tried(source.kind, self._text(source))
+            return self._checked(source.kind, self._text(source))
         lark, ebnf = self._try_lark, self._try_ebnf
         first, second = (ebnf, lark) if looks_like_ebnf(source.text) else (lark, ebnf)
         try:
@@ -49,7 +49,7 @@ class LlguidanceBackend:
                 raise InvalidGrammar(f"the grammar is neither: {error}; {other}") from other
 
     def build(self, form: str) -> "LlguidanceGrammar":
-        """Build from the form of `compile`. Raises InvalidGrammar."""
+        """Build a grammar from what `compile` returned. Raises InvalidGrammar."""
         kind, _, text = form.partition(" ")
 
         def make() -> LLMatcher:
@@ -75,17 +75,17 @@ class LlguidanceBackend:
     def _try_lark(self, text: str) -> str:
         check_repetitions(text, self._limits)
         try:
-            return self._tried(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(text))
+            return self._checked(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(text))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as Lark: {error}") from error
 
     def _try_ebnf(self, text: str) -> str:
         try:
-            return self._tried(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
+            return self._checked(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as EBNF: {error}") from error
 
-    def _tried(self, kind: GrammarKind, text: str) -> str:
+    def _checked(self, kind: GrammarKind, text: str) -> str:
         form = f"{kind} {text}"
         walk(self.build(form).start(), self._limits, kind)
         return form
@@ -113,13 +113,13 @@ def _parser_limits(steps: StepLimits, kind: str) -> llguidance.LLParserLimits:
 def _load(tokenizer: TokenizerFile) -> LLTokenizer:
     text = tokenizer.read()
     try:
-        return _made(text, list(tokenizer.eos_token_ids))
+        return _create_tokenizer(text, list(tokenizer.eos_token_ids))
     except ValueError as error:
         raise InvalidGrammar(f"structured output is not possible with this model's tokenizer: {error}") from error
 
 
-def _made(text: str, eos: list[int]) -> LLTokenizer:
-    """Make it only once if possible: that takes the GIL for 0.25 s, and longer for a large vocabulary."""
+def _create_tokenizer(text: str, eos: list[int]) -> LLTokenizer:
+    """Create it only once if possible: that holds the GIL for 0.25 s, longer for a large vocabulary."""
     if not eos:
         return LLTokenizer(text)
     try:

@@ -98,7 +98,8 @@ class SequenceMatcher:
     def _at_limit(self, error: InvalidGrammar) -> InvalidGrammar:
         change = "make it unambiguous" if self._kind is GrammarKind.GRAMMAR else "simplify it"
         return InvalidGrammar(
-            f"the grammar cannot go on after {self._length} output tokens: {error}; {change}, or request fewer tokens"
+            f"the grammar cannot continue after {self._length} output tokens: {error}; {change}, or request fewer "
+            "tokens"
         )
 
 

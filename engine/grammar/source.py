@@ -26,7 +26,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A checked option: `text` is a JSON schema, a regex, a JSON list of texts, EBNF or Lark, or a structural tag.
+    """A checked option: `text` is a JSON schema, a regex, a JSON list of strings, EBNF or Lark, or a structural tag.
 
     `whitespace` is the regex allowed between JSON's tokens, None for the backend's default.
     """
@@ -112,7 +112,7 @@ def _check_references(value: object) -> None:
 
 def _check_choices(value: object, limits: GrammarLimits) -> None:
     if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
-        raise InvalidGrammar("choice must be a list of texts")
+        raise InvalidGrammar("choice must be a list of strings")
     if not 1 <= len(value) <= limits.choices:
         raise InvalidGrammar(f"choice has {len(value)} texts, must have 1 to {limits.choices}")
 

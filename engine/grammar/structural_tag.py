@@ -176,7 +176,7 @@ class _Writer:
         loop = not form.get("stop_after_first")
         triggers: Any = form.get("triggers")
         if not _are_texts(triggers) or not all(triggers):
-            raise InvalidGrammar("triggers of a structural tag must be a list of texts, none of them empty")
+            raise InvalidGrammar("triggers of a structural tag must be a list of strings, none of them empty")
         bodies: dict[str, list[str]] = {}
         for tag in _parts(form, "tags"):
             begin = _text(tag, "begin")
@@ -206,7 +206,7 @@ class _Writer:
         texts = []
         for rule in _parts(form, "rules"):
             if not isinstance(rule, list) or len(rule) != 2 or not isinstance(rule[0], str) or not rule[0]:
-                raise InvalidGrammar("each of the rules of a structural tag must be a text, not empty, and a format")
+                raise InvalidGrammar("each of the rules of a structural tag must be a non-empty string, and a format")
             texts.append((rule[0], self._rule(self._write(rule[1], _REPEATED if loop else after))))
         return self._dispatched(self._without(_ANY, form), tuple(texts), after, loop=loop)
 
@@ -218,7 +218,7 @@ class _Writer:
             return self._rule(self._write(tag.get("content"), _After(last, last=last)))
         ends = [end] if isinstance(end, str) else end
         if not _are_texts(ends) or not ends:
-            raise InvalidGrammar("end of a tag must be a text, a list of texts or a token")
+            raise InvalidGrammar("end of a tag must be a string, a list of strings or a token")
         texts = tuple((text, after.lark) for text in ends if text)
         lark = self._rule(_either([f"{_quoted(text)} {after.lark}" for text in ends]))
         if "" in ends:
@@ -268,7 +268,7 @@ class _Writer:
     def _without(self, pattern: str, form: dict[str, Any]) -> str:
         excludes = form.get("excludes") or []
         if not _are_texts(excludes) or not all(excludes):
-            raise InvalidGrammar("excludes of a structural tag must be a list of texts, none of them empty")
+            raise InvalidGrammar("excludes of a structural tag must be a list of strings, none of them empty")
         if not excludes:
             return pattern
         texts = " | ".join(_quoted(text) for text in excludes)
@@ -305,7 +305,7 @@ def _parts(form: dict[str, Any], name: str) -> list[Any]:
 def _text(form: object, name: str) -> str:
     value = form.get(name) if isinstance(form, dict) else None
     if not isinstance(value, str):
-        raise InvalidGrammar(f"{name} of a structural tag must be a text")
+        raise InvalidGrammar(f"{name} of a structural tag must be a string")
     return value
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class GgufFormat:
     """How GGUF files store a family: as Llama's tensors, with these `biases` and `norms` (GGUF's names in a layer).
 
-    `network_class` is its class in transformers. `pairs_neighbours`: its rotary rows are in GGUF's order.
+    `network_class` is its class in transformers. `pairs_neighbours`: rotary embedding rotates neighbouring rows.
     """
 
     network_class: str
@@ -21,10 +21,10 @@ class GgufFormat:
 class ModelSupport:
     """How a model type of transformers differs from others, where its config does not show it.
 
-    `is_tested`: every test run compares it with transformers (docs/models.md), so a start does not check its rows.
+    `is_tested`: every test run compares it with transformers (docs/models.md), so its rows are not checked at startup.
     `kv_heads_key`: the config key with the number of heads, for models that store a key and a value per head and layer.
     `needs_head_dim`: without `head_dim` in its config, the head size is not hidden_size / num_attention_heads.
-    `drops_kv_at_border`: transformers drops its KV where a sequence outgrows the short frequencies of `longrope`.
+    `drops_kv_at_border`: transformers drops its KV when a sequence outgrows the short frequencies of `longrope`.
     `sharding`: roles by the part of a name after the layer's number, which take precedence over transformers' plan.
     `fused_layer`: the class of its decoder layers, for networks that the native kernels can compute whole.
     `gguf`: for families whose GGUF files are converted; the architecture there has the name of the model type.

@@ -223,7 +223,7 @@ class Team:
                 return self._error
             if self._closing:  # close() ends them
                 return InstanceLost(f"{what}; this instance is shutting down")
-            self._error = InstanceLost(f"{what}; without it this instance cannot go on")
+            self._error = InstanceLost(f"{what}; without it this instance cannot continue")
             serving = self._serving
         _log.error("rank_lost", error=self._error)
         for child in self._children:

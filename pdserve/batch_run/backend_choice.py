@@ -63,7 +63,7 @@ class BatchServer:
     def _check(self, answer: Answer) -> None:
         shown = self.backend.shown
         if answer.status == 401:
-            raise ConfigError(f"{shown} refuses the API key: --api-key, or PDSERVE_API_KEY")
+            raise ConfigError(f"{shown} refuses the API key: set --api-key or PDSERVE_API_KEY")
         served = _served(answer)
         if served is None:
             problem = f"{shown} answers GET /v1/models with {answer.status} and lists no model"

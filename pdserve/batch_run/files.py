@@ -75,13 +75,13 @@ def _target(request: BatchRequest) -> RemoteUrl | None:
     """Return the upload URL, None for a local output. Raises ConfigError for errors detectable now."""
     ends, errors = (request.input_file, request.output_file), request.options.error_file
     if errors is not None and is_remote(errors):
-        raise ConfigError(f"--error-file {redacted(errors)} is a URL: give a local file")
+        raise ConfigError(f"--error-file {redacted(errors)} is a URL: use a local file")
     if not is_remote(ends[1]):
         return None
     if request.options.retry_failed:
         raise ConfigError(f"--retry-failed reads the previous run's output, but {redacted(ends[1])} is only written")
     if is_remote(ends[0]) and _plain(ends[0]) == _plain(ends[1]):
-        raise ConfigError(f"the output {redacted(ends[1])} is the input: give another one")
+        raise ConfigError(f"the output {redacted(ends[1])} is the input: choose another path")
     target = RemoteUrl.parse(ends[1])
     if target.expires_at is not None and target.expires_at <= datetime.now(UTC):
         raise ConfigError(f"{target} has expired at {target.expires_at:%Y-%m-%d %H:%M:%S} UTC: get a newly signed one")

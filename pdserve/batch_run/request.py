@@ -166,10 +166,10 @@ def _check_options(options: BatchOptions) -> None:
     for name in ("max_inflight", "max_input_bytes", "max_input_lines", "max_line_bytes"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{_flag(name)} {value} is out of range: give 1 or more")
+            raise ConfigError(f"{_flag(name)} {value} is out of range: use 1 or more")
     limit_s = options.request_timeout
     if limit_s is not None and not 0 < limit_s < math.inf:
-        raise ConfigError(f"--request-timeout {limit_s:g} is out of range: give a number of seconds above 0")
+        raise ConfigError(f"--request-timeout {limit_s:g} is out of range: use a number of seconds above 0")
     if options.max_inflight is not None and options.max_inflight > MOST_INFLIGHT:
         raise ConfigError(f"--max-inflight {options.max_inflight} is above {MOST_INFLIGHT}")
 

@@ -169,7 +169,7 @@ async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tup
         if requested in ("", card.get("id")):
             return str(card["id"]), str(card.get("root") or "")
     if not requested:
-        raise ConfigError(f"{options.url}/v1/models lists no model: give --model")
+        raise ConfigError(f"{options.url}/v1/models lists no model: set --model")
     return requested, ""
 
 

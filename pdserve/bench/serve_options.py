@@ -212,7 +212,7 @@ def check(options: ServeOptions) -> ServeOptions:
         raise ConfigError(f"--base-url {options.url}: it must begin with http:// or https://")
     _check_port(options.url)
     if "?" in options.url or "#" in options.url:
-        raise ConfigError("--base-url has a query: give only the server, and a key by --header")
+        raise ConfigError("--base-url has a query: pass only the server, and a key with --header")
     for name in options.metrics:
         if name not in METRICS:
             raise ConfigError(f"--percentile-metrics {name}: there are {', '.join(METRICS)}")
@@ -225,7 +225,7 @@ def check(options: ServeOptions) -> ServeOptions:
         raise ConfigError(f"--dataset-path {options.dataset_path} does not exist")
     _ = options.shape
     if options.plot and not options.plot.endswith((".svg", ".png")):
-        raise ConfigError(f"--plot {options.plot}: give a file that ends in .svg or .png")
+        raise ConfigError(f"--plot {options.plot}: use a file that ends in .svg or .png")
     if options.plot:
         require_plot()
     _ = options.goals, options.headers, options.extra_fields, _pairs("--metadata", options.metadata)

@@ -78,7 +78,7 @@ def _refuse_blocking(path: str) -> None:
     """Raise ConfigError for a pipe or a device, which may block on open; a shell's <(...) has a writer."""
     mode = Path(path).stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path.startswith(_OWN_PIPES)):
-        raise ConfigError(f"--config {path} is not a regular file: give a YAML file, or /dev/stdin for a pipe")
+        raise ConfigError(f"--config {path} is not a regular file: use a YAML file, or /dev/stdin for a pipe")
 
 
 class _Reader:

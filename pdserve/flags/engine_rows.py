@@ -42,7 +42,7 @@ MODEL_FLAGS: Final = (
     ),
     supported("--max-model-len"),
     supported("--device"),
-    no_effect("--tokenizer", "the tokenizer is the model folder's: give --model's folder or nothing"),
+    no_effect("--tokenizer", "the tokenizer is the model folder's: omit it, or pass --model's folder"),
     no_effect("--tokenizer-mode", "the tokenizer.json of the model is used", only=("auto",)),
     no_effect(
         "--load-format", "safetensors, .bin and GGUF are detected, in this order",
@@ -81,7 +81,7 @@ MEMORY_FLAGS: Final = (
     no_effect("--num-lookahead-slots", _ONE_POOL),
     no_effect("--preemption-mode", "KV is swapped, and recomputed when swap is full"),
     no_effect("--cpu-offload-gb", "weights stay on their device", only=("0", "0.0")),
-    refused("--num-gpu-blocks-override", "give the memory instead: --kv-cache-memory 4GiB"),
+    refused("--num-gpu-blocks-override", "set the memory instead: --kv-cache-memory 4GiB"),
 )  # fmt: skip
 
 BATCH_FLAGS: Final = (

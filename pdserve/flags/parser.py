@@ -94,7 +94,7 @@ def take_config(typed: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
         else:
             rest.append(word)
     if any(not path for path in paths):
-        raise ConfigError("--config has no value: give a YAML file")
+        raise ConfigError("--config has no value: pass a YAML file")
     if len(paths) > 1:
         raise ConfigError(f"--config is given {len(paths)} times: {', '.join(paths)}")
     return (paths[0] if paths else None), tuple(rest)

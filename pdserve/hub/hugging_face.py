@@ -47,7 +47,7 @@ class _Hub:
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"--model {job.name} is not a local folder, and downloading it needs {error.name}: "
-                "pip install huggingface_hub, or give a folder"
+                "pip install huggingface_hub, or pass a folder"
             ) from error
         self.job, self.endpoint, self.library = job, endpoint.rstrip("/"), huggingface_hub
 
@@ -97,7 +97,7 @@ class _Hub:
         if isinstance(error, errors.RepositoryNotFoundError):
             return ConfigError(
                 f"--model {job.name} is not a local folder, and {self.endpoint} has no such model, or a private "
-                f"one: check the name, give a folder, or {log_in}"
+                f"one: check the name, pass a folder, or {log_in}"
             )
         if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
             status = error.response.status_code
@@ -117,7 +117,7 @@ def _found_here(hub: _Hub, why: str) -> Snapshot:
     has = "no copy is cached" if config is None else f"{config.parent} is incomplete"
     raise ConfigError(
         f"--model {hub.job.name} is not a local folder; {why}, and {has}: run `pdserve model path {hub.job.name}` "
-        "with network access, or give a folder"
+        "with network access, or pass a folder"
     )
 
 

@@ -53,7 +53,7 @@ def _snapshot(job: DownloadJob, download: Callable[..., Any], *, offline: bool) 
         except Exception as error:
             raise _LibraryError(
                 f"--model {job.name} is not a local folder, and ModelScope lacks it ({_message(error)}): check "
-                "the name, or give a folder; a private model needs MODELSCOPE_API_TOKEN"
+                "the name, or pass a folder; a private model needs MODELSCOPE_API_TOKEN"
             ) from error
 
     folder = take(_SMALL + _SAFETENSORS if job.weights else _SMALL)
@@ -74,7 +74,7 @@ def _library(job: DownloadJob) -> Callable[..., Any]:
         from modelscope.hub.snapshot_download import snapshot_download
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--model {job.name} from ModelScope needs {error.name}: pip install 'pdserve[modelscope]', or give "
+            f"--model {job.name} from ModelScope needs {error.name}: pip install 'pdserve[modelscope]', or pass "
             "a folder, or --hub huggingface (VLLM_USE_MODELSCOPE unset)"
         ) from error
     return snapshot_download  # type: ignore[no-any-return]

@@ -120,7 +120,7 @@ class LLM:
         """Answer one conversation or several, like /v1/chat/completions."""
         refuse("chat", {"lora_request": lora_request, **others})
         if chat_template_content_format != "auto":
-            raise NotImplementedError("chat_template_content_format is for all chats: give it to LLM(...)")
+            raise NotImplementedError("chat_template_content_format is for all chats: pass it to LLM(...)")
         if tools:
             raise NotImplementedError("tools are not supported: leave them out")
         options = {

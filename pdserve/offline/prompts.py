@@ -51,7 +51,7 @@ def conversations(given: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
     many = [given] if given and all(isinstance(message, Mapping) for message in given) else list(given)
     for index, messages in enumerate(many):
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-            raise TypeError(f"conversation {index} is a {type(messages).__name__}: give a list of messages")
+            raise TypeError(f"conversation {index} is a {type(messages).__name__}: pass a list of messages")
         if not messages:
             raise ValueError(f"conversation {index} has no message")
     return [list(messages) for messages in many]
@@ -64,7 +64,7 @@ def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -
     if not isinstance(given, Sequence) or isinstance(given, str):
         return [given] * count  # T itself is not a sequence
     if len(given) != count:
-        raise ValueError(f"{count} prompts and {len(given)} {name}: give one for all, or one each")
+        raise ValueError(f"{count} prompts and {len(given)} {name}: pass one for all, or one each")
     return list(given)
 
 
@@ -78,7 +78,7 @@ def _read(index: int, given: Any) -> PromptInput:
     if isinstance(given, Sequence) and not given:
         raise ValueError(f"prompt {index} is empty: there is nothing to continue")
     raise TypeError(
-        f"prompt {index} is a value of type {type(given).__name__}: give a text, a list of token ids, "
+        f"prompt {index} is a value of type {type(given).__name__}: pass a string, a list of token ids, "
         '{"prompt": "..."} or {"prompt_token_ids": [...]}'
     )
 

@@ -132,9 +132,9 @@ class SamplingParams:
         if self.use_beam_search and max(self.n, self.best_of or 1) < 2:
             raise ValueError(f"use_beam_search needs n or best_of of 2 or more, got {self.n}")
         if not all(self.stops):
-            raise ValueError("stop has an empty text")
+            raise ValueError("stop contains an empty string")
         if self.stops and not self.detokenize:
-            raise ValueError("stop needs detokenize: stop texts are searched in the text")
+            raise ValueError("stop needs detokenize: stop strings are searched in the text")
         if self.truncate_prompt_tokens is not None and not (
             self.truncate_prompt_tokens >= 1 or self.truncate_prompt_tokens == -1
         ):
@@ -146,12 +146,12 @@ class SamplingParams:
         if not isinstance(rule, RepetitionDetectionParams | Mapping | None):
             raise ValueError(f"repetition_detection is {rule!r}, must be RepetitionDetectionParams or a mapping")
         if self.structured_outputs is not None and self.guided_decoding is not None:
-            raise ValueError("structured_outputs and guided_decoding both constrain the output: give one")
+            raise ValueError("structured_outputs and guided_decoding both constrain the output: use one")
         structured_body(self.structured_outputs or self.guided_decoding)
 
     @property
     def stops(self) -> list[str]:
-        """The stop texts, as a list."""
+        """The stop strings, as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     @property

@@ -35,7 +35,7 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
-            raise ValueError(f"structured outputs have {len(given)} of {', '.join(KINDS)}: give exactly one")
+            raise ValueError(f"structured outputs have {len(given)} of {', '.join(KINDS)}: use exactly one")
 
     def body(self) -> dict[str, Any]:
         """Return the value of the field `structured_outputs` of a request."""

@@ -27,7 +27,7 @@ def _load(source: str | None, root: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError("a tokenizer needs transformers: pip install 'pdserve[engine]'") from error
     if source is None and not Path(root).is_dir():
-        raise ConfigError(f"the model {root!r} is on another machine: give its tokenizer, LLM(..., tokenizer=FOLDER)")
+        raise ConfigError(f"the model {root!r} is on another machine: pass its tokenizer, LLM(..., tokenizer=FOLDER)")
     return AutoTokenizer.from_pretrained(source or root)
 
 
@@ -38,10 +38,10 @@ class SetTokenizer:
         self.tokenizer = tokenizer
 
     def encoded(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Any]:
-        """Return the prompts with texts encoded to token ids; chats are unchanged. Raises ValueError for stop texts."""
+        """Return the prompts with texts encoded to token ids; chats are unchanged. ValueError for stop strings."""
         for one in params:
             if one.stops:
-                raise ValueError(f"stop is {one.stops!r}: stop texts need the model's own tokenizer")
+                raise ValueError(f"stop is {one.stops!r}: stop strings need the model's own tokenizer")
         return [
             PromptInput(one.text, self.tokenizer.encode(one.text), one.cache_salt)
             if isinstance(one, PromptInput) and one.token_ids is None

@@ -61,7 +61,7 @@ KEYWORDS: Mapping[str, str] = {
     "lora_request": "adapters are not supported: merge them into the weights",
     "mm_processor_kwargs": "prompts are texts or token ids",
     "pooling_params": "the model defines its pooling; dimensions=... shortens vectors",
-    "tokenization_kwargs": "SamplingParams(truncate_prompt_tokens=...) truncates a prompt; else give token ids",
+    "tokenization_kwargs": "SamplingParams(truncate_prompt_tokens=...) truncates a prompt; else pass token ids",
 }
 """Keywords of LLM's methods."""
 

@@ -16,7 +16,7 @@ def parse_address(text: str) -> str:
     if text.startswith("ray://"):
         raise ConfigError(
             f"--address {text}: Ray's client protocol is not supported, the scheduler must run on a cluster node: "
-            "give the HOST:PORT that `ray start --head` printed, 6379 by default"
+            "use the HOST:PORT that `ray start --head` printed, 6379 by default"
         )
     match = _ADDRESS.fullmatch(text)
     if match is None:

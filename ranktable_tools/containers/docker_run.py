@@ -77,7 +77,7 @@ def command_parser() -> OneLineParser:
     parser.add_argument("--shm-size", default=SHM_SIZE, metavar="SIZE", help=f"of /dev/shm (default: {SHM_SIZE})")
     parser.add_argument("--device-type", choices=KINDS, help="default: npu if the table's devices have their own "
                         "addresses, else this host's kind")  # fmt: skip
-    parser.add_argument("--share-devices", action="store_true", help="two containers may use one GPU, never one NPU")
+    parser.add_argument("--share-devices", action="store_true", help="let two containers use one GPU, never one NPU")
     parser.add_argument("--guide-exact", action="store_true", help="only what the guide's command line has")
     parser.add_argument("--run", action="store_true", help="run it, after checking that its mounts exist")
     return parser
@@ -89,7 +89,7 @@ def _refuse_empty(arguments: argparse.Namespace) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and not text.strip():
                 flag = f"--{name.replace('_', '-')}"
-                raise RanktableError(f"{flag} {text!r} is empty: give a value (is a variable not set?)")
+                raise RanktableError(f"{flag} {text!r} is empty: set a value (is a variable not set?)")
 
 
 def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapping[str, str]) -> Line:

@@ -27,7 +27,7 @@ Then the guide's commands run in DIR as printed, from `cd ./AscendCloud/AscendCl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit status: 0, or 2 if a path exists already or cannot be made."""
+    """Run one command line; return the exit status: 0, or 2 if a path exists already or cannot be created."""
     parser = OneLineParser(prog=_PROG, description="Lay out the guide's paths in DIR, as links.", epilog=_EPILOG)
     parser.add_argument("folder", metavar="DIR", help="created if missing")
     clone = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def link_paths(folder: Path, clone: Path) -> None:
             if not path.is_symlink():
                 path.symlink_to(target)
     except OSError as error:
-        raise RanktableError(f"{error.filename2 or error.filename}: cannot be made: {error.strerror}") from error
+        raise RanktableError(f"{error.filename2 or error.filename}: cannot be created: {error.strerror}") from error
 
 
 def guide_links(clone: Path) -> Mapping[str, str]:

@@ -54,7 +54,7 @@ def find_member(role: Role, tables: MemberTables, number: int | None = None) -> 
     if tables.local is not None:
         return _of_local(role, tables, tables.local)
     if tables.whole is None:
-        raise RanktableError(f"{role} needs its cards: give --local-table (or RANK_TABLE_FILE_PATH), or --global-table")
+        raise RanktableError(f"{role} needs its cards: set --local-table (or RANK_TABLE_FILE_PATH), or --global-table")
     return _of_role(role, tables.whole, number)
 
 
@@ -104,7 +104,7 @@ def _of_role(role: Role, table: GlobalTable, number: int | None) -> ContainerMem
         choices = "; ".join(
             f"{one.number}: {one.server.server_ip} devices {','.join(one.server.device_ids)}" for one in here
         )
-        raise RanktableError(f"{role} may be any of {len(here)}: give --instance N or --local-table ({choices})")
+        raise RanktableError(f"{role} may be any of {len(here)}: set --instance N or --local-table ({choices})")
     return _member(here[0], table)
 
 

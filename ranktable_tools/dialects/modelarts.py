@@ -49,7 +49,7 @@ def write(table: Table) -> str:
         raise RanktableError(f"modelarts tables have one scheduler, this one has {len(table.schedulers)}: {listed}")
     prefill, decode = (tuple(_only_server(one) for one in table.of_role(role)) for role in _ROLES.values())
     if len(prefill) + len(decode) != len(table.instances):
-        raise RanktableError("modelarts tables need the role of each instance, this one has none; give --num-prefill")
+        raise RanktableError("modelarts tables need the role of each instance, this one has none; set --num-prefill")
     return global_text(TablePart(table.schedulers[0] if table.schedulers else None, prefill, decode))
 
 

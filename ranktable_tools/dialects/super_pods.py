@@ -13,7 +13,7 @@ def read_super_pods(node: Node, servers: list[LocatedServer]) -> list[LocatedSer
     """Return the servers with their super pods from the list; each server must be in exactly one."""
     pod_by_server: dict[str, str] = {}
     known = {located.server.server_id for located in servers}
-    # A server that could not be read is missing in `known`; its pod's entry is not reported for that.
+    # A server that could not be read is missing from `known`: entries that refer to it are not reported.
     above = f"{node.json_path}.server_list".lstrip(".")
     has_all = not any(problem.json_path.startswith(above) for problem in node.problems)
     for pod in node.elements("super_pod_list") or []:
@@ -35,7 +35,7 @@ def read_super_pods(node: Node, servers: list[LocatedServer]) -> list[LocatedSer
 
 
 def super_pod_list(servers: Iterable[TableServer]) -> list[dict[str, object]]:
-    """Return the list of the pods of these servers, in the order of the servers."""
+    """Return `super_pod_list` for these servers, in their order."""
     members: dict[str, list[dict[str, str]]] = {}
     for server in servers:
         if server.super_pod_id is not None:

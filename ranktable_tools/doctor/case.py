@@ -127,7 +127,7 @@ def _paths(files: Sequence[str], machine: Machine) -> tuple[str | None, str | No
     locals_given = [path for path in files if path not in globals_given]
     for kind, given in (("global", globals_given), ("local", locals_given)):
         if len(given) > 1:
-            raise RanktableError(f"{len(given)} {kind} tables were given ({', '.join(given)}): give one at most")
+            raise RanktableError(f"{len(given)} {kind} tables were given ({', '.join(given)}): pass at most one")
     return next(iter(globals_given), None), next(iter(locals_given), None)
 
 

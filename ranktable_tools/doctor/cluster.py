@@ -23,7 +23,7 @@ def check_scheduler(case: DoctorInput) -> Verdict:
     """Check that the scheduler responds and is ready to serve requests."""
     url = case.base_url
     if url is None:
-        return not_here("no scheduler is known", "give --url, or a global table")
+        return not_here("no scheduler is known", "pass --url or a global table")
     try:
         status, body = _get(url, "/ready", case.connect_s)
     except (OSError, http.client.HTTPException) as error:
@@ -65,7 +65,7 @@ def check_model(case: DoctorInput) -> Verdict:
 def check_links(case: DoctorInput) -> Verdict:
     """Check that every prefill-decode pair has a link, by measuring it."""
     if case.base_url is None:
-        return not_here("no scheduler is known", "give --url, or a global table")
+        return not_here("no scheduler is known", "pass --url or a global table")
     found = _run_pdserve(case, "links", "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
     if isinstance(found, Verdict):
         return found

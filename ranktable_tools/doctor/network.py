@@ -139,7 +139,7 @@ def _taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> Verdic
     where = f"{dial_host(one.server.server_ip)}:{one.port} ({one.role})"
     if answer.state == "other":
         owner = listener(machine, one.port)
-        step = f"stop {owner or 'what listens there (ss -ltnp)'}, or give the instance another --port"
+        step = f"stop {owner or 'what listens there (ss -ltnp)'}, or start the instance on another --port"
         return fail(f"{where} is taken by {owner or 'something'}, which does not speak gRPC", step)
     if answer.state == "free":
         reason = can_listen(dial_host(one.server.server_ip), one.port)

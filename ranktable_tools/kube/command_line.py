@@ -77,7 +77,7 @@ def _add_announce(parser: argparse.ArgumentParser) -> None:
 
 def _add_write(parser: argparse.ArgumentParser) -> None:
     _add_maps(parser)
-    parser.add_argument("--selector", required=True, metavar="LABELS", help="the cluster's pods, as app=pdserve")
+    parser.add_argument("--selector", required=True, metavar="LABELS", help="the cluster's pods, such as app=pdserve")
     for role in ("prefill", "decode"):
         parser.add_argument(
             f"--{role}", type=int, required=True, metavar="N", help=f"{role} instances in the first complete table"

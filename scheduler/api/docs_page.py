@@ -69,7 +69,7 @@ def _fields(schema: Mapping[str, Any]) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """Return the type as text, as `integer or null`, with its bounds."""
+    """Return the type as text, such as `integer or null`, with its bounds."""
     if "anyOf" in field:
         return " or ".join(_type(one) for one in field["anyOf"])
     if "$ref" in field:

@@ -67,7 +67,7 @@ async def prepare_embedding(context: AppContext, body: EmbeddingBody, request: R
 async def _prompts(context: AppContext, body: EmbeddingBody) -> tuple[tuple[int, ...], ...]:
     tokens, keep, side = context.tokens, body.truncate_prompt_tokens, body.truncation_side or "left"
     if (body.input is None) is (body.messages is None):
-        raise InvalidRequest("give either input or messages", "input")
+        raise InvalidRequest("specify either input or messages", "input")
     if body.messages is None:
         longest = tokens.max_model_len if keep is None else None
         inputs = read_inputs(body.input, max_inputs=context.config.options.max_inputs, longest=longest)

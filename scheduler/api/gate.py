@@ -22,9 +22,9 @@ _log = EventLogger("api")
 class Gate:
     """ASGI wrapper around the app. `routes` maps exact paths to metric labels; other paths are `other`.
 
-    The path is the received one without `root_path`: key check, label and route use the same text. The scope's `state`
-    gets request_id, arrived_s, refusals, the `answer` to write to, and the key's tenant, "" where no key is required;
-    `client_id` is the one of `ids_in_use` that this answer shows.
+    The key check, the label and the route all use the received path without `root_path`. The scope's `state` gets
+    request_id, arrived_s, refusals, ids_in_use, the `answer` to write to, and the key's tenant ("" if no key is
+    required). An endpoint that shows the client's own id adds it to `ids_in_use` and stores it as `client_id`.
     """
 
     def __init__(

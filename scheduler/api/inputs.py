@@ -13,7 +13,7 @@ Input = str | tuple[int, ...]
 
 
 def read_inputs(value: Any, *, max_inputs: int, longest: int | None) -> tuple[Input, ...]:
-    """Return the inputs of a text, a list of texts, a list of token ids or a list of such lists.
+    """Return the inputs of a string, a list of strings, a list of token ids or a list of such lists.
 
     Lists of more than `longest` ids are refused by their length, before they are iterated over.
     """
@@ -29,7 +29,7 @@ def read_inputs(value: Any, *, max_inputs: int, longest: int | None) -> tuple[In
         found = tuple(tuple(item) for item in items)
     else:
         raise InvalidRequest(
-            "input must be a text, a list of texts, a list of token ids or a list of lists of token ids, none empty",
+            "input must be a string, a list of strings, a list of token ids or a list of such lists, none empty",
             "input",
         )
     _check_none_empty(found, "input")
@@ -37,10 +37,10 @@ def read_inputs(value: Any, *, max_inputs: int, longest: int | None) -> tuple[In
 
 
 def read_texts(value: Any, param: str, *, max_inputs: int) -> tuple[str, ...]:
-    """Return the texts given as a text or a list of texts."""
+    """Return the texts given as a string or a list of strings."""
     items = value if isinstance(value, list) else [value]
     if not items or not all(isinstance(item, str) for item in items):
-        raise InvalidRequest(f"{param} must be a text or a list of texts, none empty", param)
+        raise InvalidRequest(f"{param} must be a string or a list of strings, none empty", param)
     _check_count(len(items), max_inputs, param)
     _check_none_empty(items, param)
     return tuple(items)

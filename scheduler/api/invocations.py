@@ -28,7 +28,7 @@ async def invoke(context: AppContext, request: Request) -> ASGIApp:
         if raw.get(field) is not None:
             check_kind(context.tokens.files.kind, needs, f"{field} in /invocations")
             return await answer(context, raw, request)
-    raise InvalidRequest(f"the body has none of {', '.join(_BY_FIELD)}: give one to select the API")
+    raise InvalidRequest(f"the body has none of {', '.join(_BY_FIELD)}: set one to select the API")
 
 
 def _answer_as(kind: type[AnyBody], prepare: Callable[[AppContext, AnyBody, Request], Awaitable[ASGIApp]]) -> _Answer:

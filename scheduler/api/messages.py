@@ -20,7 +20,7 @@ def _message(value: Any, path: str) -> Message:
         raise InvalidRequest(f"{path} is not an object", path)
     role = value.get("role")
     if not isinstance(role, str) or not 1 <= len(role) <= 64:
-        raise InvalidRequest(f"{path}.role must be a text, as user, system or assistant", f"{path}.role")
+        raise InvalidRequest(f"{path}.role must be a string such as user, system or assistant", f"{path}.role")
     if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
         raise InvalidRequest(f"{path}: tools are not supported yet", path)
     return {"role": role, "content": _content(value.get("content"), f"{path}.content")} | _extras(value)
@@ -44,7 +44,7 @@ def _content(value: Any, path: str) -> str | list[dict[str, str]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise InvalidRequest(f"{path} must be a text or a list of text parts", path)
+        raise InvalidRequest(f"{path} must be a string or a list of text parts", path)
     return [_part(item, f"{path}.{index}") for index, item in enumerate(value)]
 
 

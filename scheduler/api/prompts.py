@@ -9,7 +9,7 @@ Prompt = str | tuple[int, ...]
 
 
 def read_prompts(value: Any, *, max_prompts: int, max_model_len: int | None) -> tuple[Prompt, ...]:
-    """Return the prompts of a text, a list of texts, a list of token ids or a list of such lists.
+    """Return the prompts of a string, a list of strings, a list of token ids or a list of such lists.
 
     Without `max_model_len` a list of ids may have any length: it is truncated later.
     """
@@ -25,7 +25,7 @@ def read_prompts(value: Any, *, max_prompts: int, max_model_len: int | None) -> 
         prompts = tuple(tuple(item) for item in value)
     else:
         raise InvalidRequest(
-            "prompt must be a text, a list of texts, a list of token ids or a list of lists of token ids, none empty",
+            "prompt must be a string, a list of strings, a list of token ids or a list of such lists, none empty",
             "prompt",
         )
     if len(prompts) > max_prompts:

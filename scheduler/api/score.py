@@ -83,7 +83,7 @@ def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]
     second = read_texts(body.text_2, "text_2", max_inputs=most)
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"text_1 has {len(first)} texts and text_2 {len(second)}: give one text_1, or as many as text_2", "text_1"
+            f"text_1 has {len(first)} texts and text_2 {len(second)}: pass one text_1, or as many as text_2", "text_1"
         )
     return first, second
 

@@ -28,7 +28,7 @@ def read_structured(body: GenerationBody) -> Constraint | None:
     constraints = [constraint for constraint in read if constraint is not None]
     if len(constraints) > 1:
         names = [name for name, _ in constraints]
-        raise InvalidRequest(f"{' and '.join(names)} both constrain the output: give one", names[0])
+        raise InvalidRequest(f"{' and '.join(names)} both constrain the output: use one", names[0])
     return constraints[0] if constraints else None
 
 
@@ -73,13 +73,13 @@ def _from_structured_outputs(given: Any) -> Constraint | None:
     kinds = [kind for kind in _KINDS if given.get(kind) is not None and given.get(kind) is not False]
     if len(kinds) != 1:
         raise InvalidRequest(
-            f"structured_outputs has {len(kinds)} of {', '.join(_KINDS)}: give exactly one", "structured_outputs"
+            f"structured_outputs has {len(kinds)} of {', '.join(_KINDS)}: use exactly one", "structured_outputs"
         )
     whitespace = given.get("whitespace_pattern")
     if given.get("disable_any_whitespace") and whitespace is None:
         whitespace = ""
     if whitespace is not None and not isinstance(whitespace, str):
-        raise _wrong("structured_outputs.whitespace_pattern", "a text", whitespace)
+        raise _wrong("structured_outputs.whitespace_pattern", "a string", whitespace)
     kind = kinds[0]
     return "structured_outputs", _constraint(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
 
@@ -91,7 +91,7 @@ def _from_guided(body: GenerationBody) -> Constraint | None:
         return None
     if len(kinds) > 1:
         names = " and ".join(f"guided_{kind}" for kind in kinds)
-        raise InvalidRequest(f"{names} both constrain the output: give one", f"guided_{kinds[0]}")
+        raise InvalidRequest(f"{names} both constrain the output: use one", f"guided_{kinds[0]}")
     kind = kinds[0]
     backend = (body.guided_decoding_backend or "auto").partition(":")[0]
     check_backend(backend, "guided_decoding_backend")
@@ -110,12 +110,12 @@ def _constraint(name: str, kind: str, value: Any, whitespace: str | None, backen
         return json_output(value, whitespace_pattern=whitespace, backend=backend)
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-            raise _wrong(name, "a list of texts, not empty", value)
+            raise _wrong(name, "a non-empty list of strings", value)
         return choice_output(value, backend=backend)
     if kind == "structural_tag" and isinstance(value, Mapping):
         value = json.dumps(dict(value), ensure_ascii=False)
     if not isinstance(value, str) or not value:
-        raise _wrong(name, "a text, not empty", value)
+        raise _wrong(name, "a non-empty string", value)
     return StructuredOutput(kind, value, whitespace, backend)
 
 

@@ -37,16 +37,17 @@ def _check_stream(body: GenerationBody) -> None:
 def _stops(value: object, options: SchedulerOptions) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value if value is not None else []
     if not isinstance(stops, list):
-        raise InvalidRequest("stop must be a text or a list of texts", "stop")
+        raise InvalidRequest("stop must be a string or a list of strings", "stop")
     if len(stops) > options.max_stop_strings:
         raise InvalidRequest(
-            f"stop has {len(stops)} texts; at most {options.max_stop_strings} are allowed (--max-stop-strings)", "stop"
+            f"stop has {len(stops)} strings; at most {options.max_stop_strings} are allowed (--max-stop-strings)",
+            "stop",
         )
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise InvalidRequest("stop must be a text or a list of texts, none empty", "stop")
+            raise InvalidRequest("stop must be a string or a list of strings, none empty", "stop")
         if len(stop) > options.max_stop_chars:
             raise InvalidRequest(
-                f"a stop text has {len(stop)} characters; at most {options.max_stop_chars} are allowed", "stop"
+                f"a stop string has {len(stop)} characters; at most {options.max_stop_chars} are allowed", "stop"
             )
     return tuple(dict.fromkeys(stops))

@@ -75,7 +75,7 @@ async def tokenizer_info(context: AppContext, _: Request) -> Response:
 
 async def _encode(context: AppContext, body: TokenizeBody) -> tuple[int, ...]:
     if (body.prompt is None) is (body.messages is None):
-        raise InvalidRequest("give either prompt or messages", "prompt")
+        raise InvalidRequest("specify either prompt or messages", "prompt")
     if body.prompt is not None:
         return await context.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     return await context.tokens.encode_chat(read_messages(body.messages), chat_options(body))

@@ -93,7 +93,7 @@ class InFlightLedger:
         self._chains[prompt_id] = chain
 
     def finished(self, prompt_id: str, chains: Iterable[Chain]) -> None:
-        """Note a prompt's success. If it generated here, the KV of all these chains, outputs included, is here."""
+        """Record a prompt's success. If it generated here, the KV of all these chains, outputs included, is here."""
         if self._prefixes.runs(prompt_id):
             for chain in chains:
                 self._prefixes.note(chain)
@@ -119,7 +119,7 @@ class InFlightLedger:
         self._changed()
 
     def prefill_sent(self, prompt_id: str) -> None:
-        """Note that the prefill command was sent."""
+        """Record that the prefill command was sent."""
         if prompt_id in self._unseen:
             self._num_snapshots.setdefault(prompt_id, 0)
 
@@ -131,7 +131,7 @@ class InFlightLedger:
         self._sequences.set(prompt_id, sequences)
 
     def reserved(self, prompt_id: str, held_tokens: int | None = None) -> None:
-        """Note a granted reservation, which the next snapshot includes; `held_tokens` were cached on the instance."""
+        """Record a granted reservation, which the next snapshot includes; `held_tokens` were cached on the instance."""
         self._reserved.add(prompt_id)
         if prompt_id in self._blocks and held_tokens is not None:
             unshared = self._whole[prompt_id] - held_tokens // self._block_size
@@ -142,12 +142,12 @@ class InFlightLedger:
         self._full = True
 
     def decoding(self, prompt_id: str) -> None:
-        """Note that the prompt's sequences are running: the instance counts them, and others may share its blocks."""
+        """Record that the prompt's sequences are running: the instance counts them, and others may share its blocks."""
         self._prefixes.run(prompt_id, self._chains.get(prompt_id, ()))
         self._sequences.drop(prompt_id)
 
     def prefilled(self, prompt_id: str) -> None:
-        """Note that the prompt's first tokens have arrived."""
+        """Record that the prompt's first tokens have arrived."""
         if prompt_id in self._tokens:
             self._drop_tokens(prompt_id)
             self._prefixes.note(self._chains.get(prompt_id, ()))
@@ -156,7 +156,7 @@ class InFlightLedger:
             self._changed()
 
     def handed_off(self, prompt_id: str) -> None:
-        """Note that the prompt's KV was sent and its blocks are free."""
+        """Record that the prompt's KV was sent and its blocks are free."""
         self._drop_tokens(prompt_id)
         self._drop_assigned(prompt_id)
         self._changed()

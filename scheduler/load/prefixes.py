@@ -47,7 +47,7 @@ class Prefixes:
         return len(self._known)
 
     def note(self, chain: Chain) -> None:
-        """Note that the instance has the KV of the whole chain."""
+        """Record that the instance has the KV of the whole chain."""
         for digest in reversed(chain):
             self._known[digest] = None
             self._known.move_to_end(digest)
@@ -55,7 +55,7 @@ class Prefixes:
             self._known.popitem(last=False)
 
     def run(self, prompt_id: str, chain: Chain) -> None:
-        """Note that the instance has that KV, and that a prompt generating there uses it until `end`."""
+        """Record that the instance has that KV, and that a prompt generating there uses it until `end`."""
         self.note(chain)
         self.end(prompt_id)
         self._running[prompt_id] = chain
@@ -66,7 +66,7 @@ class Prefixes:
         return prompt_id in self._running
 
     def end(self, prompt_id: str) -> None:
-        """Note that the prompt no longer generates there. Idempotent."""
+        """Record that the prompt no longer generates there. Idempotent."""
         for digest in self._running.pop(prompt_id, ()):
             self._users[digest] -= 1
             if not self._users[digest]:

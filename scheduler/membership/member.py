@@ -54,7 +54,7 @@ class Membership(Protocol):
         ...
 
     def changed(self) -> None:
-        """Note that a member's state or load changed."""
+        """Record that a member's state or load changed."""
         ...
 
 

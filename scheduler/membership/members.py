@@ -40,7 +40,7 @@ class Members:
                 self._group = group
                 for member in self.current:
                     self._start(member)
-                await asyncio.Event().wait()  # for ever: all members may leave before others join
+                await asyncio.Event().wait()  # forever: all members may leave before others join
         except BaseExceptionGroup as error:
             raise _first_error(error) from error
         finally:

@@ -86,7 +86,7 @@ def _max_model_len(config: Mapping[str, Any], limit: int | None, folder: Path) -
         longest = _read_json(folder / "sentence_bert_config.json", required=False).get("max_seq_length")
         bounds += [longest] if isinstance(longest, int) and longest > 0 else []
     if not bounds:
-        raise ConfigError(f"{folder / 'config.json'} has no maximum sequence length: give --max-model-len")
+        raise ConfigError(f"{folder / 'config.json'} has no maximum sequence length: set --max-model-len")
     return min(bounds)
 
 

@@ -27,7 +27,7 @@ def spans_of(
 ) -> list[Span]:
     """Return the request's span and its children, for the first MAX_PROMPTS prompts; it ended at `end_ns` since 1970.
 
-    It continues the client's trace if there is one. `new_id` returns so many random bytes.
+    It continues the client's trace if there is one. `new_id(n)` returns n random bytes.
     """
     start_ns = end_ns - int(done.seconds * _NS)
     request = Span(

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 _GRANTS_A_TURN = 4
 """A request's second prompt queues as if it had arrived four grants of its line later, its third eight."""
 _OLDEST_EVERY = 16
-"""One in so many grants goes to the priority whose oldest prompt has waited longest, if it is not the best one."""
+"""One in this many grants goes to the priority whose oldest prompt has waited longest, if it is not the best one."""
 
 
 class Queued(Protocol):

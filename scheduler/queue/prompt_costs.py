@@ -23,7 +23,7 @@ class PromptCosts:
         return facts.num_tokens + facts.num_sequences * max(1, round(output))
 
     def ended(self, tenant: str, facts: PromptFacts, num_output_tokens: int) -> None:
-        """Learn from a granted prompt that ended, in whatever way, after so many tokens over all its sequences."""
+        """Learn from a granted prompt that ended for any reason; `num_output_tokens` counts all its sequences."""
         if not facts.pooled:
             before = self._output.get(tenant, float(_FIRST_GUESS))
             self._output[tenant] = before + _WEIGHT * (num_output_tokens / facts.num_sequences - before)

@@ -92,7 +92,7 @@ def test_one_of_several_instances_is_selected_by_number(tables: Make, capsys: Ca
     whole = tables("0 1", "2")
 
     assert "--device=/dev/davinci1" in line_of(capsys, "prefill", *whole, "--instance", "1", *FLAGS)
-    assert "give --instance N or --local-table (0: 127.0.0.1 devices 0; 1:" in refusal_of(
+    assert "set --instance N or --local-table (0: 127.0.0.1 devices 0; 1:" in refusal_of(
         capsys, "prefill", *whole, *FLAGS
     )
     assert "--instance 2: the table has the prefill instances 0..1" in refusal_of(
@@ -114,7 +114,7 @@ def test_a_table_of_the_other_role_is_refused(tables: Make, tmp_path: Path, caps
 
 
 def test_without_a_table_no_cards_are_passed(capsys: Capture) -> None:
-    assert "prefill needs its cards: give --local-table" in refusal_of(capsys, "prefill", *FLAGS)
+    assert "prefill needs its cards: set --local-table" in refusal_of(capsys, "prefill", *FLAGS)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_the_docs_have_every_flag(page: str, script: ModuleType) -> None:
 def test_an_empty_value_is_refused_by_the_flags_name(tables: Make, capsys: Capture, flag: str) -> None:
     output = refusal_of(capsys, "prefill", *tables(), *FLAGS, flag, "")
 
-    assert f"{flag} '' is empty: give a value (is a variable not set?)" in output
+    assert f"{flag} '' is empty: set a value (is a variable not set?)" in output
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class Stream:
             self._recording = None
 
     def sum(self) -> None:
-        """Note a sum."""
+        """Record a sum."""
         self.log.append("sum")
         if self.fault is not None and self.log.count("sum") == self.fault[0]:
             os.kill(os.getpid(), self.fault[1])
@@ -119,7 +119,7 @@ class Stream:
         assert wait_until(lambda: not self.graphs, _LIMIT_S), "the abort waits for graphs that stay"
 
     def wait(self) -> None:
-        """Wait as the host does: for ever if a sum hangs."""
+        """Wait as the host does: forever if a sum hangs."""
         self.check()
         if self.is_hung:
             assert self._ended.wait(_LIMIT_S), "the host waits for a sum that never ends"

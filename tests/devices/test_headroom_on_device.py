@@ -19,7 +19,7 @@ def test_the_largest_steps_stay_within_the_headroom(accelerator: Device, tmp_pat
         kv_cache_memory=None, num_threads=1, device=accelerator, gpu_memory_utilization=0.6, largest_step=STEP,
     )  # fmt: skip
     (note,) = [note for note in loaded.notes if note.startswith("KV pool: ")]
-    left = int(note.rpartition(", ")[2].removesuffix(" MiB left to steps"))
+    left = int(note.rpartition(", ")[2].removesuffix(" MiB left for steps"))
     model, info = loaded.model, loaded.model.info
 
     for batch in (largest_batch(info, STEP), decode_batch(info, 4)):

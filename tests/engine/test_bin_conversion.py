@@ -137,9 +137,9 @@ def without_pickle(file: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        (pickled, "not an archive of torch.save"),
-        (old_format, "not an archive of torch.save since 1.6"),
-        (cut_short, "not an archive of torch.save"),
+        (pickled, "was not written by torch.save"),
+        (old_format, "was not written by torch.save of torch 1.6 or later"),
+        (cut_short, "was not written by torch.save"),
         (packed, "model/data.pkl in it is compressed"),
         (without_pickle, r"must have one pickle of at most \d+ bytes, has none"),
     ],

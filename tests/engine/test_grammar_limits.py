@@ -141,7 +141,7 @@ def test_an_ambiguity_beyond_the_walk_ends_its_sequence(folder: Path) -> None:
 
     with pytest.raises(
         InvalidGrammar,
-        match=r"cannot go on after [345]\d\d output tokens: .*limit 500.*; make it unambiguous, or request",
+        match=r"cannot continue after [345]\d\d output tokens: .*limit 500.*; make it unambiguous, or request",
     ):
         _write(matcher, [*_ids(folder, "w") * 300, *_ids(folder, "7") * 500])
 

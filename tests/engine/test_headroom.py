@@ -88,8 +88,8 @@ def test_the_pool_leaves_memory_for_the_largest_step(llama: Path) -> None:
     assert pool_bytes(loaded) + headroom <= 0.9 * TOTAL
     block = loaded.model.memory.layout.token_bytes * 16
     assert abs(pool_bytes(without) - pool_bytes(loaded) - headroom) <= block
-    assert note_of(loaded).endswith(f", {headroom / 2**20:.0f} MiB left to steps")
-    assert "left to steps" not in note_of(without)
+    assert note_of(loaded).endswith(f", {headroom / 2**20:.0f} MiB left for steps")
+    assert "left for steps" not in note_of(without)
     loaded.model.close()
     without.model.close()
 
@@ -211,8 +211,8 @@ def test_graphs_have_their_share(llama: Path) -> None:
     eager, graphs = load(llama, device), load(llama, device, max_graph_rows=8)
 
     assert pool_bytes(eager) > pool_bytes(graphs)
-    assert note_of(eager).endswith(" MiB left to steps")
-    assert note_of(graphs).endswith(" MiB of it to graphs")
+    assert note_of(eager).endswith(" MiB left for steps")
+    assert note_of(graphs).endswith(" MiB of it for graphs")
     eager.model.close()
     graphs.model.close()
 
@@ -268,7 +268,7 @@ def test_for_a_user_given_pool_size_nothing_is_measured(llama: Path) -> None:
     loaded = load(llama, device, kv_cache_memory=4 << 20)
 
     assert device.measured == []
-    assert "left to steps" not in note_of(loaded)
+    assert "left for steps" not in note_of(loaded)
     loaded.model.close()
 
 
@@ -291,7 +291,7 @@ def test_a_pool_without_room_beside_the_steps_is_refused(llama: Path) -> None:
     load(llama, device).model.close()
 
     device.total_bytes = device.left()
-    with pytest.raises(ConfigError, match=r"0 bytes of KV memory \(\d+ MiB left to steps\) are 0 blocks"):
+    with pytest.raises(ConfigError, match=r"0 bytes of KV memory \(\d+ MiB left for steps\) are 0 blocks"):
         load(llama, device)
 
 
@@ -306,5 +306,5 @@ def test_other_failures_are_raised_and_leave_nothing(llama: Path, caplog: pytest
         'headroom_not_measured device=fake:0 reserved_bytes=0 error="RuntimeError: this driver counts nothing"'
         in caplog.text
     )
-    assert "left to steps" not in note_of(loaded)
+    assert "left for steps" not in note_of(loaded)
     loaded.model.close()

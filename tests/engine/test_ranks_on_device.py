@@ -176,7 +176,7 @@ def test_a_stopped_rank_ends_the_model_within_the_step_limit(path: Path) -> None
         loaded.model.launch(step)
 
     assert f"pid {pid}" in str(lost.result(STEP_S))
-    assert any(" MiB left to steps: " in note for note in loaded.notes), "no note has the sizes of the pools"
+    assert any(" MiB left for steps: " in note for note in loaded.notes), "no note has the sizes of the pools"
     loaded.model.close()
 
 

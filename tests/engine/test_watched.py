@@ -116,7 +116,7 @@ def test_a_dead_device_ends_the_instance_and_is_not_used_again(what: str, runs_a
     assert isinstance(lost, InstanceLost)
     assert str(lost) == (
         "fake:0 fails a small test op: RuntimeError: CUDA error: an illegal memory access was encountered (after "
-        "RuntimeError: CUDA error: an illegal memory access was encountered); without it this instance cannot go on"
+        "RuntimeError: CUDA error: an illegal memory access was encountered); without it this instance cannot continue"
     )
     assert {name for name, _ in first} == {"a", "b"}
     assert [name for name, _ in later] == ["c"]
@@ -134,7 +134,7 @@ def test_a_hung_device_is_waited_for_up_to_the_limit() -> None:
 
     assert [str(error) for error in reported] == [
         "fake:0 did not finish a small test op within 0.05 s (after RuntimeError: launch failed); "
-        "without it this instance cannot go on"
+        "without it this instance cannot continue"
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_device_that_hangs_is_lost_even_if_nothing_fails(what: str) -> None:
     assert str(lost) == (
         "fake:0 did not finish a small test op within 0.05 s (after TimeoutError: its work has not ended "
         "within 0.05 s)"
-        "; without it this instance cannot go on"
+        "; without it this instance cannot continue"
     )
     assert [(name, str(lost) in str(error)) for name, error in failed] == [("a", True)], "it gets no further calls"
     assert reported.empty()

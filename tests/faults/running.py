@@ -92,7 +92,7 @@ async def check_ledger(cluster: FaultCluster, before: dict[str, float], seen: li
         now.update(cluster.ledger())
         return now["inflight"] == 0
 
-    await until(settled, time.time() + END_S, f"requests are in flight for ever: {now}")
+    await until(settled, time.time() + END_S, f"requests are in flight forever: {now}")
     ended = {name: now[name] - before[name] for name in ("received", "completed", "failed", "cancelled", "rejected")}
     failed = sum(one.ending == ERROR for one in seen)
     assert ended == {

@@ -45,7 +45,7 @@ def test_the_pool_leaves_memory_for_the_largest_step_of_its_flags(llama: Path, m
         engine, notes = build_engine(config(llama, **options), lambda error: None)
         engine.close()
         (note,) = [note for note in notes if note.startswith("KV pool: ")]
-        return float(note.rpartition(", ")[2].removesuffix(" MiB left to steps"))
+        return float(note.rpartition(", ")[2].removesuffix(" MiB left for steps"))
 
     assert left(prefill_chunk_size=96, max_num_seqs=256) > left(prefill_chunk_size=8, max_num_seqs=2)
 

@@ -46,7 +46,7 @@ from wire.messages import Failed, Generate, LinkMeasured, MeasureLink, Prefill, 
 from wire.types import Role, StageTimes
 
 ROOT = Path(__file__).parents[2]
-THE_END = "without it this instance cannot go on"
+THE_END = "without it this instance cannot continue"
 
 
 @pytest.fixture(scope="module")

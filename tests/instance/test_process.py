@@ -118,7 +118,7 @@ def test_the_loss_of_its_device_ends_a_process_with_status_one(
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=Path(__file__).parents[2])
 
-    words = f"fake:0 {why} (after RuntimeError: the step failed); without it this instance cannot go on"
+    words = f"fake:0 {why} (after RuntimeError: the step failed); without it this instance cannot continue"
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].removeprefix("instance: ") == words
     assert ("taken down" in done.stdout) is taken_down

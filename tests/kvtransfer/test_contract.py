@@ -231,7 +231,7 @@ def test_a_late_message_gets_the_tickets_reason(rig: Rig, message: type[Open | C
 
     answer = raw.hear()
     assert isinstance(answer, Abort)
-    assert answer.reason == f"ticket {ticket.ticket_id} is over: the client went away"
+    assert answer.reason == f"ticket {ticket.ticket_id} has ended: the client went away"
     raw.stream.close()
 
 

@@ -170,7 +170,7 @@ def test_a_killed_ranks_process_ends_its_tickets_and_is_lost(side: str) -> None:
         else:
             rig.events.wait("failed", ticket.ticket_id)
         until(lambda: bool(rig.lost))
-        assert rig.lost == ["rank 1 of 2 has stopped transferring its KV: the other end is gone"]
+        assert rig.lost == ["rank 1 of 2 stopped transferring its KV: the other process closed the connection"]
 
 
 def test_a_put_waits_until_the_rank_has_launched_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,9 +353,7 @@ def test_a_rank_that_reads_nothing_is_lost_without_blocking_rank_0(
         peer.far.send(RankMessage.ABORT, pack_bytes("t", bytes(1 << 20)))
 
     assert peer.is_lost.wait(DEADLINE_S)
-    assert peer.messages == [
-        "rank 1 of 2 accepts no messages about its hand-offs: a message was not accepted within 0.05 s"
-    ]
+    assert peer.messages == ["rank 1 of 2 does not accept messages: a message was not accepted within 0.05 s"]
 
 
 class SettledMeanwhile(dict[str, Any]):
@@ -390,7 +388,7 @@ def test_a_rank_that_closes_its_socket_is_lost(peer: ConnectedRank) -> None:
     peer.there.close()
 
     assert peer.is_lost.wait(DEADLINE_S)
-    assert peer.messages[0] == "rank 1 of 2 has stopped transferring its KV: the other end is gone"
+    assert peer.messages[0] == "rank 1 of 2 stopped transferring its KV: the other process closed the connection"
 
 
 def test_a_put_carries_only_the_blocks_that_the_rank_does_not_know(peer: ConnectedRank) -> None:
@@ -457,7 +455,9 @@ def test_a_rank_that_does_not_answer_is_lost_with_a_reason() -> None:
     with pytest.raises(InstanceLost, match=r"rank 1 of 2 did not open its KV links: no message within 0\.01 s"):
         far.start(0.01)
     theirs.close()
-    with pytest.raises(InstanceLost, match="rank 1 of 2 did not open its KV links: the other end is gone"):
+    with pytest.raises(
+        InstanceLost, match="rank 1 of 2 did not open its KV links: the other process closed the connection"
+    ):
         far.start(DEADLINE_S)
     far.close()
 
@@ -467,9 +467,7 @@ def test_a_rank_that_sends_an_invalid_message_is_lost_with_a_reason(peer: Connec
     peer.there.send(RankMessage.ACKED, b"\xff", timeout_s=DEADLINE_S)
 
     assert peer.is_lost.wait(DEADLINE_S)
-    assert peer.messages == [
-        "a message of rank 1 of 2 about its hand-offs is invalid: 1 bytes are too short for a message about a ticket"
-    ]
+    assert peer.messages == ["invalid message from rank 1 of 2: a ticket's message of 1 bytes is too short"]
     assert peer.far.endpoints == (ENDPOINT,)
 
 

@@ -143,7 +143,7 @@ def test_http_port_is_free_and_differs_from_port(start: Start) -> None:
         busy = listener.getsockname()[1]
 
         output = start("decode", "--port", "8089", "--http-port", "8089")
-        assert "--http-port 8089 equals --port 8089: give two different ports" in output
+        assert "--http-port 8089 equals --port 8089: use two different ports" in output
         output = start("decode", "--port", str(free_ports(1)[0]), "--http-port", str(busy))
         assert f"--http-port {busy} on 127.0.0.1: in use by another process" in output
 

@@ -36,7 +36,7 @@ def test_a_cluster_started_another_way_is_named(
 
     assert capsys.readouterr().out == (
         f"nothing was stopped: no cluster of `pdserve up` runs in {tmp_path}; the one at {url} was started otherwise: "
-        "stop its processes yourself, or give its folder by --run-dir\n"
+        "stop its processes yourself, or pass its folder with --run-dir\n"
     )
 
 

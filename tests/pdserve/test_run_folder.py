@@ -261,7 +261,7 @@ def test_an_unusable_folder_is_refused_with_advice(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "file" / "run")
     words = (
         rf"the run folder {folder.path} cannot be used: Not a directory: "
-        "give another one by --run-dir or PDSERVE_RUN_DIR"
+        "choose another one with --run-dir or PDSERVE_RUN_DIR"
     )
 
     with pytest.raises(ConfigError, match=words):

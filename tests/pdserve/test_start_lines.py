@@ -81,7 +81,7 @@ def test_an_instance_at_another_address_than_the_tables_is_warned(tmp_path: Path
 
     assert [line for line in lines if line.startswith("warning: ")] == [
         f"warning: --host {host} does not listen on {server_ip}, to which, by the table, the scheduler "
-        f"connects: give --host {server_ip} or --host 0.0.0.0, unless a proxy or a network namespace is between"
+        f"connects: set --host {server_ip} or --host 0.0.0.0, unless a proxy or a network namespace is between"
     ]
 
 

@@ -71,8 +71,8 @@ def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--ray",), "100000 instances, and one machine takes at most 64: give fewer, or --address of a Ray cluster"),
-        (("--ray", "--address", "10.0.0.18:6379"), "100000 instances, and one cluster takes at most 1024: give fewer"),
+        (("--ray",), "100000 instances, and one machine takes at most 64: use fewer, or --address of a Ray cluster"),
+        (("--ray", "--address", "10.0.0.18:6379"), "100000 instances, and one cluster takes at most 1024: use fewer"),
     ],
 )
 def test_with_ray_there_is_a_limit_too(flags: tuple[str, ...], words: str) -> None:
@@ -83,7 +83,7 @@ def test_with_ray_there_is_a_limit_too(flags: tuple[str, ...], words: str) -> No
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--address", "10.0.0.18:6379"), "is the address of a Ray cluster: give --ray too"),
+        (("--address", "10.0.0.18:6379"), "is the address of a Ray cluster: set --ray too"),
         (("--ray", "--address", "ray://10.0.0.18:10001"), "Ray's client protocol is not supported"),
         (("--ray", "--ray-strategy", "near"), "invalid choice: 'near'"),
     ],

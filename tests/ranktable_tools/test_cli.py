@@ -181,7 +181,7 @@ def test_a_save_dir_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "file").touch()
 
     assert main([*GEN, "--save-dir", "file"]) == 2
-    assert capsys.readouterr().err == "ranktable: --save-dir file: cannot be made: File exists\n"
+    assert capsys.readouterr().err == "ranktable: --save-dir file: cannot be created: File exists\n"
 
 
 def test_npu_addresses_are_read_from_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

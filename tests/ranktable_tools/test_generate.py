@@ -109,9 +109,7 @@ def test_two_instances_with_one_file_name_are_refused(prefill: str, decode: str)
 
 
 def test_nothing_to_generate_is_refused() -> None:
-    with pytest.raises(
-        RanktableError, match="nothing to generate: give --prefill-server-list, --decode-server-list or"
-    ):
+    with pytest.raises(RanktableError, match="nothing to generate: set --prefill-server-list, --decode-server-list or"):
         check_request(GenRequest((), (), with_scheduler=False, ip=IP))
 
 
@@ -179,7 +177,7 @@ def test_instances_that_share_some_devices_need_no_ports() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (_shared("0", "0"), "instances with the same devices are distinguished by their ports: give --ports"),
+        (_shared("0", "0"), "instances with the same devices are distinguished by their ports: set --ports"),
         (_shared("0,0", "1"), "Device 0 is twice in prefill-0"),
         (_shared("1,0", "10", (1, 2)), "group the devices differently"),
         (_request("0", "0"), "if it is a GPU, ranktable gen --share-devices assigns it to both"),

@@ -190,9 +190,9 @@ async def test_a_failure_before_the_first_token_is_an_http_status(serve: Any) ->
     [
         (HandoffFailed("the KV did not arrive whole"), {}, (500, None, "the KV did not arrive whole")),
         (
-            InvalidGrammar("the grammar cannot go on"),
+            InvalidGrammar("the grammar cannot continue"),
             {"guided_grammar": "start: /a/"},
-            (400, "guided_grammar", "the grammar cannot go on"),
+            (400, "guided_grammar", "the grammar cannot continue"),
         ),
     ],
     ids=["hand-off", "grammar"],

@@ -63,5 +63,5 @@ def test_credentials_need_origins_by_name(origins: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["[1]", "[", '[["a"]]'])
 def test_a_value_that_is_not_a_list_of_texts_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="not a JSON list of texts"):
+    with pytest.raises(ConfigError, match="not a JSON list of strings"):
         parse(["--model", "m", "--allowed-origins", text])

@@ -114,9 +114,9 @@ async def test_a_pair_that_is_too_long_is_truncated(serve: Any, cross_encoder: P
     ("fields", "param", "words"),
     [
         ({"text_2": "a"}, "text_1", "text_1 is missing"),
-        ({"text_1": "a", "text_2": []}, "text_2", "a text or a list of texts, none empty"),
+        ({"text_1": "a", "text_2": []}, "text_2", "a string or a list of strings, none empty"),
         ({"text_1": "a", "text_2": ["b", ""]}, "text_2", "text 1 is empty"),
-        ({"text_1": "a", "text_2": [1, 2]}, "text_2", "a text or a list of texts"),
+        ({"text_1": "a", "text_2": [1, 2]}, "text_2", "a string or a list of strings"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "text_1 has 2 texts and text_2 1"),
         ({"text_1": ["a", "b"], "text_2": ["c"] * 3}, "text_1", "text_1 has 2 texts and text_2 3"),
         ({"text_1": "a", "text_2": ["b"] * 5}, "text_2", "text_2 has 5 texts; at most 4 are allowed (--max-inputs)"),

@@ -29,7 +29,7 @@ class _JumpingSelector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise RuntimeError("no timer and nothing ready: the test would wait for ever")
+            raise RuntimeError("no timer and nothing ready: the test would wait forever")
         if not ready and timeout is not None and timeout > 0:
             self._loop.now += timeout
         return ready

@@ -37,7 +37,7 @@ class Collector:
         return [span for scope in scopes for span in scope.spans]
 
     def take(self, payload: bytes, headers: dict[str, str]) -> int:
-        """Note a request; return the status to answer."""
+        """Record a request; return the status to answer."""
         self.headers.append(headers)
         status = self.statuses.pop(0) if self.statuses else 200
         if status == 200:

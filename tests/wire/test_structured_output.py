@@ -50,5 +50,5 @@ def test_other_types_are_refused_with_a_reason(schema: Any, words: str) -> None:
 def test_choices_are_a_list_of_texts() -> None:
     assert choice_output(("né", 'q"')) == StructuredOutput("choice", '["né", "q\\""]')
     for wrong in ("abc", {"a": 1}, 3):
-        with pytest.raises(InvalidGrammar, match="must be a list of texts"):
+        with pytest.raises(InvalidGrammar, match="must be a list of strings"):
             choice_output(wrong)  # type: ignore[arg-type]

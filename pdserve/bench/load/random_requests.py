@@ -63,7 +63,7 @@ def _request(
 
 def _ids(vocabulary: int) -> range:
     if vocabulary <= FIRST_ID:
-        raise ConfigError(f"--vocab-size {vocabulary}: random prompts use ids from {FIRST_ID}: give more")
+        raise ConfigError(f"--vocab-size {vocabulary}: random prompts use ids from {FIRST_ID}: use a larger one")
     return range(FIRST_ID, min(vocabulary, MOST_IDS))
 
 

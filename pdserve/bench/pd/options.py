@@ -78,7 +78,7 @@ def parse(argv: Sequence[str]) -> PdRequest:
     if not options.startup_timeout > 0:
         raise ConfigError(f"--startup-timeout {options.startup_timeout:g}: more than 0 s")
     if options.vllm and not os.access(options.vllm, os.X_OK):
-        raise ConfigError(f"--vllm {options.vllm} is not executable: give the Python of vLLM's environment")
+        raise ConfigError(f"--vllm {options.vllm} is not executable: use the Python of vLLM's environment")
     fill_model(namespace)
     engine = from_namespace(EngineOptions, namespace)
     check_device(engine)

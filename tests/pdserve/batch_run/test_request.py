@@ -24,10 +24,10 @@ def parsed(*typed: str, **environ: str) -> BatchRequest:
         (("-o", "a"), "-i/--input-file"),
         ((*ENDS, "--max-inflight", "0"), "--max-inflight 0 is out of range"),
         ((*ENDS, "--max-inflight", "70000"), "--max-inflight 70000 is above 65536"),
-        ((*ENDS, "--request-timeout", "0"), "--request-timeout 0 is out of range: give a number of seconds above 0"),
+        ((*ENDS, "--request-timeout", "0"), "--request-timeout 0 is out of range: use a number of seconds above 0"),
         (
             (*ENDS, "--request-timeout", "nan"),
-            "--request-timeout nan is out of range: give a number of seconds above 0",
+            "--request-timeout nan is out of range: use a number of seconds above 0",
         ),
         ((*ENDS, "--max-line-bytes", "0"), "--max-line-bytes 0 is out of range"),
         ((*ENDS, "--metrics-port", "70000"), "70000, is not in 1..65535"),

@@ -120,7 +120,7 @@ def test_unsupported_vllm_flags_are_refused_with_advice(name: str) -> None:
         (["--random-range-ratio", "1"], "--random-range-ratio 1 is not in"),
         (["--port", "99999"], "http://127.0.0.1:99999: the port is not a number from 1 to 65535"),
         (["--base-url", "http://h:x"], "http://h:x: the port is not a number from 1 to 65535"),
-        (["--plot", "f.jpg"], "--plot f.jpg: give a file that ends in .svg or .png"),
+        (["--plot", "f.jpg"], "--plot f.jpg: use a file that ends in .svg or .png"),
         (["--base-url", "localhost:9000"], "--base-url localhost:9000: it must begin with http"),
         (["--backend", "openai-embeddings", "--goodput", "ttft:9"], "vectors have no ttft, only e2el"),
         (["--backend", "openai-embeddings", "--percentile-metrics", "itl,e2el"], "vectors have no itl, only e2el"),

@@ -79,7 +79,7 @@ def test_a_pipe_without_a_writer_is_refused_and_a_shells_is_read(tmp_path: Path)
     os.write(into, b"port: 1\n")
     os.close(into)
 
-    with pytest.raises(ConfigError, match=rf"--config {tmp_path}/pipe is not a regular file: give a YAML file"):
+    with pytest.raises(ConfigError, match=rf"--config {tmp_path}/pipe is not a regular file: use a YAML file"):
         read(str(tmp_path / "pipe"))
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read(str(tmp_path))

@@ -185,7 +185,7 @@ def test_a_repository_without_a_model_is_refused(hub: FakeHub, fetched: Callable
     folder = hub.repos[QWEN]
     (folder / "model.safetensors").rename(folder / "model-q4.gguf")
     with pytest.raises(
-        ConfigError, match=r"nor an index of several; it has only model-q4\.gguf: download one, and give its"
+        ConfigError, match=r"nor an index of several; it has only model-q4\.gguf: download one, and pass its"
     ):
         fetched(QWEN)
     (folder / "config.json").unlink()

@@ -70,7 +70,7 @@ def test_a_command_ends_with_status_2_and_advice(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "pdserve model: --model facebook/opt-125m is not a local folder; HF_HUB_OFFLINE is set, and no copy is cached: "
-        "run `pdserve model path facebook/opt-125m` with network access, or give a folder\n"
+        "run `pdserve model path facebook/opt-125m` with network access, or pass a folder\n"
     )
 
 

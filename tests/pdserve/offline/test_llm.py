@@ -282,7 +282,7 @@ def test_missing_features_are_refused_with_a_reason(local: LLM) -> None:
         (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
         (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
         (lambda: local.encode("a", object()), "pooling_params is not supported: "),  # type: ignore[arg-type]
-        (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "else give token ids"),  # type: ignore[arg-type]
+        (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "else pass token ids"),  # type: ignore[arg-type]
     ):
         with pytest.raises(NotImplementedError, match=words):
             call()
@@ -372,7 +372,7 @@ def test_a_custom_tokenizer_reads_prompts_and_writes_texts(model: Path, local: L
         own = Shouting(llm.get_tokenizer())
         llm.set_tokenizer(own)
         (output,) = llm.generate("THE QUICK BROWN FOX", GREEDY)
-        with pytest.raises(ValueError, match="stop texts need the model's own tokenizer"):
+        with pytest.raises(ValueError, match="stop strings need the model's own tokenizer"):
             llm.generate("a", SamplingParams(stop="b"))
         assert llm.get_tokenizer() is own
 

@@ -31,15 +31,15 @@ def test_each_form_is_read(given: Any, prompts: list[PromptInput]) -> None:
     [
         (["a", ""], ValueError, "prompt 1 is empty"),
         (["a", []], ValueError, "prompt 1 is empty"),
-        (["a", 5.0], TypeError, "prompt 1 is a value of type float: give a text, a list of token ids"),
+        (["a", 5.0], TypeError, "prompt 1 is a value of type float: pass a string, a list of token ids"),
         ([[1, "a"]], TypeError, "prompt 0 is a value of type list"),
         ([[True, False]], TypeError, "prompt 0 is a value of type list"),
         ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a list of token ids, not empty"),
         ({"text": "a"}, ValueError, "prompt 0 has neither prompt nor prompt_token_ids"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, ValueError, "prompt 0 has multi_modal_data"),
         (None, TypeError, "generate needs prompts"),
-        (5, TypeError, "prompt 0 is a value of type int: give a text"),
-        (b"a", TypeError, "prompt 0 is a value of type bytes: give a text"),
+        (5, TypeError, "prompt 0 is a value of type int: pass a string"),
+        (b"a", TypeError, "prompt 0 is a value of type bytes: pass a string"),
     ],
 )  # fmt: skip
 def test_an_invalid_prompt_is_named(given: Any, error: type[Exception], words: str) -> None:
@@ -51,7 +51,7 @@ def test_one_set_of_parameters_is_for_all_and_several_are_one_each() -> None:
     assert one_each(None, 2, "default", "x") == ["default", "default"]
     assert one_each(5, 2, 0, "x") == [5, 5]
     assert one_each([5, 6], 2, 0, "x") == [5, 6]
-    with pytest.raises(ValueError, match="2 prompts and 3 sets of parameters: give one for all, or one each"):
+    with pytest.raises(ValueError, match="2 prompts and 3 sets of parameters: pass one for all, or one each"):
         one_each([1, 2, 3], 2, 0, "sets of parameters")
 
 

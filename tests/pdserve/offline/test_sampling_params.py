@@ -64,7 +64,7 @@ def test_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> None:
         ({"max_tokens": True}, "max_tokens is True, must be a whole number of 1 or more"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is more than max_tokens 4"),
         ({"logprobs": -2}, "logprobs is -2, must be a whole number of -1 or more"),
-        ({"stop": ["a", ""]}, "stop has an empty text"),
+        ({"stop": ["a", ""]}, "stop contains an empty string"),
         ({"stop": "a", "detokenize": False}, "stop needs detokenize"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0, must be -1, or 1 or more"),
         ({"use_beam_search": True}, "use_beam_search needs n or best_of of 2 or more, got 1"),
@@ -112,7 +112,7 @@ def test_structured_outputs_have_both_names() -> None:
     requests = StructuredOutputsParams(choice=["a", "b"])
 
     assert requests.body() == GuidedDecodingParams(choice=["a", "b"]).body() == {"choice": ["a", "b"]}
-    with pytest.raises(ValueError, match=r"have 0 of json, regex, .*: give exactly one"):
+    with pytest.raises(ValueError, match=r"have 0 of json, regex, .*: use exactly one"):
         StructuredOutputsParams()
 
 
