@@ -21,7 +21,7 @@ from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 
 _SYNC_EVERY_S = 1.0
-_MOST_WARNINGS = 20
+_MAX_WARNINGS = 20
 _log = EventLogger("batch")
 
 
@@ -117,7 +117,7 @@ class _Run:
                 self._prepared.journal.append(JournalRecord(position, outcome))
             self._first_error = self._first_error or outcome.message
             for warning in outcome.warnings:
-                if warning in self._warnings or len(self._warnings) < _MOST_WARNINGS:
+                if warning in self._warnings or len(self._warnings) < _MAX_WARNINGS:
                     self._warnings[warning] += 1
             self._on_progress(self.progress())
 

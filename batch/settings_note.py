@@ -13,7 +13,7 @@ from batch.journal_record import decode_header, encode_header
 from batch.whole_file import WholeFile
 from wire.errors import ConfigError
 
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 
 
 def note_of(output: Path) -> Path:
@@ -83,6 +83,6 @@ def _content(path: Path) -> bytes | None:
     """Return the file, up to the largest size of a note; None if there is none. Raises OSError."""
     try:
         with path.open("rb") as file:
-            return file.read(_MOST_BYTES)
+            return file.read(_MAX_BYTES)
     except FileNotFoundError:
         return None

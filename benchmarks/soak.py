@@ -50,8 +50,8 @@ from wire.errors import PdserveError
 
 DEADLINE_S, IDLE_S, LOOK_S = 120.0, 30.0, 2.0
 FROZEN_S = 10.0  # longer than the silence after which an instance is lost
-LEAST_LOOKS = 60  # with fewer snapshots every quarter includes the start
-MOST_WORDS = 10
+MIN_LOOKS = 60  # with fewer snapshots every quarter includes the start
+MAX_WORDS = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,7 +168,7 @@ class Soak:
         self.endings[outcome.kind, outcome.how] += 1
         if outcome.message and outcome.how in (WRONG, UNENDED, TOLD):
             line = f"{outcome.kind} {outcome.how}: {outcome.message}"
-            if len(self.words) < MOST_WORDS and line not in self.words:
+            if len(self.words) < MAX_WORDS and line not in self.words:
                 self.words.append(line)
 
     async def watch(self, until: float) -> None:
@@ -230,7 +230,7 @@ class Soak:
             kinds.setdefault(kind, {})[how] = count
         grown: dict[str, list[dict[str, int]]] = {}
         for (name, _), looks in self.lives.items():
-            if len(looks) < LEAST_LOOKS:
+            if len(looks) < MIN_LOOKS:
                 continue
             by = growth(looks)
             grown.setdefault(name, []).append({

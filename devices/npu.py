@@ -23,7 +23,7 @@ TRAITS = Traits(
     kept_linears=("npu-int8", "npu-antiquant"), is_asynchronous=True, one_sided="ascend",
     ray_resource="NPU", image="ascend", packages=("torch_npu", "mooncake-transfer-engine-npu"),
 )  # fmt: skip
-LEAST_VERSION = (2, 10)
+MIN_VERSION = (2, 10)
 """Of torch_npu. Earlier, npu_scatter_pa_kv_cache has no cache_mode and uses a cache layout of its own."""
 
 
@@ -48,8 +48,8 @@ class NpuKind:
 
     def _unfit(self) -> str | None:
         version = importlib.metadata.version("torch_npu")
-        if versions.numbers(version)[:2] < LEAST_VERSION:
-            return f"torch_npu {version} is too old: {'.'.join(map(str, LEAST_VERSION))} or newer is needed"
+        if versions.numbers(version)[:2] < MIN_VERSION:
+            return f"torch_npu {version} is too old: {'.'.join(map(str, MIN_VERSION))} or newer is needed"
         found = versions.npu_versions()
         mismatch, seen = versions.npu_mismatch(found), versions.format_versions(found)
         if mismatch is not None:

@@ -5,13 +5,13 @@ only in the message. A capture that fails that way raises another error, with th
 """
 
 _WORDS = "out of memory"
-_MOST_CAUSES = 8
+_MAX_CAUSES = 8
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error`, or an error in its chain of causes and contexts, means out of memory."""
     found: BaseException | None = error
-    for _ in range(_MOST_CAUSES):
+    for _ in range(_MAX_CAUSES):
         if found is None:
             return False
         if isinstance(found, (RuntimeError, MemoryError)) and _WORDS in str(found).lower():

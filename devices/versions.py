@@ -16,7 +16,7 @@ from typing import Final
 
 LEAST_CANN: Final = "9.0"
 """The CANN that torch_npu 2.10 was built for, the oldest torch_npu with the ops that we call."""
-LEAST_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+MIN_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest Linux driver per major release of CUDA: NVIDIA's table of minor version compatibility."""
 _NVIDIA_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
 _CANN_HOMES = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann")
@@ -70,7 +70,7 @@ def cuda_mismatch(found: Mapping[str, str]) -> str | None:
         return f"torch is built without CUDA: run scripts/install --device cuda ({format_versions(found)})"
     if driver is None:
         return f"no NVIDIA driver is loaded here, /proc/driver/nvidia/version is missing ({format_versions(found)})"
-    least = LEAST_DRIVER.get(numbers(cuda)[0])
+    least = MIN_DRIVER.get(numbers(cuda)[0])
     if least is not None and numbers(driver) < numbers(least):
         return (
             f"driver {driver} is too old for CUDA {cuda}, which needs {least}: update it, or install a torch for "

@@ -20,7 +20,7 @@ class BatchLimits:
 
 SLOW_STEP_S = 2.0
 """A longer step delays the other sequences, so the next one gets fewer prompt tokens."""
-_LEAST_CHUNK = 64
+_MIN_CHUNK = 64
 
 
 def paced(limits: BatchLimits, largest: BatchLimits, step_s: float) -> BatchLimits:
@@ -29,7 +29,7 @@ def paced(limits: BatchLimits, largest: BatchLimits, step_s: float) -> BatchLimi
     """
     size, most = limits.prefill_chunk_size, largest.prefill_chunk_size
     if step_s > SLOW_STEP_S:
-        size = max(size // 2, min(_LEAST_CHUNK, most))
+        size = max(size // 2, min(_MIN_CHUNK, most))
     elif step_s < SLOW_STEP_S / 4:
         size = min(2 * size, most)
     return limits if size == limits.prefill_chunk_size else replace(limits, prefill_chunk_size=size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wire.types import Beam, BeamSearch, SamplingParams
 
-_MOST_EXPONENT = 600.0  # exp(600) and exp(-600) are well inside a float's range
+_MAX_EXPONENT = 600.0  # exp(600) and exp(-600) are well inside a float's range
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ def _can_improve(
 def _per_length(score: float, length: int, penalty: float) -> float:
     """Return score / length ** penalty, with the exponent limited to a float's range."""
     exponent = penalty * math.log(length)
-    if abs(exponent) <= _MOST_EXPONENT:
+    if abs(exponent) <= _MAX_EXPONENT:
         return score / math.pow(length, penalty)
-    return score / math.exp(math.copysign(_MOST_EXPONENT, exponent))
+    return score / math.exp(math.copysign(_MAX_EXPONENT, exponent))
 
 
 def _search_of(params: SamplingParams) -> BeamSearch:

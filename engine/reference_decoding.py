@@ -18,7 +18,7 @@ from engine.finish import finish_of
 from engine.sampling.counter_hash import uniform
 from wire.types import SamplingParams, TokenLogprobs
 
-_MOST_ROWS = 8  # limits the logits of a prompt's tokens: rows x length x vocabulary
+_MAX_ROWS = 8  # limits the logits of a prompt's tokens: rows x length x vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class ReferenceDecoder:
                 new = (request for request in _sequences_of(prompt, params) if request not in self._sampled)
                 wanted.setdefault(tuple(prompt), {}).update(dict.fromkeys(new))
         for every in map(list, wanted.values()):
-            for first in range(0, len(every), _MOST_ROWS):
-                self._decode_rows([_Row(request) for request in every[first : first + _MOST_ROWS]])
+            for first in range(0, len(every), _MAX_ROWS):
+                self._decode_rows([_Row(request) for request in every[first : first + _MAX_ROWS]])
 
     @torch.inference_mode()
     def score_prompt(self, prompt: Sequence[int], top: int) -> list[TokenLogprobs | None]:

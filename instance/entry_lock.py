@@ -15,7 +15,7 @@ from wire.errors import ConfigError
 _PEER_TIMEOUT_S = 2.0
 
 
-_MOST_TABLES = 8
+_MAX_TABLES = 8
 
 
 class EntryLock:
@@ -43,7 +43,7 @@ class EntryLock:
                 f"and process {_holder(name)} on this host holds it; give each process its own local table"
             ) from error
         self._sockets[table_digest] = held
-        while len(self._sockets) > _MOST_TABLES:
+        while len(self._sockets) > _MAX_TABLES:
             self._sockets.pop(next(iter(self._sockets))).close()
 
     def close(self) -> None:

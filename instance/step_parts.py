@@ -13,48 +13,48 @@ from wire.types import PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
 
 T = TypeVar("T")
 
-MOST_BYTES = MAX_MESSAGE_BYTES // 2  # by the estimates below, which exceed the encoded size
+MAX_BYTES = MAX_MESSAGE_BYTES // 2  # by the estimates below, which exceed the encoded size
 _SURELY_FEW = 256  # tokens without logprobs: too small to be worth counting
 _TOKEN_BYTES, _SCORE_BYTES, _RANKED_BYTES, _TIMES_BYTES = 64, 40, 8 + 5, 192
 
 
-def parts_of(step: Step, most_bytes: int = MOST_BYTES) -> Iterator[Step]:
-    """Yield `step` whole, or split into steps of at most `most_bytes` each (a token or position is never split)."""
-    if _is_small(step, most_bytes):
+def parts_of(step: Step, max_bytes: int = MAX_BYTES) -> Iterator[Step]:
+    """Yield `step` whole, or split into steps of at most `max_bytes` each (a token or position is never split)."""
+    if _is_small(step, max_bytes):
         yield step
         return
     bare = replace(step, tokens=(), times=(), prompt_logprobs=())
     for scored in step.prompt_logprobs:
-        for part in _cut_scores(scored, most_bytes):
+        for part in _cut_scores(scored, max_bytes):
             yield replace(bare, prompt_logprobs=(part,))
-    for tokens in _cut(step.tokens, _bytes_of_token, most_bytes):
+    for tokens in _cut(step.tokens, _bytes_of_token, max_bytes):
         yield replace(bare, tokens=tokens)
-    for times in _cut(step.times, _bytes_of_times, most_bytes):
+    for times in _cut(step.times, _bytes_of_times, max_bytes):
         yield replace(bare, times=times)
 
 
-def _is_small(step: Step, most_bytes: int) -> bool:
+def _is_small(step: Step, max_bytes: int) -> bool:
     scores = any(token.logprobs is not None for token in step.tokens) or step.prompt_logprobs
-    if not scores and len(step.tokens) <= _SURELY_FEW and most_bytes == MOST_BYTES:
+    if not scores and len(step.tokens) <= _SURELY_FEW and max_bytes == MAX_BYTES:
         return True
     scored = sum(_bytes_of_score(one) for part in step.prompt_logprobs for one in part.tokens)
     others = sum(map(_bytes_of_token, step.tokens)) + sum(map(_bytes_of_times, step.times))
-    return scored + others <= most_bytes
+    return scored + others <= max_bytes
 
 
-def _cut_scores(scored: PromptLogprobs, most_bytes: int) -> Iterator[PromptLogprobs]:
+def _cut_scores(scored: PromptLogprobs, max_bytes: int) -> Iterator[PromptLogprobs]:
     start = scored.start
-    for tokens in _cut(scored.tokens, _bytes_of_score, most_bytes):
+    for tokens in _cut(scored.tokens, _bytes_of_score, max_bytes):
         yield PromptLogprobs(scored.prompt_id, start, tokens)
         start += len(tokens)
 
 
-def _cut(items: Sequence[T], num_bytes: Callable[[T], int], most_bytes: int) -> Iterator[tuple[T, ...]]:
+def _cut(items: Sequence[T], num_bytes: Callable[[T], int], max_bytes: int) -> Iterator[tuple[T, ...]]:
     """Yield the items in order, as many at a time as fit, but at least one."""
     first = total = 0
     for place, item in enumerate(items):
         total += num_bytes(item)
-        if total > most_bytes and place > first:
+        if total > max_bytes and place > first:
             yield tuple(items[first:place])
             first, total = place, num_bytes(item)
     if first < len(items):

@@ -25,23 +25,23 @@ class FrameRange(NamedTuple):
 
 
 def cut_frames(
-    part: RankHeads, wanted: Iterable[tuple[int, Sequence[tuple[int, int]]]], most_bytes: int,
+    part: RankHeads, wanted: Iterable[tuple[int, Sequence[tuple[int, int]]]], max_bytes: int,
     shared_bytes: int = FRAME_BYTES,
 ) -> Iterator[FrameRange]:  # fmt: skip
     """Yield the frames for `wanted`: (tensor, its token ranges), with ascending tensors of `part`.
 
     Neighbouring tensors with the same heads and ranges share a frame, up to `shared_bytes`; a single tensor is split
-    at `most_bytes`.
+    at `max_bytes`.
     """
-    shared_bytes, group = min(most_bytes, shared_bytes), _Group(0, ())
+    shared_bytes, group = min(max_bytes, shared_bytes), _Group(0, ())
     for tensor, ranges in wanted:
         if not ranges:
             continue
         if not group.takes(part, tensor, ranges, shared_bytes):
-            yield from group.frames(part, most_bytes)
+            yield from group.frames(part, max_bytes)
             group = _Group(tensor, ranges)
         group.add(part.token_bytes[tensor])
-    yield from group.frames(part, most_bytes)
+    yield from group.frames(part, max_bytes)
 
 
 class _Group:
@@ -49,25 +49,25 @@ class _Group:
 
     def __init__(self, first: int, ranges: Sequence[tuple[int, int]]) -> None:
         self._first, self._ranges, self._num_tensors, self._token_bytes = first, ranges, 0, 0
-        self._most_tokens = max((end - start for start, end in ranges), default=0)
+        self._max_tokens = max((end - start for start, end in ranges), default=0)
 
-    def takes(self, part: RankHeads, tensor: int, ranges: Sequence[tuple[int, int]], most_bytes: int) -> bool:
+    def takes(self, part: RankHeads, tensor: int, ranges: Sequence[tuple[int, int]], max_bytes: int) -> bool:
         return (
             tensor == self._first + self._num_tensors
             and ranges == self._ranges
             and part.heads[tensor] == part.heads[self._first]
-            and self._most_tokens <= FRAME_TOKENS
-            and (self._token_bytes + part.token_bytes[tensor]) * self._most_tokens <= most_bytes
+            and self._max_tokens <= FRAME_TOKENS
+            and (self._token_bytes + part.token_bytes[tensor]) * self._max_tokens <= max_bytes
         )
 
     def add(self, token_bytes: int) -> None:
         self._num_tensors += 1
         self._token_bytes += token_bytes
 
-    def frames(self, part: RankHeads, most_bytes: int) -> Iterator[FrameRange]:
+    def frames(self, part: RankHeads, max_bytes: int) -> Iterator[FrameRange]:
         most_tokens = FRAME_TOKENS
         if self._num_tensors == 1:
-            most_tokens = max(1, min(most_tokens, most_bytes // part.token_bytes[self._first]))
+            most_tokens = max(1, min(most_tokens, max_bytes // part.token_bytes[self._first]))
         for range_start, range_end in self._ranges:
             for start in range(range_start, range_end, most_tokens):
                 yield FrameRange(self._first, self._num_tensors, start, min(range_end, start + most_tokens))

@@ -41,7 +41,7 @@ from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.types import PROTOCOL_VERSION, KvEndpoint
 
 _log = EventLogger("kvtransfer")
-_LEAST_GATHERED, _MOST_GATHERED = 4, 512
+_MIN_GATHERED, _MAX_GATHERED = 4, 512
 
 
 class LinkOwner(Protocol):
@@ -83,7 +83,7 @@ class Link:
         self._load = 0
         self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
         self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
-        self._gather_ops = _LEAST_GATHERED
+        self._gather_ops = _MIN_GATHERED
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._reader: LinkReader | None = None
@@ -252,9 +252,9 @@ class Link:
             self._gathered.append(self._queue.get(timeout=self._settings.check_interval_s))
             while len(self._gathered) < self._gather_ops:
                 self._gathered.append(self._queue.get_nowait())
-            self._gather_ops = min(4 * self._gather_ops, _MOST_GATHERED)
+            self._gather_ops = min(4 * self._gather_ops, _MAX_GATHERED)
         except queue.Empty:
-            self._gather_ops = _LEAST_GATHERED
+            self._gather_ops = _MIN_GATHERED
         self._gathered = deque(merge_puts(self._gathered))
 
     def _shut_down(self, error: PdserveError | None) -> None:

@@ -33,7 +33,7 @@ from wire.errors import HandoffFailed, Unavailable
 from wire.types import KvEndpoint
 
 _RING_BYTES = 16 << 20
-_MOST_BYTES = FRAME_BYTES
+_MAX_BYTES = FRAME_BYTES
 _ROOM = struct.Struct("!QQ")
 _MAX_SESSION_BYTES = 256
 _POLL_S = 0.05
@@ -101,7 +101,7 @@ class MooncakeTransport:
         if session.rpartition(":")[0] != stream.socket.getpeername()[0]:
             raise WireError(f"the ring's session is {session!r}, which is not the address of the link's sender")
         try:
-            memory = Registered(engine_at(stream.socket.getsockname()[0], self._device), _MOST_BYTES)
+            memory = Registered(engine_at(stream.socket.getsockname()[0], self._device), _MAX_BYTES)
         except OSError as error:
             raise Unavailable(f"mooncake cannot serve {hello.sender_id}: {error}") from error
         stream.read_ahead(READ_AHEAD_BYTES)
@@ -122,8 +122,8 @@ class MooncakeOutlet:
 
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """Gather the payload into the ring, waiting for space, and return the FRAME with its position there."""
-        if frame.num_bytes > _MOST_BYTES:
-            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes: mooncake's staging memory has {_MOST_BYTES}")
+        if frame.num_bytes > _MAX_BYTES:
+            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes: mooncake's staging memory has {_MAX_BYTES}")
         start = self._room(frame)
         self._memory.staging.gather(start, source)
         return [encode(replace(frame, block_ids=(start,)))]
@@ -172,7 +172,7 @@ class MooncakeInlet:
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Read into this side's staging memory, then copy into the slots."""
         (start,) = frame.block_ids if len(frame.block_ids) == 1 else (self._num_bytes,)
-        if start + frame.num_bytes > self._num_bytes or not 0 < frame.num_bytes <= _MOST_BYTES:
+        if start + frame.num_bytes > self._num_bytes or not 0 < frame.num_bytes <= _MAX_BYTES:
             raise HandoffFailed(
                 f"frame {frame.number} of {frame.num_bytes} bytes at {start} is not in a ring of {self._num_bytes}"
             )

@@ -21,8 +21,8 @@ from telemetry.logs import EventLogger
 _log = EventLogger("kvtransfer")
 _TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its minimum; its default is 30
 _PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's defaults
-_LEAST_PORT, _LAST_PORT = 1_024, 65_535  # the ports that the package accepts
-_MOST_PARKED = 16
+_MIN_PORT, _LAST_PORT = 1_024, 65_535  # the ports that the package accepts
+_MAX_PARKED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ def _port_range() -> tuple[int, int]:
         )
     except ValueError:
         return _DEFAULT_PORTS
-    return (first, last) if _LEAST_PORT <= first <= last <= _LAST_PORT else _DEFAULT_PORTS
+    return (first, last) if _MIN_PORT <= first <= last <= _LAST_PORT else _DEFAULT_PORTS
 
 
 @functools.cache
@@ -273,7 +273,7 @@ def _park(memory: Registered, after_s: float) -> None:
         if memory in _PARKED:
             return
         _PARKED[memory] = timer
-        crowded = next(iter(_PARKED)) if len(_PARKED) > _MOST_PARKED else None
+        crowded = next(iter(_PARKED)) if len(_PARKED) > _MAX_PARKED else None
     if crowded is not None:
         _unpark(crowded)
     try:

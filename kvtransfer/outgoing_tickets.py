@@ -217,11 +217,11 @@ class OutgoingTickets:
         ticket = entry.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
-        most_bytes = self._outlet.most_frame_bytes
-        shared_bytes = most_bytes if behind else FRAME_BYTES
+        max_bytes = self._outlet.most_frame_bytes
+        shared_bytes = max_bytes if behind else FRAME_BYTES
         if self._settings.failpoints:
             shared_bytes = 0  # so that a failpoint can hit between tensors
-        for cut in cut_frames(self._part, wanted, most_bytes, shared_bytes):
+        for cut in cut_frames(self._part, wanted, max_bytes, shared_bytes):
             if ticket.over or entry.end_received:
                 return
             where = entry.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)

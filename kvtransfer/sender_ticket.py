@@ -13,7 +13,7 @@ from kvtransfer.framing import FrameRange
 from kvtransfer.terms import Terms, seal_of
 from wire.errors import HandoffFailed
 
-MOST_WAIT_LEASES = 30
+MAX_WAIT_LEASES = 30
 _DIGEST_MODULUS = 1 << 64
 
 
@@ -136,13 +136,13 @@ class SenderTicket:
     def receiver_renewed(self, now: float) -> None:
         """Record that at `now` the receiver reported progress without being done, so that the ack may still come.
 
-        This counts once everything was sent, for MOST_WAIT_LEASES: blocks must not be held forever.
+        This counts once everything was sent, for MAX_WAIT_LEASES: blocks must not be held forever.
         """
         if self.state is not SenderState.SENT:
             return
         if self._waits_since is None:
             self._waits_since = now
-        if now < self._waits_since + MOST_WAIT_LEASES * self.lease_s:
+        if now < self._waits_since + MAX_WAIT_LEASES * self.lease_s:
             self.progressed(now)
 
     def renewal_due(self, now: float) -> bool:

@@ -19,7 +19,7 @@ from native.recipe import Recipe
 
 INTERVAL_S = 0.1
 _NS = 1_000_000_000
-_LEAST_RUN_SHARE = 20  # as in ticker.c
+_MIN_RUN_SHARE = 20  # as in ticker.c
 
 
 class Ticker(Protocol):
@@ -83,7 +83,7 @@ class NativeTicker:
         while starved != self._counters.starved_ns:  # a tick came between the reads: its share would be cut twice
             starved, now, run = self._counters.starved_ns, time.monotonic_ns(), self._counters.run_ns
         passed = now - run - starved  # since the last tick
-        late = min(passed - self._late_after_ns, passed - passed // _LEAST_RUN_SHARE)
+        late = min(passed - self._late_after_ns, passed - passed // _MIN_RUN_SHARE)
         return float(starved + max(0, late)) / _NS
 
     def stop(self) -> None:

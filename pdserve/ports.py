@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wire.errors import ConfigError
 
-_LEAST_PORT = 20_000
+_MIN_PORT = 20_000
 _TRIES = 100
 
 
@@ -55,5 +55,5 @@ def _ports_of_no_connection() -> range:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except (OSError, ValueError):
         return range(0)
-    below, above = range(_LEAST_PORT, low), range(high + 1, 65536)
+    below, above = range(_MIN_PORT, low), range(high + 1, 65536)
     return below if len(below) > len(above) else above

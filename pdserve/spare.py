@@ -21,8 +21,8 @@ from pdserve.run_folder import ProcessRecord
 from scheduler.http.keys import VARIABLES as KEYS
 from telemetry.start_marks import WARM
 
-LEAST_FREE_BYTES = 4 * 10**9
-MOST_BYTES = 1 << 20
+MIN_FREE_BYTES = 4 * 10**9
+MAX_BYTES = 1 << 20
 """As in spare_process.py."""
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """If set, libgomp binds its threads to the cores allowed at import, but an instance sets its cores before that."""
@@ -42,7 +42,7 @@ class Spare:
         read_end, write_end = os.pipe()
         self._write_end: int | None = write_end
         try:
-            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, MOST_BYTES)
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, MAX_BYTES)
             os.set_blocking(write_end, False)
             self.child = Child(plan, log, env, stdin=read_end, pass_fds=pass_fds)
         except OSError:
@@ -63,7 +63,7 @@ class Spare:
         }).encode()  # fmt: skip
         assert self._write_end is not None
         try:
-            is_whole = len(order) <= MOST_BYTES and os.write(self._write_end, order) == len(order)
+            is_whole = len(order) <= MAX_BYTES and os.write(self._write_end, order) == len(order)
         except OSError:  # it has died, or the pipe is smaller than was requested
             is_whole = False
         if not is_whole:
@@ -130,9 +130,9 @@ class SpareKeeper:
     def _start(self, now: float) -> None:
         try:
             free = self._free_bytes()
-            if free < LEAST_FREE_BYTES:
+            if free < MIN_FREE_BYTES:
                 self._due = now + _POLL_S
-                self._why = f"{free / 1e9:.1f} GB of memory are free, one needs {LEAST_FREE_BYTES / 1e9:g} GB"
+                self._why = f"{free / 1e9:.1f} GB of memory are free, one needs {MIN_FREE_BYTES / 1e9:g} GB"
             else:
                 self._spare = self._start_spare()
         except OSError as error:

@@ -22,7 +22,7 @@ from pdserve.parent_death import die_with_parent
 from pdserve.run_folder import open_log
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
 
-MOST_BYTES = 1 << 20  # of a command line with its environment: the largest pipe without privileges
+MAX_BYTES = 1 << 20  # of a command line with its environment: the largest pipe without privileges
 _NICE = 19
 _FIRST_VICTIM = "1000"
 _DEVICES = ("/dev/nvidia", "/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dri", "/dev/kfd")
@@ -96,12 +96,12 @@ def _open_files() -> list[str]:
 
 
 def _read_order() -> bytes:
-    """Read stdin until EOF. Raises ValueError above MOST_BYTES."""
+    """Read stdin until EOF. Raises ValueError above MAX_BYTES."""
     data = bytearray()
     while part := os.read(0, 65_536):
         data += part
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"the command line has more than {MOST_BYTES} bytes")
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"the command line has more than {MAX_BYTES} bytes")
     return bytes(data)
 
 

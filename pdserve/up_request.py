@@ -33,8 +33,8 @@ examples:
                                                    on the nodes of a Ray cluster; not run on NPUs yet
 """
 _DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
-_MOST_HERE = 64  # instances; each is a process with its own KV pool
-_MOST_WITH_RAY = 1024  # instances on several machines; each has a link to every one of the other role
+_MAX_HERE = 64  # instances; each is a process with its own KV pool
+_MAX_WITH_RAY = 1024  # instances on several machines; each has a link to every one of the other role
 _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 
@@ -117,11 +117,11 @@ def _check_counts(options: UpOptions) -> None:
     total, typed = options.prefill + options.decode, f"--prefill {options.prefill} --decode {options.decode}"
     if options.prefill < 1 or options.decode < 1:
         raise ConfigError(f"{typed}: at least one of each")
-    if options.address is not None and total > _MOST_WITH_RAY:
-        raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MOST_WITH_RAY}: use fewer")
-    if options.address is None and total > _MOST_HERE:
+    if options.address is not None and total > _MAX_WITH_RAY:
+        raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MAX_WITH_RAY}: use fewer")
+    if options.address is None and total > _MAX_HERE:
         several = "--address of a Ray cluster of several" if options.ray else "--ray --address HOST:PORT for several"
-        given = f"{total} instances, and one machine takes at most {_MOST_HERE}: use fewer, or {several}"
+        given = f"{total} instances, and one machine takes at most {_MAX_HERE}: use fewer, or {several}"
         raise ConfigError(f"{typed}: {given}")
 
 

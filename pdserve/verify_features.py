@@ -25,7 +25,7 @@ COMBINED = "combined"
 EQUAL, MEANINGLESS, WRONG = "equal", "n/a", "WRONG"
 TIE = 2e-5
 """A draw from [0, 1) this near a border between two tokens may differ if float32 sums are in another order."""
-_MOST_SEEDS = 20
+_MAX_SEEDS = 20
 _BLOCK = 16
 _SHARE = 10
 """The preempted runs' pool has this fraction (1/10) of the blocks that all cases need at once."""
@@ -87,7 +87,7 @@ def settled(case: FeatureCase, decoder: ReferenceDecoder, decode: Callable[[Sequ
 def _settled_prompt(
     prompt: CasePrompt, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str] | None
 ) -> CasePrompt:
-    for seed in range(prompt.params.seed, prompt.params.seed + _MOST_SEEDS):
+    for seed in range(prompt.params.seed, prompt.params.seed + _MAX_SEEDS):
         params = replace(prompt.params, seed=seed)
         every = decoder.decode(prompt.token_ids, replace(params, n=params.num_sequences, best_of=None))
         if any(one.margin <= TIE for one in every):
@@ -96,7 +96,7 @@ def _settled_prompt(
             return replace(prompt, params=params)
         if (stop := choose_stop(every[0].token_ids, decode)) is not None:
             return replace(prompt, params=params, stops=(stop,))
-    raise ConfigError(f"none of {_MOST_SEEDS} seeds draws all tokens clearly: lower --max-tokens")
+    raise ConfigError(f"none of {_MAX_SEEDS} seeds draws all tokens clearly: lower --max-tokens")
 
 
 def judge(case: FeatureCase, columns: Mapping[str, FeatureOutputs], decoder: ReferenceDecoder) -> list[Cell]:

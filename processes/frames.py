@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MOST_BYTES = 2**32 - 1
+MAX_BYTES = 2**32 - 1
 """What the length can express; readers of what they did not write themselves allow less."""
 _LENGTH_BYTES = 4
 _PIECE_BYTES = 1 << 20
@@ -16,24 +16,24 @@ def frame(*parts: bytes) -> bytes:
     return b"".join((sum(map(len, parts)).to_bytes(_LENGTH_BYTES, "big"), *parts))
 
 
-def read_frame(read: Callable[[int], bytes], most_bytes: int = MOST_BYTES) -> bytes | None:
+def read_frame(read: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> bytes | None:
     """Return the next body, None where the stream ends; `read(count)` returns less than `count` only there.
 
-    Raises ValueError for a body of more than `most_bytes`.
+    Raises ValueError for a body of more than `max_bytes`.
     """
-    length = _length(read(_LENGTH_BYTES), most_bytes)
+    length = _length(read(_LENGTH_BYTES), max_bytes)
     if length is None:
         return None
     body = read(length)
     return body if len(body) == length else None
 
 
-def take_frame(received: bytearray, most_bytes: int) -> bytes | None:
+def take_frame(received: bytearray, max_bytes: int) -> bytes | None:
     """Remove the first frame from the bytes received so far; return its body, None if it is not complete.
 
-    Raises ValueError for a body of more than `most_bytes`.
+    Raises ValueError for a body of more than `max_bytes`.
     """
-    length = _length(received[:_LENGTH_BYTES], most_bytes)
+    length = _length(received[:_LENGTH_BYTES], max_bytes)
     if length is None or len(received) < _LENGTH_BYTES + length:
         return None
     body = bytes(received[_LENGTH_BYTES : _LENGTH_BYTES + length])
@@ -46,9 +46,9 @@ def send_object(connection: socket.socket, message: Mapping[str, Any]) -> None:
     connection.sendall(frame(json.dumps(message).encode()))
 
 
-def receive_object(connection: socket.socket, most_bytes: int) -> dict[str, Any] | None:
+def receive_object(connection: socket.socket, max_bytes: int) -> dict[str, Any] | None:
     """Return the next JSON object, None at the end. Raises OSError, and ValueError for an invalid one."""
-    body = read_frame(lambda count: _read_exactly(connection, count), most_bytes)
+    body = read_frame(lambda count: _read_exactly(connection, count), max_bytes)
     if body is None:
         return None
     message = json.loads(body)
@@ -57,12 +57,12 @@ def receive_object(connection: socket.socket, most_bytes: int) -> dict[str, Any]
     return message
 
 
-def _length(head: bytes | bytearray, most_bytes: int) -> int | None:
+def _length(head: bytes | bytearray, max_bytes: int) -> int | None:
     if len(head) < _LENGTH_BYTES:
         return None
     length = int.from_bytes(head, "big")
-    if length > most_bytes:
-        raise ValueError(f"a frame of {length} bytes: at most {most_bytes} are allowed")
+    if length > max_bytes:
+        raise ValueError(f"a frame of {length} bytes: at most {max_bytes} are allowed")
     return length
 
 

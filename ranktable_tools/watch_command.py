@@ -16,7 +16,7 @@ _DESCRIPTION = (
     "Print each change of a table in a sentence, until Ctrl-C. A broken table is reported once and the previous one "
     "kept; a table that is not completed is waited for. A running scheduler follows its table by the same rules."
 )
-_MOST_S = 3600.0
+_MAX_S = 3600.0
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
@@ -32,8 +32,8 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 
 def _watch(arguments: argparse.Namespace) -> int:
     interval_s = arguments.interval
-    if not 0 < interval_s <= _MOST_S:
-        raise RanktableError(f"--interval is {interval_s:g}; must be more than 0 and at most {_MOST_S:g} seconds")
+    if not 0 < interval_s <= _MAX_S:
+        raise RanktableError(f"--interval is {interval_s:g}; must be more than 0 and at most {_MAX_S:g} seconds")
     if arguments.for_s is not None and not arguments.for_s > 0:
         raise RanktableError(f"--for is {arguments.for_s:g}; must be more than 0 seconds")
     options = read_options(arguments)

@@ -18,7 +18,7 @@ from scheduler.queue.queue_entry import QueueEntry
 from scheduler.queue.room import QueueRoom
 from wire.errors import Overloaded, PdserveError
 
-_MOST_RETRY_S = 60
+_MAX_RETRY_S = 60
 _WINDOW = 8
 _MAX_OVERTAKEN = 16
 
@@ -159,4 +159,4 @@ class Admission:
         self._granted_at = now if self._queue else None
 
     def _retry_after_s(self) -> int:
-        return max(1, min(_MOST_RETRY_S, math.ceil(self._seconds_per_grant * self.num_waiting)))
+        return max(1, min(_MAX_RETRY_S, math.ceil(self._seconds_per_grant * self.num_waiting)))

@@ -40,7 +40,7 @@ def no_bound(num_tokens: int, num_sequences: int) -> int | None:
 class AppContext:
     """The scheduler's state for the HTTP API.
 
-    `health` returns why the process cannot work, None if it can; `most_output` returns how many output tokens per
+    `health` returns why the process cannot work, None if it can; `max_output` returns how many output tokens per
     sequence fit into the KV pools after a prompt.
     """
 
@@ -50,7 +50,7 @@ class AppContext:
     metrics: Metrics
     readiness: Callable[[], ReadyReport]
     health: Callable[[], str | None] = always_healthy
-    most_output: Callable[[int, int], int | None] = no_bound
+    max_output: Callable[[int, int], int | None] = no_bound
     drain: Drain = field(default_factory=Drain)
     keys: Keys = field(default_factory=Keys)
     defaults: Mapping[str, Any] = field(default_factory=lambda: GUIDE_DEFAULTS)

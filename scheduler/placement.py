@@ -33,7 +33,7 @@ class Plan:
         return (self.prefill, self.decode)
 
 
-def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
+def max_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
     """Return the longest output per sequence after such a prompt, for the largest decode pool of any pair.
 
     None without a pair. At least 1, even if the prompt itself does not fit: `place` refuses that with a message.
@@ -41,7 +41,7 @@ def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: i
     prompt = PromptFacts(num_tokens, _GOES_ON, num_sequences)
     pairs = list(_pairs(loads, prompt))
     fitting = [pair for pair in pairs if _fits(*pair, prompt)]
-    return max((_most_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
+    return max((_max_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
 
 def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
@@ -86,7 +86,7 @@ def _count_peers(loads: Sequence[InstanceLoad]) -> tuple[int, int]:
     return max(1, roles.count(Role.PREFILL)), max(1, roles.count(Role.DECODE))
 
 
-def _most_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
+def _max_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
     shared = num_tokens // load.block_size
     blocks = shared + (load.blocks_total - shared) // num_sequences
     return max(1, blocks * load.block_size - num_tokens + 1)
@@ -146,9 +146,9 @@ def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> boo
 
 def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: PromptFacts) -> NeverFits:
     length, n = prompt.num_tokens, prompt.num_sequences
-    most_sequences = max(min(start.max_num_seqs, decode.max_num_seqs) for start, decode in pairs)
-    if n > most_sequences:
-        return NeverFits(f"n is {n}; the instances run {most_sequences} sequences at most", "n")
+    max_sequences = max(min(start.max_num_seqs, decode.max_num_seqs) for start, decode in pairs)
+    if n > max_sequences:
+        return NeverFits(f"n is {n}; the instances run {max_sequences} sequences at most", "n")
     most_tokens = max(min(s.blocks_total * s.block_size, d.blocks_total * d.block_size) for s, d in pairs)
     if length > most_tokens:
         message = f"the prompt has {length} tokens; the instances' KV pools have room for {most_tokens} at most"

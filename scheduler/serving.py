@@ -28,7 +28,7 @@ from scheduler.model.kind import ModelKind
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.replacements import VARIABLE as STATE_FILE
 from scheduler.observability.traces import open_traces
-from scheduler.placement import most_output
+from scheduler.placement import max_output
 from scheduler.registry import Registry
 from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
@@ -116,7 +116,7 @@ async def open_serving(
         ),
         readiness=lambda: report(control),
         health=cluster.health,
-        most_output=lambda num_tokens, n: most_output(control.registry.loads(), num_tokens, n),
+        max_output=lambda num_tokens, n: max_output(control.registry.loads(), num_tokens, n),
         drain=drain,
         traces=traces,
         keys=keys,

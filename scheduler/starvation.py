@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 Starved = Callable[[], float]
 """Returns the seconds for which a process was kept from running since some moment; never decreases."""
 
-MOST_SLOWNESS = 20.0
-"""The largest factor by which slowness extends a limit (ticker.c: LEAST_RUN_SHARE)."""
-_LEAST_SPAN_S = 0.9
+MAX_SLOWNESS = 20.0
+"""The largest factor by which slowness extends a limit (ticker.c: MIN_RUN_SHARE)."""
+_MIN_SPAN_S = 0.9
 _MEMORY_S = 5.0
 
 
@@ -55,7 +55,7 @@ class Slowness:
         samples = self._samples
         if samples and starved_s < samples[-1][1]:  # a new process, which counts from 0
             samples.clear()
-        if samples and now - samples[-1][0] < _LEAST_SPAN_S:
+        if samples and now - samples[-1][0] < _MIN_SPAN_S:
             return
         samples.append((now, starved_s))
         while len(samples) > 2 and samples[1][0] <= now - _MEMORY_S:
@@ -67,4 +67,4 @@ def _factor(earlier: tuple[float, float], later: tuple[float, float]) -> float:
     passed_s, starved_s = later[0] - earlier[0], later[1] - earlier[1]
     if passed_s <= 0.0:
         return 1.0
-    return passed_s / max(passed_s - starved_s, passed_s / MOST_SLOWNESS)
+    return passed_s / max(passed_s - starved_s, passed_s / MAX_SLOWNESS)

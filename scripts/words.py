@@ -56,7 +56,7 @@ _ROOT = Path(__file__).parents[1]
 _PRODUCT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["packages"]
 _EXEMPT = re.compile(r"_pb2|zh-CN|^docs/(adr/|log\.md$|(conformance|broken-inputs)\.md$)|^CHANGELOG\.md$|words\.py$")
 """Generated code, translations, history, pages made from tests' names, this file and its test."""
-_LEAST_WORDS = 3
+_MIN_WORDS = 3
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"``.*?``|`[^`]*`|https?://\S+|\]\([^)]*\)")
 
@@ -103,7 +103,7 @@ def prose_of(name: str) -> Iterator[tuple[int, str]]:
 def _python_prose(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Constant(value=str(text)) if len(text.split()) >= _LEAST_WORDS:
+            case ast.Constant(value=str(text)) if len(text.split()) >= _MIN_WORDS:
                 yield node.lineno, text
             case ast.Call(
                 func=ast.Attribute(attr="debug" | "info" | "warning" | "error"),

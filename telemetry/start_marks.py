@@ -16,7 +16,7 @@ PROCESS, WEIGHTS, GRAPHS, LOADED, SESSION = "process", "weights", "graphs", "loa
 scheduler has opened a session."""
 WARM = "warm"
 """A spare process has finished its imports."""
-_MOST_BYTES = 65_536
+_MAX_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MarkReader:
         """Return the latest mark of each name; malformed lines are skipped. Never waits."""
         if self._read_end is not None:
             with contextlib.suppress(BlockingIOError):
-                self._take(os.read(self._read_end, _MOST_BYTES))
+                self._take(os.read(self._read_end, _MAX_BYTES))
         return dict(self._marks)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class MarkReader:
     def _take(self, data: bytes) -> None:
         if not data:
             self.close()
-        *lines, self._rest = (self._rest[-_MOST_BYTES:] + data).split(b"\n")
+        *lines, self._rest = (self._rest[-_MAX_BYTES:] + data).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):
                 name, at, cpu_s = line.decode().split(" ")

@@ -1,15 +1,15 @@
 """Limits that the scheduler and an instance compute alike, each from its own figures."""
 
 SLOW_TURNS = 4.0
-MOST_S = 120.0
+MAX_S = 120.0
 
 
 def progress_limit(slowest_turn_s: float, *, least_s: float) -> float:
     """Return how long an engine may show no progress before it is stuck, in seconds.
 
-    That is `least_s`, or SLOW_TURNS times the slowest turn (at most MOST_S) if that is more.
+    That is `least_s`, or SLOW_TURNS times the slowest turn (at most MAX_S) if that is more.
     """
-    return max(least_s, min(SLOW_TURNS * slowest_turn_s, MOST_S))
+    return max(least_s, min(SLOW_TURNS * slowest_turn_s, MAX_S))
 
 
 def hold_limit(pool: int) -> int:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
-_MOST_EVICTED = 512 << 20
+_MAX_EVICTED = 512 << 20
 
 
 class Cache:
     """Owner of memory larger than the last-level cache; writing it evicts everything else."""
 
-    def __init__(self, most_bytes: int = _MOST_EVICTED) -> None:
-        self._size = min(most_bytes, 2 * _cache_bytes())
+    def __init__(self, max_bytes: int = _MAX_EVICTED) -> None:
+        self._size = min(max_bytes, 2 * _cache_bytes())
         self._scratch = (ctypes.c_char * self._size)()
         self._value = 0
 

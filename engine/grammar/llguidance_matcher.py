@@ -18,9 +18,9 @@ from engine.grammar.interface import Bits
 from engine.grammar.walk import check_time
 from wire.errors import InvalidGrammar
 
-_MOST_CHARS = 500
+_MAX_CHARS = 500
 _EXCERPT = re.compile(r" |~|\d+: ")  # the start of a quoted line, of a caret line below it, or of a frame
-_MOST_MADE = 3
+_MAX_MADE = 3
 
 
 class LlguidanceGrammar:
@@ -108,7 +108,7 @@ class LlguidanceMatcher:
         """Move to a fresh lexer if the shared one is used up. Return whether it moved."""
         if not self._matcher.is_error() or not self._matcher.get_error().startswith("lexer error"):
             return False
-        may_make = len(self._made_at) < _MOST_MADE and len(self._taken) not in self._made_at
+        may_make = len(self._made_at) < _MAX_MADE and len(self._taken) not in self._made_at
         if may_make and self._grammar.renew(self._generation):
             self._made_at.append(len(self._taken))
         fresh, generation = self._grammar.copy()
@@ -130,6 +130,6 @@ def in_one_line(message: str) -> str:
     if message.startswith("NoExtension"):
         return "no text matches the grammar"
     found = re.search(r"^error: .*", message, re.MULTILINE)
-    if found is not None and len(message) > _MOST_CHARS:
-        return found.group()[:_MOST_CHARS]
-    return " ".join(line for line in message.splitlines() if not _EXCERPT.match(line))[:_MOST_CHARS]
+    if found is not None and len(message) > _MAX_CHARS:
+        return found.group()[:_MAX_CHARS]
+    return " ".join(line for line in message.splitlines() if not _EXCERPT.match(line))[:_MAX_CHARS]

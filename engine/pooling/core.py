@@ -46,7 +46,7 @@ class EncoderCore:
         )
         self._memory = HostPool(layout)
         self._blocks = BlockPool(blocks)
-        self._most_prompts, self._most_tokens = max_num_seqs, max_num_batched_tokens
+        self._max_prompts, self._max_tokens = max_num_seqs, max_num_batched_tokens
         self._clock, self._guard = clock, guard
         self._waiting: deque[PromptState] = deque()
 
@@ -140,9 +140,9 @@ class EncoderCore:
         """Return the next texts whose padded batch is within the limits, at least one."""
         taken: list[PromptState] = []
         longest = 0
-        while self._waiting and len(taken) < self._most_prompts:
+        while self._waiting and len(taken) < self._max_prompts:
             longest = max(longest, len(self._waiting[0].token_ids))
-            if taken and longest * (len(taken) + 1) > self._most_tokens:
+            if taken and longest * (len(taken) + 1) > self._max_tokens:
                 break
             taken.append(self._waiting.popleft())
         return taken

@@ -19,7 +19,7 @@ from scheduler.http.keys import read_keys
 from wire.errors import ConfigError
 
 METRICS_PORT = 8000
-MOST_INFLIGHT = 65_536
+MAX_INFLIGHT = 65_536
 _INFLIGHT, _INFLIGHT_AT_URL = 512, 64
 _LINE_S, _LINE_AT_URL_S = 86_400.0, 3600.0  # in this process lines only wait for earlier lines
 EPILOG = """\
@@ -86,7 +86,7 @@ class BatchRequest:
         given = {name: value for name, value in vars(self.namespace).items() if name not in _SERVERS}
         patient = {
             "first_token_timeout": _LINE_S,
-            "max_queued_requests": MOST_INFLIGHT,
+            "max_queued_requests": MAX_INFLIGHT,
             "max_queued_tokens": self.max_inflight * self.options.max_line_bytes,
         }
         return from_namespace(SchedulerOptions, argparse.Namespace(**patient | given))
@@ -170,8 +170,8 @@ def _check_options(options: BatchOptions) -> None:
     limit_s = options.request_timeout
     if limit_s is not None and not 0 < limit_s < math.inf:
         raise ConfigError(f"--request-timeout {limit_s:g} is out of range: use a number of seconds above 0")
-    if options.max_inflight is not None and options.max_inflight > MOST_INFLIGHT:
-        raise ConfigError(f"--max-inflight {options.max_inflight} is above {MOST_INFLIGHT}")
+    if options.max_inflight is not None and options.max_inflight > MAX_INFLIGHT:
+        raise ConfigError(f"--max-inflight {options.max_inflight} is above {MAX_INFLIGHT}")
 
 
 def _check_url(typed: Collection[str]) -> None:

@@ -84,13 +84,13 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.suppress(NoNative):  # then the notes report that torch is measured
             build_engine()
     from engine.loader import load_model
-    from pdserve.bench.engine_core import MOST_SEQUENCES, OwnEngine
+    from pdserve.bench.engine_core import MAX_SEQUENCES, OwnEngine
     from pdserve.bench.step_profile import profile
 
     path = model.find_folder(os.environ, EngineOptions(model=options.model))
     loaded = load_model(
         path, dtype=options.dtype, block_size=device.traits.block_size, kv_cache_memory=KV_BYTES, num_threads=threads,
-        name=Path(options.model or path).name, device=device, max_graph_rows=MOST_SEQUENCES,
+        name=Path(options.model or path).name, device=device, max_graph_rows=MAX_SEQUENCES,
     )  # fmt: skip
     info = loaded.model.info
     name, flags = cpu()

@@ -8,7 +8,7 @@ from engine.core import EngineCore
 from pdserve.bench.cases import BenchRun
 from wire.types import PromptState, SamplingParams
 
-MOST_SEQUENCES = 64
+MAX_SEQUENCES = 64
 """Per step."""
 
 
@@ -20,7 +20,7 @@ class OwnEngine:
     def __init__(self, model: Any, chunk: int) -> None:
         self.core = EngineCore(
             model,
-            max_num_seqs=MOST_SEQUENCES,
+            max_num_seqs=MAX_SEQUENCES,
             max_num_batched_tokens=8192,
             prefill_chunk_size=chunk,
             prefix_caching=False,

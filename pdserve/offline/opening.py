@@ -14,7 +14,7 @@ from telemetry import logs
 from wire.errors import ConfigError
 
 _CLUSTER_IN_FLIGHT = 256
-_LEAST_IN_FLIGHT = 64
+_MIN_IN_FLIGHT = 64
 _CLUSTER_RETRY_S = 300.0
 
 
@@ -69,7 +69,7 @@ def _of_own(
     options_read = read_keywords(model, keywords)
     if keywords.get("log_level") is not None:  # else keep the script's own logging
         logs.configure(options_read.engine.log_level, log_format=options_read.engine.log_format)
-    in_flight = max_in_flight or max(_LEAST_IN_FLIGHT, 2 * options_read.engine.max_num_seqs)
+    in_flight = max_in_flight or max(_MIN_IN_FLIGHT, 2 * options_read.engine.max_num_seqs)
     if pair is not None:
         wait_s = options_read.scheduler.startup_timeout
         open_: Callable[[], Opened] = functools.partial(

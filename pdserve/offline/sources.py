@@ -37,7 +37,7 @@ _WRONG_INPUT = 2
 _STOP_S = 45.0
 _CLUSTER_ANSWER_S = 3600.0
 _OWN_ANSWER_S = 86_400.0
-_MOST_CONNECTIONS = 512  # to our own pair: a process may open about a thousand files
+_MAX_CONNECTIONS = 512  # to our own pair: a process may open about a thousand files
 _LOCAL_RETRY_S = 600.0
 _FIRST_RETRY_S = 5.0  # a mistyped URL must fail soon
 
@@ -98,7 +98,7 @@ async def open_pair(
         try:
             await _until_ready(child, Client(url), startup_timeout_s)
             async with open_cluster(
-                url, "", key, connections=min(connections, _MOST_CONNECTIONS), retry_for_s=_LOCAL_RETRY_S,
+                url, "", key, connections=min(connections, _MAX_CONNECTIONS), retry_for_s=_LOCAL_RETRY_S,
                 timeout_s=_OWN_ANSWER_S,
             ) as surface:  # fmt: skip
                 yield surface

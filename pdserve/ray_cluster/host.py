@@ -16,7 +16,7 @@ from ranktable_tools.json_file import write_private
 from ranktable_tools.secret import SECRET_NAME
 from wire.errors import ConfigError, Incompatible
 
-_MOST_BYTES = 65_536
+_MAX_BYTES = 65_536
 _RAYS_OWN = ("RAY_", "OMP_NUM_THREADS")  # set by Ray for its workers: an instance counts its own threads
 
 
@@ -84,8 +84,8 @@ class RayInstanceHost:
         status = self._child.exit_status  # before reading the log, which is then complete
         with self._log.open("rb") as file:
             file.seek(request.offset)
-            data = file.read(_MOST_BYTES + 1)  # one read: lines written meanwhile are left for the next call
-        data, more = data[:_MOST_BYTES], len(data) > _MOST_BYTES
+            data = file.read(_MAX_BYTES + 1)  # one read: lines written meanwhile are left for the next call
+        data, more = data[:_MAX_BYTES], len(data) > _MAX_BYTES
         if status is None and not more:
             data = data[: data.rfind(b"\n") + 1]
         text = data.decode(errors="replace")

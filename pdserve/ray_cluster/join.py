@@ -11,7 +11,7 @@ from wire.errors import ConfigError
 
 _DIAL_S = 5.0
 _HEALTH_S = 45.0
-_MOST_CHARS = 400
+_MAX_CHARS = 400
 _FAILED_CHECK = re.compile(r"Check failed: (?:[^ ]+ (?:[|&]{2} [^ ]+ )*)?(.+)")
 
 
@@ -47,4 +47,4 @@ def why(output: str) -> str:
     failed = _FAILED_CHECK.search(output)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     line = failed[1] if failed else lines[-1] if lines else "it printed nothing"
-    return line if len(line) <= _MOST_CHARS else line[: _MOST_CHARS - 3] + "..."
+    return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 3] + "..."

@@ -21,7 +21,7 @@ from wire.errors import ConfigError, InstanceLost, Unavailable, from_name
 _ROOM_POLL_S = 1.0
 _GET_S = 5.0
 _LEAVE_S = 15.0
-_MOST_CHARS = 400
+_MAX_CHARS = 400
 _ID_LINE = re.compile(r"\s*(class_name|actor_id|pid|namespace|ip): ")
 
 
@@ -183,4 +183,4 @@ def _one_line(error: BaseException) -> str:
     """Return a Ray error's message in one line, without the ids that it lists."""
     lines = (line for line in str(error).splitlines() if not _ID_LINE.match(line))
     message = " ".join(" ".join(lines).split()) or repr(error)
-    return message if len(message) <= _MOST_CHARS else message[: _MOST_CHARS - 3] + "..."
+    return message if len(message) <= _MAX_CHARS else message[: _MAX_CHARS - 3] + "..."

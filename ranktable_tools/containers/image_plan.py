@@ -9,8 +9,8 @@ from ranktable_tools.errors import RanktableError
 
 ImageKind = Literal["cpu", "cuda", "ascend"]
 IMAGE_KINDS: tuple[ImageKind, ...] = get_args(ImageKind)
-_LEAST_PYTHON = (3, 11)
-_LEAST_TORCH = (2, 10)
+_MIN_PYTHON = (3, 11)
+_MIN_TORCH = (2, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ def _kind_of(base: BaseImage) -> ImageKind:
 def _check_python(base: BaseImage) -> None:
     if base.python is None:
         raise _refusal(base, "has no python3", "use one with Python 3.11 or newer")
-    if base.python.minor < _LEAST_PYTHON:
+    if base.python.minor < _MIN_PYTHON:
         raise _refusal(base, f"has Python {base.python.text}, pdserve needs 3.11 or newer", "use a newer one")
 
 
 def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
-    if torch.minor < _LEAST_TORCH:
+    if torch.minor < _MIN_TORCH:
         raise _refusal(
             base, f"has torch {torch.text}, pdserve needs 2.10 or newer", "use one with it, or without torch"
         )

@@ -42,7 +42,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
         raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
     prepared = await prepare_generation(
         context, body, request, [prompt],
-        default_max_tokens=context.most_output(len(prompt), body.best_of or body.n or 1),
+        default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
         param="messages", continues_prompt=False,
     )  # fmt: skip
     role = context.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 MAX_DISTANCE = 2
-_LEAST_PREFIX = 3  # characters; shorter prefixes match too many names
+_MIN_PREFIX = 3  # characters; shorter prefixes match too many names
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
@@ -18,7 +18,7 @@ def _distance(name: str, other: str) -> int | None:
         edits = edit_distance(name, other)
         if 0 < edits <= MAX_DISTANCE and 2 * edits <= len(name):
             return edits
-    return MAX_DISTANCE + 1 if len(name) >= _LEAST_PREFIX and other.startswith(name) and other != name else None
+    return MAX_DISTANCE + 1 if len(name) >= _MIN_PREFIX and other.startswith(name) and other != name else None
 
 
 def edit_distance(one: str, other: str) -> int:

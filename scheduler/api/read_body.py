@@ -14,7 +14,7 @@ from scheduler.app_context import AppContext
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 _NAME = re.compile("[A-Za-z0-9_.-]+")  # safe in headers and logs
-_LONGEST, _MOST_UNKNOWN = 40, 8
+_LONGEST, _MAX_UNKNOWN = 40, 8
 
 
 async def read_body(context: AppContext, request: Request, kind: type[AnyBody], *, takes_form: bool = False) -> AnyBody:
@@ -43,4 +43,4 @@ def _misspelt(raw: Mapping[str, Any], kind: type[Body]) -> list[tuple[str, str]]
     """Return unknown names, at most the first few, each with the known name that it nearly matches."""
     known = {*kind.model_fields, *kind.not_served, *WITHOUT_EFFECT}
     unknown = [name for name in raw if name not in known and len(name) <= _LONGEST and _NAME.fullmatch(name)]
-    return [(name, meant) for name in unknown[:_MOST_UNKNOWN] if (meant := near_name(name, known))]
+    return [(name, meant) for name in unknown[:_MAX_UNKNOWN] if (meant := near_name(name, known))]

@@ -15,7 +15,7 @@ from wire.check_prompt import check_repetition
 from wire.errors import InvalidRequest, PromptTooLong
 from wire.types import PARAMETERS, RepetitionDetection, SamplingParams
 
-_LEAST_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 is greedy
+_MIN_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 is greedy
 _ALL = -1
 _COMPUTED = frozenset((
     "max_tokens", "temperature", "top_k", "seed", "n", "logprobs", "prompt_logprobs", "length_penalty",
@@ -53,7 +53,7 @@ async def read_sampling(
     return SamplingParams(
         **given,
         max_tokens=max_tokens,
-        temperature=max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0,
+        temperature=max(temperature, _MIN_TEMPERATURE) if temperature else 0.0,
         top_k=top_k,
         seed=draw_seed() if body.seed is None else body.seed % 2**63,
         n=n,

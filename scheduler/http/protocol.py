@@ -24,7 +24,7 @@ from scheduler.http.exchange import MAX_DROPPED_BYTES, HttpExchange
 
 SLICE_BYTES = 4 * 2**10  # parsed at once: a queued request costs far more than its bytes
 PAUSE_BODY_BYTES = 64 * 2**10
-_LEAST_READ = 0.1  # of the pending output, within `reader_s`
+_MIN_READ = 0.1  # of the pending output, within `reader_s`
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -121,7 +121,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Called when the client reads more slowly than the server writes."""
-        self._wait_for_reader(int(_LEAST_READ * self.transport.get_write_buffer_size()) or 1)
+        self._wait_for_reader(int(_MIN_READ * self.transport.get_write_buffer_size()) or 1)
         if self._exchange is not None:
             self._exchange.pause()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from scheduler.load.loads import InstanceLoad, LinkShare, PromptFacts
 from wire.shared_limits import hold_limit
 
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:
@@ -41,8 +41,8 @@ def of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
 
 def first_reasons(reasons: Sequence[str]) -> str:
     """Return the first reasons, and how many more there are: a large cluster has a thousand pairs."""
-    more = f"; and {len(reasons) - _MOST_SHOWN} more" if len(reasons) > _MOST_SHOWN else ""
-    return "; ".join(reasons[:_MOST_SHOWN]) + more
+    more = f"; and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""
+    return "; ".join(reasons[:_MAX_SHOWN]) + more
 
 
 def _of_silence(load: InstanceLoad) -> Iterator[str]:

@@ -11,7 +11,7 @@ from ranktable_tools.tables import InstanceEntry as TableInstance
 from scheduler.membership.compatibility import ExpectedInstance
 from wire.types import Role
 
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Entries:
     def _forget_the_oldest(self) -> None:
         current = {entry.expected.index for entry in self._current}
         gone = [key for key, expected in self._known.items() if expected.index not in current]
-        for key in gone[: max(0, len(self._known) - _MOST_KNOWN)]:
+        for key in gone[: max(0, len(self._known) - _MAX_KNOWN)]:
             del self._known[key]
 
 

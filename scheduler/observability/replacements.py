@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 VARIABLE = "PDSERVE_STATE_FILE"
 """The file's path, in the environment of a scheduler that `pdserve up` started."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _LABELS = ("name", "phase")
 
 
@@ -43,7 +43,7 @@ class ReplacementCollector:
             return []
         try:
             with self._state.open("rb") as file:
-                found = json.loads(file.read(_MOST_BYTES))["processes"]
+                found = json.loads(file.read(_MAX_BYTES))["processes"]
             return [_checked(process) for process in found]
         except (OSError, ValueError, TypeError, KeyError):
             return []

@@ -32,22 +32,22 @@ class QueueRoom:
     def refusal(self, tenant: str, num_prompts: int, num_tokens: int) -> str | None:
         """Return why these prompts cannot wait; None if they can. An empty queue accepts anything."""
         prompts, tokens = self.num_prompts + num_prompts, self.num_tokens + num_tokens
-        most_prompts, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
+        max_prompts, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
         if not self.num_prompts:
             return None
-        if prompts > most_prompts or tokens > most_tokens:
+        if prompts > max_prompts or tokens > most_tokens:
             return (
-                f"the queue is full: with this request {prompts} prompts (limit {most_prompts}) and {tokens} prompt "
+                f"the queue is full: with this request {prompts} prompts (limit {max_prompts}) and {tokens} prompt "
                 f"tokens (limit {most_tokens}) would wait"
             )
         if self._limits.num_tenants == 1 or tenant not in self._prompts:
             return None
         own_prompts, own_tokens = self._prompts[tenant] + num_prompts, self._tokens[tenant] + num_tokens
-        if own_prompts <= most_prompts - prompts and own_tokens <= most_tokens - tokens:
+        if own_prompts <= max_prompts - prompts and own_tokens <= most_tokens - tokens:
             return None
         return (
             f"this key's share of the queue is full: with this request {own_prompts} prompts and {own_tokens} prompt "
-            f"tokens would wait, but only {most_prompts - prompts} and {most_tokens - tokens} would be left for others"
+            f"tokens would wait, but only {max_prompts - prompts} and {most_tokens - tokens} would be left for others"
         )
 
     def _count(self, tenant: str, num_prompts: int, num_tokens: int) -> None:

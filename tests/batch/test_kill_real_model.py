@@ -17,7 +17,7 @@ from tests.engine.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster]
 NUM_LINES = 80
-MOST_ANSWERED = 5  # of one run that is killed
+MAX_ANSWERED = 5  # of one run that is killed
 DEADLINE_S = 300.0
 WORDS = ("the quick brown fox", "hello, how are you?", "what is the capital of France?", "jumps over")
 
@@ -80,7 +80,7 @@ def _points() -> Iterator[tuple[str, int]]:
     """Yield 20 random moments, those at the end last, and the number of lines answered by then."""
     chance, done = random.Random(20), 0
     for _ in range(16):
-        name, hit = chance.choice(["batch.before_write", "batch.after_write"]), chance.randint(1, MOST_ANSWERED)
+        name, hit = chance.choice(["batch.before_write", "batch.after_write"]), chance.randint(1, MAX_ANSWERED)
         done += hit - (name == "batch.before_write")
         yield f"{name}=kill9@{hit}", done
     for _ in range(4):

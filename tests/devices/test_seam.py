@@ -45,7 +45,7 @@ ALLOWED = {
     ),
     "tools for operators import nothing of ours, so they cannot use the interface",
 )  # fmt: skip
-MOST_ALLOWED = 22
+MAX_ALLOWED = 22
 """Lower it with each file that leaves ALLOWED; it never grows."""
 
 
@@ -112,7 +112,7 @@ def test_no_module_outside_the_seam_names_a_kind() -> None:
 
 
 def test_the_files_that_name_kinds_only_become_fewer() -> None:
-    assert len(ALLOWED) == MOST_ALLOWED
+    assert len(ALLOWED) == MAX_ALLOWED
 
 
 @pytest.mark.parametrize("path", ALLOWED)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.npu import LEAST_VERSION
+from devices.npu import MIN_VERSION
 from devices.torch_build import cuda_of_torch, unfit
 from devices.versions import LEAST_CANN, numbers
 
@@ -113,7 +113,7 @@ def test_install_refuses_a_wrong_pair_before_installing(tmp_path: Path) -> None:
 
 
 def test_extras_pins_and_images_agree() -> None:
-    least = ".".join(map(str, LEAST_VERSION))
+    least = ".".join(map(str, MIN_VERSION))
     ascend = (ROOT / "deploy" / "docker" / "Dockerfile.ascend").read_text()
     cann = re.search(r"quay\.io/ascend/cann:([0-9.]+)-", ascend)
 
@@ -121,7 +121,7 @@ def test_extras_pins_and_images_agree() -> None:
     assert EXTRAS["cuda"] == ["torch>=2.10"]
     assert next(one for one in EXTRAS["engine"] if one.startswith("torch>")) == "torch>=2.10"
     assert numbers(PINS["torch_npu"])[:2] == numbers(PINS["torch"])[:2]
-    assert numbers(PINS["torch_npu"]) >= LEAST_VERSION
+    assert numbers(PINS["torch_npu"]) >= MIN_VERSION
     assert cann is not None
     assert numbers(cann[1]) >= numbers(LEAST_CANN)
     for kind in ("ascend", "cuda", "cpu"):
@@ -133,5 +133,5 @@ def test_the_doctor_requires_the_same_releases() -> None:
     from ranktable_tools.containers import image_plan
     from ranktable_tools.doctor import versions as doctor
 
-    assert (numbers(doctor.MIN_TORCH_NPU), doctor.MIN_CANN) == (LEAST_VERSION, LEAST_CANN)
-    assert image_plan._LEAST_TORCH == LEAST_VERSION
+    assert (numbers(doctor.MIN_TORCH_NPU), doctor.MIN_CANN) == (MIN_VERSION, LEAST_CANN)
+    assert image_plan._MIN_TORCH == MIN_VERSION

@@ -29,7 +29,7 @@ class _Wrapper:
     made: ClassVar[list[Any]] = []
 
     def __init__(self, workspace: torch.Tensor) -> None:
-        if workspace.dtype != torch.uint8 or workspace.numel() < LEAST_WORKSPACE:
+        if workspace.dtype != torch.uint8 or workspace.numel() < MIN_WORKSPACE:
             raise ValueError("a workspace of bytes")
         self.num_plans = 0
         self.arguments: dict[str, Any] = {}

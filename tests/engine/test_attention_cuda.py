@@ -34,7 +34,7 @@ _EIGHT = torch.cat([_SINKS, _SINKS + 1])
 @pytest.fixture(autouse=True)
 def no_wrapper_is_made_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     flashinfer_stand_in._Wrapper.made.clear()
-    monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.LEAST_WORKSPACE)
+    monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.MIN_WORKSPACE)
 
 
 def made() -> list[Any]:

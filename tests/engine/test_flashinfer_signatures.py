@@ -66,7 +66,7 @@ def asked_functions() -> list[str]:
 @pytest.fixture(autouse=True)
 def a_small_workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As the stand-in requires at least."""
-    monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.LEAST_WORKSPACE)
+    monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.MIN_WORKSPACE)
     yield
     flashinfer_stand_in._Wrapper.made.clear()
 

@@ -174,7 +174,7 @@ def test_a_child_that_sends_nonsense_is_replaced(folder: Path, monkeypatch: pyte
     made.start()
     pid = made.pid
 
-    def no_message(connection: socket.socket, most_bytes: int) -> None:
+    def no_message(connection: socket.socket, max_bytes: int) -> None:
         raise ValueError("a message must be an object")
 
     with monkeypatch.context() as patched:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instance.step_parts import MOST_BYTES, parts_of
+from instance.step_parts import MAX_BYTES, parts_of
 from rpc.channel import MAX_MESSAGE_BYTES
 from wire.convert_messages import event_to_pb
 from wire.load import LoadSnapshot
@@ -68,7 +68,7 @@ def test_a_step_too_large_for_a_message_is_split(step: Step) -> None:
 
     parts = list(parts_of(step))
 
-    assert max(sizes(parts)) <= MOST_BYTES
+    assert max(sizes(parts)) <= MAX_BYTES
     assert joined(parts) == step
     kinds = [bool(part.prompt_logprobs) for part in parts]
     assert kinds == sorted(kinds, reverse=True)

@@ -76,16 +76,16 @@ ranges = st.lists(st.integers(0, 3 * FRAME_TOKENS), max_size=6, unique=True).map
     heads=st.lists(st.integers(1, 3), min_size=1, max_size=8),
     choices=st.lists(ranges, min_size=1, max_size=3),
     picks=st.lists(st.integers(0, 2), min_size=8, max_size=8),
-    most_bytes=st.sampled_from([1, 1 << 12, FRAME_BYTES, MANY]),
+    max_bytes=st.sampled_from([1, 1 << 12, FRAME_BYTES, MANY]),
 )
 def test_every_token_goes_out_once_within_the_limits(
-    heads: list[int], choices: list[list[tuple[int, int]]], picks: list[int], most_bytes: int
+    heads: list[int], choices: list[list[tuple[int, int]]], picks: list[int], max_bytes: int
 ) -> None:
     of = part(*heads)
-    most_bytes = max(most_bytes, 64 * 64)  # else a range of 98,304 tokens is as many frames
+    max_bytes = max(max_bytes, 64 * 64)  # else a range of 98,304 tokens is as many frames
     wanted = [(tensor, choices[picks[tensor] % len(choices)]) for tensor in range(len(heads))]
 
-    cuts = list(cut_frames(of, wanted, most_bytes))
+    cuts = list(cut_frames(of, wanted, max_bytes))
 
     for tensor, of_it in wanted:
         mine = sorted((cut.start, cut.end) for cut in cuts if cut.tensor <= tensor < cut.tensor + cut.num_tensors)
@@ -95,7 +95,7 @@ def test_every_token_goes_out_once_within_the_limits(
         tensors = range(cut.tensor, cut.tensor + cut.num_tensors)
         num_bytes = (cut.end - cut.start) * sum(of.token_bytes[tensor] for tensor in tensors)
         assert 0 < cut.end - cut.start <= FRAME_TOKENS
-        assert num_bytes <= (most_bytes if cut.num_tensors == 1 else min(most_bytes, FRAME_BYTES))
+        assert num_bytes <= (max_bytes if cut.num_tensors == 1 else min(max_bytes, FRAME_BYTES))
         assert len({of.heads[tensor] for tensor in tensors}) == 1
 
 

@@ -13,7 +13,7 @@ from kvtransfer.frame import Abort, Ack, Frame, MessageType, Nack, Open
 from kvtransfer.link_ops import Begin, FinishTicket, LinkSettings, MessageReceived, Put
 from kvtransfer.outbox import Outbox
 from kvtransfer.outgoing_tickets import OutgoingTickets
-from kvtransfer.sender_ticket import MOST_WAIT_LEASES, SenderState, SenderTicket
+from kvtransfer.sender_ticket import MAX_WAIT_LEASES, SenderState, SenderTicket
 from kvtransfer.stream import Stream
 from kvtransfer.tcp import TcpInlet, TcpOutlet
 from kvtransfer.terms import RankHeads, Terms
@@ -135,7 +135,7 @@ def test_endless_progress_reports_do_not_hold_blocks_forever() -> None:
         ticket.receiver_renewed(now)
         now += LEASE_S / 2
 
-    assert MOST_WAIT_LEASES * LEASE_S <= now <= (MOST_WAIT_LEASES + 1) * LEASE_S
+    assert MAX_WAIT_LEASES * LEASE_S <= now <= (MAX_WAIT_LEASES + 1) * LEASE_S
 
 
 def test_before_the_commit_the_receivers_messages_renew_nothing() -> None:

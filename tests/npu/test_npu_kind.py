@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from devices import versions
-from devices.npu import LEAST_VERSION, NpuKind
+from devices.npu import MIN_VERSION, NpuKind
 from tests.npu.ops import NpuOps
 from wire.errors import ConfigError
 
@@ -46,5 +46,5 @@ def test_a_new_torch_npu_lists_its_cards(monkeypatch: pytest.MonkeyPatch, versio
 def test_the_minimum_version_is_the_first_with_a_cache_mode(npu_ops: NpuOps) -> None:
     arguments = {argument.name for argument in npu_ops.schemas["npu_scatter_pa_kv_cache"].arguments}
 
-    assert LEAST_VERSION == (2, 10)
+    assert MIN_VERSION == (2, 10)
     assert "cache_mode" in arguments

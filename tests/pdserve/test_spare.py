@@ -13,7 +13,7 @@ from pdserve.process_plan import ProcessPlan, launch_command
 from pdserve.processes import Child
 from pdserve.restarts import RestartLimits, Restarts
 from pdserve.run_folder import ProcessRecord
-from pdserve.spare import LEAST_FREE_BYTES, MOST_BYTES, Spare, SpareKeeper, why_no_spare
+from pdserve.spare import MAX_BYTES, MIN_FREE_BYTES, Spare, SpareKeeper, why_no_spare
 from scheduler.http.keys import VARIABLES
 
 _DEADLINE_S = 120.0
@@ -71,7 +71,7 @@ def test_it_holds_neither_keys_nor_devices_while_it_waits(warm: Spare) -> None:
 
 
 def test_an_invalid_command_line_ends_it(warm: Spare, tmp_path: Path) -> None:
-    assert warm.become(_plan(HUGE="x" * MOST_BYTES), tmp_path / "log", os.environ) is None
+    assert warm.become(_plan(HUGE="x" * MAX_BYTES), tmp_path / "log", os.environ) is None
     assert warm.child.ended() is not None
 
 
@@ -109,7 +109,7 @@ class _Spare:
 
 class _Rig:
     def __init__(self, why_none: str = "") -> None:
-        self.free_bytes, self.messages, self.made = LEAST_FREE_BYTES, list[str](), list[_Spare]()
+        self.free_bytes, self.messages, self.made = MIN_FREE_BYTES, list[str](), list[_Spare]()
         restarts = Restarts(RestartLimits(most=1, window_s=60.0, first_wait_s=1.0))
         self.keeper = SpareKeeper(self._make, restarts, self.messages.append, why_none, self._free)
 
@@ -135,11 +135,11 @@ def test_none_is_created_while_a_process_starts() -> None:
 
 def test_none_is_created_with_little_memory_until_there_is_more() -> None:
     rig = _Rig()
-    rig.free_bytes = LEAST_FREE_BYTES - 10**9
+    rig.free_bytes = MIN_FREE_BYTES - 10**9
     rig.keeper.tick(0.0, is_calm=True)
     assert (rig.made, rig.keeper.record.note) == ([], "3.0 GB of memory are free, one needs 4 GB")
 
-    rig.free_bytes = LEAST_FREE_BYTES
+    rig.free_bytes = MIN_FREE_BYTES
     rig.keeper.tick(10.0, is_calm=True)
 
     assert len(rig.made) == 1

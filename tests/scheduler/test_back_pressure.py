@@ -95,7 +95,7 @@ class Paces:
     """Durations of requests by (prefill, decode) instance, and the maximum that waited at once for the first link."""
 
     by_pair: dict[tuple[str | None, str | None], list[float]]
-    most_held: int
+    max_held: int
 
 
 async def paces(slow_s: float) -> Paces:
@@ -103,7 +103,7 @@ async def paces(slow_s: float) -> Paces:
     cluster = FakeCluster("PPDD", max_num_seqs=32)
     cluster.kind = SlowLink
     took: dict[tuple[str | None, str | None], list[float]] = {}
-    loop, most_held = asyncio.get_running_loop(), 0
+    loop, max_held = asyncio.get_running_loop(), 0
 
     async def ask(prompt: tuple[int, ...]) -> None:
         began = loop.time()
@@ -121,8 +121,8 @@ async def paces(slow_s: float) -> Paces:
                 tasks.create_task(ask(tuple(range(number % 40 + 1))))
                 await asyncio.sleep(0.01)
                 held = [p for p in first.prompts.values() if p.stage == "sending" and p.ticket is not None]
-                most_held = max(most_held, sum(p.ticket.instance_id == "decode-2" for p in held if p.ticket))
-    return Paces(took, most_held)
+                max_held = max(max_held, sum(p.ticket.instance_id == "decode-2" for p in held if p.ticket))
+    return Paces(took, max_held)
 
 
 @virtual
@@ -135,7 +135,7 @@ async def test_a_slow_link_slows_its_own_requests_only() -> None:
     before = max(seconds for pair, times in even.by_pair.items() for seconds in times if pair != slow)
     after = max(seconds for pair, times in uneven.by_pair.items() for seconds in times if pair != slow)
     assert after <= 2 * before
-    assert uneven.most_held <= 8  # a quarter of decode's sequences, and few enough tokens
+    assert uneven.max_held <= 8  # a quarter of decode's sequences, and few enough tokens
 
 
 @virtual

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.requirements import blocks_needed
 from scheduler.load.loads import HeldPrompts, InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import obstacles
-from scheduler.placement import has_room, most_output, place, why_waiting
+from scheduler.placement import has_room, max_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
@@ -181,7 +181,7 @@ def test_the_most_output_a_pool_holds_fits_and_one_more_does_not(
 ) -> None:
     loads = [decode(0, block_size=block_size, blocks_total=blocks), prefill(1, blocks_total=10**6)]
 
-    most = most_output(loads, num_tokens, n)
+    most = max_output(loads, num_tokens, n)
     assert most is not None
     assert most == 1 or loads[0].blocks_for_all(PromptFacts(num_tokens, most, n)) <= blocks
     assert loads[0].blocks_for_all(PromptFacts(num_tokens, most + 1, n)) > blocks
@@ -191,11 +191,11 @@ def test_the_most_output_is_that_of_pools_a_prompt_can_reach() -> None:
     unlinked = prefill(0, no_transport_to={2: "no KV transport in common"})
     ends = [decode(1), decode(2, blocks_total=1000, blocks_free=1000)]
 
-    most = most_output([unlinked, *ends], 100, 1)
-    assert most == most_output([unlinked, ends[0]], 100, 1) == 1501
+    most = max_output([unlinked, *ends], 100, 1)
+    assert most == max_output([unlinked, ends[0]], 100, 1) == 1501
     assert pair(unlinked, *ends, max_tokens=most) == (0, 1)
-    assert most_output([unlinked, *ends, prefill(3)], 100, 1) == 15901
-    assert most_output([unlinked, *ends, load(4, Role.COMBINED, blocks_total=200)], 100, 1) == 3101
+    assert max_output([unlinked, *ends, prefill(3)], 100, 1) == 15901
+    assert max_output([unlinked, *ends, load(4, Role.COMBINED, blocks_total=200)], 100, 1) == 3101
 
 
 def test_the_most_output_is_that_of_pairs_that_can_start_the_prompt() -> None:
@@ -207,17 +207,17 @@ def test_the_most_output_is_that_of_pairs_that_can_start_the_prompt() -> None:
     )
     loads = [small, unlinked, large, end]
 
-    most = most_output(loads, 500, 1)
+    most = max_output(loads, 500, 1)
 
-    assert most == most_output([unlinked, end], 500, 1)
+    assert most == max_output([unlinked, end], 500, 1)
     assert pair(*loads, num_tokens=500, max_tokens=most) == (1, 3)
     narrow = decode(4, blocks_total=1000, max_num_seqs=1)
-    assert most_output([unlinked, end, narrow], 100, 2) == most_output([unlinked, end], 100, 2)
+    assert max_output([unlinked, end, narrow], 100, 2) == max_output([unlinked, end], 100, 2)
 
 
 def test_without_a_path_nothing_bounds_the_output() -> None:
-    assert most_output([], 10, 1) is None
-    assert most_output([prefill(0, no_transport_to={1: "no KV transport in common"}), decode(1)], 10, 1) is None
+    assert max_output([], 10, 1) is None
+    assert max_output([prefill(0, no_transport_to={1: "no KV transport in common"}), decode(1)], 10, 1) is None
 
 
 def test_prefill_holding_half_its_pool_for_receivers_is_full() -> None:

@@ -21,9 +21,9 @@ from tests.scheduler.virtual_time import VirtualTimeLoop
 
 TENANTS = ("a", "b", "c")
 PRIORITIES = (-1, 0, 5)
-MOST_TOKENS = 50
+MAX_TOKENS = 50
 OUTPUT = 3
-MOST_COST = MOST_TOKENS + OUTPUT
+MAX_COST = MAX_TOKENS + OUTPUT
 
 
 class _Granted(Grant):
@@ -59,7 +59,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule(
         tenant=st.sampled_from(TENANTS), priority=st.sampled_from(PRIORITIES), turn=st.integers(0, 2),
-        num_tokens=st.integers(1, MOST_TOKENS), count=st.integers(1, 8),
+        num_tokens=st.integers(1, MAX_TOKENS), count=st.integers(1, 8),
     )  # fmt: skip
     def come(self, tenant: str, priority: int, turn: int, num_tokens: int, count: int) -> None:
         """Several equal prompts enter."""
@@ -176,7 +176,7 @@ class Queue(RuleBasedStateMachine):
         had = self.had[waiting.priority]
         for other in {one.tenant for _, one in self._rivals(waiting.priority)} - {waiting.tenant}:
             had[waiting.tenant, other] += waiting.facts.num_tokens + OUTPUT
-            assert had[waiting.tenant, other] - had[other, waiting.tenant] <= 2 * MOST_COST
+            assert had[waiting.tenant, other] - had[other, waiting.tenant] <= 2 * MAX_COST
 
     def _wait_begins(self, tenant: str, priority: int) -> None:
         """Reset the counts of a tenant without waiting prompts."""

@@ -17,7 +17,7 @@ from tests.scheduler.virtual_time import VirtualTimeLoop
 
 PRODUCT = tuple(str(Path(__file__).parents[2] / name) for name in ("scheduler", "telemetry", "wire"))
 NUM_REQUESTS = 8
-MOST_CALLS = 10.0
+MAX_CALLS = 10.0
 
 
 async def calls_of(tokens: Tokens, num_tokens: int, **fields: Any) -> Counter[str]:
@@ -50,5 +50,5 @@ def test_a_token_costs_at_most_ten_calls(tokens: Tokens, fields: dict[str, Any])
         name: calls for name, calls in per_token.items() if calls > 4 / NUM_REQUESTS
     }  # all others are called once per step
 
-    assert sum(of_each.values()) <= MOST_CALLS, of_each
+    assert sum(of_each.values()) <= MAX_CALLS, of_each
     assert of_each.keys() >= {"PromptRun.on_step", "TextOutput.emit", "Choice.push"}

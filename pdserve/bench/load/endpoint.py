@@ -16,7 +16,7 @@ from pdserve.bench.load.timeline import RequestFailure, Timeline
 
 NO_CONNECTION = "no connection"
 """The kind of failure if nothing listens."""
-_MOST_ERROR_BYTES = 64 << 10  # bytes read of an error response
+_MAX_ERROR_BYTES = 64 << 10  # bytes read of an error response
 
 
 class _Failed(Exception):
@@ -66,7 +66,7 @@ class Endpoint:
         headers = {"Content-Type": "application/json"}
         async with self.http.post(self.base_url + self.dialect.path, data=body, headers=headers) as response:
             if response.status != 200:
-                raise _Failed(f"HTTP {response.status}", _error_text(await response.content.read(_MOST_ERROR_BYTES)))
+                raise _Failed(f"HTTP {response.status}", _error_text(await response.content.read(_MAX_ERROR_BYTES)))
             if not self.dialect.is_streamed:
                 answer.take_whole(await response.read())
                 return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WAITS, STREAMS, FAILS = "#c9ced6", "#2f6fb3", "#c0392b"
 BINS = 60
 _CURVES = (("ttft", "#2f6fb3"), ("tpot", "#2e8b57"), ("longest_gap", "#c0692b"), ("e2el", "#7a4fa3"))
-_MOST_BARS = 400
+_MAX_BARS = 400
 
 
 def require_plot() -> None:
@@ -50,7 +50,7 @@ def draw(lines: Sequence[Timeline], *, title: str) -> "Figure":
 def _draw_bars(axes: "Axes", lines: Sequence[Timeline]) -> None:
     axes.set_title("requests: waiting for the first token (grey), streaming (blue), failed (red)")
     began_s, span_s = _time_span(lines)
-    shown = sorted(lines[:: max(1, math.ceil(len(lines) / _MOST_BARS))], key=lambda line: line.sent_s)
+    shown = sorted(lines[:: max(1, math.ceil(len(lines) / _MAX_BARS))], key=lambda line: line.sent_s)
     firsts_s = [line.pieces_s[0] if line.pieces_s else line.end_s for line in shown]
     sent_s, ends_s = [line.sent_s for line in shown], [line.end_s for line in shown]
     for starts_s, stops_s, colour in ((sent_s, firsts_s, WAITS), (firsts_s, ends_s, STREAMS)):

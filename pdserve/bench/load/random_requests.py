@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pdserve.bench.load.load_request import LoadRequest
 from wire.errors import ConfigError
 
-FIRST_ID, MOST_IDS, UNKNOWN_VOCABULARY = 100, 40_000, 1_000
+FIRST_ID, MAX_IDS, UNKNOWN_VOCABULARY = 100, 40_000, 1_000
 _WORDS = re.findall(
     r"\w+",
     "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but "
@@ -64,7 +64,7 @@ def _request(
 def _ids(vocabulary: int) -> range:
     if vocabulary <= FIRST_ID:
         raise ConfigError(f"--vocab-size {vocabulary}: random prompts use ids from {FIRST_ID}: use a larger one")
-    return range(FIRST_ID, min(vocabulary, MOST_IDS))
+    return range(FIRST_ID, min(vocabulary, MAX_IDS))
 
 
 def _around(length: int, ratio: float) -> tuple[int, int]:

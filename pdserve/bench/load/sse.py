@@ -1,13 +1,13 @@
 """Parse server-sent events from a byte stream (WHATWG HTML, section 9.2)."""
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 class EventReader:
     """Returns the data of each event once it is complete. Owns the incomplete one."""
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._rest, self._most = b"", most_bytes
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._rest, self._most = b"", max_bytes
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:

@@ -30,7 +30,7 @@ from scheduler.model.files import read_model_files
 from wire.errors import ConfigError, Unavailable
 
 _TIMEOUT_S = 600.0
-_MOST_LEN = 2048
+_MAX_LEN = 2048
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,7 +83,7 @@ def _contestants(request: PdRequest, work: Path) -> Iterator[ServerContestant]:
     yield our_pair(work, request.flags, request.device)
     yield our_colocated(request.flags, request.cores, request.device)
     if request.options.vllm:
-        most = min(_MOST_LEN, _max_len(request))
+        most = min(_MAX_LEN, _max_len(request))
         for pair in (True, False):
             yield vllm(request.options.vllm, request.model, request.dtype, most, request.cores, pair=pair)
 
