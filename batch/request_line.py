@@ -35,9 +35,9 @@ def request_of(line: Mapping[str, Any]) -> LineRequest:
     url, method, body = line.get("url"), line.get("method"), line.get("body")
     if url not in ENDPOINTS:
         supported = ", ".join(ENDPOINTS)
-        raise LineRefused(f"URL {_shown(url)} is not a supported endpoint. Supported endpoints: {supported}", "url")
+        raise LineRefused(f"URL {_quote(url)} is not a supported endpoint. Supported endpoints: {supported}", "url")
     if method != "POST":
-        raise LineRefused(f"method {_shown(method)} is not supported: the method must be POST", "method")
+        raise LineRefused(f"method {_quote(method)} is not supported: the method must be POST", "method")
     if not isinstance(body, dict):
         what = f"is a JSON {json_name(body)}, not an object" if "body" in line else "is missing"
         raise LineRefused(f"the line's body {what}", "body")
@@ -49,7 +49,7 @@ def request_of(line: Mapping[str, Any]) -> LineRequest:
         raise LineRefused("the line's body is nested deeper than 250 levels", "body") from None
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     if value is None:
         return "(none)"
     text = value if isinstance(value, str) else f"of a JSON {json_name(value)}"

@@ -53,7 +53,7 @@ async def run_batch(
     `on_progress` is called at the start and after each line. Raises BatchStopped, or CancelledError if the caller
     cancels: then no line is in flight any more, all answers are kept, and the same job resumes from there.
     """
-    with _with_progress(prepared), _kept(prepared.journal):
+    with _with_progress(prepared), _stop_on_write_error(prepared.journal):
         prepared.take_over()
     run = _Run(prepared, backend, on_progress)
     try:
@@ -113,7 +113,7 @@ class _Run:
         """Send one line after another; all tasks share `positions`."""
         for position in positions:
             outcome = await self._attempts.send(self._prepared.source.line(position))
-            with _kept(self._prepared.journal):
+            with _stop_on_write_error(self._prepared.journal):
                 self._prepared.journal.append(JournalRecord(position, outcome))
             self._first_error = self._first_error or outcome.message
             for warning in outcome.warnings:
@@ -124,7 +124,7 @@ class _Run:
     async def _keep_synced(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_EVERY_S)
-            with _kept(self._prepared.journal):
+            with _stop_on_write_error(self._prepared.journal):
                 await asyncio.to_thread(self._prepared.journal.sync)
 
 
@@ -154,7 +154,7 @@ def _with_progress(prepared: PreparedJob) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept(journal: Journal) -> Iterator[None]:
+def _stop_on_write_error(journal: Journal) -> Iterator[None]:
     """Stop the run if an answer cannot be written to disk."""
     try:
         yield

@@ -41,12 +41,12 @@ class WholeFile:
 
     def write(self, content: bytes) -> None:
         """Append. Raises OSError."""
-        with _named(self._path):
+        with _add_path_to_errors(self._path):
             self._file.write(content)
 
     def flush(self) -> None:
         """Flush all of it to disk. Raises OSError."""
-        with _named(self._path):
+        with _add_path_to_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -89,7 +89,7 @@ def check_folder(path: Path, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _add_path_to_errors(path: Path) -> Iterator[None]:
     """Add the file's name to an error of its descriptor."""
     try:
         yield

@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a smoke run on a tiny model")
     args = parser.parse_args(arguments)
     if KINDS[args.kind].traits.pools_on_host and not args.tiny:
-        parser.error(f"{args.kind} is no card: it needs --tiny")
+        parser.error(f"{args.kind} is not a card: it needs --tiny")
     if args.resume is not None and not args.resume.is_dir():
         parser.error(f"--resume {args.resume}: there is no such folder")
     return args

@@ -44,7 +44,7 @@ def unfit(device: str, torch_npu: str) -> str | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the reason of a mismatch and return 1, or return 0."""
+    """Print the reason for a mismatch and return 1, or return 0."""
     why = unfit(argv[0], argv[1] if len(argv) > 1 else "")
     if why is not None:
         sys.stdout.write(f"{why}\n")

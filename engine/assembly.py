@@ -88,7 +88,7 @@ class LayerAnnouncer:
     def is_wanted(self, *, runs_ahead: bool) -> bool:
         """Return whether `on_layer` has to be called. Layers without chunks are reported too, as a sign of progress.
 
-        Not where the model runs ahead: launching a layer is no progress yet.
+        Not where the model runs ahead: launching a layer is not progress yet.
         """
         return self._on_layer is not None and bool(self._chunks or not runs_ahead)
 

@@ -63,8 +63,8 @@ def load_network(
         what = special[0]
         if shard is not None:
             raise ConfigError(
-                f"{checkpoint.path}: {what} needs a conversion by transformers, and such a checkpoint cannot be cut "
-                "for several ranks: use --tensor-parallel-size 1"
+                f"{checkpoint.path}: {what} needs a conversion by transformers, and such a checkpoint cannot be "
+                "sharded across ranks: use --tensor-parallel-size 1"
             )
         loaded = load_with_transformers(checkpoint, weights, dtype, attention, adds_biases=adds_biases)
         return LoadedNetwork(loaded.to(device), f"weights loaded by transformers, which converts {what}")

@@ -21,7 +21,7 @@ _IDS = struct.Struct(f"<{DIGEST_TOKENS}i")
 class BlockName(NamedTuple):
     """The name of a full block: its last digest, the one before its first token, its tokens, salt and rotation.
 
-    Two names are equal only if the tokens are: a collision of digests is no cache hit.
+    Two names are equal only if the tokens are: a collision of digests is not a cache hit.
     """
 
     digest: bytes

@@ -42,7 +42,7 @@ class DeviceMemory(Protocol):
         ...
 
     def await_marks(self, count: int, timeout_s: float) -> bool:
-        """Wait until `count` marks were made since the pool was; return whether they were in time."""
+        """Wait until `count` marks have been recorded since the pool was created; return whether they were in time."""
         ...
 
     def ready(self) -> None:
@@ -67,7 +67,7 @@ class DeviceRegion(Region):
         self.tensor, self.ready = tensor, ready
         self.num_bytes, self.readonly = tensor.numel(), readonly
 
-    def behind(self, mark: "Event") -> "DeviceRegion":
+    def after(self, mark: "Event") -> "DeviceRegion":
         """Return the same memory for reads that wait for `mark`, regardless of later marks."""
         return DeviceRegion(self.tensor, readonly=self.readonly, ready=mark.wait)
 

@@ -239,7 +239,7 @@ class OutgoingTickets:
     def _send(self, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: Event | None) -> None:
         source = self._place(cut.tensor, cut.num_tensors, where)
         if mark is not None and isinstance(source.region, DeviceRegion):
-            source = source._replace(region=source.region.behind(mark))
+            source = source._replace(region=source.region.after(mark))
         digest = self._mover.digest(source) if self._digests else 0
         self._announce(ticket.send(cut, digest, where.block_ids), source)
 

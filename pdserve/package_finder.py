@@ -1,4 +1,4 @@
-"""Import pdserve's packages from beside pdserve, even if the user's folder has an `engine.py` or a `batch/`.
+"""Import pdserve's own packages, even if the user's folder has an `engine.py` or a `batch/`.
 
 Their names are common words, and a script's own folder is first on sys.path.
 """

@@ -69,7 +69,7 @@ class PromptCommand:
                 for event in self._client.stream(f"{self._prefix}{path}", fields):
                     for choice in event.get("choices") or ():
                         answer.append(read_choice(choice))
-                        print(_shown(answer[-1]), end="", flush=True)
+                        print(_printable(answer[-1]), end="", flush=True)
             except KeyboardInterrupt:
                 if self._quick is not None:
                     print(flush=True)
@@ -78,8 +78,8 @@ class PromptCommand:
                 if answer:
                     print(flush=True)
                 if self._quick is not None:
-                    raise _advised(error) from error.__cause__
-                print(_advised(error), file=sys.stderr, flush=True)
+                    raise _with_advice(error) from error.__cause__
+                print(_with_advice(error), file=sys.stderr, flush=True)
                 continue
             print(flush=True)
             on_answer(text, "".join(answer))
@@ -89,7 +89,7 @@ class PromptCommand:
         try:
             reply = self._client.get(f"{self._prefix}/v1/models")
         except Unavailable as error:
-            raise _advised(error) from error.__cause__
+            raise _with_advice(error) from error.__cause__
         if reply.status == 401:
             raise ConfigError(f"{url} refuses the API key: set --api-key or PDSERVE_API_KEY")
         try:
@@ -103,7 +103,7 @@ class PromptCommand:
         if self._quick is not None:
             yield self._quick
             return
-        lines = _typed() if sys.stdin.isatty() else sys.stdin
+        lines = _read_terminal() if sys.stdin.isatty() else sys.stdin
         yield from (line for line in map(str.rstrip, lines) if line)
 
 
@@ -117,12 +117,12 @@ def _fields(max_tokens: int | None, temperature: float | None) -> dict[str, floa
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _advised(error: PdserveError) -> PdserveError:
+def _with_advice(error: PdserveError) -> PdserveError:
     """Return the error, with advice if nothing listens at the URL."""
     return Unavailable(f"{error}; {START_HINT}") if isinstance(error.__cause__, ConnectionRefusedError) else error
 
 
-def _typed() -> Iterator[str]:
+def _read_terminal() -> Iterator[str]:
     try:
         while True:
             yield input(_PROMPT)
@@ -130,7 +130,7 @@ def _typed() -> Iterator[str]:
         print(flush=True)
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """Return a model's text with the control characters removed that a terminal would interpret."""
     if not sys.stdout.isatty():
         return text

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(flags: Sequence[str]) -> int:
-    known = _known(flags)
+    known = _parse_known(flags)
     folder, port = RunFolder(Path(known.run_dir or default_run_dir(os.environ)).absolute()), known.port
     try:
         url = serving(folder, port)
@@ -76,7 +76,7 @@ def _up(flags: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def _known(flags: Sequence[str]) -> argparse.Namespace:
+def _parse_known(flags: Sequence[str]) -> argparse.Namespace:
     parser = Parser(add_help=False)
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     parser.add_argument("--run-dir")

@@ -17,7 +17,8 @@ class Divergence:
     found: int | None
 
     def __str__(self) -> str:
-        return f"prompt {self.prompt}, token {self.position}: {_shown(self.found)} instead of {_shown(self.reference)}"
+        found, reference = _token_text(self.found), _token_text(self.reference)
+        return f"prompt {self.prompt}, token {self.position}: {found} instead of {reference}"
 
 
 def first_divergence(reference: Outputs, found: Outputs) -> Divergence | None:
@@ -42,5 +43,5 @@ def _first(prompt: int, reference: Sequence[int], found: Sequence[int]) -> Diver
     return None
 
 
-def _shown(token: int | None) -> str:
+def _token_text(token: int | None) -> str:
     return "nothing" if token is None else str(token)

@@ -56,8 +56,8 @@ def _schedulers(old: Sequence[TableServer], new: Sequence[TableServer]) -> Itera
 
 
 def _instances(old: Sequence[_Entry], new: Sequence[_Entry]) -> Iterator[str]:
-    pairs, gone, came = _paired(old, new)
-    moved, gone, came = _moved(gone, came)
+    pairs, gone, came = _pair_equal(old, new)
+    moved, gone, came = _pair_moved(gone, came)
     for before, after in pairs:
         yield from _changes(before, after)
     for before, after in moved:
@@ -67,7 +67,7 @@ def _instances(old: Sequence[_Entry], new: Sequence[_Entry]) -> Iterator[str]:
     yield from _order(pairs)
 
 
-def _paired(
+def _pair_equal(
     old: Sequence[_Entry], new: Sequence[_Entry]
 ) -> tuple[list[tuple[_Entry, _Entry]], list[_Entry], list[_Entry]]:
     """Pair the instances with the same hosts and devices, preferring equal roles; return the unpaired ones too."""
@@ -85,7 +85,7 @@ def _paired(
     return pairs, gone, left
 
 
-def _moved(
+def _pair_moved(
     gone: Sequence[_Entry], came: Sequence[_Entry]
 ) -> tuple[list[tuple[_Entry, _Entry]], list[_Entry], list[_Entry]]:
     """Pair the remaining instances by role and number: the same instance on other hosts or devices."""

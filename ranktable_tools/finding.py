@@ -25,7 +25,7 @@ class Finding:
     def __str__(self) -> str:
         note = "note: " if self.severity == "note" else ""
         instead = f"; {self.instead}" if self.instead else ""
-        return f"{_named(self.file)}: {note}{self.message}{instead} [{self.code}]"
+        return f"{_file_name(self.file)}: {note}{self.message}{instead} [{self.code}]"
 
     def as_json(self) -> dict[str, object]:
         """Return the finding as `--format json` prints it; a value over 1,000 characters is truncated to a string."""
@@ -48,9 +48,9 @@ def of_problem(file: str, problem: Problem, severity: Severity = "error") -> Fin
 
 def of_error(file: str, error: RanktableError) -> Finding:
     """Return the finding of an error; the text after its first semicolon is the advice."""
-    message, _, instead = str(error).removeprefix(f"{_named(file)}: ").partition("; ")
+    message, _, instead = str(error).removeprefix(f"{_file_name(file)}: ").partition("; ")
     return Finding(file, "error", error.code, error.json_path, error.value, message, instead)
 
 
-def _named(file: str) -> str:
+def _file_name(file: str) -> str:
     return file or "''"

@@ -51,7 +51,7 @@ def _gen(arguments: argparse.Namespace) -> int:
         check_owner(folder, arguments.owner)
     if both and with_scheduler:
         check_secret(folder, arguments.owner, can_give=True)
-    generated = gen(_wanted(arguments, with_scheduler), print)
+    generated = gen(_gen_arguments(arguments, with_scheduler), print)
     if arguments.api_server is None and both:
         print("Both lists were given, so the scheduler is on this host too (--no-api-server omits it).")
     written = [folder / name for name in (generated.global_name, *(local.file_name for local in generated.locals))]
@@ -67,7 +67,7 @@ def _gen(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(arguments: argparse.Namespace, with_scheduler: bool) -> GenArguments:
+def _gen_arguments(arguments: argparse.Namespace, with_scheduler: bool) -> GenArguments:
     return GenArguments(
         arguments.prefill_server_list, arguments.decode_server_list, with_scheduler, arguments.save_dir, arguments.ip,
         arguments.ports, arguments.device_type, arguments.device_ip_from, arguments.share_devices,

@@ -86,13 +86,13 @@ def _missing(
     hosts = HostComparer()
     for instance in table.instances:
         if instance.index not in path_by_entry and any(hosts.same(instance.server.server_ip, host) for host in given):
-            message = f"{instance.json_path} has no local table among these files: {_named(instance)}"
+            message = f"{instance.json_path} has no local table among these files: {_describe(instance)}"
             yield Finding(
                 global_path, "note", "no-local", instance.json_path, None, message, "pass all tables of a host, or none"
             )
 
 
-def _named(instance: InstanceEntry) -> str:
+def _describe(instance: InstanceEntry) -> str:
     return f"{instance} on {instance.server.server_ip}, devices {','.join(instance.server.device_ids)}"
 
 

@@ -36,7 +36,7 @@ class GrpcServer:
         self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S,
         loading_wait_s: float = LOADING_WAIT_S,
     ) -> None:  # fmt: skip
-        """Calls that arrive before `serve` wait up to `loading_wait_s` for the service, so that they learn at once."""
+        """Calls that arrive before `serve` wait up to `loading_wait_s` for the service before they fail as loading."""
         self._host, self._port = host, port
         self._trust = trust or Trust()
         self._server: Any = None

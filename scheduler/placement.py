@@ -178,13 +178,13 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
         why = "no token after the first, " if start.role is Role.PREFILL else ""
         return Plan("local", None, decode.index, f"{decode.name}: {why}{room}")
     reason = (
-        f"{start.name}: {start.outstanding_tokens} tokens outstanding{_held(start, prompt)}; "
-        f"{decode.name}: {decode.sequences} sequences, {room}{_held(decode, prompt)}"
+        f"{start.name}: {start.outstanding_tokens} tokens outstanding{_cached_note(start, prompt)}; "
+        f"{decode.name}: {decode.sequences} sequences, {room}{_cached_note(decode, prompt)}"
     )
     return Plan("handoff", start.index, decode.index, reason)
 
 
-def _held(load: InstanceLoad, prompt: PromptFacts) -> str:
+def _cached_note(load: InstanceLoad, prompt: PromptFacts) -> str:
     known = prompt.known.get(load.index, 0)
     return f", {known} of {prompt.num_tokens} prompt tokens cached" if known else ""
 

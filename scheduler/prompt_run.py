@@ -139,7 +139,7 @@ class PromptRun:
                 self._wakeup.stop_timer()
 
     async def next_event(self) -> tuple[PromptOnInstance, PromptEvent] | None:
-        """Return the next event that is no step, or None once all sequences have ended: then no event matters.
+        """Return the next event other than a step, or None once all sequences have ended: then no event matters.
 
         Raises DeadlineExceeded at the deadline, SinkFailed, and what `fail` was given.
         """

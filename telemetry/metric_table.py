@@ -2,9 +2,9 @@
 
 `source` is the attribute with the value: of ClusterView (CLUSTER), SchedulerCounters (REQUESTS, OUTCOMES), the exporter
 of spans (TRACES) or LinkMetrics (LINKS, GAPS). Rows are in the order of the pages; metric_families.py turns them into
-Prometheus families. The rows of an instance's load (LOADS) stand at the fields of LoadSnapshot (wire/types.py), and
-metrics with a structure of their own with their collectors in scheduler/observability/: vLLM's queue, steps, cache and
-HTTP requests, and replacements.
+Prometheus families. The rows of an instance's load (LOADS) are declared at the fields of LoadSnapshot (wire/load.py),
+and metrics with a structure of their own next to their collectors in scheduler/observability/: vLLM's queue, steps,
+cache and HTTP requests, and replacements.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Spans, and the trace context of the W3C's headers `traceparent` and `tracestate`."""
+"""Spans, and the trace context of W3C's headers `traceparent` and `tracestate`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One operation, with its times in nanoseconds since 1970. `error` is the reason of a failure, "" on success.
+    """One operation, with its times in nanoseconds since 1970. `error` is the reason for a failure, "" on success.
 
     `parent_id` is empty for a trace's root span; `is_server` marks the span that serves a request.
     """

@@ -17,8 +17,8 @@ from native.cache import NoNative
 from pdserve import ports
 from tests.combinations import mark_second_loops_long, mark_the_rest_long
 
-# A busy machine is no defect. CI draws the same examples each time, so that a change is judged by what it did; new ones
-# are drawn at a desk and by `scripts/test --all`.
+# A busy machine is not a defect. CI draws the same examples each time, so that a change is judged by its own effect;
+# new ones are drawn on developers' machines and by `scripts/test --all`.
 _IN_CI = bool(os.environ.get("CI")) and not os.environ.get("PDSERVE_TEST_ALL")
 settings.register_profile(
     "no deadlines", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=_IN_CI

@@ -116,7 +116,7 @@ def token_from_pb(message: pb.TokenOutput) -> TokenOutput:
         sequence=message.sequence,
         index=message.index,
         token_id=message.token_id if message.HasField("token_id") else None,
-        finish=_known(FinishReason, message.finish) if message.finish else None,
+        finish=_enum_value(FinishReason, message.finish) if message.finish else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         logprobs=logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None,
     )
@@ -158,14 +158,14 @@ def description_from_pb(message: pb.InstanceDescription) -> InstanceDescription:
     """Convert a description."""
     return _DESCRIPTION.from_pb(
         message,
-        role=_known(Role, message.role),
+        role=_enum_value(Role, message.role),
         model=ModelIdentity(message.model_name, message.weights_digest, message.tokenizer_digest),
         kv_tensors=tuple(map(_TENSOR.from_pb, message.kv_tensors)),
         endpoints=tuple(map(ENDPOINT.from_pb, message.endpoints)),
     )
 
 
-def _known(kind: type[E], value: str) -> E:
+def _enum_value(kind: type[E], value: str) -> E:
     try:
         return kind(value)
     except ValueError:

@@ -26,7 +26,7 @@ class TorchGrouped:
     name = "torch"
     implementation = "pdserve_torch_grouped"
 
-    def beyond(self, layer: Any) -> str | None:
+    def unsupported(self, layer: Any) -> str | None:
         """See GroupedOps."""
         weight = layer.down_proj
         if not hasattr(functional, "grouped_mm"):

@@ -119,7 +119,7 @@ class SharedWeights:
 
 
 def shared_weights(path: Path, *facts: str, text: str) -> SharedWeights | None:
-    """Return the memfd with descriptor number `text`, for the checkpoint in folder `path`; None if it is no such memfd.
+    """Return the memfd with descriptor number `text`, for the checkpoint in folder `path`; None if it is another.
 
     The key is made of the files' names, sizes, times and inodes, and of `facts`: all else the packed bytes depend on.
     """

@@ -40,7 +40,7 @@ class TextGrammar(Protocol):
     """A grammar built in this process."""
 
     @property
-    def worn(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether the lexer that its matchers share is used up: it should be recompiled for the next request."""
         ...
 

@@ -1,8 +1,8 @@
 """llguidance's matchers. All copies of one share a lexer, which grows with each copy's text, up to a limit.
 
-When the lexer is used up, the first sequence to notice makes a fresh one, and all others move to it. A sequence fails
-if a lexer that it made is used up at once, or if it has made too many. A lexer that would take too long to make on
-the engine's thread is not made: the grammar is then worn, and is recompiled for the next request.
+When the lexer is used up, the first sequence to notice creates a new one, and all others switch to it. A sequence
+fails if a lexer that it created is used up at once, or if it has created too many. If a new lexer would take too long
+on the engine's thread, none is created: the grammar is exhausted, and is recompiled for the next request.
 """
 
 import re
@@ -35,7 +35,7 @@ class LlguidanceGrammar:
         self.tokenizer, self.longest_s = tokenizer, longest_s
         self._lock = threading.Lock()  # only one thread at a time may use a matcher, also for copying
         self._generation = 0
-        self.worn = False
+        self.exhausted = False
         began = time.thread_time()
         self._first = make()
         self._make_s = time.thread_time() - began
@@ -58,11 +58,11 @@ class LlguidanceGrammar:
         with self._lock:
             if self._generation != used_up:
                 return False
-            self.worn = self._make_s > self.longest_s
-            if not self.worn:
+            self.exhausted = self._make_s > self.longest_s
+            if not self.exhausted:
                 self._first = self._make()
                 self._generation += 1
-            return not self.worn
+            return not self.exhausted
 
 
 class LlguidanceMatcher:
@@ -84,7 +84,7 @@ class LlguidanceMatcher:
         if token_id >= self._tokenizer.vocab_size or token_id in self._tokenizer.eos_tokens:
             return False
         taken = self._matcher.try_consume_tokens([token_id])
-        while self._moved():
+        while self._switch_lexer():
             taken = self._matcher.try_consume_tokens([token_id])
         check(self._matcher)
         if taken:
@@ -96,7 +96,7 @@ class LlguidanceMatcher:
         began = time.thread_time()
         mask = self._matcher.compute_bitmask()
         check_time(time.thread_time() - began, self._grammar.longest_s)
-        while self._moved():
+        while self._switch_lexer():
             mask = self._matcher.compute_bitmask()
         check(self._matcher)
         bits = np.frombuffer(mask, dtype=np.int32).copy()
@@ -104,7 +104,7 @@ class LlguidanceMatcher:
             set_bit(bits, token_id, allowed=False)
         return bits
 
-    def _moved(self) -> bool:
+    def _switch_lexer(self) -> bool:
         """Move to a fresh lexer if the shared one is used up. Return whether it moved."""
         if not self._matcher.is_error() or not self._matcher.get_error().startswith("lexer error"):
             return False

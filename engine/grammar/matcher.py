@@ -19,9 +19,9 @@ class CompiledGrammar:
         self.cost_bytes = cost_bytes
 
     @property
-    def worn(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether it should be recompiled for the next request."""
-        return self._text.worn
+        return self._text.exhausted
 
     def matcher(self, stop_token_ids: Sequence[int] = ()) -> "SequenceMatcher":
         """Return a matcher at the start of the text for a request with these stop ids. Any thread."""

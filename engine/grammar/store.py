@@ -77,7 +77,7 @@ class GrammarStore:
         self._log_old_name(option.backend)
         with self._lock:
             known = self._cache.find(source.key)
-            if known is not None and not (isinstance(known, CompiledGrammar) and known.worn):
+            if known is not None and not (isinstance(known, CompiledGrammar) and known.exhausted):
                 return _done(InvalidGrammar(known) if isinstance(known, str) else known)
             job = self._jobs.get(source.key)
             return self._queued(source) if job is None else job.future

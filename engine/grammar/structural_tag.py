@@ -315,7 +315,7 @@ def _token(form: object) -> str:
         return f"<[{token}]>"
     if isinstance(token, str) and _SPECIAL.fullmatch(token):
         return token
-    raise InvalidGrammar("a token of a structural tag must be an id, or the name of a special token, as <|name|>")
+    raise InvalidGrammar("a token of a structural tag must be an id, or the name of a special token, such as <|name|>")
 
 
 def _are_texts(value: object) -> bool:

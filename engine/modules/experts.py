@@ -1,8 +1,8 @@
 """Grouped mixtures of experts: all experts of a layer by two calls of an op that multiplies rows in groups.
 
 transformers selects how experts run from its experts interface; we register an implementation for a library's op. Rows
-are sorted by expert, multiplied in groups, and put back. Each layer is compared with running one expert at a time;
-if any differs, all layers run one expert at a time.
+are sorted by expert, multiplied in groups, and put back in order. Each layer is compared with running one expert at a
+time; if any differs, all layers run one expert at a time.
 """
 
 import functools
@@ -34,7 +34,7 @@ class GroupedOps(Protocol):
         """Its name in the experts interface."""
         ...
 
-    def beyond(self, layer: Any) -> str | None:
+    def unsupported(self, layer: Any) -> str | None:
         """Return why it does not support such experts, or None if it does."""
         ...
 
@@ -54,10 +54,10 @@ def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
         return ()
     ALL_EXPERTS_FUNCTIONS.register(ops.implementation, functools.partial(run_experts, ops=ops))
     before = network.get_experts_implementation()
-    why = next((why for why in map(ops.beyond, layers) if why), None)
+    why = next((why for why in map(ops.unsupported, layers) if why), None)
     if why is None:
         network.set_experts_implementation(_PLAIN)
-        expected = [_tried(layer) for layer in layers]
+        expected = [_trial_output(layer) for layer in layers]
         network.set_experts_implementation(ops.implementation)
         why = next((why for why in map(_differs, layers, expected) if why), None)
     if why is None:
@@ -66,7 +66,7 @@ def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
     if not _runs(layers[0]):
         network.set_experts_implementation(_PLAIN)
     _log.warning("experts_not_replaced", module=type(layers[0]).__name__, reason=why)
-    return (f"experts as they were: {why}",)
+    return (f"experts unchanged: {why}",)
 
 
 def run_experts(
@@ -77,7 +77,7 @@ def run_experts(
     `self` is a layer's experts, as transformers' use_experts_implementation makes them.
     """
     num_tokens, top_k = top_k_index.shape
-    experts, order = torch.sort(top_k_index.reshape(-1))  # [num_tokens * top_k], as all that follows
+    experts, order = torch.sort(top_k_index.reshape(-1))  # [num_tokens * top_k], like all tensors below
     counts = torch.zeros(self.num_experts, dtype=torch.int64, device=experts.device)
     ends = counts.scatter_add_(0, experts.long(), torch.ones_like(experts, dtype=torch.int64)).cumsum(0)
 
@@ -103,7 +103,7 @@ def _layers(network: Any) -> Iterator[nn.Module]:
 
 
 @torch.inference_mode()
-def _tried(layer: Any) -> torch.Tensor:
+def _trial_output(layer: Any) -> torch.Tensor:
     """Return the layer's output for random rows, each routed to two experts, or to the only one."""
     numbers = torch.Generator().manual_seed(0)
     weight, top_k = layer.down_proj, min(2, layer.num_experts)
@@ -117,7 +117,7 @@ def _tried(layer: Any) -> torch.Tensor:
 
 def _runs(layer: Any) -> bool:
     try:
-        _tried(layer)
+        _trial_output(layer)
     except RuntimeError:  # transformers chose an implementation for other devices
         return False
     return True
@@ -126,10 +126,10 @@ def _runs(layer: Any) -> bool:
 def _differs(layer: Any, expected: torch.Tensor) -> str | None:
     """Describe how the layer differs from the expected output; None if it does not."""
     try:
-        got = _tried(layer)
+        got = _trial_output(layer)
     except RuntimeError as error:
-        return f"they failed in groups: {' '.join(str(error).split())}"
+        return f"the grouped call failed: {' '.join(str(error).split())}"
     difference, limit = float((got - expected).norm() / expected.norm()), TOLERANCE[layer.down_proj.dtype]
     if difference <= limit:  # false for NaN too
         return None
-    return f"in groups they differ by {difference:.2g} of the norm, {limit:.2g} is allowed"
+    return f"the grouped result differs by {difference:.2g} of the norm, {limit:.2g} is allowed"

@@ -21,7 +21,7 @@ class NpuGrouped:
     name = "NPU ops"
     implementation = "pdserve_npu_grouped"
 
-    def beyond(self, layer: Any) -> str | None:
+    def unsupported(self, layer: Any) -> str | None:
         """See GroupedOps."""
         if layer.num_experts > _MAX_EXPERTS:
             return f"{layer.num_experts} experts: npu_grouped_matmul takes at most {_MAX_EXPERTS}"

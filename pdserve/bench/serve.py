@@ -82,7 +82,7 @@ class _Bench:
                 await _wait_ready(http, options)
                 self._model, folder = await _find_model(http, options)
             except Unavailable as error:
-                raise _advised(error) from error.__cause__
+                raise _with_advice(error) from error.__cause__
             requests = await make_requests(options, http, self._model, folder)
             endpoint = Endpoint(http, options.url, _dialect(options, self._model))
             await _warm_up(endpoint, requests, options.num_warmups)
@@ -148,7 +148,7 @@ async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> Non
         await asyncio.sleep(_READY_POLL_S)
 
 
-def _advised(error: Unavailable) -> Unavailable:
+def _with_advice(error: Unavailable) -> Unavailable:
     """Return the error, with advice if nothing listens at the URL."""
     is_refused = isinstance(error.__cause__, aiohttp.ClientConnectorError)
     return Unavailable(f"{error}; {START_HINT}") if is_refused else error

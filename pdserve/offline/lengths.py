@@ -23,7 +23,7 @@ async def room_for(surface: HttpSurface, index: int, prompt: PromptInput, params
             return max_tokens
     elif len(prompt.token_ids) + (max_tokens or most) <= most:
         return max_tokens
-    return _left(index, await _count(surface, index, prompt, params), params, most)
+    return _remaining(index, await _count(surface, index, prompt, params), params, most)
 
 
 async def room_behind_chat(
@@ -31,7 +31,7 @@ async def room_behind_chat(
 ) -> int | None:
     """Return the same for a conversation, rendering its template; None leaves it to the server."""
     num_tokens = (await _tokenize(surface, index, conversation))["count"]
-    left = _left(index, num_tokens, params, surface.max_model_len)
+    left = _remaining(index, num_tokens, params, surface.max_model_len)
     return None if params.max_tokens is None else left
 
 
@@ -62,7 +62,7 @@ async def _tokenize(surface: HttpSurface, index: int, body: Mapping[str, Any]) -
         raise ValueError(f"prompt {index}: {error}") from error
 
 
-def _left(index: int, num_tokens: int, params: SamplingParams, most: int) -> int:
+def _remaining(index: int, num_tokens: int, params: SamplingParams, most: int) -> int:
     keep = params.truncate_prompt_tokens
     if keep is not None:
         num_tokens = min(num_tokens, keep if keep > 0 else most - (params.max_tokens or 1))

@@ -155,7 +155,7 @@ class LLM:
         """Return a vector of norm 1 for each prompt."""
         refuse("embed", others)
         given = read_prompts(prompts)
-        options = _given(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
+        options = _without_none(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
         with ProgressBar(len(given), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.embed(surface, given, options, limit, progress))
 
@@ -184,7 +184,7 @@ class LLM:
         """Return the similarity of texts: one text against each of the others, or pair by pair."""
         refuse("score", others)
         pairs = vectors.Pairs.read(data_1, data_2)
-        options = _given(truncate_prompt_tokens=truncate_prompt_tokens)
+        options = _without_none(truncate_prompt_tokens=truncate_prompt_tokens)
         with ProgressBar(len(pairs.right), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.score(surface, pairs, options, limit, progress))
 
@@ -272,7 +272,7 @@ class _Numbers:
             return first
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 

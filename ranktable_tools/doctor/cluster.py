@@ -33,7 +33,7 @@ def check_scheduler(case: DoctorInput) -> Verdict:
     missing = body.get("missing") if isinstance(body, dict) else None
     if not isinstance(missing, list):
         return fail(
-            f"{url}/ready answers {status}: that is no pdserve scheduler", "--url names the scheduler's address"
+            f"{url}/ready answers {status}: that is not a pdserve scheduler", "--url names the scheduler's address"
         )
     return warn(f"{url} is not ready: {'; '.join(map(str, missing))}", "pdserve status")
 

@@ -45,7 +45,7 @@ def check_ports(case: DoctorInput) -> Verdict:
         return not_here("no instance of the table is on this host")
     answers = _requested(here, case.connect_s)
     answered = zip(here, answers, strict=True)
-    troubles = [trouble for one, answer in answered if (trouble := _taken(case.machine, one, answer))]
+    troubles = [trouble for one, answer in answered if (trouble := _check_taken(case.machine, one, answer))]
     states = (f"{one.port} {_state(answer)}" for one, answer in zip(here, answers, strict=True))
     return combined(troubles, ", ".join(states))
 
@@ -135,7 +135,7 @@ def _requested(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortA
         return list(pool.map(probe, found))
 
 
-def _taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
+def _check_taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
     where = f"{dial_host(one.server.server_ip)}:{one.port} ({one.role})"
     if answer.state == "other":
         owner = listener(machine, one.port)

@@ -21,7 +21,7 @@ def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev
         raise RanktableError(f"--num-devices is {count}; must be at least 1")
     if kind == "cpu":
         return [str(number) for number in range(count)]
-    present, named = list(present_devices(kind, dev)), _named(environ.get(_VISIBLE[kind], ""))
+    present, named = list(present_devices(kind, dev)), _parse_ids(environ.get(_VISIBLE[kind], ""))
     found = named if named and len(named) == count else present
     if len(found) == count:
         return found
@@ -32,6 +32,6 @@ def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev
     )
 
 
-def _named(value: str) -> list[str]:
+def _parse_ids(value: str) -> list[str]:
     matches = [_NUMBERED.fullmatch(word.strip()) for word in value.split(",")]
     return [match[1] for match in matches if match] if all(matches) else []

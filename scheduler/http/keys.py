@@ -36,7 +36,7 @@ class Keys:
         """
         if not self._tenants or path in self._open_paths:
             return ""
-        given, tenant = _digest(_shown(headers)), None
+        given, tenant = _digest(_presented_key(headers)), None
         for digest, owner in self._tenants.items():
             if hmac.compare_digest(digest, given):
                 tenant = owner
@@ -87,7 +87,7 @@ def _lines(text: str) -> list[str]:
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
-def _shown(headers: Headers) -> bytes:
+def _presented_key(headers: Headers) -> bytes:
     """Return the key in a request's only Authorization header with the scheme Bearer, else b""."""
     values = [value for name, value in headers if name == b"authorization"]
     scheme, _, key = values[0].strip().partition(b" ") if len(values) == 1 else (b"", b"", b"")

@@ -1,7 +1,7 @@
 """The order of the queue: by priority, within one a fair share per tenant, within a tenant first come, first served.
 
 front  ->  overdue  ->  band of the lowest priority  ->  next band ...
-                        line of the tenant that had least  ->  next line ...
+                        line of the tenant served least  ->  next line ...
 
 Start-time fair queueing: a line's `start` is the number of tokens that its tenant had received of the band when the
 head of the line became next. The smallest goes first and grows by the cost of each grant; a new tenant starts at
@@ -16,10 +16,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-_GRANTS_A_TURN = 4
-"""A request's second prompt queues as if it had arrived four grants of its line later, its third eight."""
+_GRANTS_PER_TURN = 4
+"""A request's second prompt is queued as if it had arrived four grants of its line later, its third eight later."""
 _OLDEST_EVERY = 16
-"""One in this many grants goes to the priority whose oldest prompt has waited longest, if it is not the best one."""
+"""One in this many grants goes to the priority whose oldest prompt has waited longest, if another one is first."""
 
 
 class Queued(Protocol):
@@ -65,7 +65,7 @@ class FairQueue(Generic[T]):
         self._by_age[item] = band.add(item, next(self._numbers))
 
     def add_front(self, item: T) -> None:
-        """Queue an item that was granted before ahead of all but others of its kind; its tenant has already paid."""
+        """Queue an item that was granted before ahead of all but earlier such items; it is already paid for."""
         self._front[item] = None
 
     def remove(self, item: T) -> None:
@@ -131,7 +131,7 @@ class _Band(Generic[T]):
         self._now = 0
         self._lines: dict[str, _Line[T]] = {}
         self._sorted: list[tuple[int, int, _Line[T]]] = []
-        self._had: dict[str, int] = {}
+        self._start_by_idle_tenant: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         """Return whether anything is waiting."""
@@ -141,9 +141,11 @@ class _Band(Generic[T]):
         """Put an item into its tenant's line; return its place."""
         line = self._lines.get(item.tenant)
         if line is None:
-            line = self._lines[item.tenant] = _Line(max(self._now, self._had.pop(item.tenant, 0)), number)
+            line = self._lines[item.tenant] = _Line(
+                max(self._now, self._start_by_idle_tenant.pop(item.tenant, 0)), number
+            )
             bisect.insort(self._sorted, line.key)
-        place = (line.num_granted + _GRANTS_A_TURN * item.turn, number)
+        place = (line.num_granted + _GRANTS_PER_TURN * item.turn, number)
         bisect.insort(line.items, (*place, item))
         return place
 
@@ -154,7 +156,7 @@ class _Band(Generic[T]):
         if not line.items:
             self._take_out(line)
             del self._lines[tenant]
-            self._had[tenant] = line.start
+            self._start_by_idle_tenant[tenant] = line.start
 
     def pay(self, tenant: str, cost: int) -> None:
         """Charge a grant to a tenant."""

@@ -9,7 +9,7 @@ _WEIGHT = 1 / 16
 class PromptCosts:
     """Owner of each tenant's average output per sequence, weighted towards recent ones.
 
-    Limits are no estimate: clients leave `max_tokens` at the model's maximum. So the average is learned from outputs.
+    Limits are not an estimate, as clients leave `max_tokens` at the model's maximum: the average is that of outputs.
     """
 
     def __init__(self) -> None:

@@ -172,7 +172,7 @@ def test_more_lines_or_bytes_than_the_limit_are_refused(path: Path) -> None:
     assert len(_read(path, b"\n\n" + lines, InputLimits(max_lines=5, max_bytes=len(lines) + 2))) == 5
 
 
-# What is no file
+# What is not a regular file
 
 
 def test_a_missing_input_is_named(path: Path) -> None:

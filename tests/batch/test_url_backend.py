@@ -19,8 +19,8 @@ pytestmark = pytest.mark.anyio
 KEY = "key-0123456789"
 
 
-class Keyed:
-    """Records which key and path came; /big answers with much, compressed; /away redirects."""
+class RecordingApp:
+    """Echoes the key and path of a request; /big returns 4 MiB, compressed; /away redirects."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -42,7 +42,7 @@ class Keyed:
 
 @asynccontextmanager
 async def _silent(says: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator[str]:
-    """Serve one that sends one thing to every client and then nothing."""
+    """Run a server that sends `says` to every client and then nothing more."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -56,7 +56,7 @@ async def _silent(says: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator
 
 
 async def test_the_key_is_sent_only_to_the_server() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url, KEY) as backend:
+    async with serving(RecordingApp()) as url, UrlBackend(url, KEY) as backend:
         answer = await backend.send("GET", "/health")
 
         assert answer.body == f"Bearer {KEY} /health".encode()
@@ -65,25 +65,25 @@ async def test_the_key_is_sent_only_to_the_server() -> None:
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 async def test_a_base_url_with_v1_at_its_end_is_not_doubled(end: str) -> None:
-    async with serving(Keyed()) as url, UrlBackend(url + "/base" + end) as backend:
+    async with serving(RecordingApp()) as url, UrlBackend(url + "/base" + end) as backend:
         answer = await backend.send("POST", "/v1/completions", b"{}")
 
     assert answer.body == b"none /base/v1/completions"
 
 
 async def test_redirects_are_returned_as_answers() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url) as backend:
+    async with serving(RecordingApp()) as url, UrlBackend(url) as backend:
         assert (await backend.send("POST", "/away", b"{}")).status == 307
 
 
 async def test_a_compressed_answer_is_bounded_by_its_decompressed_size() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url, max_answer_bytes=2**20) as backend:
+    async with serving(RecordingApp()) as url, UrlBackend(url, max_answer_bytes=2**20) as backend:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+ answers with more than 1048576 bytes"):
             await backend.send("GET", "/big")
 
 
 async def test_connections_are_bounded() -> None:
-    app = Keyed()
+    app = RecordingApp()
     async with serving(app) as url, UrlBackend(url, connections=3) as backend:
         await asyncio.gather(*(backend.send("GET", "/x") for _ in range(30)))
 
@@ -124,13 +124,13 @@ async def test_an_answer_that_is_too_late_is_unavailable() -> None:
 async def test_an_untrusted_certificate_is_unavailable(tmp_path: Path) -> None:
     files = Authority(tmp_path / "ca").sign("server")
 
-    async with serving(Keyed(), files) as url, UrlBackend(url, KEY) as backend:
+    async with serving(RecordingApp(), files) as url, UrlBackend(url, KEY) as backend:
         with pytest.raises(Unavailable, match=r"https://.*: its certificate is not trusted by this machine"):
             await backend.send("POST", "/v1/x", b"{}")
 
 
 async def test_https_to_an_http_server_is_reported() -> None:
-    async with serving(Keyed()) as url, UrlBackend(url.replace("http:", "https:"), KEY) as backend:
+    async with serving(RecordingApp()) as url, UrlBackend(url.replace("http:", "https:"), KEY) as backend:
         with pytest.raises(Unavailable, match=r"https://.*: no TLS connection: does the server use https://"):
             await backend.send("GET", "/v1/models")
 
@@ -149,7 +149,7 @@ async def test_a_certificate_of_a_trusted_authority_is_accepted(
     authority = Authority(tmp_path / "ca")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))
 
-    async with serving(Keyed(), authority.sign("server")) as url, UrlBackend(url, KEY) as backend:
+    async with serving(RecordingApp(), authority.sign("server")) as url, UrlBackend(url, KEY) as backend:
         assert (await backend.send("POST", "/v1/x", b"{}")).status == 200
 
 

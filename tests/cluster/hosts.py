@@ -20,7 +20,7 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 def obstacle() -> str:
-    """Return why such hosts are impossible here, as the reason of a skip; empty if they are possible."""
+    """Return why such hosts are impossible here, as the reason for a skip; empty if they are possible."""
     for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
         if shutil.which(tool) is None:
             return f"{MISSING}: {tool} ({package})"

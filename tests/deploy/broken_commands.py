@@ -31,7 +31,7 @@ DOCKER_RUN = (
     _row("the scheduler with an instance's local table", "scheduler", *_LOCAL),
     _row("an instance with the scheduler's local table", "decode", *_LOCAL, files={"l.json": local(server(A))}),
     _row(
-        "a local table that is no entry of the global one",
+        "a local table that is not in the global one",
         "decode", *_LOCAL, "--global-table", "g.json",
         files={"g.json": modelarts(), "l.json": with_value(local(), "server_list.0.device.0.device_ip", A)},
     ),
@@ -43,7 +43,7 @@ DOCKER_RUN = (
     _row("an instance that is not in the table", "decode", *_GLOBAL, "--instance", "2"),
     _row("a mount over the home of the image's user", "decode", *_LOCAL, "--container-work-dir", "/home/ma-user"),
     _row("a mount over it by a way around", "decode", *_LOCAL, "--volume", "/data:/work/../home/ma-user/work"),
-    _row("a folder that is no whole path", "decode", *_LOCAL, "--volume", "data:/work"),
+    _row("a folder that is not an absolute path", "decode", *_LOCAL, "--volume", "data:/work"),
     _row("a volume without its place", "decode", *_LOCAL, "--volume", "/data"),
     _row("a name that docker does not take", "decode", *_LOCAL, "--name", "a b"),
     _row("a size that is not a number", "decode", *_LOCAL, "--shm-size", "much"),

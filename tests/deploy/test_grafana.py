@@ -112,7 +112,7 @@ def _queries(dashboard: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _names(expression: str) -> set[str]:
-    """Metrics in an expression: words that are no function, keyword, label or variable."""
+    """Metrics in an expression: words that are not a function, keyword, label or variable."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(?:by|on|group_left|without)\s*\([^)]*\)", " ", expression)
     words = set(re.findall(r"[a-zA-Z_:][\w:]*(?!\w*\s*\()", bare))
     return {word for word in words if not re.fullmatch(r"and|or|offset|\d*e\d*|[smhd]", word) and "_" in word}

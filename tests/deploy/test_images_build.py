@@ -38,7 +38,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubDocker:
 
 
 def _not_here(path: str, words: list[str]) -> None:
-    """What would take the tests' own place fails instead."""
+    """Fail instead of replacing the test process."""
     raise AssertionError(f"would have become {words}")
 
 

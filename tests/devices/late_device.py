@@ -1,4 +1,4 @@
-"""The fake device as an asynchronous one: a step's results reach the host when its event is waited for."""
+"""A fake device that is asynchronous: a step's results reach the host only after a wait for its event."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from tests.devices.fake_device import TRAITS, FakeDevice
 
 @dataclass
 class LateDevice(FakeDevice):
-    """Implements Device: steps may be launched ahead on it. `activated` counts."""
+    """Implements Device: steps may be launched ahead on it. `activated` counts the calls of `activate`."""
 
     traits: Traits = field(default_factory=lambda: replace(TRAITS, block_size=16, is_asynchronous=True))
     activated: int = 0

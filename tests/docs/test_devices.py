@@ -39,7 +39,7 @@ def _wrong(kind: str, cell: str) -> str | None:
     verdict = cell.partition(":")[0]
     links = _LINK.findall(cell)
     if verdict not in ("measured", _SOURCES, "neither", "none") or (verdict == "none" and links):
-        return f"{cell!r} is no verdict"
+        return f"{cell!r} is not a verdict"
     targets = [target for _, target in links]
     if verdict == "measured" and not KINDS[kind].traits.pools_on_host:
         return "nothing was measured on a card"
@@ -64,7 +64,7 @@ def _missing(target: str) -> str | None:
     name, _, test = target.partition("#")
     path = (ROOT / "docs" / name).resolve()
     if not path.is_file() or not path.name.startswith("test_"):
-        return f"{name} is no file of tests"
+        return f"{name} is not a test file"
     text = path.read_text(encoding="utf-8")
     nodes = ast.walk(ast.parse(text))
     names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -87,13 +87,13 @@ def test_every_cell_is_a_verdict_whose_tests_exist() -> None:
     [
         ("measured: [x](performance.md)", "nothing was measured on a card"),
         ("tested against the sources", "no test is named"),
-        ("tested against the sources: [x](../tests/devices/test_nothing.py)", "is no file of tests"),
+        ("tested against the sources: [x](../tests/devices/test_nothing.py)", "is not a test file"),
         ("tested against the sources: [x](../tests/devices/test_seam.py#test_nothing)", "has no test_nothing"),
         ("tested against the sources: [x](../tests/devices/test_seam.py)", "no named test reads the sources"),
-        ("neither: [x](../devices/npu.py)", "is no file of tests"),
-        ("contract-tested", "is no verdict"),
-        ("works", "is no verdict"),
-        ("", "is no verdict"),
+        ("neither: [x](../devices/npu.py)", "is not a test file"),
+        ("contract-tested", "is not a verdict"),
+        ("works", "is not a verdict"),
+        ("", "is not a verdict"),
     ],
 )
 def test_a_cell_that_claims_too_much_is_found(cell: str, why: str) -> None:

@@ -12,7 +12,7 @@ from tests.engine.tiny_models import EOS, make_tiny_model
 
 
 def make_bin_model(folder: Path, kind: str = "opt", *, shards: int = 1, prefix: str | None = None) -> Path:
-    """Save a random `kind` as .bin with its head stored too; `prefix` is taken off the names, as some OPTs have it."""
+    """Save a random `kind` as .bin with its head stored too; `prefix` is removed from the names, as in some OPTs."""
     make_tiny_model(kind, folder)
     state: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -40,7 +40,7 @@ def save_bin(folder: Path, state: dict[str, Any], *, shards: int = 1) -> None:
 
 
 def split_tokenizer(folder: Path) -> None:
-    """Put vocab.json and merges.txt in place of tokenizer.json, and OPT's settings, whose text begins with a token."""
+    """Replace tokenizer.json by vocab.json and merges.txt, with OPT's settings, which add a BOS token."""
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
@@ -58,7 +58,7 @@ def split_tokenizer(folder: Path) -> None:
 
 
 class Marking:
-    """Pickled, it is a call that writes a file in any process that reads it without care."""
+    """When pickled, it becomes a call that creates a file in any process that unpickles it without checks."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker

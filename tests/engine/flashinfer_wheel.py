@@ -83,7 +83,7 @@ def _handed_on(method: ast.FunctionDef, others: Mapping[str, ast.FunctionDef]) -
 
 
 def _signature(function: ast.FunctionDef, *, is_method: bool = False) -> Signature:
-    """Return names, kinds and defaults; a default that is no literal stands as its text."""
+    """Return names, kinds and defaults; a default that is not a literal is given as its source text."""
     spec = function.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults = [Parameter.empty] * (len(positional) - len(spec.defaults)) + [_value(one) for one in spec.defaults]

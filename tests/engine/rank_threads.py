@@ -40,7 +40,7 @@ class ThreadReduce:
 
 
 def run_ranks(num_ranks: int, work: Callable[[int, AllReduce], T]) -> list[T]:
-    """Run `work(rank, all_reduce)` for all ranks at once; the first error that is no echo of another is raised."""
+    """Run `work(rank, all_reduce)` for all ranks at once; raise the first error not caused by another rank's."""
     reduce = ThreadReduce(num_ranks)
 
     def run(rank: int) -> T:

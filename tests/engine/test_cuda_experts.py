@@ -105,7 +105,7 @@ def test_unsupported_experts_are_left_unchanged(dtype: torch.dtype, width: int, 
     """The way that transformers chose goes on, or one expert after the other where that does not run."""
     network = small(dtype, intermediate_size=width)
 
-    assert experts.use_grouped_experts(network) == (f"experts as they were: {said}",)
+    assert experts.use_grouped_experts(network) == (f"experts unchanged: {said}",)
 
     assert network.get_experts_implementation()[""] == way
 
@@ -118,7 +118,7 @@ def test_experts_that_differ_in_groups_run_as_before(tmp_path: Path, monkeypatch
 
     loaded = load(path)
 
-    assert any(note.startswith("experts as they were: in groups they differ by ") for note in loaded.notes)
+    assert any(note.startswith("experts unchanged: the grouped result differs by ") for note in loaded.notes)
     assert tokens(loaded) == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
@@ -134,5 +134,5 @@ def test_experts_run_one_by_one_if_nothing_else_works(
 
     (line,) = experts.use_grouped_experts(network)
 
-    assert line.startswith("experts as they were: they failed in groups: grouped_mm is not compiled")
+    assert line.startswith("experts unchanged: the grouped call failed: grouped_mm is not compiled")
     assert network.get_experts_implementation()[""] == "eager"

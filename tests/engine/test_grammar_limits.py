@@ -80,12 +80,12 @@ def test_a_sequence_continues_after_another_exhausted_their_lexer(folder: Path) 
 def test_a_slow_lexer_is_not_built_on_the_engine_thread(folder: Path) -> None:
     grammar = _limited(folder, make_s=0.06)
     hungry, modest = grammar.matcher(), grammar.matcher()
-    assert not grammar.worn
+    assert not grammar.exhausted
 
     with pytest.raises(InvalidGrammar, match="too many states"):
         _write(hungry, _ids(folder, "a") * 40)
 
-    assert grammar.worn
+    assert grammar.exhausted
     with pytest.raises(InvalidGrammar, match="too many states"):
         _write(modest, _ids(folder, "b") * 5)
 

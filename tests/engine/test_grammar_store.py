@@ -119,12 +119,12 @@ def test_a_shared_future_cannot_be_cancelled_by_one(store: GrammarStore) -> None
 def test_a_grammar_whose_lexer_is_exhausted_is_compiled_again(
     store: GrammarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worn = _grammar(store.prepare(_regex("worn")))
-    monkeypatch.setattr(CompiledGrammar, "worn", property(lambda grammar: grammar is worn))
+    exhausted = _grammar(store.prepare(_regex("worn")))
+    monkeypatch.setattr(CompiledGrammar, "exhausted", property(lambda grammar: grammar is exhausted))
 
     fresh = _grammar(store.prepare(_regex("worn")))
 
-    assert fresh is not worn
+    assert fresh is not exhausted
     assert store.prepare(_regex("worn")).result(0) is fresh
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Skipped where torch sees none, which has been everywhere so far: docs/devices.md."""
+"""Tests that need a GPU. Skipped without one, which has been everywhere so far: docs/devices.md."""
 
 import json
 import random
@@ -37,11 +37,11 @@ from wire.kv_layout import PoolLayout
 from wire.types import KvEndpoint, Ticket
 
 if not torch.cuda.is_available():
-    pytest.skip("torch sees no CUDA device: all of what only a GPU can show", allow_module_level=True)
+    pytest.skip("torch sees no CUDA device: all tests that need a GPU", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
 TWO_CARDS = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="torch sees one CUDA device: NCCL takes one rank a card"
+    torch.cuda.device_count() < 2, reason="torch sees one CUDA device: NCCL allows one rank per card"
 )
 P_BLOCKS = (3, 9, 4, 5, 20)
 

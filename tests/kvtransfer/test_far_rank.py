@@ -302,7 +302,7 @@ def test_a_rank_without_links_fails_the_start_with_its_reason() -> None:
 
 
 class ConnectedRank:
-    """A FarRank connected to `there`, the rank's end, which the test controls, and the reason of a loss."""
+    """A FarRank connected to `there`, the rank's end, which the test controls, and the reason for a loss."""
 
     def __init__(self, trust: Trust | None = None) -> None:
         ours, self.socket = socket.socketpair()

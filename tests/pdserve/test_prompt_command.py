@@ -197,7 +197,7 @@ def test_an_interrupted_quick_question_ends_its_line(
             raise KeyboardInterrupt
         return text
 
-    monkeypatch.setattr("pdserve.prompt_command._shown", interrupted)
+    monkeypatch.setattr("pdserve.prompt_command._printable", interrupted)
 
     assert main(["chat", *_flags(server, "-q", "hi")]) == 130
 
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_its_text(
             raise KeyboardInterrupt
         return text
 
-    monkeypatch.setattr("pdserve.prompt_command._shown", interrupted)
+    monkeypatch.setattr("pdserve.prompt_command._printable", interrupted)
     monkeypatch.setattr("sys.stdin", io.StringIO("stop\nmore\n"))
 
     assert chat.main(_flags(server)) == 0

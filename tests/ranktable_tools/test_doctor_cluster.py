@@ -59,7 +59,7 @@ def _link(**changes: Any) -> dict[str, Any]:
     [
         (200, '{"ready": true, "missing": []}', "ok", "URL is ready"),
         (503, '{"missing": ["no decode instance"]}', "warn", "URL is not ready: no decode instance"),
-        (404, "not found", "fail", "URL/ready answers 404: that is no pdserve scheduler"),
+        (404, "not found", "fail", "URL/ready answers 404: that is not a pdserve scheduler"),
     ],
 )
 def test_the_scheduler_is_ready_or_names_what_is_missing(

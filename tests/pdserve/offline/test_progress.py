@@ -39,7 +39,7 @@ def test_it_counts_prompts_and_shows_tokens_per_second() -> None:
 
 
 def test_it_is_silent_without_a_terminal_or_if_disabled(capfd: Any) -> None:
-    for wanted in (True, False):  # standard error is no terminal here
+    for wanted in (True, False):  # standard error is not a terminal here
         with ProgressBar(1, wanted) as progress:
             progress.done(OUTPUT)
 
