@@ -10,7 +10,7 @@ from engine.outcome import StepOutcome
 from engine.pooling.collected import Collected
 from engine.prompt import Prompt, ScheduledTokens
 from engine.step import Candidates, StepOutput
-from engine.step_reader import PieceOutput
+from engine.step_reader import ScheduledOutput
 from processes.failpoints import failpoint
 from wire.types import TokenLogprobs, TokenOutput
 
@@ -21,34 +21,36 @@ class Advance:
     def __init__(self, info: EngineInfo, state: BatchState, blocks: BlockPool, clock: Callable[[], float]) -> None:
         self._info, self._batch, self._blocks, self._clock = info, state, blocks, clock
 
-    def __call__(self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome) -> None:
-        """Apply the output for one piece. Raises the error with which this prompt must fail."""
-        prompt = piece.prompt
+    def __call__(
+        self, scheduled: ScheduledTokens, part: ScheduledOutput, output: StepOutput, outcome: StepOutcome
+    ) -> None:
+        """Apply the output for one sequence's scheduled tokens. Raises the error with which this prompt must fail."""
+        prompt = scheduled.prompt
         if part.failure is not None:
             raise part.failure
-        piece.sequence.advance(piece.count, self._blocks)
-        if piece.sequence is prompt.stem:
-            self._advance_stem(piece, part, output, outcome)
-        elif piece.reaches_end:
-            self._take_rows(piece, part, output, outcome)
-            if (piece.sequence.finish is not None or prompt.beams is not None) and prompt.ended:
+        scheduled.sequence.advance(scheduled.count, self._blocks)
+        if scheduled.sequence is prompt.stem:
+            self._advance_stem(scheduled, part, output, outcome)
+        elif scheduled.reaches_end:
+            self._take_rows(scheduled, part, output, outcome)
+            if (scheduled.sequence.finish is not None or prompt.beams is not None) and prompt.ended:
                 self._batch.remove(prompt)
 
     def _advance_stem(
-        self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome
+        self, scheduled: ScheduledTokens, part: ScheduledOutput, output: StepOutput, outcome: StepOutcome
     ) -> None:
         """Apply the output for the prompt's own tokens; its last chunk ends the prefill."""
-        prompt = piece.prompt
+        prompt = scheduled.prompt
         if prompt.collected is not None:
-            self._pool(prompt, prompt.collected, part, outcome, ends=piece.reaches_end)
+            self._pool(prompt, prompt.collected, part, outcome, ends=scheduled.reaches_end)
             return
         if part.prompt_logprobs is not None:
             outcome.prompt_logprobs.append(part.prompt_logprobs)
-        if not piece.reaches_end:
+        if not scheduled.reaches_end:
             if prompt.hold:
                 failpoint("prefill.between_chunks")
             return
-        self._take_rows(piece, part, output, outcome)
+        self._take_rows(scheduled, part, output, outcome)
         if prompt.hold:
             self._end_prefill(prompt, outcome)
             return
@@ -60,10 +62,12 @@ class Advance:
         else:
             prompt.fork(self._blocks)
 
-    def _take_rows(self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome) -> None:
+    def _take_rows(
+        self, scheduled: ScheduledTokens, part: ScheduledOutput, output: StepOutput, outcome: StepOutcome
+    ) -> None:
         """Append to each sampled sequence the token, or the beam candidates, of its output row."""
-        prompt = piece.prompt
-        for row, index in enumerate(piece.sampled, part.row):
+        prompt = scheduled.prompt
+        for row, index in enumerate(scheduled.sampled, part.row):
             if not prompt.hold:
                 failpoint("decode.token")
             if prompt.beams is not None:
@@ -76,7 +80,7 @@ class Advance:
                 prompt.admitted_at = None
 
     def _pool(
-        self, prompt: Prompt, collected: Collected, part: PieceOutput, outcome: StepOutcome, *, ends: bool
+        self, prompt: Prompt, collected: Collected, part: ScheduledOutput, outcome: StepOutcome, *, ends: bool
     ) -> None:
         """Add a chunk's part of the prompt's vector; the last chunk finishes the prompt."""
         if part.pooled:

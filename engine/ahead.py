@@ -14,29 +14,29 @@ from engine.prompt import ScheduledTokens
 from engine.token_counts import has_penalty
 
 
-def lets_follow(pieces: Sequence[ScheduledTokens]) -> bool:
-    """Return whether another step may be launched before the step with these pieces is collected.
+def lets_follow(schedule: Sequence[ScheduledTokens]) -> bool:
+    """Return whether another step may be launched before the step with this schedule is collected.
 
     False where the host needs a sampled token to decide what may follow it: one such sequence would either delay the
     others by the host's work between two steps, or take two steps per token.
     """
-    return not any(piece.reaches_end and needs_history(piece) for piece in pieces)
+    return not any(scheduled.reaches_end and needs_history(scheduled) for scheduled in schedule)
 
 
-def needs_history(piece: ScheduledTokens) -> bool:
+def needs_history(scheduled: ScheduledTokens) -> bool:
     """Return whether the host needs the token sampled now to decide what this sequence may choose next."""
-    prompt = piece.prompt
-    if piece.sequence is prompt.stem:
+    prompt = scheduled.prompt
+    if scheduled.sequence is prompt.stem:
         return False
     params = prompt.state.params
     return prompt.is_bound or prompt.beams is not None or bool(params.bad_words) or has_penalty(params)
 
 
-def goes_on(piece: ScheduledTokens, max_model_len: int) -> bool:
-    """Return whether the length limits let the piece's sequence continue after its pending token, if it has one."""
-    sequence = piece.sequence
+def may_continue(scheduled: ScheduledTokens, max_model_len: int) -> bool:
+    """Return whether the length limits let the sequence continue after its pending token, if it has one."""
+    sequence = scheduled.sequence
     if not sequence.num_awaited:
         return True
     num_outputs = sequence.num_outputs + sequence.num_awaited
-    params = piece.prompt.state.params
+    params = scheduled.prompt.state.params
     return not is_full(num_outputs, params, prompt_length=sequence.prompt_length, max_model_len=max_model_len)

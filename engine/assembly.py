@@ -1,4 +1,4 @@
-"""Turn the pieces of one step into the model's batch and into layer notifications for the KV senders."""
+"""Turn the scheduled tokens of one step into the model's batch and into layer notifications for the KV senders."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -14,8 +14,8 @@ UNKNOWN = 0
 """Placeholder for a token that the previous step samples: the model fills it in (StepBatch.carried)."""
 
 
-def batch_of(pieces: list[ScheduledTokens], awaited: Mapping[Sequence, int] = MappingProxyType({})) -> StepBatch:
-    """Return the flattened step: all tokens, each piece's token range, and the rows to sample, score and pool.
+def batch_of(schedule: list[ScheduledTokens], awaited: Mapping[Sequence, int] = MappingProxyType({})) -> StepBatch:
+    """Return the flattened step: all tokens, each sequence's token range, and the rows to sample, score and pool.
 
     `awaited` maps sequences whose last token the previous step samples to the index of that sample there.
     """
@@ -24,54 +24,54 @@ def batch_of(pieces: list[ScheduledTokens], awaited: Mapping[Sequence, int] = Ma
     samples: list[SampleRow] = []
     scores: list[ScoreRow] = []
     pooling_rows: list[PoolingRows] = []
-    for piece in pieces:
-        prompt, sequence = piece.prompt, piece.sequence
+    for scheduled in schedule:
+        prompt, sequence = scheduled.prompt, scheduled.sequence
         if sequence is prompt.stem:
-            pooling_rows.extend(_pooling_rows(piece, len(token_ids)))
-            scores.extend(_score_rows(piece, len(token_ids)))
-        token_ids += sequence.next_tokens(piece.count)
+            pooling_rows.extend(_pooling_rows(scheduled, len(token_ids)))
+            scores.extend(_score_rows(scheduled, len(token_ids)))
+        token_ids += sequence.next_tokens(scheduled.count)
         if sequence.num_awaited:
             carried.append((len(token_ids), awaited[sequence]))
             token_ids.append(UNKNOWN)
-        if piece.reaches_end:
-            for index in piece.sampled:
+        if scheduled.reaches_end:
+            for index in scheduled.sampled:
                 chosen = prompt.sampled(index) if sequence is prompt.stem else sequence
-                samples.append(_sample_row(piece, index, chosen, len(token_ids) - 1))
-    parts = tuple([piece.sequence.part(piece.count) for piece in pieces])
+                samples.append(_sample_row(scheduled, index, chosen, len(token_ids) - 1))
+    parts = tuple([scheduled.sequence.part(scheduled.count) for scheduled in schedule])
     return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pooling_rows), tuple(carried))
 
 
-def samples_of(pieces: list[ScheduledTokens]) -> dict[Sequence, int]:
-    """Return the index of each sequence's sample in the step of these pieces; none for stems, which fork before."""
+def samples_of(schedule: list[ScheduledTokens]) -> dict[Sequence, int]:
+    """Return the index of each sequence's sample in the step with this schedule; none for stems, which fork before."""
     samples, number = dict[Sequence, int](), 0
-    for piece in pieces:
-        if piece.reaches_end:
-            if piece.sequence is not piece.prompt.stem:
-                samples[piece.sequence] = number
-            number += len(piece.sampled)
+    for scheduled in schedule:
+        if scheduled.reaches_end:
+            if scheduled.sequence is not scheduled.prompt.stem:
+                samples[scheduled.sequence] = number
+            number += len(scheduled.sampled)
     return samples
 
 
-def scored_positions(piece: ScheduledTokens) -> range:
-    """Return the prompt positions whose log probabilities this piece computes: the ones after each of its tokens.
+def scored_positions(scheduled: ScheduledTokens) -> range:
+    """Return the prompt positions whose log probabilities are computed: the ones after each scheduled token.
 
     Empty if none were requested, or if there is an output token: the prompt's were emitted before it.
     """
-    prompt, sequence = piece.prompt, piece.sequence
+    prompt, sequence = scheduled.prompt, scheduled.sequence
     if prompt.state.params.prompt_logprobs is None or sequence is not prompt.stem:
         return range(0)
     if any(other.num_outputs for other in prompt.sequences):
         return range(0)
-    first = piece.start + 1
-    return range(first, min(first + piece.count, len(sequence.token_ids)))
+    first = scheduled.start + 1
+    return range(first, min(first + scheduled.count, len(sequence.token_ids)))
 
 
-def pooled_tokens(piece: ScheduledTokens) -> range:
-    """Return the positions of the piece's tokens whose hidden states are pooled into the prompt's vector."""
-    collected, sequence = piece.prompt.collected, piece.sequence
+def pooled_tokens(scheduled: ScheduledTokens) -> range:
+    """Return the positions of the scheduled tokens whose hidden states are pooled into the prompt's vector."""
+    collected, sequence = scheduled.prompt.collected, scheduled.sequence
     if collected is None:
         return range(0)
-    return collected.wanted(piece.start, piece.count, len(sequence.token_ids))
+    return collected.wanted(scheduled.start, scheduled.count, len(sequence.token_ids))
 
 
 class LayerAnnouncer:
@@ -80,8 +80,8 @@ class LayerAnnouncer:
     Stores its error, which fails only those prompts.
     """
 
-    def __init__(self, pieces: list[ScheduledTokens], on_layer: OnLayer | None) -> None:
-        self._chunks = tuple(_chunk_of(piece) for piece in pieces if piece.prompt.hold)
+    def __init__(self, schedule: list[ScheduledTokens], on_layer: OnLayer | None) -> None:
+        self._chunks = tuple(_chunk_of(scheduled) for scheduled in schedule if scheduled.prompt.hold)
         self._on_layer = on_layer
         self.error: Exception | None = None
 
@@ -101,8 +101,8 @@ class LayerAnnouncer:
             self.error = error
 
 
-def _sample_row(piece: ScheduledTokens, index: int, sequence: Sequence, row: int) -> SampleRow:
-    prompt, params = piece.prompt, piece.prompt.state.params
+def _sample_row(scheduled: ScheduledTokens, index: int, sequence: Sequence, row: int) -> SampleRow:
+    prompt, params = scheduled.prompt, scheduled.prompt.state.params
     position, history = sequence.num_outputs + sequence.num_awaited, sequence.token_ids
     may_ban = params.bad_words or position < params.min_tokens
     banned = banned_tokens(params, position, history) if may_ban else ()
@@ -113,22 +113,22 @@ def _sample_row(piece: ScheduledTokens, index: int, sequence: Sequence, row: int
     )
 
 
-def _pooling_rows(piece: ScheduledTokens, row: int) -> Iterator[PoolingRows]:
-    """Yield the rows to pool of a piece whose first token is flattened row `row`."""
-    tokens = pooled_tokens(piece)
+def _pooling_rows(scheduled: ScheduledTokens, row: int) -> Iterator[PoolingRows]:
+    """Yield the rows to pool; `row` is the flattened row of the first scheduled token."""
+    tokens = pooled_tokens(scheduled)
     if tokens:
-        yield PoolingRows(row + tokens.start - piece.start, len(tokens))
+        yield PoolingRows(row + tokens.start - scheduled.start, len(tokens))
 
 
-def _score_rows(piece: ScheduledTokens, row: int) -> Iterator[ScoreRow]:
-    """Yield the scored rows of a piece whose first token is flattened row `row`."""
-    top = piece.prompt.state.params.prompt_logprobs or 0
-    for place, position in enumerate(scored_positions(piece)):
-        yield ScoreRow(row + place, piece.sequence.token_ids[position], top)
+def _score_rows(scheduled: ScheduledTokens, row: int) -> Iterator[ScoreRow]:
+    """Yield the scored rows; `row` is the flattened row of the first scheduled token."""
+    top = scheduled.prompt.state.params.prompt_logprobs or 0
+    for place, position in enumerate(scored_positions(scheduled)):
+        yield ScoreRow(row + place, scheduled.sequence.token_ids[position], top)
 
 
-def _chunk_of(piece: ScheduledTokens) -> Chunk:
+def _chunk_of(scheduled: ScheduledTokens) -> Chunk:
     """Return the chunk to report; the first one includes the tokens that were found in the prefix cache."""
-    sequence = piece.sequence
-    start = 0 if piece.start == sequence.num_cached else piece.start
-    return Chunk(piece.prompt.state.prompt_id, start, piece.start + piece.count, tuple(sequence.block_ids))
+    sequence = scheduled.sequence
+    start = 0 if scheduled.start == sequence.num_cached else scheduled.start
+    return Chunk(scheduled.prompt.state.prompt_id, start, scheduled.start + scheduled.count, tuple(sequence.block_ids))

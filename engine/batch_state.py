@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from engine.ahead import goes_on
+from engine.ahead import may_continue
 from engine.batcher import BatchLimits, plan_step
 from engine.kv.blocks import BlockPool
 from engine.kv.swap import SwapArea
@@ -29,12 +29,12 @@ _TURN = attrgetter("turn")
 
 @dataclass(slots=True)
 class Selection:
-    """The pieces of the next step, the prompts preempted for it, and the prompts that failed during selection.
+    """The schedule of the next step, the prompts preempted for it, and the prompts that failed during selection.
 
     A selection that `is_behind` a step not collected yet preempts no prompt; where it would have to, it `is_short`.
     """
 
-    pieces: list[ScheduledTokens] = field(default_factory=list)
+    schedule: list[ScheduledTokens] = field(default_factory=list)
     interrupted: list[Prompt] = field(default_factory=list)
     failed: list[tuple[Prompt, Exception]] = field(default_factory=list)
     is_behind: bool = False
@@ -89,16 +89,16 @@ class BatchState:
             self.waiting.remove(prompt)
 
     def has_work(self) -> bool:
-        """Return whether `select` would return any pieces: an engine that cannot progress must not spin."""
+        """Return whether `select` would schedule anything: an engine that cannot progress must not spin."""
         if self.waiting and self._may_start(self.waiting[0]):
             return True
         if sum(not prompt.hold for prompt in self.running.values()) > 1:
             return True  # the oldest can take the blocks of the youngest
         free = self._blocks.num_free
         return any(
-            piece.sequence.blocks_missing(1, self._blocks, self._block_size) <= free
+            scheduled.sequence.blocks_missing(1, self._blocks, self._block_size) <= free
             for prompt in self.running.values()
-            for piece in prompt.pieces()
+            for scheduled in prompt.to_schedule()
         )
 
     def select(self, now: float) -> Selection:
@@ -107,48 +107,51 @@ class BatchState:
         self._start_waiting(now, selection)
         if self._preempt_after is not None:
             self._preempt_due(self._preempt_after, selection)
-        pieces = self._pieces()
+        schedule = self._candidates()
         if self._model.info.rope is not None:
-            for piece in pieces:
-                piece.sequence.recount(self._model.info.rope, self._blocks)
-        self._share_out(pieces, selection)
+            for scheduled in schedule:
+                scheduled.sequence.recount(self._model.info.rope, self._blocks)
+        self._share_out(schedule, selection)
         return selection
 
     def select_behind(self, now: float) -> Selection:
-        """Do the same while a step is not collected yet; return no pieces if a prompt would have to be preempted."""
+        """Do the same while a step is not collected yet; schedule nothing if a prompt would have to be preempted."""
         selection = Selection(is_behind=True)
         self._start_waiting(now, selection)
         if self._preempt_after is None or not due(self.running.values(), self._preempt_after):
             longest = self._model.info.max_model_len
-            self._share_out([piece for piece in self._pieces() if goes_on(piece, longest)], selection)
+            schedule = [scheduled for scheduled in self._candidates() if may_continue(scheduled, longest)]
+            self._share_out(schedule, selection)
         if selection.is_short:
-            selection.pieces.clear()
+            selection.schedule.clear()
         return selection
 
-    def _pieces(self) -> list[ScheduledTokens]:
+    def _candidates(self) -> list[ScheduledTokens]:
         """Return the next tokens of all running prompts, in serving order."""
         in_order = sorted(self.running.values(), key=_TURN)
-        return [piece for prompt in in_order for piece in prompt.pieces()]
+        return [scheduled for prompt in in_order for scheduled in prompt.to_schedule()]
 
-    def _share_out(self, pieces: list[ScheduledTokens], selection: Selection) -> None:
-        """Plan the step over the pieces that get blocks; tokens that one piece cannot use go to the others."""
-        unlaunched = wanted = [piece.sequence.unlaunched for piece in pieces]
+    def _share_out(self, schedule: list[ScheduledTokens], selection: Selection) -> None:
+        """Divide the step among the sequences that get blocks; tokens that one cannot use go to the others."""
+        unlaunched = wanted = [scheduled.sequence.unlaunched for scheduled in schedule]
         counts = plan_step(wanted, self.limits)
-        while (got := self._rooms(pieces, counts, selection)) != counts:
+        while (got := self._rooms(schedule, counts, selection)) != counts:
             wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
             counts = plan_step(wanted, self.limits)
-        for piece, count, left in zip(pieces, counts, unlaunched, strict=True):
-            sequence = piece.sequence
+        for scheduled, count, left in zip(schedule, counts, unlaunched, strict=True):
+            sequence = scheduled.sequence
             if count and sequence.has_room(count):  # else its prompt was preempted after its turn
-                piece.start = sequence.num_computed + sequence.num_pending
-                piece.count, piece.reaches_end = count, count == left
-                selection.pieces.append(piece)
+                scheduled.start = sequence.num_computed + sequence.num_pending
+                scheduled.count, scheduled.reaches_end = count, count == left
+                selection.schedule.append(scheduled)
 
-    def _rooms(self, pieces: list[ScheduledTokens], counts: list[int], selection: Selection) -> list[int]:
-        """Return how many of each piece's tokens have blocks now; most sequences have room in their last block."""
+    def _rooms(self, schedule: list[ScheduledTokens], counts: list[int], selection: Selection) -> list[int]:
+        """Return how many of each sequence's tokens have blocks now; most sequences have room in their last block."""
         return [
-            count if piece.sequence.has_room(count) else self._room_for(piece.prompt, piece.sequence, count, selection)
-            for piece, count in zip(pieces, counts, strict=True)
+            count
+            if scheduled.sequence.has_room(count)
+            else self._room_for(scheduled.prompt, scheduled.sequence, count, selection)
+            for scheduled, count in zip(schedule, counts, strict=True)
         ]
 
     def _room_for(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:

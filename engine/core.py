@@ -177,7 +177,7 @@ class EngineCore:
         if not self._launched:
             self._launch(self._batch.select(started), started, on_layer, outcome)
         if self._launched:
-            if self.runs_ahead and lets_follow(self._launched[0].pieces):
+            if self.runs_ahead and lets_follow(self._launched[0].schedule):
                 self._launch(self._batch.select_behind(started), started, on_layer, outcome)
             started = self._launched[0].since
             self._collect(self._launched.popleft(), outcome)
@@ -189,43 +189,43 @@ class EngineCore:
         return outcome.result(ended - started)
 
     def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: StepOutcome) -> None:
-        """Launch the selected pieces, if any."""
+        """Launch the selected schedule, if it is not empty."""
         for prompt, error in selection.failed:
             self._fail(prompt, error, outcome)
         for prompt in selection.interrupted:
             outcome.interrupted.append((prompt.state.prompt_id, prompt.num_swaps, prompt.num_rebuilds))
-        pieces = self._masked(selection.pieces, outcome)
-        if not pieces:
+        schedule = self._masked(selection.schedule, outcome)
+        if not schedule:
             return
-        batch = batch_of(pieces, self._launched[-1].samples if self._launched else {})
-        announcer, runs_ahead = LayerAnnouncer(pieces, on_layer), self.runs_ahead
+        batch = batch_of(schedule, self._launched[-1].samples if self._launched else {})
+        announcer, runs_ahead = LayerAnnouncer(schedule, on_layer), self.runs_ahead
         is_wanted = announcer.is_wanted(runs_ahead=runs_ahead)
-        block_ids = written_blocks(pieces, self.info.layout.block_size) if runs_ahead else ()
+        block_ids = written_blocks(schedule, self.info.layout.block_size) if runs_ahead else ()
         self._blocks.begin_writes(block_ids)
         try:
             pending = self._model.launch(batch, announcer if is_wanted else None)
         except Exception as error:  # noqa: BLE001 - the launch's outermost frame: reported in `failed`
             self._blocks.end_writes(block_ids)
             outcome.num_tokens += len(batch.token_ids)
-            self._fail_all(pieces, error, outcome)
+            self._fail_all(schedule, error, outcome)
             return
-        samples = samples_of(pieces) if runs_ahead else {}
+        samples = samples_of(schedule) if runs_ahead else {}
         if runs_ahead:
-            for piece in pieces:
-                piece.sequence.launch(piece.count, awaits=piece.sequence in samples)
-        self._launched.append(LaunchedStep(pieces, batch, pending, announcer, now, samples, block_ids))
+            for scheduled in schedule:
+                scheduled.sequence.launch(scheduled.count, awaits=scheduled.sequence in samples)
+        self._launched.append(LaunchedStep(schedule, batch, pending, announcer, now, samples, block_ids))
 
-    def _masked(self, pieces: list[ScheduledTokens], outcome: StepOutcome) -> list[ScheduledTokens]:
+    def _masked(self, schedule: list[ScheduledTokens], outcome: StepOutcome) -> list[ScheduledTokens]:
         """Fill the token mask of each grammar; a prompt whose grammar fails is failed alone."""
-        bound = [piece for piece in pieces if piece.prompt.is_bound]
-        for piece in bound:
-            if not self._batch.runs(piece.prompt):
+        bound = [scheduled for scheduled in schedule if scheduled.prompt.is_bound]
+        for scheduled in bound:
+            if not self._batch.runs(scheduled.prompt):
                 continue  # another of its sequences has ended it
             try:
-                fill_masks(piece, self.info.vocab_size)
+                fill_masks(scheduled, self.info.vocab_size)
             except Exception as error:  # noqa: BLE001 - this prompt's own grammar: reported in `failed`
-                self._fail(piece.prompt, error, outcome)
-        return [piece for piece in pieces if self._batch.runs(piece.prompt)] if bound else pieces
+                self._fail(scheduled.prompt, error, outcome)
+        return [scheduled for scheduled in schedule if self._batch.runs(scheduled.prompt)] if bound else schedule
 
     def _collect(self, step: LaunchedStep, outcome: StepOutcome) -> None:
         """Wait for a step and apply its output to each prompt, except those that have ended since the launch."""
@@ -235,27 +235,31 @@ class EngineCore:
                 output = step.pending.collect()
             finally:
                 self._blocks.end_writes(step.block_ids)
-            parts = read_output(output, step.batch, step.pieces)
+            parts = read_output(output, step.batch, step.schedule)
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: reported in `failed`
-            self._fail_all(step.pieces, error, outcome)
+            self._fail_all(step.schedule, error, outcome)
             return
         runs_ahead = self.runs_ahead
-        for piece, part in zip(step.pieces, parts, strict=True):
-            if piece.sequence.finish is not None or not self._batch.runs(piece.prompt):
+        for scheduled, part in zip(step.schedule, parts, strict=True):
+            if scheduled.sequence.finish is not None or not self._batch.runs(scheduled.prompt):
                 continue  # it has ended since the launch
             if runs_ahead:
-                piece.sequence.collect(piece.count, awaits=piece.sequence in step.samples)
-            if step.announcer.error is not None and piece.prompt.hold:
-                self._fail(piece.prompt, step.announcer.error, outcome)
+                scheduled.sequence.collect(scheduled.count, awaits=scheduled.sequence in step.samples)
+            if step.announcer.error is not None and scheduled.prompt.hold:
+                self._fail(scheduled.prompt, step.announcer.error, outcome)
                 continue
             try:
-                self._advance(piece, part, output, outcome)
+                self._advance(scheduled, part, output, outcome)
             except Exception as error:  # noqa: BLE001 - this prompt's own handling: reported in `failed`
-                self._fail(piece.prompt, error, outcome)
+                self._fail(scheduled.prompt, error, outcome)
 
-    def _fail_all(self, pieces: list[ScheduledTokens], error: Exception, outcome: StepOutcome) -> None:
+    def _fail_all(self, schedule: list[ScheduledTokens], error: Exception, outcome: StepOutcome) -> None:
         """Fail the prompts of a step that failed, except those that have ended before."""
-        live = [piece.prompt for piece in pieces if piece.sequence.finish is None and self._batch.runs(piece.prompt)]
+        live = [
+            scheduled.prompt
+            for scheduled in schedule
+            if scheduled.sequence.finish is None and self._batch.runs(scheduled.prompt)
+        ]
         for prompt in {id(prompt): prompt for prompt in live}.values():
             self._fail(prompt, error, outcome)
 

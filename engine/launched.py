@@ -17,7 +17,7 @@ class LaunchedStep:
     started, or when the previous step ended; its duration is measured from there.
     """
 
-    pieces: list[ScheduledTokens]
+    schedule: list[ScheduledTokens]
     batch: StepBatch
     pending: PendingStep
     announcer: LayerAnnouncer
@@ -26,10 +26,10 @@ class LaunchedStep:
     block_ids: tuple[int, ...] = ()
 
 
-def written_blocks(pieces: list[ScheduledTokens], block_size: int) -> tuple[int, ...]:
-    """Return the blocks that a step of these pieces writes, each once: no two sequences write the same block."""
+def written_blocks(schedule: list[ScheduledTokens], block_size: int) -> tuple[int, ...]:
+    """Return the blocks that a step with this schedule writes, each once: no two sequences write the same block."""
     blocks: list[int] = []
-    for piece in pieces:
-        first, end = piece.start // block_size, -(-(piece.start + piece.count) // block_size)
-        blocks += piece.sequence.block_ids[first:end]
+    for scheduled in schedule:
+        first, end = scheduled.start // block_size, -(-(scheduled.start + scheduled.count) // block_size)
+        blocks += scheduled.sequence.block_ids[first:end]
     return tuple(blocks)

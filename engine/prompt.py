@@ -142,7 +142,7 @@ class Prompt:
             return replace(self.state, beams=describe(self.beams.search))
         return replace(self.state, outputs=tuple(sequence.outputs for sequence in self.sequences))
 
-    def pieces(self) -> list[ScheduledTokens]:
+    def to_schedule(self) -> list[ScheduledTokens]:
         """Return what can be computed next: the stem's tokens while there is one, else each live sequence's."""
         if self.stem is not None:
             return [ScheduledTokens(self, self.stem, self._first_wanted())] if self.stem.unlaunched else []

@@ -122,8 +122,8 @@ class ReferenceDecoder:
         while any(going := [self._goes_on(row) for row in rows]):
             step = self._network(input_ids=torch.tensor(new), past_key_values=cache, use_cache=True)
             cache = step.past_key_values
-            for row, goes_on, logits in zip(rows, going, step.logits[:, -1].float(), strict=True):
-                if goes_on:
+            for row, may_continue, logits in zip(rows, going, step.logits[:, -1].float(), strict=True):
+                if may_continue:
                     row.take(logits)
             new = [list((row.outputs or row.request.prompt)[-1:]) for row in rows]
         for row in rows:

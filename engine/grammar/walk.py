@@ -19,9 +19,9 @@ def walk(matcher: TextMatcher, limits: GrammarLimits, kind: GrammarKind) -> None
     chooser = random.Random(0)  # noqa: S311 - not a secret
     for step in range(_GRAMMAR_STEPS if kind is GrammarKind.GRAMMAR else _STEPS):
         began = time.thread_time()
-        goes_on = _step(matcher, chooser, is_first=step == 0)
+        may_continue = _step(matcher, chooser, is_first=step == 0)
         check_time(time.thread_time() - began, limits.fill_s)
-        if not goes_on:
+        if not may_continue:
             return
 
 

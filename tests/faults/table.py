@@ -39,7 +39,7 @@ def _head() -> Iterable[str]:
 Each row is one run: a scheduler, two prefill (P) and two decode (D) instances as processes with the fake engine, and
 {NUM_STREAMS} streams of {PROMPT_TOKENS} prompt tokens at once ({MAX_TOKENS} tokens each; {LONG_TOKENS} where the
 scheduler is killed or stopped). One process is started with `PDSERVE_FAILPOINTS=point=action`: it acts at every
-pass, as `point=action@N` (in the table `point@N`) only at the N-th, as `point=action*N` at the first N. The fake
+pass; with `point=action@N` (in the table `point@N`) only at the N-th, with `point=action*N` at the first N. The fake
 engine's tokens are checksums of the KV they were computed from, so an answer also proves that the KV arrived intact.
 
 What each row asserts:
