@@ -15,19 +15,19 @@ _BUSY = frozenset({429, 503, 504})
 
 
 class Inflight:
-    """Allows `most` requests at once, fewer while the server is busy. Owned by one event loop."""
+    """Allows `maximum` requests at once, fewer while the server is busy. Owned by one event loop."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._limit = float(most)
-        self._good = float(most)  # the limit up to which it grows fast again
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._limit = float(maximum)
+        self._good = float(maximum)  # the limit up to which it grows fast again
         self._num_out = self._num_cuts = 0
         self._has_answered = True  # since the last cut
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """How many are allowed at once now, from 1 to `most`."""
+        """How many are allowed at once now, from 1 to `maximum`."""
         return int(self._limit)
 
     async def run(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -67,7 +67,7 @@ class Inflight:
             return  # it was sent under a higher limit, so it shows nothing about the current one
         if status not in _BUSY:
             self._has_answered = True
-            self._limit = min(self._most, self._limit + (1 if self._limit < self._good else 1 / self.limit))
+            self._limit = min(self._maximum, self._limit + (1 if self._limit < self._good else 1 / self.limit))
             return
         self._num_cuts += 1
         self._limit = max(1.0, self._limit / 2)

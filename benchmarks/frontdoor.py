@@ -134,12 +134,12 @@ def lag(server: Server, load: Child) -> Iterator[dict[str, Any]]:
     """Yield the event loop's lag while long prompts arrive, three rounds of them."""
     server.pace(0.01)
     pings = Pings(server.port)
-    asking = threading.Thread(
+    client_thread = threading.Thread(
         target=ask, args=(server, load),
         kwargs={"concurrency": 64, "requests": 192, "prompt_words": 4000, "max_tokens": 1, "stream": False},
     )  # fmt: skip
-    asking.start()
-    while asking.is_alive():
+    client_thread.start()
+    while client_thread.is_alive():
         pings.ping()
     yield row("lag p99, 64 prompts of 4,000", "lag_p99_ms", pings.p99_ms(), pings=len(pings.round_trips_s))
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run one of pdserve's tools from the clone: tool.sh NAME MODULE [ARGUMENTS]. They need the standard library alone, but
-# PyYAML for --config.
-# NAME is what its messages begin with. PDSERVE_PYTHON names another Python than the clone's .venv or python3.
+# Run one of pdserve's tools from the clone: tool.sh NAME MODULE [ARGUMENTS]. They need only the standard library,
+# plus PyYAML for --config.
+# NAME is the prefix of its messages. PDSERVE_PYTHON overrides the clone's .venv and python3.
 set -eu
 
 name=$1

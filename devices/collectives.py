@@ -201,8 +201,8 @@ def _abort_nccl(group: Any, peer: int) -> None:
 
 def _nccl_link_bytes(environ: Mapping[str, str]) -> int:
     """Return the size of the channels of point-to-point operations (NCCL's ncclTopoComputeP2pChannels)."""
-    most = _number(environ, "NCCL_MAX_P2P_NCHANNELS", int(NCCL_DEFAULTS["NCCL_MAX_P2P_NCHANNELS"]))
-    return int(min(most, _number(environ, "NCCL_MAX_NCHANNELS", 16)) * _NCCL_CHANNEL_MIB * _MIB)
+    maximum = _number(environ, "NCCL_MAX_P2P_NCHANNELS", int(NCCL_DEFAULTS["NCCL_MAX_P2P_NCHANNELS"]))
+    return int(min(maximum, _number(environ, "NCCL_MAX_NCHANNELS", 16)) * _NCCL_CHANNEL_MIB * _MIB)
 
 
 def _hccl_lacking() -> str | None:

@@ -124,5 +124,5 @@ class CudaGraph:
     def replay(self, host_lengths: dict[str, list[int]] | None = None) -> None:
         """See Graph. Raises ValueError for `host_lengths`: no CUDA op reads lists from the host."""
         if host_lengths:
-            raise ValueError(f"a CUDA graph takes no lists from the host: {', '.join(sorted(host_lengths))}")
+            raise ValueError(f"a CUDA graph does not support lists from the host: {', '.join(sorted(host_lengths))}")
         self._graph.replay()

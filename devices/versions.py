@@ -70,10 +70,10 @@ def cuda_mismatch(found: Mapping[str, str]) -> str | None:
         return f"torch is built without CUDA: run scripts/install --device cuda ({format_versions(found)})"
     if driver is None:
         return f"no NVIDIA driver is loaded here, /proc/driver/nvidia/version is missing ({format_versions(found)})"
-    least = MIN_DRIVER.get(numbers(cuda)[0])
-    if least is not None and numbers(driver) < numbers(least):
+    minimum = MIN_DRIVER.get(numbers(cuda)[0])
+    if minimum is not None and numbers(driver) < numbers(minimum):
         return (
-            f"driver {driver} is too old for CUDA {cuda}, which needs {least}: update it, or install a torch for "
+            f"driver {driver} is too old for CUDA {cuda}, which needs {minimum}: update it, or install a torch for "
             f"an older CUDA ({format_versions(found)})"
         )
     return None

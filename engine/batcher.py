@@ -27,11 +27,11 @@ def paced(limits: BatchLimits, largest: BatchLimits, step_s: float) -> BatchLimi
     """Return the limits after a step of `step_s` seconds: half the chunk size after a slow step, but at least 64
     tokens; twice the size after a fast one, up to that of `largest`.
     """
-    size, most = limits.prefill_chunk_size, largest.prefill_chunk_size
+    size, maximum = limits.prefill_chunk_size, largest.prefill_chunk_size
     if step_s > SLOW_STEP_S:
-        size = max(size // 2, min(_MIN_CHUNK, most))
+        size = max(size // 2, min(_MIN_CHUNK, maximum))
     elif step_s < SLOW_STEP_S / 4:
-        size = min(2 * size, most)
+        size = min(2 * size, maximum)
     return limits if size == limits.prefill_chunk_size else replace(limits, prefill_chunk_size=size)
 
 

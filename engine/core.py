@@ -148,7 +148,7 @@ class EngineCore:
             blocks_used=blocks.num_used,
             blocks_probe=blocks.num_probe,
             blocks_cached=blocks.num_cached,
-            prefix_tokens_sought=blocks.tokens_sought,
+            prefix_tokens_sought=blocks.tokens_queried,
             prefix_tokens_found=blocks.tokens_found,
             running=len(state.running),
             waiting=len(state.waiting),
@@ -216,7 +216,7 @@ class EngineCore:
         self._launched.append(LaunchedStep(schedule, batch, pending, announcer, now, samples, block_ids))
 
     def _masked(self, schedule: list[ScheduledTokens], outcome: StepOutcome) -> list[ScheduledTokens]:
-        """Fill the token mask of each grammar; a prompt whose grammar fails is failed alone."""
+        """Fill the token mask of each grammar; a grammar that fails ends only its own prompt."""
         bound = [scheduled for scheduled in schedule if scheduled.prompt.is_bound]
         for scheduled in bound:
             if not self._batch.runs(scheduled.prompt):

@@ -43,7 +43,7 @@ class DeviceStep:
         self._pooled = [take(values) for values in pooled]
         self._token_ids, self._best = take(choice.token_ids), take(choice.best)
         self.token_ids = choice.token_ids
-        """[num_samples] int64, on the device: tokens that the next step may take as inputs."""
+        """[num_samples] int64, on the device: tokens that the next step may use as inputs."""
         self._download.end()
 
     def collect(self) -> StepOutput:
@@ -82,7 +82,7 @@ class DeviceStep:
     def _queue_scores(
         self, rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]
     ) -> tuple[list[LogprobsToRead], PdserveError | None]:
-        """Compute those of the score rows, or return the error: it fails only the prompts that requested scores."""
+        """Compute the log probabilities of score rows, or return the error, which fails only prompts with scores."""
         queued: list[LogprobsToRead] = []
         done = 0
         try:

@@ -168,10 +168,10 @@ def _graph_bytes(
     def run(model: TorchModel) -> None:
         nonlocal kept
         info, logits = model.info, model.logits(decode_batch(model.info, rows))
-        most = info.layout.num_blocks_for(info.max_model_len)
+        maximum = info.layout.num_blocks_for(info.max_model_len)
         own = sum(
             size * (4 + width) * _INT64 + backend.fixed_bytes(size, width)
-            for size, width in graph_shapes(backend, rows, most, info.layout.block_size)
+            for size, width in graph_shapes(backend, rows, maximum, info.layout.block_size)
         )
         kept = own + logits.numel() * logits.element_size()
 

@@ -114,4 +114,4 @@ def _run(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ..
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {kind}: {error}") from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ConfigError(f"{checkpoint.path}: {kind} cannot run on token ids and positions alone: {error}") from error
+        raise ConfigError(f"{checkpoint.path}: {kind} cannot run from token ids and positions only: {error}") from error

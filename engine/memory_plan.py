@@ -71,11 +71,11 @@ def plan_pool(
     if num_blocks < needed + spare_blocks:
         left = f" ({beside})" if beside else ""
         graphs = f", and graphs {spare_blocks} more" if spare_blocks else ""
-        least = least_bytes(tensors, block_size, max_model_len, spare_blocks)
+        minimum = least_bytes(tensors, block_size, max_model_len, spare_blocks)
         raise ConfigError(
             f"{budget_bytes} bytes of KV memory{left} are {max(0, num_blocks)} blocks of {block_size} tokens "
             f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}{graphs}: "
-            f"raise --kv-cache-memory to {least} or more"
+            f"raise --kv-cache-memory to {minimum} or more"
         )
     num_blocks -= spare_blocks
     return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len, beside)

@@ -9,7 +9,6 @@ placement. Models with pools on the host (CPUs) are not watched: a CPU is not lo
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

@@ -95,10 +95,10 @@ def check_options(options: EngineOptions) -> None:
         _check_attention(options, find_kind(options.device).traits)
     if options.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(f"--quantization {options.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
-    for name, (least, most) in _BOUNDS.items():
+    for name, (minimum, maximum) in _BOUNDS.items():
         value = getattr(options, name)
-        if value is not None and not least <= value <= most:
-            allowed = f"at least {least}" if most == math.inf else f"{least} to {most}"
+        if value is not None and not minimum <= value <= maximum:
+            allowed = f"at least {minimum}" if maximum == math.inf else f"{minimum} to {maximum}"
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, must be {allowed}")
     if not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError(f"--gpu-memory-utilization is {options.gpu_memory_utilization:g}, must be in (0, 1]")

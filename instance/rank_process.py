@@ -1,4 +1,4 @@
-"""A rank other than 0 whose pool is on its own device, as a process: it runs steps, and transfers its own KV.
+"""The process of a rank other than 0 whose pool is on its own device: it runs steps, and transfers its own KV.
 
 python -P -m instance.rank_process CHANNEL_FD PARENT_PID
 """

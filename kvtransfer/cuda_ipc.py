@@ -144,7 +144,7 @@ class CudaIpcInlet:
         shm.skip_blocks(self._names, frame)
 
     def close(self) -> None:
-        """Unmap the pool; no move is in progress, as a move has completed when it returns."""
+        """Unmap the pool; no move is in progress, because a move has completed when it returns."""
         self._slots = None
         with contextlib.suppress(OSError):  # the process that exported it may have exited
             self._opened.close()

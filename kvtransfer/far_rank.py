@@ -275,7 +275,7 @@ class FarReceiver:
         """Do nothing: the rank's own threads sweep."""
 
     def end(self) -> list[threading.Thread]:
-        """Stop listening there; returns no threads, as they run in the rank's process."""
+        """Stop listening there; returns no threads, because they run in the rank's process."""
         self._far.send_close(b"receiver")
         return []
 

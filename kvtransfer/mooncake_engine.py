@@ -225,7 +225,7 @@ def warn_about_ports(host: str) -> None:
 
 
 def open_ports() -> list[int]:
-    """Return the TCP ports open on all interfaces: mooncake's, as this process's own are so only by option."""
+    """Return mooncake's TCP ports that are open on all interfaces; this process opens its own there only by option."""
     inodes = set()
     for fd in os.listdir("/proc/self/fd"):
         try:

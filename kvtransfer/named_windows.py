@@ -55,9 +55,11 @@ class WindowNames:
         return where
 
     def _name(self, frame: Frame) -> BlockWindow:
-        most = frame.end - frame.start + 1  # a block holds at least one token
-        if len(frame.block_ids) > most:
-            raise HandoffFailed(f"frame {frame.number} names {len(frame.block_ids)} blocks, at most {most} are allowed")
+        maximum = frame.end - frame.start + 1  # a block holds at least one token
+        if len(frame.block_ids) > maximum:
+            raise HandoffFailed(
+                f"frame {frame.number} names {len(frame.block_ids)} blocks, at most {maximum} are allowed"
+            )
         offset = frame.start % self._block_size
         where = BlockWindow(frame.block_ids, offset, offset + frame.end - frame.start)
         self._named.pop(frame.window, None)

@@ -74,8 +74,8 @@ class OutgoingTickets:
     def handle(self, op: TicketOp, *, behind: bool = False) -> None:
         """Apply one op; an error ends only the op's own ticket. Raises LinkLost.
 
-        With `behind`, more puts are queued: tensors share frames as large as possible, as each has a fixed cost. Else
-        frames are smaller, so that D moves one while P digests the next.
+        With `behind`, more puts are queued: tensors share frames as large as possible, since each has a fixed cost.
+        Otherwise frames are smaller, so that D moves one while P digests the next.
         """
         if isinstance(op, Begin):
             self._begin(op.ticket)

@@ -68,13 +68,13 @@ def pack_numbers(ticket_id: str, *numbers: int, blocks: Iterable[int] = ()) -> b
     return _head(ticket_id) + little_endian(array("q", (*numbers, *blocks))).tobytes()
 
 
-def unpack_numbers(payload: bytes, least: int = 0) -> tuple[str, list[int]]:
-    """Decode the output of `pack_numbers`. Raises ValueError for other bytes, and for fewer than `least` integers."""
+def unpack_numbers(payload: bytes, minimum: int = 0) -> tuple[str, list[int]]:
+    """Decode the output of `pack_numbers`. Raises ValueError for other bytes, and for fewer than `minimum` integers."""
     ticket_id, rest = unpack_bytes(payload)
     values = array("q")
     values.frombytes(rest)  # ValueError for a length that is not a multiple of 8
-    if len(values) < least:
-        raise ValueError(f"received {len(values)} integers, expected at least {least}")
+    if len(values) < minimum:
+        raise ValueError(f"received {len(values)} integers, expected at least {minimum}")
     return ticket_id, little_endian(values).tolist()
 
 

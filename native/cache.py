@@ -1,4 +1,4 @@
-"""The folder of built libraries: `native` in pdserve's cache folder, writable only by us, as its files are executed."""
+"""The folder of built libraries, `native` in the cache folder. Its files are executed, so only its owner may write."""
 
 import fcntl
 import os

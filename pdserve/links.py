@@ -68,14 +68,14 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_where(parser)
-    most = MAX_MEASURE_BYTES // _MIB
+    maximum = MAX_MEASURE_BYTES // _MIB
     parser.add_argument(
-        "--mib", type=int, default=64, help=f"MiB sent over each link, 0 to {most}; 0 sends nothing (default: 64)"
+        "--mib", type=int, default=64, help=f"MiB sent over each link, 0 to {maximum}; 0 sends nothing (default: 64)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args(argv)
-    if not 0 <= arguments.mib <= most:
-        raise ConfigError(f"--mib {arguments.mib} is not in 0..{most}")
+    if not 0 <= arguments.mib <= maximum:
+        raise ConfigError(f"--mib {arguments.mib} is not in 0..{maximum}")
     where = find(arguments.url, arguments.run_dir)
     report = _report(where, arguments.mib * _MIB)
     if arguments.json:

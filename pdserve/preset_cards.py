@@ -29,11 +29,11 @@ def deal_to_instances(
     names, needed = names_in(preset), num_instances * num_ranks
     if device == AUTO and len(names) < needed:
         return ({variable: ""},) * num_instances
-    least = num_ranks if may_share(kind) else needed
-    if len(names) < least:
+    minimum = num_ranks if may_share(kind) else needed
+    if len(names) < minimum:
         raise ConfigError(
             f"{variable}={preset!r} shows {len(names)} cards, {num_instances} instances of {num_ranks} ranks need "
-            f"{needed} ({least} at least): list them all in it, or unset it"
+            f"{needed} ({minimum} at least): list them all in it, or unset it"
         )
     dealt = (range(first, first + num_ranks) for first in range(0, needed, num_ranks))
     return tuple({variable: ",".join(names[place % len(names)] for place in places)} for places in dealt)

@@ -30,8 +30,8 @@ def prompt_parser(name: str, description: str, *, own_limit: str) -> CommandPars
     parser.add_argument("--url", "--base-url", help=f"the OpenAI server (default: {default})")
     parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
     parser.add_argument("--api-key", metavar="KEY", help="key to send to it")
-    most = f"maximum tokens of an answer (default: the server's; pdserve's is {own_limit})"
-    parser.add_argument("--max-tokens", type=int, metavar="N", help=most)
+    tokens_help = f"maximum tokens of an answer (default: the server's; pdserve's is {own_limit})"
+    parser.add_argument("--max-tokens", type=int, metavar="N", help=tokens_help)
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="0: always the likeliest token (default: the server's)"
     )

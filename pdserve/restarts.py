@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """At most `most` restarts of one process in `window_s`; the wait doubles before each."""
+    """At most `max_restarts` restarts of one process in `window_s`; the wait doubles before each."""
 
-    most: int = 5
+    max_restarts: int = 5
     window_s: float = 300.0
     first_wait_s: float = 0.5
     longest_wait_s: float = 15.0
@@ -30,7 +30,7 @@ class Restarts:
         """Record a death; return the seconds until the restart, None when it died too often."""
         limits = self._limits
         self._died_at = [*(at for at in self._died_at if now - at < limits.window_s), now]
-        if self.deaths > limits.most:
+        if self.deaths > limits.max_restarts:
             return None
         self.total += 1
         return float(min(limits.first_wait_s * 2 ** (self.deaths - 1), limits.longest_wait_s))

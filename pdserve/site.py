@@ -46,7 +46,7 @@ class LocalSite:
 
     def __init__(self, request: UpRequest, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._request, self._folder = request, folder
-        limits = RestartLimits(most=request.options.max_restarts, window_s=request.options.restart_window)
+        limits = RestartLimits(max_restarts=request.options.max_restarts, window_s=request.options.restart_window)
         why_none = why_no_spare(request.options.spare, os.environ)
         self._weights = os.memfd_create(WEIGHTS_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._keeper = SpareKeeper(self._make_spare, Restarts(limits), say, why_none)

@@ -152,7 +152,9 @@ class Supervisor:
             return
         place.due, place.note = now + wait_s, "starting again"
         limits, number = self._limits, place.restarts.deaths
-        self._say(f"{end}; starting it again in {wait_s:g} s ({number} of {limits.most} in {limits.window_s:g} s)")
+        self._say(
+            f"{end}; starting it again in {wait_s:g} s ({number} of {limits.max_restarts} in {limits.window_s:g} s)"
+        )
         self._report()
 
     def _start_again(self, place: _Place, now: float) -> None:
@@ -174,7 +176,7 @@ class Supervisor:
         limits, name = self._limits, place.plan.name
         verdict = (
             f"gave up on {name}: it died {place.restarts.deaths} times in {limits.window_s:g} s "
-            f"(limit {limits.most} restarts). {end}"
+            f"(limit {limits.max_restarts} restarts). {end}"
         )
         lines = last_lines(Path(place.child.record.log), _LAST_LINES)
         self._say("\n  ".join([f"{verdict}; its last lines:", *lines]))

@@ -138,7 +138,7 @@ class _Cluster:
         folder.rename_old_logs()
         journal = SupervisorLog(folder.log("supervisor"))
         options = request.options
-        limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
+        limits = RestartLimits(max_restarts=options.max_restarts, window_s=options.restart_window)
         site = self._site(journal)
         probe = Client(request.base_url, timeout_s=_PROBE_S)
         supervisor = Supervisor(

@@ -14,7 +14,7 @@ def check_names(names: Sequence[tuple[str, str]]) -> None:
     for name, owner in names:
         first = owner_by_name.setdefault(name, owner)
         if first != owner:
-            raise RanktableError(f"{name} would be the file of both {first} and {owner}; nothing was written")
+            raise RanktableError(f"{first} and {owner} would both be written to {name}; nothing was written")
 
 
 def check_inputs(flag: str, inputs: Sequence[str], outputs: Sequence[Path]) -> None:

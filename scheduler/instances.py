@@ -76,7 +76,7 @@ class Instance:
         self._changed = changed
         self._lost: InstanceLost | None = None
         self._slowness = Slowness()
-        self._heard_at = self._run_time()
+        self._last_message_at = self._run_time()
         self._sending_since: float | None = None
         self._stepped_at = float("-inf")
         self.is_suspect = False
@@ -159,7 +159,7 @@ class Instance:
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
-            self._heard_at = self._run_time()
+            self._last_message_at = self._run_time()
             if self.is_suspect:
                 self._suspect(is_suspect=False)
             self._route(event)
@@ -224,7 +224,7 @@ class Instance:
         limits, now = self._limits, self._run_time()
         if self._sending_since is not None and now - self._sending_since > limits.send_s:
             raise _Found(f"it accepted no command for {limits.send_s:g} s")
-        silent_s = now - self._heard_at
+        silent_s = now - self._last_message_at
         limit_s = min(limits.silence_s * self.slowness, max(limits.silence_s, limits.silence_most_s))
         if silent_s > limit_s:
             raise _Found(f"no message for {silent_s:.1f} s (limit {limit_s:.3g} s)")

@@ -67,9 +67,9 @@ def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool) -> bool:
 
     `prefill_only`: also one that finishes on the instance that computes it.
     """
-    least = PromptFacts(0, _GOES_ON)
-    can_start = any(_first_free(loads, dataclasses.replace(least, pooled=kind)) for kind in {False, prefill_only})
-    return can_start or next(_pairs(loads, least), None) is None
+    smallest = PromptFacts(0, _GOES_ON)
+    can_start = any(_first_free(loads, dataclasses.replace(smallest, pooled=kind)) for kind in {False, prefill_only})
+    return can_start or next(_pairs(loads, smallest), None) is None
 
 
 def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:

@@ -19,8 +19,8 @@ class SideThreads:
     """Owner of the threads: at most half as many as cores, so that the loop keeps a core; none without work."""
 
     def __init__(self) -> None:
-        most = max(1, usable_threads() // 2)
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix="pdserve-side", initializer=_stand_back)
+        num_threads = max(1, usable_threads() // 2)
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pdserve-side", initializer=_lower_priority)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` on one of the threads and return its result."""
@@ -31,7 +31,7 @@ class SideThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _stand_back() -> None:
+def _lower_priority() -> None:
     """Lower this thread's priority, if the system supports a niceness per thread."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library uses its own threads
     with contextlib.suppress(OSError, AttributeError):

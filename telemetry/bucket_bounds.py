@@ -26,11 +26,11 @@ def vllm_tokens(max_model_len: int) -> Sequence[int]:
     return tuple(_one_two_five(max_model_len))
 
 
-def _one_two_five(most: int) -> Iterator[int]:
+def _one_two_five(maximum: int) -> Iterator[int]:
     power = 1
     while True:
         for digit in (1, 2, 5):
-            if digit * power > most:
+            if digit * power > maximum:
                 return
             yield digit * power
         power *= 10

@@ -72,11 +72,11 @@ def check_seed(seed: int) -> None:
 
 def check_repetition(rule: RepetitionDetection) -> None:
     """Raise InvalidRequest for a rule that is out of range or can never match."""
-    most, least = rule.max_pattern_size, rule.min_pattern_size
+    maximum, minimum = rule.max_pattern_size, rule.min_pattern_size
     name = "repetition_detection"
     _refuse((
-        (f"{name}.max_pattern_size", most, 1 <= most <= MAX_PATTERN_SIZE, f"in [0, {MAX_PATTERN_SIZE}]"),
-        (f"{name}.min_pattern_size", least, 1 <= least <= most, f"in [0, max_pattern_size = {most}]"),
+        (f"{name}.max_pattern_size", maximum, 1 <= maximum <= MAX_PATTERN_SIZE, f"in [0, {MAX_PATTERN_SIZE}]"),
+        (f"{name}.min_pattern_size", minimum, 1 <= minimum <= maximum, f"in [0, max_pattern_size = {maximum}]"),
         (f"{name}.min_count", rule.min_count, 2 <= rule.min_count <= MAX_COUNT, f"in [2, {MAX_COUNT}]"),
     ))  # fmt: skip
 
@@ -92,7 +92,7 @@ def _check_bounds(name: str, value: float | tuple[object, ...] | None, bounds: B
     """Refuse a number out of bounds, and a list that would take long to walk at every token."""
     if isinstance(value, tuple):
         if not bounds.allow(len(value)):
-            raise InvalidRequest(f"{name} has {len(value)} entries, at most {bounds.most} are allowed", name)
+            raise InvalidRequest(f"{name} has {len(value)} entries, at most {bounds.maximum} are allowed", name)
     elif value is not None and not bounds.allow(value):
         raise InvalidRequest(f"{name} is {value}, must be {bounds}", name)
 

@@ -23,23 +23,23 @@ _METADATA = "parameter"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers from `least` to `most`; `above` and `below` exclude the limit itself."""
+    """Numbers from `minimum` to `maximum`; `above` and `below` exclude the limit itself."""
 
-    least: float
-    most: float = math.inf
+    minimum: float
+    maximum: float = math.inf
     above: bool = False
     below: bool = False
 
     def allow(self, value: float) -> bool:
         """Return whether the value is within the bounds; NaN never is."""
-        least = value > self.least if self.above else value >= self.least
-        return least and (value < self.most if self.below else value <= self.most)
+        is_above = value > self.minimum if self.above else value >= self.minimum
+        return is_above and (value < self.maximum if self.below else value <= self.maximum)
 
     def __str__(self) -> str:
         """Return what a value must be: `in [0, 1]`, `1 or more`."""
-        if self.most == math.inf:
-            return f"{self.least} or more"
-        return f"in {'(' if self.above else '['}{self.least}, {self.most}{')' if self.below else ']'}"
+        if self.maximum == math.inf:
+            return f"{self.minimum} or more"
+        return f"in {'(' if self.above else '['}{self.minimum}, {self.maximum}{')' if self.below else ']'}"
 
 
 @dataclass(frozen=True, slots=True)

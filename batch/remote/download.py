@@ -73,13 +73,13 @@ class _Fetch:
         raise ConfigError(f"{source}: more than {self._limits.max_redirects} redirects")
 
     async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> int:
-        waits, most = self._limits.waits, self._limits.max_bytes
+        waits, maximum = self._limits.waits, self._limits.max_bytes
         deadline.expect("next bytes of the answer", waits.idle_s)
         part = await self._part_of(response, url, deadline)
         window_end = part.num_bytes + waits.window_bytes
         while piece := await response.content.readany():
-            if part.num_bytes + len(piece) > most:
-                raise ConfigError(f"{url}: the file is above the limit of {most} bytes")
+            if part.num_bytes + len(piece) > maximum:
+                raise ConfigError(f"{url}: the file is above the limit of {maximum} bytes")
             self._file.write(piece)
             part.digests.update(piece)
             part.num_bytes += len(piece)

@@ -101,12 +101,12 @@ class _Sending:
         return self._size
 
     def _headers(self, target: RemoteUrl) -> dict[str, str]:
-        md5 = {"Content-MD5": in_header(self._md5)} if target.takes_headers else {}
+        md5 = {"Content-MD5": in_header(self._md5)} if target.accepts_headers else {}
         return {**md5, "Content-Length": str(self._size)}
 
     def _check_stored(self, headers: Mapping[str, str], target: RemoteUrl) -> None:
         """Raise Transient if the stored file differs; a store that received the MD5 has compared it itself."""
-        stored = None if target.takes_headers else stored_md5(headers)
+        stored = None if target.accepts_headers else stored_md5(headers)
         if stored not in (None, self._md5):
             raise Transient(f"the stored file has MD5 {stored.hex()}, but the local file has {self._md5.hex()}")
 

@@ -48,7 +48,9 @@ class RemoteUrl:
             raise ConfigError(f"{shown!r}: the host or the port cannot be read") from None
         if missing := missing_headers(found.url.raw_query_string):
             names = redacted_text(", ".join(missing), text)
-            raise ConfigError(f"{shown!r}: signed for headers that are not sent ({names}): sign the URL for host alone")
+            raise ConfigError(
+                f"{shown!r}: signed for headers that are not sent ({names}): sign the URL for the host header only"
+            )
         return found
 
     def __str__(self) -> str:
@@ -70,7 +72,7 @@ class RemoteUrl:
         return is_presigned(self.url.raw_query_string)
 
     @property
-    def takes_headers(self) -> bool:
+    def accepts_headers(self) -> bool:
         """Whether content headers may be sent; a signature of version 2 forbids them."""
         return not is_bound_to_headers(self.url.raw_query_string)
 

@@ -131,9 +131,9 @@ class Prefill:
             self._open.add(ticket.ticket_id)
         return ticket
 
-    def _wait(self, most: int) -> None:
+    def _wait(self, maximum: int) -> None:
         with self._changed:
-            done = self._changed.wait_for(lambda: self._error is not None or len(self._open) <= most, DEADLINE_S)
+            done = self._changed.wait_for(lambda: self._error is not None or len(self._open) <= maximum, DEADLINE_S)
             if self._error is not None:
                 raise self._error
             if not done:

@@ -65,16 +65,16 @@ def loads(sizes_mib: Sequence[int]) -> list[Load]:
 def measure_speed(transport: str, sizes_mib: Sequence[int], rounds: int, cache: Cache) -> list[Row]:
     """Return the rows of one transport."""
     work, rows = loads(sizes_mib), []
-    most = max(load.num_bytes for load in work)
+    maximum = max(load.num_bytes for load in work)
     with ExitStack() as stack:
         try:
-            ours = start_ours(stack, transport, most)
+            ours = start_ours(stack, transport, maximum)
         except RuntimeError as error:
             return [Row(f"{transport}, every size", skipped=str(error))]
         rivals = []
         for rival in RIVALS.get(transport, _OTHERS):
             try:
-                made = rival.make(most)
+                made = rival.make(maximum)
             except (peers.Missing, RuntimeError) as error:
                 rows.append(Row(f"{transport}, every size", peer_name=rival.name, skipped=str(error)))
                 continue

@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 16, 64, 256], help="MiB (default: 1 16 64 256)")
     parser.add_argument("--rounds", type=int, default=6, help="default: 6")
     args = parser.parse_args(arguments)
-    most = max(args.sizes) * MIB
+    maximum = max(args.sizes) * MIB
     print(json.dumps({"cpu": cpu()}))
     for make in (peers.Copy, lambda _: peers.Iperf(), peers.nixl, peers.nixl_tcp, peers.mooncake):
         try:
-            peer = make(most)
+            peer = make(maximum)
         except (peers.Missing, RuntimeError) as error:
             print(json.dumps({"skipped": str(error)}), flush=True)
             continue

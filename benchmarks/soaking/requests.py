@@ -184,12 +184,12 @@ async def _leaves(client: SoakClient) -> tuple[str, str]:
 
 async def _leaves_unasked(client: SoakClient) -> tuple[str, str]:
     body = {"prompt": client.text(client.rng.randrange(1000), 60), "max_tokens": 40, "temperature": 0}
-    asking = asyncio.ensure_future(client.post("/v1/completions", body))
-    await asyncio.wait([asking], timeout=client.rng.random() / 2)
-    if asking.done():
-        return (ANSWERED, "") if await asking else (WRONG, "an empty answer")
-    asking.cancel()
-    await asyncio.wait([asking])
+    pending = asyncio.ensure_future(client.post("/v1/completions", body))
+    await asyncio.wait([pending], timeout=client.rng.random() / 2)
+    if pending.done():
+        return (ANSWERED, "") if await pending else (WRONG, "an empty answer")
+    pending.cancel()
+    await asyncio.wait([pending])
     return LEFT, ""
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The guide's ranktable tool, run from the clone with the standard library alone: --mode gen|merge|merge-local."""
+"""The guide's ranktable tool, run from the clone with only the standard library: --mode gen|merge|merge-local."""
 
 import sys
 from pathlib import Path

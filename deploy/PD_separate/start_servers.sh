@@ -2,8 +2,8 @@
 # Start one process of the cluster, as the guide does. Its role comes from the tables:
 #   GLOBAL_RANK_TABLE_FILE_PATH  the global ranktable, the same file everywhere
 #   RANK_TABLE_FILE_PATH         the local ranktable of this process
-#   NODE_PORTS, USE_OPENAI       for the scheduler alone
-# The flags are pdserve's. PDSERVE_PYTHON names another Python than the clone's .venv or python3.
+#   NODE_PORTS, USE_OPENAI       for the scheduler only
+# The flags are pdserve's. PDSERVE_PYTHON overrides the clone's .venv and python3.
 set -eu
 
 # torch_npu would take this one for its own and build its groups from it.

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A container's entrypoint. A command is run as it is; flags alone are passed to start_servers.sh if a ranktable is set,
+# A container's entrypoint. A command is run unchanged; bare flags are passed to start_servers.sh if a ranktable is set,
 # else to `pdserve serve`, one combined instance.
 set -eu
 clone=$(dirname -- "$(dirname -- "$(dirname -- "$(readlink -f -- "$0")")")")

@@ -35,7 +35,7 @@ class TorchGrouped:
             return f"experts of {weight.dtype}: grouped_mm multiplies bfloat16 in one call"
         odd = [size for size in weight.shape[1:] if size * weight.itemsize % _STEP_BYTES]
         if odd:
-            return f"experts of {odd[0]} columns: grouped_mm takes rows of whole {_STEP_BYTES} bytes"
+            return f"experts of {odd[0]} columns: grouped_mm requires rows of whole {_STEP_BYTES} bytes"
         return None
 
     def multiply(self, rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 check the family -> pack a layer -> compare it with the original on random rows -> free the original -> next layer
 
-If a layer differs, the freed layers get their weights back from the packed ones, and the network is not replaced. Such
-and unsupported networks get the faster layout of engine/linear_layout.py.
+If a layer differs, the freed layers get their weights back from the packed ones, and the network is not replaced.
+Networks that are not replaced get the faster layout of engine/linear_layout.py.
 """
 
 from collections.abc import Iterator
@@ -57,8 +57,8 @@ def fuse(network: Any, *, threads: Threads | None, shared: SharedWeights | None 
         reason = "there are no native kernels"  # plain C is no faster than torch
     if reason is None and threads is not None:
         try:
-            with _one_thread():  # of torch: its tensors are small here, and its threads slow to start
-                return _published(_Fusion(network, threads, shared))
+            with _one_thread():  # torch's tensors are small here, and its threads are slow to start
+                return _publish(_Fusion(network, threads, shared))
         except Disagreement as error:
             report, reason = _log.warning, str(error)
     report("not_fused", model=type(network).__name__, layers="transformers", reason=reason)
@@ -194,7 +194,7 @@ class _Fusion:
             native.query_norm, native.key_norm = (memory.keep(n.weight) for n in (attention.q_norm, attention.k_norm))
 
     def _decoder(self) -> DecoderStruct:
-        """Return the sizes; those of heads and columns are taken from the weights, as a rank has a part of them."""
+        """Return the sizes. Heads and columns are counted from the weights, because a rank has only a part of them."""
         model, attention, parts = self._network.model, self._network.model.layers[0].self_attn, self._parts[0]
         query, key, _ = (linear.out_features for linear in parts.qkv)
         key_column = padded(query, PANEL)
@@ -217,7 +217,7 @@ class _Fusion:
         )
 
 
-def _published(fusion: _Fusion) -> FusedWeights:
+def _publish(fusion: _Fusion) -> FusedWeights:
     """Return the weights; share them with other processes once every layer has been checked."""
     area = fusion.area
     try:

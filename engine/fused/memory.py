@@ -33,7 +33,7 @@ class StepMemory:
         self.reserve(1, 1)
 
     def reserve(self, num_rows: int, num_samples: int) -> None:
-        """Reserve memory; a buffer that has to grow loses its contents. A larger `num_samples` alone loses no rows."""
+        """Reserve memory; a buffer that has to grow loses its contents. A larger `num_samples` keeps the rows."""
         if num_rows > self._rows:
             self._rows = num_rows + num_rows // 4
             self._make_rows()
@@ -55,7 +55,7 @@ class StepMemory:
     def place_of(self, scores: torch.Tensor) -> tuple[int, int, int, int]:
         """Return address, rows, columns and row stride (in floats) of [rows, columns] float32.
 
-        Without a torch call if `scores` are the last `logits_of`, as they mostly are.
+        Makes no torch call if `scores` are those of the last `logits_of`, the usual case.
         """
         if scores is self.given:
             return self.step.logits, *self.given_shape, self.step.logits_stride

@@ -87,8 +87,8 @@ def _give_back_memory() -> None:
 
 
 def _bound_memory(limits: GrammarLimits) -> None:
-    most = _status_bytes("VmSize") + limits.memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    maximum = _status_bytes("VmSize") + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (maximum, maximum))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

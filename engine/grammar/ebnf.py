@@ -143,13 +143,13 @@ def _class_member(char: str) -> str:
 
 
 def _repeat(token: _Token, text: str, limits: GrammarLimits) -> str:
-    least, comma, most = token.text[1:-1].replace(" ", "").partition(",")
-    for bound in (least, most):
+    minimum, comma, maximum = token.text[1:-1].replace(" ", "").partition(",")
+    for bound in (minimum, maximum):
         if bound and (len(bound) > 9 or int(bound) > limits.repetitions):
             raise _wrong(token.position, text, f"{bound} repetitions, the limit is {limits.repetitions}")
-    if most and int(most) < int(least):
+    if maximum and int(maximum) < int(minimum):
         raise _wrong(token.position, text, f"{token.text}: the lower bound is above the upper")
-    return f"{{{int(least)}{comma}{most}}}"
+    return f"{{{int(minimum)}{comma}{maximum}}}"
 
 
 def _characters(escaped: str, token: _Token, text: str) -> Iterator[str]:

@@ -53,7 +53,7 @@ class Backend(Protocol):
     """Compiles for one tokenizer."""
 
     def compile(self, source: GrammarSource) -> str:
-        """Return the form that `build` takes. Raises InvalidGrammar. May crash, hang or fill memory: see child.py."""
+        """Return the form that `build` accepts. Raises InvalidGrammar. May crash, hang or fill memory: see child.py."""
         ...
 
     def build(self, form: str) -> TextGrammar:

@@ -18,7 +18,7 @@ def check_properties(schema: object, limits: GrammarLimits) -> None:
     objects = _Objects(schema, limits)
     for part in parts_of(schema):
         if not part.keys() & {"properties", "allOf"} and len(part.keys() & {"$ref", "anyOf", "oneOf"}) < 2:
-            continue  # the target of a $ref alone is a part itself, and so is each option
+            continue  # the target of a bare $ref is a part itself, and so is each option
         names, needed = objects.merged(part)
         optional = len(names - needed)
         if optional > limits.optional_properties:

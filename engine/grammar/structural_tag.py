@@ -116,8 +116,8 @@ class _Writer:
         return f"{_quoted(_text(form, 'value'))} {after.lark}"
 
     def _write_any_text(self, form: dict[str, Any], after: _After) -> str:
-        most = form.get("max_chars")
-        pattern = _ANY if most is None else f"/(?s:.){{0,{self._count(form, 'max_chars')}}}/"
+        maximum = form.get("max_chars")
+        pattern = _ANY if maximum is None else f"/(?s:.){{0,{self._count(form, 'max_chars')}}}/"
         return self._free_text(self._without(pattern, form), after)
 
     def _write_json_schema(self, form: dict[str, Any], after: _After) -> str:
@@ -159,13 +159,13 @@ class _Writer:
         return self._times(form, "+", after)
 
     def _write_repeat(self, form: dict[str, Any], after: _After) -> str:
-        least = self._count(form, "min")
+        minimum = self._count(form, "min")
         if form.get("max") == -1:
-            return self._times(form, f"{{{least},}}", after)
-        most = self._count(form, "max")
-        if most < least:
-            raise InvalidGrammar(f"repeat of a structural tag has min {least}, above max {most}")
-        return self._times(form, f"{{{least},{most}}}", after)
+            return self._times(form, f"{{{minimum},}}", after)
+        maximum = self._count(form, "max")
+        if maximum < minimum:
+            raise InvalidGrammar(f"repeat of a structural tag has min {minimum}, above max {maximum}")
+        return self._times(form, f"{{{minimum},{maximum}}}", after)
 
     def _write_tag(self, form: dict[str, Any], after: _After) -> str:
         begin = form.get("begin")
@@ -194,12 +194,12 @@ class _Writer:
 
     def _write_tags_with_separator(self, form: dict[str, Any], after: _After) -> str:
         tags, separator = _parts(form, "tags"), _quoted(_text(form, "separator"))
-        least = form.get("at_least_one")
+        needs_one = form.get("at_least_one")
         if form.get("stop_after_first"):
             ways = [self._write(tag, after) for tag in tags]
-            return _either(ways if least else [*ways, after.lark])
+            return _either(ways if needs_one else [*ways, after.lark])
         tag = self._rule(_either([self._write(tag, _REPEATED) for tag in tags]))
-        return f"({tag} ({separator} {tag})*){'' if least else '?'} {after.lark}"
+        return f"({tag} ({separator} {tag})*){'' if needs_one else '?'} {after.lark}"
 
     def _write_dispatch(self, form: dict[str, Any], after: _After) -> str:
         loop = form.get("loop", True)

@@ -40,7 +40,7 @@ class BlockPool:
         self._references = [0] * num_total
         self._probe_blocks: set[int] = set()
         self._writes: dict[int, int] = {}  # number of launched steps that write a block
-        self._tokens_sought = self._tokens_found = 0
+        self._tokens_queried = self._tokens_found = 0
 
     def chain(self, state: PromptState) -> PrefixChain:
         """Return the names of a prompt's blocks; a probe has none: it neither uses nor fills the cache."""
@@ -72,7 +72,7 @@ class BlockPool:
                 self._named.wake(block_id)
                 self._references[block_id] += 1
             if self._cached_block_size is not None:
-                self._tokens_sought += len(prefix) * self._cached_block_size
+                self._tokens_queried += len(prefix) * self._cached_block_size
                 self._tokens_found += len(held) * self._cached_block_size
             return (*held, *self._take_fresh(num_fresh, probe)), len(held)
 
@@ -168,9 +168,9 @@ class BlockPool:
             return self._named.num_idle
 
     @property
-    def tokens_sought(self) -> int:
+    def tokens_queried(self) -> int:
         """Tokens of full blocks that prompts have looked up since the start."""
-        return self._tokens_sought
+        return self._tokens_queried
 
     @property
     def tokens_found(self) -> int:

@@ -24,10 +24,10 @@ class NpuGrouped:
     def unsupported(self, layer: Any) -> str | None:
         """See GroupedOps."""
         if layer.num_experts > _MAX_EXPERTS:
-            return f"{layer.num_experts} experts: npu_grouped_matmul takes at most {_MAX_EXPERTS}"
+            return f"{layer.num_experts} experts: npu_grouped_matmul supports at most {_MAX_EXPERTS}"
         width = max(layer.down_proj.shape[1:])
         if width >= _INNER_LIMIT:
-            return f"experts of {width} columns: npu_grouped_matmul takes fewer than {_INNER_LIMIT}"
+            return f"experts of {width} columns: npu_grouped_matmul supports fewer than {_INNER_LIMIT}"
         return None
 
     def multiply(self, rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

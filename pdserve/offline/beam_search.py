@@ -48,9 +48,9 @@ async def beam_search(
 
 async def _search(surface: HttpSurface, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
     # One position stays free: scoring an output sends it as a prompt, and a server generates at least one token.
-    most = min(params.max_tokens, surface.max_model_len - len(prompt) - 1)
+    maximum = min(params.max_tokens, surface.max_model_len - len(prompt) - 1)
     body = _GREEDY | {
-        "prompt": prompt, "max_tokens": most, "ignore_eos": params.ignore_eos, "return_token_ids": True,
+        "prompt": prompt, "max_tokens": maximum, "ignore_eos": params.ignore_eos, "return_token_ids": True,
         "include_stop_str_in_output": params.include_stop_str_in_output,
     }  # fmt: skip
     if params.beam_width > 1:

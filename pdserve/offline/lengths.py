@@ -16,14 +16,14 @@ async def room_for(surface: HttpSurface, index: int, prompt: PromptInput, params
 
     Only texts that may not fit are tokenised. Raises ValueError with the number `index` of the prompt.
     """
-    max_tokens, most = params.max_tokens, surface.max_model_len
+    max_tokens, maximum = params.max_tokens, surface.max_model_len
     if prompt.token_ids is None:
         assert prompt.text is not None
-        if max_tokens is not None and params.bound_prompt and _at_most(prompt.text) + max_tokens <= most:
+        if max_tokens is not None and params.bound_prompt and _at_most(prompt.text) + max_tokens <= maximum:
             return max_tokens
-    elif len(prompt.token_ids) + (max_tokens or most) <= most:
+    elif len(prompt.token_ids) + (max_tokens or maximum) <= maximum:
         return max_tokens
-    return _remaining(index, await _count(surface, index, prompt, params), params, most)
+    return _remaining(index, await _count(surface, index, prompt, params), params, maximum)
 
 
 async def room_behind_chat(
@@ -62,16 +62,16 @@ async def _tokenize(surface: HttpSurface, index: int, body: Mapping[str, Any]) -
         raise ValueError(f"prompt {index}: {error}") from error
 
 
-def _remaining(index: int, num_tokens: int, params: SamplingParams, most: int) -> int:
+def _remaining(index: int, num_tokens: int, params: SamplingParams, maximum: int) -> int:
     keep = params.truncate_prompt_tokens
     if keep is not None:
-        num_tokens = min(num_tokens, keep if keep > 0 else most - (params.max_tokens or 1))
-    if num_tokens >= most:
+        num_tokens = min(num_tokens, keep if keep > 0 else maximum - (params.max_tokens or 1))
+    if num_tokens >= maximum:
         raise ValueError(
-            f"prompt {index} has {num_tokens} tokens; the model's maximum context length is {most}, and the output "
+            f"prompt {index} has {num_tokens} tokens; the model's maximum context length is {maximum}, and the output "
             "needs at least one more"
         )
-    left = most - num_tokens
+    left = maximum - num_tokens
     return left if params.max_tokens is None else min(params.max_tokens, left)
 
 

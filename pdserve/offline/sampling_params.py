@@ -115,7 +115,7 @@ class SamplingParams:
             if kind is float:
                 _check_number(name, value, bounds)
             elif value is not None or kind is int:
-                _check_count(name, value, bounds.least)
+                _check_count(name, value, bounds.minimum)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -214,13 +214,13 @@ _NUMBERS = {
 
 
 def _check_number(name: str, value: Any, bounds: Bounds) -> None:
-    least, most = bounds.least, bounds.most
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r}, must be a number in [{least:g}, {most:g}]")
+    minimum, maximum = bounds.minimum, bounds.maximum
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+        raise ValueError(f"{name} is {value!r}, must be a number in [{minimum:g}, {maximum:g}]")
     if not bounds.allow(value):
         raise ValueError(f"{name} is {value!r}, must be {bounds}")
 
 
-def _check_count(name: str, value: Any, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise ValueError(f"{name} is {value!r}, must be a whole number of {least} or more")
+def _check_count(name: str, value: Any, minimum: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
+        raise ValueError(f"{name} is {value!r}, must be a whole number of {minimum} or more")

@@ -129,11 +129,11 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
 
 
 class AdaptiveBackend:
-    """A BatchBackend that reduces the requests in flight, `most` at most, while the server is busy."""
+    """A BatchBackend that reduces the requests in flight, at most `maximum`, while the server is busy."""
 
-    def __init__(self, backend: BatchBackend, most: int) -> None:
+    def __init__(self, backend: BatchBackend, maximum: int) -> None:
         self._backend = backend
-        self._inflight = Inflight(most)
+        self._inflight = Inflight(maximum)
 
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS

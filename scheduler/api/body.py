@@ -22,16 +22,16 @@ _MAX_ERRORS = 1000
 def bounds(name: str) -> Any:
     """Return the pydantic field of a sampling parameter's bounds."""
     client = PARAMETERS[name].client
-    least, most = client.least, None if client.most == math.inf else client.most
+    minimum, maximum = client.minimum, None if client.maximum == math.inf else client.maximum
     return Field(
-        ge=None if client.above else least, gt=least if client.above else None,
-        le=None if client.below else most, lt=most if client.below else None,
+        ge=None if client.above else minimum, gt=minimum if client.above else None,
+        le=None if client.below else maximum, lt=maximum if client.below else None,
     )  # fmt: skip
 
 
 def max_length(name: str) -> Any:
     """Return the pydantic field of the longest list of a sampling parameter."""
-    return Field(max_length=int(PARAMETERS[name].client.most))
+    return Field(max_length=int(PARAMETERS[name].client.maximum))
 
 
 class Body(BaseModel):

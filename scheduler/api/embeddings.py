@@ -49,7 +49,7 @@ async def prepare_embedding(context: AppContext, body: EmbeddingBody, request: R
     prompts = await _prompts(context, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
     wanted = pooling_request(context, request, new_id("embd"), prompts, poolings, body)
-    num_tokens, most = sum(map(len, prompts)), context.config.options.max_answer_bytes
+    num_tokens, maximum = sum(map(len, prompts)), context.config.options.max_answer_bytes
 
     async def build_body(vectors: list[Values]) -> dict[str, Any]:
         return {
@@ -57,7 +57,7 @@ async def prepare_embedding(context: AppContext, body: EmbeddingBody, request: R
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": await _written(vectors, as_base64=body.encoding_format == "base64", max_bytes=most),
+            "data": await _written(vectors, as_base64=body.encoding_format == "base64", max_bytes=maximum),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }
 

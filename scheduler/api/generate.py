@@ -38,7 +38,7 @@ class GenerateBody(GenerationBody):
 
 async def generate(context: AppContext, request: Request) -> Generation:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
-    body, tokens = await read_body(context, request, GenerateBody, takes_form=True), context.tokens
+    body, tokens = await read_body(context, request, GenerateBody, accepts_form=True), context.tokens
     context.model_named(body.model)
     bounded = body.truncate_prompt_tokens is None
     (given,) = read_prompts(body.prompt, max_prompts=1, max_model_len=tokens.max_model_len if bounded else None)

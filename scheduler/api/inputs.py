@@ -80,9 +80,9 @@ def _too_long(count: int, longest: int, param: str) -> PromptTooLong:
     )
 
 
-def _check_count(count: int, most: int, param: str) -> None:
-    if count > most:
-        raise InvalidRequest(f"{param} has {count} texts; at most {most} are allowed (--max-inputs)", param)
+def _check_count(count: int, maximum: int, param: str) -> None:
+    if count > maximum:
+        raise InvalidRequest(f"{param} has {count} texts; at most {maximum} are allowed (--max-inputs)", param)
 
 
 def _check_none_empty(items: Sequence[Input], param: str) -> None:

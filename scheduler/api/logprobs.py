@@ -15,14 +15,14 @@ Scored = tuple[int, TokenLogprobs | None]
 
 @dataclass(frozen=True, slots=True)
 class TokenFormatter:
-    """Formats tokens with the `most` likely ones at each position; as `token_id:N` if the client requested ids.
+    """Formats tokens with the `maximum` likely ones at each position; as `token_id:N` if the client requested ids.
 
     `ranked` adds the output in prompt_logprobs' format: by token id, with ranks, unambiguous for tokens of equal text.
     `listed`: the alternatives are those the client listed, without ranks, instead of the most likely ones.
     """
 
     texts: TokenTexts
-    most: int
+    maximum: int
     by_number: bool = False
     ranked: bool = False
     listed: bool = False
@@ -61,7 +61,7 @@ class TokenFormatter:
         return {"ranked": self.prompt(scored)} if self.ranked else {}
 
     def _likeliest(self, one: TokenLogprobs) -> list[tuple[int, float]]:
-        return list(zip(one.top_ids, one.top_logprobs, strict=True))[: self.most]
+        return list(zip(one.top_ids, one.top_logprobs, strict=True))[: self.maximum]
 
     def _best(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
         """Return the most likely tokens and the actual one. Of tokens with equal text the most likely is kept."""

@@ -17,9 +17,11 @@ _NAME = re.compile("[A-Za-z0-9_.-]+")  # safe in headers and logs
 _LONGEST, _MAX_UNKNOWN = 40, 8
 
 
-async def read_body(context: AppContext, request: Request, kind: type[AnyBody], *, takes_form: bool = False) -> AnyBody:
+async def read_body(
+    context: AppContext, request: Request, kind: type[AnyBody], *, accepts_form: bool = False
+) -> AnyBody:
     """Return the request's checked body. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone."""
-    return check_body(await read_json(request, context.config.options, takes_form=takes_form), kind, request)
+    return check_body(await read_json(request, context.config.options, accepts_form=accepts_form), kind, request)
 
 
 def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) -> AnyBody:

@@ -22,13 +22,13 @@ _STRIDE = 2**20
 _NO_INTEGER = 2.0**63  # from here on orjson parses integers as floats
 
 
-async def read_json(request: Request, options: SchedulerOptions, *, takes_form: bool = False) -> dict[str, Any]:
+async def read_json(request: Request, options: SchedulerOptions, *, accepts_form: bool = False) -> dict[str, Any]:
     """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone.
 
-    With `takes_form`, JSON may be labelled as a form, as by `curl -d`, but not by a page: that sends no preflight.
+    With `accepts_form`, JSON may be labelled as a form, as by `curl -d`, but not by a page: that sends no preflight.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if not (takes_form and kind == _FORM and "origin" not in request.headers):
+    if not (accepts_form and kind == _FORM and "origin" not in request.headers):
         _check_content_type(kind)
     exchange: HttpExchange | None = request.scope["state"].get("exchange")
     if exchange is not None:

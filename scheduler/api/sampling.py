@@ -149,12 +149,12 @@ def _prompt_logprobs(body: GenerationBody, logprobs: int | None, context: AppCon
 
 def _bounded(name: str, requested: int | None, context: AppContext) -> int | None:
     """Return how many log probabilities to return; -1 is the whole vocabulary, if --max-logprobs allows it."""
-    most = context.config.options.max_logprobs
+    maximum = context.config.options.max_logprobs
     if requested is None:
         return None
-    if requested == _ALL and most != _ALL:
-        raise InvalidRequest(f"{name} is -1 (all), must be in [0, {most}]; --max-logprobs -1 allows it", name)
+    if requested == _ALL and maximum != _ALL:
+        raise InvalidRequest(f"{name} is -1 (all), must be in [0, {maximum}]; --max-logprobs -1 allows it", name)
     count = context.tokens.vocab_size if requested == _ALL else requested
-    if most != _ALL and count > most:
-        raise InvalidRequest(f"{name} is {count}, must be in [0, {most}] (--max-logprobs)", name)
+    if maximum != _ALL and count > maximum:
+        raise InvalidRequest(f"{name} is {count}, must be in [0, {maximum}] (--max-logprobs)", name)
     return min(count, context.tokens.vocab_size)

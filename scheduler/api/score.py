@@ -78,9 +78,9 @@ async def prepare_score(context: AppContext, body: ScoreBody, request: Request) 
     return PooledResponse(context, wanted, build_body)
 
 
-def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    first = read_texts(body.text_1, "text_1", max_inputs=most)
-    second = read_texts(body.text_2, "text_2", max_inputs=most)
+def _texts(body: ScoreBody, maximum: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    first = read_texts(body.text_1, "text_1", max_inputs=maximum)
+    second = read_texts(body.text_2, "text_2", max_inputs=maximum)
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
             f"text_1 has {len(first)} texts and text_2 {len(second)}: pass one text_1, or as many as text_2", "text_1"

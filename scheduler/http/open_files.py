@@ -13,10 +13,10 @@ _ENOUGH = 8_192
 def raise_open_files() -> int:
     """Raise the soft limit towards WANTED, at most to the hard limit; return it. Warns if it is small."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
+    maximum = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < maximum:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
+        soft = maximum
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH:
         _log.warning(
             "few_open_files", limit=soft, note="each connection uses one; raise it with `ulimit -Hn` or the unit"

@@ -109,7 +109,7 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._take_no_more()
+            self._stop_reading()
         except httptools.HttpParserError as error:
             self._refuse(error.__context__)
             return
@@ -283,7 +283,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._head_bytes > MAX_HEAD_BYTES or len(self._headers) > MAX_HEADERS:
             raise HeadTooLarge
 
-    def _take_no_more(self) -> None:
+    def _stop_reading(self) -> None:
         """Handle an upgrade request: answer it as HTTP and read nothing after it."""
         if self._reading is not None:
             self.on_message_complete()

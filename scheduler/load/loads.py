@@ -79,8 +79,8 @@ class InstanceLoad:
 class PromptFacts:
     """The properties of a prompt that placement uses.
 
-    `avoid` are pairs (prefill index, decode index) on which it failed: used only if no other is living, as the cause
-    may have been only the link between them. A `pooled` prompt generates nothing.
+    `avoid` are pairs (prefill index, decode index) on which it failed: used only if no other is living, because only
+    the link between them may have failed. A `pooled` prompt generates nothing.
     `chain` are the digests of its prefixes (prefixes.py). By instance index, `known` is how many leading tokens it has
     probably cached, and `shared` how many are in blocks that other prompts use there.
     """

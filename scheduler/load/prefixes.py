@@ -37,7 +37,7 @@ class Prefixes:
 
     def __init__(self, num_tokens: int) -> None:
         """Keep as many digests as fit the instance's pool of `num_tokens` tokens."""
-        self._most = max(1, num_tokens // DIGEST_TOKENS)
+        self._max_known = max(1, num_tokens // DIGEST_TOKENS)
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._running: dict[str, Chain] = {}
         self._users: Counter[bytes] = Counter()
@@ -51,7 +51,7 @@ class Prefixes:
         for digest in reversed(chain):
             self._known[digest] = None
             self._known.move_to_end(digest)
-        while len(self._known) > self._most:
+        while len(self._known) > self._max_known:
             self._known.popitem(last=False)
 
     def run(self, prompt_id: str, chain: Chain) -> None:

@@ -9,7 +9,7 @@ _WEIGHT = 1 / 16
 class PromptCosts:
     """Owner of each tenant's average output per sequence, weighted towards recent ones.
 
-    Limits are not an estimate, as clients leave `max_tokens` at the model's maximum: the average is that of outputs.
+    `max_tokens` is not a usable estimate, because many clients leave it at the model's maximum.
     """
 
     def __init__(self) -> None:

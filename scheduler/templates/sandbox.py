@@ -144,8 +144,8 @@ def _has_grown(statm: int, limit_bytes: int) -> bool:
 
 
 def _limit_memory(address_bytes: int) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (address_bytes, most))
+    _, maximum = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_bytes, maximum))
 
 
 def _address_bytes(statm: int) -> int:

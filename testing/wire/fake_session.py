@@ -31,19 +31,19 @@ class FakeServedSession:
         self._outbox: deque[tuple[float, Event]] = deque([(self._loop.time(), opened)])
         self._changed = asyncio.Event()
         self._over = False
-        self._heard_at = self._loop.time()
+        self._last_message_at = self._loop.time()
         self._beat = self._loop.call_later(_HEARTBEAT_S, self._heartbeat)
 
     def handle(self, command: Command) -> None:
         """Process one command; commands that arrive after the session's end are dropped."""
         if not self._over:
-            self._heard_at = self._loop.time()
+            self._last_message_at = self._loop.time()
             self._handle(command)
 
     def refuse(self, prompt_id: str, error: InvalidRequest) -> None:
         """Answer Refused to a command that cannot be processed."""
         if not self._over:
-            self._heard_at = self._loop.time()
+            self._last_message_at = self._loop.time()
             self.emit(Refused(prompt_id, to_name(error), str(error)))
 
     def emit(self, event: Event, *, lag_s: float = 0.0) -> None:
@@ -75,7 +75,7 @@ class FakeServedSession:
             self._ended()
 
     def _heartbeat(self) -> None:
-        if self._loop.time() - self._heard_at > self.hello.lease_s:
+        if self._loop.time() - self._last_message_at > self.hello.lease_s:
             self.lost()
             return
         self.emit(Heartbeat(self._load()))

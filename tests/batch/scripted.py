@@ -67,7 +67,7 @@ class Scripted:
         self.requests: Counter[Any] = Counter()
         self.paths: list[str] = []
         self.headers: list[Mapping[str, str]] = []
-        self.now = self.most = self.cancelled = 0
+        self.now = self.peak = self.cancelled = 0
         self.hold: asyncio.Event | None = None
         self.holding = asyncio.Event()
         self._script = script
@@ -86,7 +86,7 @@ class Scripted:
         self.paths.append(path)
         self.headers.append(headers)
         self.now += 1
-        self.most = max(self.most, self.now)
+        self.peak = max(self.peak, self.now)
         try:
             await self._wait()
         except asyncio.CancelledError:

@@ -34,11 +34,11 @@ def test_a_retry_after_lengthens_a_wait_within_its_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "least", "most"),
+    ("header", "minimum", "maximum"),
     [("7", 7.0, 8.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.25, 0.5), ("-1", 0.25, 0.5), ("9" * 400, 0.25, 0.5)],
 )
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_retry_after_is_waited_for(status: int, header: str, least: float, most: float) -> None:
+def test_a_retry_after_is_waited_for(status: int, header: str, minimum: float, maximum: float) -> None:
     times: list[float] = []
 
     def script(n: Any, tries: int) -> Answer:
@@ -53,7 +53,7 @@ def test_a_retry_after_is_waited_for(status: int, header: str, least: float, mos
         assert not (await attempts.send(json.dumps(line(0)).encode())).failed
 
     run()
-    assert least <= times[1] - times[0] <= most
+    assert minimum <= times[1] - times[0] <= maximum
 
 
 def _hanging(probe: int | Exception) -> Scripted:

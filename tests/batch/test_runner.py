@@ -56,7 +56,7 @@ async def test_as_many_lines_as_allowed_are_in_flight(job: BatchJob) -> None:
 
     await run_job(job, backend)
 
-    assert backend.most == 4
+    assert backend.peak == 4
 
 
 async def test_progress_counts_each_line_from_the_start(job: BatchJob) -> None:

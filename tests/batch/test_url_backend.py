@@ -23,11 +23,11 @@ class RecordingApp:
     """Echoes the key and path of a request; /big returns 4 MiB, compressed; /away redirects."""
 
     def __init__(self) -> None:
-        self.now = self.most = 0
+        self.now = self.peak = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.now += 1
-        self.most = max(self.most, self.now)
+        self.peak = max(self.peak, self.now)
         shown = dict(scope["headers"]).get(b"authorization", b"none")
         content, status, headers = shown + b" " + scope["path"].encode(), 200, []
         if scope["path"] == "/big":
@@ -87,7 +87,7 @@ async def test_connections_are_bounded() -> None:
     async with serving(app) as url, UrlBackend(url, connections=3) as backend:
         await asyncio.gather(*(backend.send("GET", "/x") for _ in range(30)))
 
-    assert 1 <= app.most <= 3
+    assert 1 <= app.peak <= 3
 
 
 async def test_a_missing_server_is_unavailable() -> None:

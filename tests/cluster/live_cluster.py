@@ -66,14 +66,14 @@ class LiveCluster(GuideCluster):
             assert time.monotonic() < deadline, f"{states}, wanted {wanted}"
             time.sleep(_POLL_S)
 
-    def wait_running(self, name: str, least: int) -> None:
+    def wait_running(self, name: str, minimum: int) -> None:
         """Return when an instance runs that many sequences."""
         deadline, port = time.monotonic() + WAIT_S, f":{self.port_of[name]}"
         while True:
             running = [one.value for one in self.gauge("pdserve_running") if one.labels["instance"].endswith(port)]
-            if running and running[0] >= least:
+            if running and running[0] >= minimum:
                 return
-            assert time.monotonic() < deadline, f"{name} runs {running}, wanted {least}"
+            assert time.monotonic() < deadline, f"{name} runs {running}, wanted {minimum}"
             time.sleep(_POLL_S)
 
     def wait_log(self, name: str, words: str) -> None:

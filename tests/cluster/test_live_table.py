@@ -35,7 +35,7 @@ def _ask(cluster: LiveCluster, prompt: object, max_tokens: int = NUM_WORDS) -> s
     return str(choice["text"]).strip()
 
 
-def _ask_all(cluster: LiveCluster, pool: ThreadPoolExecutor) -> list[Future[str]]:
+def _request_all(cluster: LiveCluster, pool: ThreadPoolExecutor) -> list[Future[str]]:
     return [pool.submit(_ask, cluster, _prompt(number)) for number in range(NUM_REQUESTS)]
 
 
@@ -58,7 +58,7 @@ def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
         scheduler, first = cluster.processes["scheduler"].pid, cluster.version()
         _grow(cluster)
 
-        requested = _ask_all(cluster, pool)
+        requested = _request_all(cluster, pool)
         cluster.wait_running("decode-0", 5)
         removed = cluster.servers("decode").pop(0)
         cluster.publish()
@@ -186,17 +186,17 @@ def test_a_real_models_answers_do_not_depend_on_joins_and_leaves(tmp_path: Path,
         ThreadPoolExecutor(NUM_REQUESTS) as pool,
     ):
         cluster.up()
-        before = [one.result(300) for one in _ask_all(cluster, pool)]
+        before = [one.result(300) for one in _request_all(cluster, pool)]
         _grow(cluster)
 
-        requested = _ask_all(cluster, pool)
+        requested = _request_all(cluster, pool)
         cluster.wait_running("decode-0", 1)
         cluster.servers("decode").pop(0)
         cluster.publish()
 
         assert [one.result(300) for one in requested] == before
         cluster.wait_states({"prefill-0": "living", "prefill-1": "living", "decode-1": "living"})
-        assert [one.result(300) for one in _ask_all(cluster, pool)] == before
+        assert [one.result(300) for one in _request_all(cluster, pool)] == before
         assert cluster.processes.pop("decode-0").wait() == 0
         assert cluster.count("requests_completed") == 3 * NUM_REQUESTS
         assert cluster.count("requests_failed") == 0

@@ -26,8 +26,8 @@ class Quickstart:
         self._env = {**os.environ, "PDSERVE_RUN_DIR": str(run_dir)}
         self._flags = ["--port", str(self.port), "--model", str(model), "--served-model-name", "tiny", *ENGINE_FLAGS]
 
-    def of_the_fake_engine(self, model: Path) -> None:
-        """Use this model from here on."""
+    def use_fake_engine(self, model: Path) -> None:
+        """Start the fake engine with this model from now on."""
         self._flags = ["--port", str(self.port), "--model", str(model), "--engine", "fake"]
 
     def __call__(self) -> "subprocess.CompletedProcess[str]":
@@ -38,7 +38,7 @@ class Quickstart:
         command = [sys.executable, "-P", "-m", "pdserve.quickstart", *self._flags]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._env,
-            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_hear_ctrl_c,
+            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_restore_ctrl_c,
         )  # fmt: skip
 
     def run(self, module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -48,7 +48,7 @@ class Quickstart:
         )
 
 
-def _hear_ctrl_c() -> None:
+def _restore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
 
 
@@ -64,7 +64,7 @@ def test_it_starts_a_cluster_once_and_queries_it_each_time(
     quickstart: Quickstart, fake_model: Path, engine: str
 ) -> None:
     if engine == "fake":
-        quickstart.of_the_fake_engine(fake_model)
+        quickstart.use_fake_engine(fake_model)
     first, second = quickstart(), quickstart()
 
     assert first.returncode == 0, first.stderr
@@ -128,10 +128,10 @@ def test_while_a_cluster_starts_it_reports_that_and_announces_none(quickstart: Q
 
 
 @pytest.mark.long
-def test_ctrl_c_while_it_queries_ends_it_and_the_cluster_serves_on(
+def test_ctrl_c_while_it_queries_ends_it_and_not_the_cluster(
     quickstart: Quickstart, tmp_path: Path, slow_fake_model: Path
 ) -> None:
-    quickstart.of_the_fake_engine(slow_fake_model)
+    quickstart.use_fake_engine(slow_fake_model)
     with quickstart.starting() as first:
         _until("> ", first.stdout)
         os.killpg(first.pid, signal.SIGINT)

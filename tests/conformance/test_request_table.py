@@ -34,8 +34,8 @@ def test_the_prompt_is_required(served: Served) -> None:
 
 @pytest.mark.covers("A11.11", "A11.12", "A9.122")
 def test_max_tokens_is_16_by_default(served: Served) -> None:
-    said_nothing = served.post("/v1/completions", prompt=PROMPT, ignore_eos=True, temperature=0).json()
-    assert said_nothing["usage"]["completion_tokens"] == 16
+    defaults = served.post("/v1/completions", prompt=PROMPT, ignore_eos=True, temperature=0).json()
+    assert defaults["usage"]["completion_tokens"] == 16
     for bad in (0, -1, 2**40, "5"):
         assert served.refused(max_tokens=bad)["param"] == "max_tokens"
     chat = served.post("/v1/chat/completions", messages=CHAT, ignore_eos=True, temperature=0).json()

@@ -113,11 +113,11 @@ def test_install_refuses_a_wrong_pair_before_installing(tmp_path: Path) -> None:
 
 
 def test_extras_pins_and_images_agree() -> None:
-    least = ".".join(map(str, MIN_VERSION))
+    minimum = ".".join(map(str, MIN_VERSION))
     ascend = (ROOT / "deploy" / "docker" / "Dockerfile.ascend").read_text()
     cann = re.search(r"quay\.io/ascend/cann:([0-9.]+)-", ascend)
 
-    assert EXTRAS["npu"] == [f"torch_npu>={least}"]
+    assert EXTRAS["npu"] == [f"torch_npu>={minimum}"]
     assert EXTRAS["cuda"] == ["torch>=2.10"]
     assert next(one for one in EXTRAS["engine"] if one.startswith("torch>")) == "torch>=2.10"
     assert numbers(PINS["torch_npu"])[:2] == numbers(PINS["torch"])[:2]

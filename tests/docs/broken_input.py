@@ -56,20 +56,20 @@ class Broken:
 class Answer:
     """The output for a broken input, the exit status, and the new files."""
 
-    message: str
+    output: str
     status: int
     new: tuple[str, ...]
 
 
 def answer(broken: Broken) -> Answer:
     """Run one in its own folder; in the output the folder's path is left out, and times are the word TIME."""
-    message = io.StringIO()
+    output = io.StringIO()
     environ = {"PATH": os.environ["PATH"], **broken.environ}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), patch.dict(os.environ, environ, clear=True):
         for name in broken.files:
             Path(name).write_text(broken.text(name))
-        with contextlib.redirect_stdout(message), contextlib.redirect_stderr(message):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             status = broken.command.run(broken.arguments)
         new = sorted(set(os.listdir()) - set(broken.files))
-    plain = message.getvalue().replace(f"{folder}/", "").strip()
+    plain = output.getvalue().replace(f"{folder}/", "").strip()
     return Answer(_TIME.sub("TIME", plain), status, tuple(new))

@@ -76,7 +76,7 @@ LINES: dict[str, dict[int, str]] = {
         137: "P/D on GPUs over NCCL (on CPU tensors, gloo under NCCL's rules: no GPU was at hand)",
         139: "ranktable gen as in the order leads to a cluster", 140: "pd_ranktable_tools in three forms",
         141: "start_servers.sh once per container", 142: "clients on the scheduler's port",
-        143: "the packages of the order have a job", 144: "the folders of the order stand at the top",
+        143: "the packages of the order have a job", 144: "the folders of the order are at the top level",
         145: "every flag of vLLM 0.5 and 0.6 has a row",
     },
 }  # fmt: skip

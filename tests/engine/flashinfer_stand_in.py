@@ -12,7 +12,7 @@ import torch
 Made = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """An output [rows, heads, dim]; with return_lse also the base-2 logarithms of the softmax's sums, [rows, heads]."""
 
-LEAST_WORKSPACE = 1 << 20
+MIN_WORKSPACE = 1 << 20
 """Bytes; the real ones use 128 MiB."""
 _DTYPES = (torch.float16, torch.bfloat16)
 

@@ -31,6 +31,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "hrm_text": ("layer 0 attends twice in one pass", {}),
     "doge": ("layer 0 uses a mask that is neither causal nor a sliding window", {}),
     "phimoe": ("layer 0 calls attention with a window of any length, but its mask has one of 12", {}),
-    "xmod": ("cannot run on token ids and positions alone: Input language unknown", {}),
+    "xmod": ("cannot run from token ids and positions only: Input language unknown", {}),
     "llava": ("is not a causal language model", {}),
 }

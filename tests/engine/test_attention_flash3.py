@@ -31,7 +31,7 @@ _SINKS = torch.tensor([0.1, 2.0, -1.0, 0.5, 1.1, 3.0, 0.0, 1.5])
 @pytest.fixture(autouse=True)
 def no_call_is_made_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     flash3_stand_in.calls.clear()
-    monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.LEAST_WORKSPACE)
+    monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.MIN_WORKSPACE)
 
 
 def with_flash3() -> CudaAttention:

@@ -197,15 +197,15 @@ def test_a_failed_launch_ends_its_prompts_without_output() -> None:
     with watched() as (core, model):
         model.fails = {("launch", 3)}
         core.add(prompt("a", 9))
-        answers, told_after_failure = Answers(), 0
+        answers, num_after_failure = Answers(), 0
         while core.has_work():
             result = core.step()
             answers.take(result.tokens)
-            told_after_failure += len(result.tokens) if answers.failed or result.failed else 0
+            num_after_failure += len(result.tokens) if answers.failed or result.failed else 0
             answers.failed.extend(result.failed)
 
         assert [name for name, _ in answers.failed] == ["a"]
-        assert told_after_failure == 0
+        assert num_after_failure == 0
         assert core.blocks.num_used == 0
 
 

@@ -123,7 +123,7 @@ def test_a_probe_neither_uses_the_cache_nor_fills_it() -> None:
         answer(core, replace(state, prompt_id="probe", probe=True))
 
         assert computed.since() == 80
-        assert (core.blocks.tokens_sought, core.blocks.tokens_found) == (32, 0)
+        assert (core.blocks.tokens_queried, core.blocks.tokens_found) == (32, 0)
 
 
 def test_a_prompt_with_prompt_logprobs_is_computed_in_full() -> None:

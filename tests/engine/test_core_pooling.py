@@ -18,7 +18,7 @@ from engine.oracle import Oracle
 from engine.step import PendingStep, StepOutput
 from tests.engine.fake_engines import CONFIG, prompt
 from tests.engine.fake_engines import engine as fake_engine
-from tests.engine.tiny_encoders import say_pooling
+from tests.engine.tiny_encoders import write_pooling
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
 from wire.errors import InvalidRequest
 from wire.types import Pooling, PromptState, SamplingParams
@@ -118,7 +118,7 @@ def test_a_decoder_without_output_layer_only_makes_vectors(tmp_path: Path) -> No
         num_key_value_heads=2, max_position_embeddings=128, sliding_window=None, tie_word_embeddings=False,
     )  # fmt: skip
     MistralModel(config).eval().save_pretrained(tmp_path)
-    say_pooling(tmp_path, "last", normalize=True)
+    write_pooling(tmp_path, "last", normalize=True)
     network = AutoModel.from_pretrained(tmp_path).eval()
     with core_of(tmp_path) as core:
         for i, text in enumerate(TEXTS):

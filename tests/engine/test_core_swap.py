@@ -96,12 +96,12 @@ def test_only_sequences_too_large_for_swap_are_recomputed() -> None:
     with watched(swap_bytes=6 * block_bytes(SMALL)) as (core, seen):
         for state in states:
             core.add(state)
-        answers, most = Answers(), 0
+        answers, peak = Answers(), 0
         for _ in range(40):
             answers.take(core.step().tokens)
-            most = max(most, core.load().blocks_swapped)
+            peak = max(peak, core.load().blocks_swapped)
 
-        assert 0 < most <= 6
+        assert 0 < peak <= 6
         assert_answers(run(core, answers), states, SMALL)
         assert seen.saved > 0
         assert seen.tokens > 6 * (6 + 23)

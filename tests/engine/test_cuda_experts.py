@@ -98,7 +98,7 @@ def test_a_layer_in_bfloat16_is_two_calls(calls: Calls) -> None:
     ("dtype", "width", "said", "way"),
     [
         (torch.float16, 96, "experts of torch.float16: grouped_mm multiplies bfloat16 in one call", "grouped_mm"),
-        (torch.bfloat16, 100, "experts of 100 columns: grouped_mm takes rows of whole 16 bytes", "eager"),
+        (torch.bfloat16, 100, "experts of 100 columns: grouped_mm requires rows of whole 16 bytes", "eager"),
     ],
 )
 def test_unsupported_experts_are_left_unchanged(dtype: torch.dtype, width: int, said: str, way: str) -> None:

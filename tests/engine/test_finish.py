@@ -66,14 +66,14 @@ def test_repetition_is_found_in_linear_time(count: int) -> None:
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 9), st.integers(2, 4))
 def test_repetition_follows_its_definition(tokens: list[int], one: int, other: int, count: int) -> None:
-    least, most = min(one, other), max(one, other)
+    minimum, maximum = min(one, other), max(one, other)
     found = any(
         tokens[-size * count :] == tokens[-size:] * count
-        for size in range(least, most + 1)
+        for size in range(minimum, maximum + 1)
         if size * count <= len(tokens)
     )
 
-    assert repeats(tokens, len(tokens), RepetitionDetection(most, least, count)) == found
+    assert repeats(tokens, len(tokens), RepetitionDetection(maximum, minimum, count)) == found
 
 
 class _CountedReads(Sequence[int]):

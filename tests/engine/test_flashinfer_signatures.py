@@ -38,7 +38,7 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-class AskedNames:
+class RecordedNames:
     """Stands in for the module: records the requested names, and has all of them."""
 
     def __init__(self) -> None:
@@ -49,9 +49,9 @@ class AskedNames:
         return object()
 
 
-def asked_functions() -> list[str]:
+def used_functions() -> list[str]:
     """Return the names of all functions that the engine may call."""
-    module = AskedNames()
+    module = RecordedNames()
     ops = FlashInferOps(module, "flashinfer")
     for adds_one in (False, True):
         weight = NormWeight(torch.ones(4, dtype=torch.bfloat16), 1e-6, adds_one)
@@ -121,7 +121,7 @@ def replaced(module: Any, config: Any) -> str:
     return line
 
 
-@pytest.mark.parametrize("name", asked_functions())
+@pytest.mark.parametrize("name", used_functions())
 def test_stand_in_functions_have_the_real_signatures(name: str, wheel: Wheel) -> None:
     assert differences(getattr(flashinfer_ops_stand_in, name), wheel.signature(name)) == []
 

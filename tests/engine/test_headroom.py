@@ -139,12 +139,12 @@ def test_rows_with_penalties_and_masks_take_no_more_than_the_dummies(llama: Path
         SampleRow(row.row, params, 0, 1, history=(5,), prompt_length=1, mask=all_allowed) for row in dummies.samples
     )
 
-    most, took, plain = (
+    maximum, took, plain = (
         FakeDevice().peak_bytes(lambda samples=samples: _launch(model, replace(dummies, samples=samples)))  # type: ignore[misc]
         for samples in (dummies.samples, shaped, tuple(replace(row, params=PLAIN) for row in dummies.samples))
     )
 
-    assert most >= took > plain
+    assert maximum >= took > plain
     model.close()
 
 
@@ -190,7 +190,7 @@ def test_dummy_steps_write_each_slot_once_in_the_smallest_pool(
 ) -> None:
     layout = PoolLayout([KvTensor(0, "k", 1, 8, "float32")], num_blocks=1, block_size=block_size)
     info = replace(fake_info(CONFIG), max_model_len=longest, layout=layout)
-    most = num_blocks(info, step, step.sequences)
+    maximum = num_blocks(info, step, step.sequences)
 
     for batch in (largest_batch(info, step), decode_batch(info, step.sequences)):
         slots = []
@@ -201,8 +201,8 @@ def test_dummy_steps_write_each_slot_once_in_the_smallest_pool(
             slots += [part.block_ids[place // block_size] * block_size + place % block_size for place in places]
         assert len(set(slots)) == len(slots) == len(batch.token_ids)
         assert min(slots) >= block_size, "what lies before is block 0, which nobody writes"
-        assert max(slots) < most * block_size
-    assert most * block_size <= step.prompt_tokens + step.sequences + 4 * block_size or longest < block_size
+        assert max(slots) < maximum * block_size
+    assert maximum * block_size <= step.prompt_tokens + step.sequences + 4 * block_size or longest < block_size
 
 
 def test_graphs_have_their_share(llama: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_rank_leaves_graphs_their_share_where_it_can_capture(
 
     assert (eager.graph_rows, graphs.graph_rows) == (0, rows)
     assert (eager.pool_bytes > graphs.pool_bytes) == (rows > 0)
-    assert graphs.device.endswith(" MiB of it to graphs") == (rows > 0)
+    assert graphs.device.endswith(" MiB of it for graphs") == (rows > 0)
 
 
 def test_attention_workspaces_of_graphs_are_left_to_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

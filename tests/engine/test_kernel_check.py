@@ -200,7 +200,7 @@ def test_the_childs_answer(
 
 
 def test_what_the_child_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
     flash = CudaAttention([VarlenAttention(lambda *_, **__: torch.empty(0))])
 
     def refuse_first(name: str, params: dict[str, Any], here: Here) -> str | None:

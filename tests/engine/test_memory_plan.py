@@ -40,10 +40,10 @@ def test_too_small_a_pool_is_refused_with_the_flag_and_the_minimum(spare: int, n
     with pytest.raises(ConfigError, match=words) as refused:
         plan(1000)
 
-    least = int(str(refused.value).split()[-3])
-    assert plan(least).num_blocks == 1
+    minimum = int(str(refused.value).split()[-3])
+    assert plan(minimum).num_blocks == 1
     with pytest.raises(ConfigError):
-        plan(least - 1)
+        plan(minimum - 1)
 
 
 def test_the_longest_sequence_is_the_smaller_limit() -> None:

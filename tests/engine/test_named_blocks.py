@@ -126,7 +126,7 @@ def test_a_prefix_taking_the_last_free_blocks_is_refused() -> None:
 
     with pytest.raises(NoCapacity, match="1 KV blocks are needed, 0 of 3 are free now"):
         blocks.take(3, names("a", "b", "c"))
-    assert (blocks.num_used, blocks.num_cached, blocks.tokens_sought) == (1, 2, 2 * SIZE)
+    assert (blocks.num_used, blocks.num_cached, blocks.tokens_queried) == (1, 2, 2 * SIZE)
     blocks.check()
 
 
@@ -150,7 +150,7 @@ def test_queried_and_matched_tokens_are_counted() -> None:
     blocks.release(compute(blocks, names("a", "b")))
     blocks.take(4, names("a", "b", "c"))
 
-    assert (blocks.tokens_sought, blocks.tokens_found) == (5 * SIZE, 2 * SIZE)
+    assert (blocks.tokens_queried, blocks.tokens_found) == (5 * SIZE, 2 * SIZE)
 
 
 def test_probes_and_pools_without_a_cache_name_nothing() -> None:

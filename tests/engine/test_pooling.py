@@ -1,4 +1,4 @@
-"""Encoders against transformers run by hand, one text at a time and without padding."""
+"""Encoders compared with transformers, called directly on one text at a time without padding."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import is_encoder, load_encoder
 from engine.pooling.vectors import finish_vector
 from engine.pooling_settings import PoolingSettings, read_settings
-from tests.engine.tiny_encoders import TEXTS, VOCABULARY, make_bert, make_cross_encoder, say_pooling
+from tests.engine.tiny_encoders import TEXTS, VOCABULARY, make_bert, make_cross_encoder, write_pooling
 from wire.errors import ConfigError, InternalError, InvalidRequest, PromptTooLong
 from wire.types import Pooling, PromptState, SamplingParams
 
@@ -130,7 +130,7 @@ def test_dimensions_are_truncated_before_normalisation() -> None:
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        (pooling_prompt("a", (1,) * 65), PromptTooLong, "65 tokens, the model takes 1 to 64"),
+        (pooling_prompt("a", (1,) * 65), PromptTooLong, "65 tokens, the model allows 1 to 64"),
         (pooling_prompt("a", (1, VOCABULARY)), InvalidRequest, f"token id {VOCABULARY} is outside the vocabulary"),
         (
             pooling_prompt("a", (1,), Pooling(dimensions=25)),
@@ -191,7 +191,7 @@ def test_a_cancelled_text_is_never_answered(embedder: EncoderCore) -> None:
 
 @pytest.mark.parametrize(("mode", "how"), [("mean", "mean"), ("cls", "cls"), ("last", "last")])
 def test_the_folder_sets_the_pooling(tmp_path: Path, mode: str, how: str) -> None:
-    say_pooling(tmp_path, mode, normalize=mode == "mean", max_length=32)
+    write_pooling(tmp_path, mode, normalize=mode == "mean", max_length=32)
 
     assert read_settings(tmp_path, is_decoder=False) == PoolingSettings(how, mode == "mean", 32)
 
@@ -202,7 +202,7 @@ def test_a_folder_without_pooling_config_has_its_kinds_default(tmp_path: Path) -
 
 
 def test_other_ways_of_pooling_are_refused_by_name(tmp_path: Path) -> None:
-    say_pooling(tmp_path, "max", normalize=False)
+    write_pooling(tmp_path, "max", normalize=False)
 
     with pytest.raises(ConfigError, match="pooling_mode_max_tokens is not supported"):
         read_settings(tmp_path, is_decoder=False)
@@ -214,7 +214,7 @@ def test_a_classifier_of_several_labels_is_refused_with_their_number(tmp_path: P
 
 
 def test_the_longest_text_is_the_smaller_of_both_limits(tmp_path: Path) -> None:
-    say_pooling(make_bert(tmp_path / "m"), "mean", normalize=True, max_length=32)
+    write_pooling(make_bert(tmp_path / "m"), "mean", normalize=True, max_length=32)
 
     assert load_encoder(tmp_path / "m", dtype="float32")[0].info.max_length == 32
     assert load_encoder(make_cross_encoder(tmp_path / "x"), dtype="float32")[0].info.max_length == 64
@@ -222,7 +222,7 @@ def test_the_longest_text_is_the_smaller_of_both_limits(tmp_path: Path) -> None:
         load_encoder(tmp_path / "m", dtype="float32", max_model_len=33)
 
 
-def test_encoders_are_known_by_their_config(tmp_path: Path, bert: Path, cross_encoder: Path) -> None:
+def test_encoders_are_recognised_by_their_config(tmp_path: Path, bert: Path, cross_encoder: Path) -> None:
     decoders = {
         "llama": LlamaConfig(architectures=["LlamaForCausalLM"]),
         "e5": MistralConfig(architectures=["MistralModel"]),

@@ -15,7 +15,7 @@ from engine.model_folder import open_folder, read_network
 from engine.ranks.load import RanksOptions, load_ranks
 from engine.sharding.cut import shard_network
 from tests.engine.test_core_pooling import TEXTS, close, pooling_prompt, states_by_hand, vectors
-from tests.engine.tiny_encoders import say_pooling
+from tests.engine.tiny_encoders import write_pooling
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from wire.errors import ConfigError, PdserveError
@@ -64,7 +64,7 @@ def test_two_ranks_make_vectors_without_an_output_layer(tmp_path: Path) -> None:
     )  # fmt: skip
     MistralModel(config).eval().save_pretrained(tmp_path)
     save_tiny_tokenizer(tmp_path)
-    say_pooling(tmp_path, "last", normalize=True)
+    write_pooling(tmp_path, "last", normalize=True)
     network = AutoModel.from_pretrained(tmp_path).eval()
 
     found = _found(tmp_path, Pooling(), beside=False)

@@ -36,7 +36,7 @@ def make_cross_encoder(folder: Path, *, num_labels: int = 1) -> Path:
     return folder
 
 
-def say_pooling(folder: Path, mode: str, *, normalize: bool, max_length: int | None = None) -> None:
+def write_pooling(folder: Path, mode: str, *, normalize: bool, max_length: int | None = None) -> None:
     """Write the files that sentence-transformers leaves beside a model."""
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] if normalize else [])]
     modules = [

@@ -32,7 +32,7 @@ def _prompts(count: int) -> list[list[int]]:
     return [[3 + (7 * stream + 5 * i) % 300 for i in range(PROMPT_TOKENS)] for stream in range(count)]
 
 
-async def _ask_all(cluster: FaultCluster, count: int, max_tokens: int = 8) -> list[Seen]:
+async def _request_all(cluster: FaultCluster, count: int, max_tokens: int = 8) -> list[Seen]:
     async with client_of(cluster) as client, asyncio.timeout(300):
         return await asyncio.gather(*(ask(client, prompt, max_tokens) for prompt in _prompts(count)))
 
@@ -59,7 +59,7 @@ def _assert_empty(cluster: FaultCluster, names: Sequence[str]) -> None:
 def test_an_instance_that_fails_every_prompt_loses_no_answer(cluster: FaultCluster, victim: str, setting: str) -> None:
     cluster.renew(victim, setting)
 
-    seen = asyncio.run(_ask_all(cluster, 6))
+    seen = asyncio.run(_request_all(cluster, 6))
 
     _assert_answers(cluster, seen)
     assert cluster.log(victim).count(" failpoint ") > 1
@@ -69,12 +69,12 @@ def test_an_instance_that_fails_every_prompt_loses_no_answer(cluster: FaultClust
 def test_prefill_killed_while_sending_returns_on_its_port_each_time(cluster: FaultCluster) -> None:
     for _ in range(10):
         cluster.renew("prefill-0", "kv.send.mid=kill9@3")
-        seen = asyncio.run(_ask_all(cluster, 2))
+        seen = asyncio.run(_request_all(cluster, 2))
 
         _assert_answers(cluster, seen)
         assert cluster.bury("prefill-0") == -signal.SIGKILL
     cluster.renew("prefill-0", "")
-    _assert_answers(cluster, asyncio.run(_ask_all(cluster, 2)))
+    _assert_answers(cluster, asyncio.run(_request_all(cluster, 2)))
     assert "kv_sent" in cluster.log("prefill-0")
     _assert_empty(cluster, cluster.guide.names)
 
@@ -84,11 +84,11 @@ def test_killing_prefill_after_the_hand_off_is_invisible(cluster: FaultCluster) 
 
     async def run() -> Seen:
         async with client_of(cluster) as client, asyncio.timeout(300):
-            asking = asyncio.create_task(ask(client, _prompts(1)[0], 100))
+            pending = asyncio.create_task(ask(client, _prompts(1)[0], 100))
             await until(lambda: "kv_sent" in cluster.log("prefill-0"), time.time() + 300, "nothing was handed off")
             await asyncio.to_thread(cluster.guide.kill, "prefill-0")
-            assert not asking.done()
-            return await asking
+            assert not pending.done()
+            return await pending
 
     seen = asyncio.run(run())
 
@@ -100,7 +100,7 @@ def test_killing_prefill_after_the_hand_off_is_invisible(cluster: FaultCluster) 
 def test_killing_decode_mid_answer_is_invisible(cluster: FaultCluster, count: int) -> None:
     cluster.renew("decode-0", f"decode.token=kill9@{5 * count}")
 
-    seen = asyncio.run(_ask_all(cluster, count, 30))
+    seen = asyncio.run(_request_all(cluster, count, 30))
 
     _assert_answers(cluster, seen, 30)
     assert cluster.bury("decode-0") == -signal.SIGKILL
@@ -110,13 +110,13 @@ def test_killing_decode_mid_answer_is_invisible(cluster: FaultCluster, count: in
 def test_killing_the_scheduler_under_load_leaves_no_work_behind(cluster: FaultCluster) -> None:
     cluster.renew("scheduler", "scheduler.between=kill9@20")
 
-    seen = asyncio.run(_ask_all(cluster, 50, 300))
+    seen = asyncio.run(_request_all(cluster, 50, 300))
 
     assert {one.ending for one in seen} == {CLOSED}, describe(seen)
     assert cluster.bury("scheduler") == -signal.SIGKILL
     _assert_empty(cluster, cluster.guide.names)
     cluster.renew("scheduler", "")
-    _assert_answers(cluster, asyncio.run(_ask_all(cluster, 3)))
+    _assert_answers(cluster, asyncio.run(_request_all(cluster, 3)))
     _assert_empty(cluster, cluster.guide.names)
 
 
@@ -136,7 +136,7 @@ def test_with_no_peer_left_the_error_comes_before_any_token(
 ) -> None:
     lone_pair.renew(victim, setting)
 
-    (seen,) = asyncio.run(_ask_all(lone_pair, 1))
+    (seen,) = asyncio.run(_request_all(lone_pair, 1))
 
     assert (seen.ending, seen.words) == (ERROR, []), describe([seen])
     assert words in seen.message

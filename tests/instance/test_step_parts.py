@@ -80,14 +80,14 @@ def test_a_step_too_large_for_a_message_is_split(step: Step) -> None:
     st.integers(200, 5000),
 )  # fmt: skip
 def test_no_part_is_above_its_limit_and_nothing_is_lost(
-    chunks: list[int], num_tokens: int, num_times: int, wide: int, most: int
+    chunks: list[int], num_tokens: int, num_times: int, wide: int, maximum: int
 ) -> None:
     score = TokenLogprobs(-1.25, 3, WIDEST.top_ids[:wide], WIDEST.top_logprobs[:wide])
     scored = tuple(PromptLogprobs(f"p{i}", 5, (score,) * count) for i, count in enumerate(chunks))
     step = Step(tokens(num_tokens, score), LOAD, tuple((f"t{i}", TOLD) for i in range(num_times)), scored)
 
-    parts = list(parts_of(step, most))
+    parts = list(parts_of(step, maximum))
 
     alone = len(event_to_pb(Step(tokens(1, score), LOAD)).SerializeToString())
-    assert all(size <= max(most, alone) + event_to_pb(Step((), LOAD)).ByteSize() for size in sizes(parts))
+    assert all(size <= max(maximum, alone) + event_to_pb(Step((), LOAD)).ByteSize() for size in sizes(parts))
     assert joined(parts) == step

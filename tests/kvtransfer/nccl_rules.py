@@ -115,8 +115,8 @@ class NcclRules:
             name, peer = store.get("pair").decode().split()
             store.set("peer", str(os.getpid()))
         pair = self.enter(name, device, is_alone=peer != str(os.getpid()))
-        watchdog = Watchdog(store, told, self.broken)
-        join_s = _SECOND_S * (int(told.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800")) + 1)
+        watchdog = Watchdog(store, environ, self.broken)
+        join_s = _SECOND_S * (int(environ.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800")) + 1)
         gloo = COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device)
         return RuleBoundGroup(gloo, rank, device, pair, self, watchdog, join_s)
 

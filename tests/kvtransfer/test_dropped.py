@@ -50,7 +50,7 @@ def gate() -> Iterator[Gate]:
     made.open()
 
 
-def _give_blocks_away(rig: Rig) -> None:
+def _reuse_blocks(rig: Rig) -> None:
     fill(rig.p_pool, P_BLOCKS, 20, seed=99)
 
 
@@ -73,7 +73,7 @@ def test_frames_digested_after_an_abort_are_never_committed(
         gate.wait()
 
         rig.sender.abort(ticket.ticket_id, "the client went away")
-        _give_blocks_away(rig)
+        _reuse_blocks(rig)
         gate.open()
         rig.events.wait("ended", ticket.ticket_id)
 
@@ -100,7 +100,7 @@ def test_without_digests_committed_kv_left_while_blocks_were_held(
         gate.wait()
 
         rig.sender.abort(ticket.ticket_id, "the client went away")
-        _give_blocks_away(rig)
+        _reuse_blocks(rig)
         gate.open()
         rig.events.wait("committed", ticket.ticket_id)
 
@@ -154,7 +154,7 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
             assert received.wait(DEADLINE_S)
         handle(self, op, behind=behind)
 
-    def said_late(self: "Channel[RankMessage]", kind: RankMessage, payload: bytes, *, timeout_s: float) -> None:
+    def send_late(self: "Channel[RankMessage]", kind: RankMessage, payload: bytes, *, timeout_s: float) -> None:
         if kind == RankMessage.ABORT:
             assert received.wait(DEADLINE_S)
         say(self, kind, payload, timeout_s=timeout_s)
@@ -167,7 +167,7 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
     gave_away = threading.Event()
     monkeypatch.setattr(OutgoingTickets, "_send", held_up)
     monkeypatch.setattr(OutgoingTickets, "handle", handled_late)
-    monkeypatch.setattr(Channel, "send", said_late)
+    monkeypatch.setattr(Channel, "send", send_late)
     monkeypatch.setattr(FarRank, "_take", requested)
     with make_rank_rig("tcp", p_ranks=2, d_ranks=2, far=True, digests=digests) as rig:
         ticket = rig.open(20, (1, 2))

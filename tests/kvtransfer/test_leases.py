@@ -110,13 +110,13 @@ def test_a_finished_link_waits_only_a_lease_for_a_silent_one(ranks: RankRig, mon
     ranks.clock.now += 4.0
     ranks.receiver.sweep()
     until(lambda: _renewed_at(ranks, ticket) == [ranks.clock.now] * 2)
-    told_at = ranks.clock.now
+    notified_at = ranks.clock.now
 
     ranks.clock.now += 4.0  # the slow share's lease has a second left
     ranks.receiver.sweep()
-    assert _renewed_at(ranks, ticket) == [told_at] * 2
+    assert _renewed_at(ranks, ticket) == [notified_at] * 2
     assert ranks.events.reports == []
-    ranks.clock.now = told_at + LEASE_S
+    ranks.clock.now = notified_at + LEASE_S
     ranks.sender.sweep()
     ranks.events.wait("failed", ticket.ticket_id)
     slow.free.set()

@@ -207,7 +207,7 @@ class Ranks(RuleBasedStateMachine):
             if queues is self.to_d:
                 self.deliver_to(path)
             else:
-                self.hear_from(path, self.to_p[path].popleft())
+                self.receive_from(path, self.to_p[path].popleft())
 
     @precondition(lambda self: self.ticket is None or self.endings[self.ticket])
     @rule(refused=st.sampled_from([False, False, False, True]))
@@ -286,9 +286,9 @@ class Ranks(RuleBasedStateMachine):
     def hear(self, data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(self.paths))
         while path in self.links and self.to_p[path]:
-            self.hear_from(path, self.to_p[path].popleft())
+            self.receive_from(path, self.to_p[path].popleft())
 
-    def hear_from(self, path: Path, message: TicketMessage) -> None:
+    def receive_from(self, path: Path, message: TicketMessage) -> None:
         half = self.halves.get(path)
         mine = half is not None and message.ticket_id == half.ticket_id
         if isinstance(message, Read):

@@ -142,13 +142,13 @@ def test_shared_work_is_done_by_any_thread(library: EngineLibrary) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_callers_take_turns(library: EngineLibrary, count: int) -> None:
     inside: list[int] = []
-    most: list[int] = []
+    peak: list[int] = []
 
     def region(thread: int, total: int) -> None:
         if thread == 0:
             inside.append(1)
             hashlib.sha256(_LARGE)  # releases the GIL for a while
-            most.append(len(inside))
+            peak.append(len(inside))
         barrier(team, total)
         if thread == 0:
             inside.pop()
@@ -164,7 +164,7 @@ def test_callers_take_turns(library: EngineLibrary, count: int) -> None:
         for caller in callers:
             caller.join(300)
 
-    assert most == [1] * 30
+    assert peak == [1] * 30
 
 
 def test_closing_waits_for_the_running_region(library: EngineLibrary) -> None:

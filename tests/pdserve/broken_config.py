@@ -17,13 +17,13 @@ def _row(what: str, text: str, *words: str, files: Mapping[str, Any] | None = No
 
 FILES = (
     _row("the file is not there", "", files={}),
-    _row("no file is named", "", "gen", "--config"),
-    _row("two files are named", "", *_GEN, "--config=other.yaml"),
-    _row("no YAML", "ip: [10.0.0.18\nsave-dir: tables\n"),
+    _row("`--config` without a file", "", "gen", "--config"),
+    _row("two files", "", *_GEN, "--config=other.yaml"),
+    _row("not YAML", "ip: [10.0.0.18\nsave-dir: tables\n"),
     _row("a list instead of a mapping", "- ip: 10.0.0.18\n"),
     _row("two documents", "ip: 10.0.0.18\n---\nsave-dir: tables\n"),
     _row("a key is unknown", "ip: 10.0.0.18\nprefil-server-list: 4,5\n"),
-    _row("a key stands twice", "save-dir: a\nip: 10.0.0.18\nsave_dir: b\n"),
+    _row("a duplicate key", "save-dir: a\nip: 10.0.0.18\nsave_dir: b\n"),
     _row("a key has no value", "ip:\n"),
     _row("an alias, as in an alias bomb", "ip: &a 10.0.0.18\nsave-dir: *a\n"),
     _row("a tag that makes an object", "ip: !!python/object/apply:os.system [id]\n"),

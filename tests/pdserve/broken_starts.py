@@ -105,7 +105,7 @@ PDSERVE_UP = (
     _up("a folder that is not a model", files={}),
     _up("a length above the model's", "--max-model-len=4096"),
     _up("a KV pool without room for a sequence", "--kv-cache-memory=4096", "--dtype=float32"),
-    _up("a size that is none", "--kv-cache-memory=plenty"),
+    _up("an invalid size", "--kv-cache-memory=plenty"),
     _up("fewer KV ports than ranks", "--kv-transport=tcp", "--kv-port-range=20000-20000"),
 )
 

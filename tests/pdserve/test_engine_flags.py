@@ -47,8 +47,8 @@ def test_a_wrong_flag_ends_the_command_where_it_was_typed(
     [
         (None, (), "/model/config.json is missing"),
         ("{", (), "/model/config.json cannot be read as JSON"),
-        ('{"max_position_embeddings": 64}', ("--max-model-len", "65"), "--max-model-len 65 is above the 64 of "),
-        ('{"text_config": {"max_position_embeddings": 64}}', ("--max-model-len", "65"), "is above the 64 of "),
+        ('{"max_position_embeddings": 64}', ("--max-model-len", "65"), "--max-model-len 65 exceeds the 64 of "),
+        ('{"text_config": {"max_position_embeddings": 64}}', ("--max-model-len", "65"), "exceeds the 64 of "),
     ],
 )
 def test_a_model_that_cannot_be_served_ends_up_before_anything_starts(

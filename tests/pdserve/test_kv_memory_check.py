@@ -57,13 +57,13 @@ def test_sizes_missing_in_config_json_are_left_to_the_engine(config: dict[str, o
 def test_a_pool_too_small_is_refused_with_the_minimum(
     llama: EngineOptions,
 ) -> None:
-    least = 16 * 512 + 4 * 4095
+    minimum = 16 * 512 + 4 * 4095
 
     with pytest.raises(
-        ConfigError, match=rf"20000 bytes of KV memory are 0 blocks .* raise --kv-cache-memory to {least} "
+        ConfigError, match=rf"20000 bytes of KV memory are 0 blocks .* raise --kv-cache-memory to {minimum} "
     ):
         check_kv_room(replace(llama, kv_cache_memory=20000), 2, is_here=True)
-    check_kv_room(replace(llama, kv_cache_memory=least), 2, is_here=True)
+    check_kv_room(replace(llama, kv_cache_memory=minimum), 2, is_here=True)
 
 
 def test_weights_of_another_dtype_count_as_the_smaller_one(llama: EngineOptions, tmp_path: Path) -> None:

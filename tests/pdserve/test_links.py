@@ -174,15 +174,15 @@ def test_ctrl_c_is_quiet_and_ends_the_measurement(
 
     admin_socket.call(lambda: set_unresponsive(True))
     command = [sys.executable, "-P", "-m", "pdserve", "links", "--url", admin_socket.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
-        assert asking.stderr is not None
-        first = asking.stderr.readline()
-        asking.send_signal(signal.SIGINT)
-        out, err = asking.communicate(timeout=WAIT_S)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=WAIT_S)
     admin_socket.call(lambda: set_unresponsive(False))
 
     assert first.startswith("measuring 1 of 2")
-    assert (asking.returncode, out, err) == (130, "", "")
+    assert (process.returncode, out, err) == (130, "", "")
     while cli.main(["links", "--url", admin_socket.url]) != 0:
         assert "one measurement at a time" in capsys.readouterr().err
 

@@ -2,7 +2,7 @@
 
 from pdserve.restarts import RestartLimits, Restarts
 
-LIMITS = RestartLimits(most=4, window_s=100.0, first_wait_s=1.0, longest_wait_s=5.0)
+LIMITS = RestartLimits(max_restarts=4, window_s=100.0, first_wait_s=1.0, longest_wait_s=5.0)
 
 
 def test_waits_double_to_the_maximum_until_restarts_run_out() -> None:
@@ -24,4 +24,4 @@ def test_deaths_before_the_window_are_forgotten() -> None:
 
 
 def test_no_process_is_restarted_if_restarts_are_disabled() -> None:
-    assert Restarts(RestartLimits(most=0)).died(0.0) is None
+    assert Restarts(RestartLimits(max_restarts=0)).died(0.0) is None

@@ -110,7 +110,7 @@ class _Spare:
 class _Rig:
     def __init__(self, why_none: str = "") -> None:
         self.free_bytes, self.messages, self.made = MIN_FREE_BYTES, list[str](), list[_Spare]()
-        restarts = Restarts(RestartLimits(most=1, window_s=60.0, first_wait_s=1.0))
+        restarts = Restarts(RestartLimits(max_restarts=1, window_s=60.0, first_wait_s=1.0))
         self.keeper = SpareKeeper(self._make, restarts, self.messages.append, why_none, self._free)
 
     def _free(self) -> int:

@@ -227,7 +227,7 @@ def test_a_silent_cluster_of_up_is_shown_by_its_processes(tmp_path: Path, capsys
         (["--url", "https://h:1"], "write http://HOST:PORT"),
         (["--url", "http://h:port"], "--url 'http://h:port'"),
         (["--url", "http://h:1/other"], "write http://HOST:PORT"),
-        (["--url", "http://h:1", "--run-dir", "/x"], "give only one"),
+        (["--url", "http://h:1", "--run-dir", "/x"], "use only one"),
     ],
 )
 def test_a_wrong_address_is_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from wire.errors import Unavailable
 
 _STAYS = "import signal; print('up', flush=True); signal.pause()"
 _DIES = "print('first'); print('no such device'); raise SystemExit(1)"
-LIMITS = RestartLimits(most=2, window_s=60.0, first_wait_s=1.0)
+LIMITS = RestartLimits(max_restarts=2, window_s=60.0, first_wait_s=1.0)
 
 
 class _Cluster:

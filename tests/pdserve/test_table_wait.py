@@ -24,7 +24,7 @@ class Starting:
         self.document = json.loads(self.path.read_text())
         local = str(folder / made.host.file_name)
         self.environ = {"GLOBAL_RANK_TABLE_FILE_PATH": str(self.path), "RANK_TABLE_FILE_PATH": local}
-        self.now, self.completes_at, self.said = 0.0, 3.0, list[str]()
+        self.now, self.completes_at, self.messages = 0.0, 3.0, list[str]()
         self.write("initializing")
 
     def write(self, status: str) -> None:
@@ -40,7 +40,7 @@ class Starting:
     def wait(self, timeout_s: float) -> LaunchPlan:
         """Wait for the plan."""
         return when_completed(
-            lambda: resolve(self.environ), timeout_s, self.said.append, clock=lambda: self.now, sleep=self.sleep
+            lambda: resolve(self.environ), timeout_s, self.messages.append, clock=lambda: self.now, sleep=self.sleep
         )
 
 
@@ -51,7 +51,7 @@ def test_the_plan_is_that_of_the_completed_table(tmp_path: Path) -> None:
 
     assert plan.role == "scheduler"
     assert starting.now == 3.0
-    (message,) = starting.said
+    (message,) = starting.messages
     assert message.startswith("waiting: GLOBAL_RANK_TABLE_FILE_PATH: ")
     assert 'status is "initializing"' in message
 

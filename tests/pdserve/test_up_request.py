@@ -58,7 +58,7 @@ def test_flags_that_up_sets_itself_are_refused_and_not_in_help(flag: str, capsys
 )
 @pytest.mark.parametrize("value", ["", " "])
 def test_an_empty_value_is_refused_and_no_default_used(flag: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{flag} '{value}' is empty, as from an unset variable: give"):
+    with pytest.raises(ConfigError, match=rf"^{flag} '{value}' is empty, as from an unset variable: set"):
         parse([f"{flag}={value}"])
 
 

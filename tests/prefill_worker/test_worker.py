@@ -36,19 +36,19 @@ class ScriptedSender:
     bytes_sent: int = 0
 
     def begin(self, ticket: Ticket) -> None:
-        self.said.append(("begin", ticket.ticket_id))
+        self.messages.append(("begin", ticket.ticket_id))
         self.on_begin(ticket)
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
-        self.said.append(("put", ticket_id))
+        self.messages.append(("put", ticket_id))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
         self.on_commit(ticket_id)
         self.descriptions.append(description)
-        self.said.append(("commit", ticket_id))
+        self.messages.append(("commit", ticket_id))
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        self.said.append(("abort", ticket_id))
+        self.messages.append(("abort", ticket_id))
 
     def links(self) -> tuple[LinkStatus, ...]:
         return ()
@@ -114,7 +114,7 @@ def test_a_prompt_may_return_after_its_ticket_failed_to_begin() -> None:
         it.turn_until_idle()
 
         assert not it.worker.prefills("p")
-        assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.said
+        assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.messages
         assert (it.events, it.core.load().held_prompts) == ([], 0)
         it.sender.on_begin = lambda _: None
         it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9), 2))
@@ -203,7 +203,7 @@ def test_finished_kv_uses_at_most_half_the_pool_until_acked() -> None:
 
         with pytest.raises(NoCapacity, match=r"4 finished prompts .* in 40 of 64 KV blocks \(limit 32\)"):
             it.worker.accept(states[4], ticket_for(states[4], 4))
-        assert ("begin", f"{4:032x}") not in it.sender.said
+        assert ("begin", f"{4:032x}") not in it.sender.messages
         it.worker.acked(ticket_for(states[0], 0).ticket_id, STATS)
         it.turn_until_idle()
         it.worker.accept(states[4], ticket_for(states[4], 4))
@@ -262,8 +262,8 @@ def test_a_commit_that_raises_ends_only_its_own_prompt() -> None:
         it.turn_until_idle()
 
         assert it.events == [Failed("a", "InternalError", "a defect")]
-        assert ("abort", f"{1:032x}") in it.sender.said
-        assert ("commit", f"{2:032x}") in it.sender.said
+        assert ("abort", f"{1:032x}") in it.sender.messages
+        assert ("commit", f"{2:032x}") in it.sender.messages
         assert it.core.load().held_prompts == 1
         it.worker.acked(f"{2:032x}", STATS)
         it.turn_until_idle()
@@ -280,7 +280,7 @@ def test_a_prompt_refused_by_the_engine_ends_with_its_ticket() -> None:
         (failed,) = it.events
         assert isinstance(failed, Failed)
         assert "is already" in failed.message
-        assert ("abort", ticket_for(state).ticket_id) in it.sender.said
+        assert ("abort", ticket_for(state).ticket_id) in it.sender.messages
 
 
 def test_a_prompt_that_raises_in_the_engine_ends_with_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_a_prompt_that_raises_in_the_engine_ends_with_its_ticket(monkeypatch: py
         it.turn()
 
         assert it.events == [Failed("p", "InternalError", "a defect")]
-        assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.said
+        assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.messages
         assert not it.worker.prefills("p")
 
 
@@ -303,7 +303,7 @@ def test_a_pooling_prompt_is_refused_before_it_begins() -> None:
         with pytest.raises(InvalidRequest, match="prompt p requests pooling, which has no KV hand-off"):
             it.worker.accept(state, ticket_for(state))
 
-        assert it.sender.said == []
+        assert it.sender.messages == []
         assert not it.worker.prefills("p")
 
 

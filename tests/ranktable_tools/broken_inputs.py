@@ -60,7 +60,7 @@ FILES = (
     lint_row("the file is cut off", "not-json", '{"version": "1.0", "server_group_list": ['),
     lint_row("a number is NaN", "not-json", '{"version": NaN}'),
     lint_row("a comment", "json-comment", '{"version": "1.0", // the version\n "status": "completed"}'),
-    lint_row("a key stands twice", "duplicate-key", '{"server_list": [{"server_id": "a", "server_id": "b"}]}'),
+    lint_row("a duplicate key", "duplicate-key", '{"server_list": [{"server_id": "a", "server_id": "b"}]}'),
     lint_row("lists in lists in lists", "too-deep", "[" * 40 + "]" * 40),
     lint_row("a number of 5,000 digits", "too-large", "1" * 5_000),
     lint_row("a file of 17 MB", "too-large", " " * 17_000_000 + "{}"),

@@ -211,7 +211,7 @@ def test_two_files_of_one_name_write_nothing(save: Save, capsys: Say) -> None:
     assert main(["convert", save("t.json", document), "--to", "modelarts", "--save-dir", "out"]) == 2
 
     assert not Path("out").exists()
-    assert f"local_ranktable_{A}_12.json would be the file of both prefill-0 and decode-0" in capsys.readouterr().err
+    assert f"prefill-0 and decode-0 would both be written to local_ranktable_{A}_12.json" in capsys.readouterr().err
 
 
 def test_the_input_is_not_overwritten(save: Save, tmp_path: Path, capsys: Say) -> None:

@@ -87,12 +87,12 @@ def test_an_exception_in_a_check_is_its_finding(tmp_path: Path) -> None:
 
 
 def test_a_tool_runs_once_and_one_tool_at_a_time(tmp_path: Path) -> None:
-    running, most, requests = 0, 0, []
+    running, peak, requests = 0, 0, []
 
     def run(command: object) -> ToolOutput:
-        nonlocal running, most
+        nonlocal running, peak
         running += 1
-        most = max(most, running)
+        peak = max(peak, running)
         requests.append(command)
         running -= 1
         return ToolOutput(("tool",), "said", 0)
@@ -108,7 +108,7 @@ def test_a_tool_runs_once_and_one_tool_at_a_time(tmp_path: Path) -> None:
 
     examine(DoctorInput(machine, DoctorTables()), 20, checks)
 
-    assert (len(requests), most) == (3, 1)
+    assert (len(requests), peak) == (3, 1)
 
 
 def test_a_tool_that_did_not_answer_is_not_retried(tmp_path: Path) -> None:

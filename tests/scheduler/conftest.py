@@ -112,7 +112,7 @@ def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
     @asynccontextmanager
     async def opened(
         says: str | Script = "hello world", *, folder: Path = model_folder, readiness: ReadyReport | None = None,
-        health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), most: int | None = None,
+        health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), maximum: int | None = None,
         defaults: Mapping[str, Any] = GUIDE_DEFAULTS, **options: Any,
     ) -> AsyncIterator[Served]:  # fmt: skip
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
@@ -130,7 +130,7 @@ def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
             Metrics(),
             lambda: report,
             health or (lambda: None),
-            lambda length, n: most,
+            lambda length, n: maximum,
             defaults=defaults,
         )
         transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)

@@ -20,7 +20,7 @@ async def status_of(host: str, port: int, path: str) -> int:
         writer.close()
 
 
-async def ask_all(
+async def request_all(
     port: int, *, num_requests: int, num_connections: int, body: dict[str, object], key: str = ""
 ) -> Counter[str]:
     """Send the requests over that many connections, every other one streamed; return the counts of outcomes.

@@ -192,18 +192,18 @@ async def test_an_unreadable_client_is_cut_and_the_socket_stays_open(
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "open_unix_connection", fail_for_the_socket)
             for _ in range(admin_socket._MAX_CLIENTS + 1):  # each gives its place back
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-                    asker.connect("\0" + name)
-                    await until(functools.partial(_is_cut, asker))
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                    client.connect("\0" + name)
+                    await until(functools.partial(_is_cut, client))
         reported = await ask(name, ASK)
 
         assert reported[-1] == {"end": True}
         assert caplog.text.count("admin_client_failed") == admin_socket._MAX_CLIENTS + 1
 
 
-def _is_cut(asker: socket.socket) -> bool:
+def _is_cut(client: socket.socket) -> bool:
     try:
-        return asker.recv(1, socket.MSG_DONTWAIT) == b""
+        return client.recv(1, socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
         return False
 
@@ -222,8 +222,8 @@ async def test_a_closed_admin_socket_leaves_no_connection_open(num_turns: int) -
     name = socket_name("127.0.0.1", 0) + secrets.token_hex(8)
     keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(FakeCluster("PD").control.registry)))
     await until(lambda: _accepts(name))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-        asker.connect("\0" + name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect("\0" + name)
         for _ in range(num_turns):
             await asyncio.sleep(0)
         keeping.cancel()
@@ -231,18 +231,18 @@ async def test_a_closed_admin_socket_leaves_no_connection_open(num_turns: int) -
         for _ in range(8):  # a connection accepted at the last moment is set up and closed in turns of the loop
             await asyncio.sleep(0)
 
-        asker.settimeout(2)
-        assert _was_cut(asker)
+        client.settimeout(2)
+        assert _was_cut(client)
 
 
 def _accepts(name: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-        return asker.connect_ex("\0" + name) == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex("\0" + name) == 0
 
 
-def _was_cut(asker: socket.socket) -> bool:
+def _was_cut(client: socket.socket) -> bool:
     try:
-        return asker.recv(1) == b""
+        return client.recv(1) == b""
     except ConnectionResetError:
         return True
 

@@ -20,7 +20,7 @@ class _Room:
     def __init__(self, room: int) -> None:
         self.room = room
         self.largest = 1000
-        self.asked_for_staying = False
+        self.requested_prefill_only = False
         self.tried: list[str] = []
         self.granted: list[str] = []
         self.released: list[str] = []
@@ -29,7 +29,7 @@ class _Room:
         pass
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        self.asked_for_staying = prefill_only
+        self.requested_prefill_only = prefill_only
         return self.room > 0
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Any:
@@ -265,7 +265,7 @@ async def test_room_for_vectors_is_requested_while_one_waits() -> None:
 
     def room_requested() -> bool:
         admission.pump()
-        return room.asked_for_staying
+        return room.requested_prefill_only
 
     admission.enter(waiting("a"))
     assert not room_requested()

@@ -145,16 +145,16 @@ async def test_prefill_bounds_its_finished_kv_and_continues_when_it_is_gone() ->
     async with cluster.serving():
         prefill = cluster.instances[0]
         prefill.behaviour.send_s = 2.0
-        most, readers = 0, []
+        peak, readers = 0, []
         for _ in range(30):
             readers.append(asyncio.create_task(collect(cluster.control.dispatch, request(FIVE_BLOCKS))))
         while not all(reader.done() for reader in readers):
-            most = max(most, sum(prompt.blocks for prompt in prefill.prompts.values() if prompt.stage == "sending"))
+            peak = max(peak, sum(prompt.blocks for prompt in prefill.prompts.values() if prompt.stage == "sending"))
             assert prefill.blocks_used <= 64
             await asyncio.sleep(0.01)
 
         assert all(reader.result().finishes for reader in readers)
-        assert 32 <= most <= 45  # half the pool, and the two prompts in progress when it was reached
+        assert 32 <= peak <= 45  # half the pool, and the two prompts in progress when it was reached
 
 
 @virtual

@@ -20,8 +20,8 @@ async def test_every_request_ends_once_whatever_the_instances_do(seed: int) -> N
         readers: list[tuple[tuple[int, ...], asyncio.Task[list[int] | None]]] = []
         for _ in range(300):
             prompt = tuple(rng.randrange(100) for _ in range(rng.randrange(1, 200)))
-            asking = ask(cluster, prompt, rng.randrange(1, 60), leave=rng.random() < 0.3)
-            readers.append((prompt, asyncio.create_task(asking)))
+            pending = ask(cluster, prompt, rng.randrange(1, 60), leave=rng.random() < 0.3)
+            readers.append((prompt, asyncio.create_task(pending)))
             await asyncio.sleep(rng.random() * 0.3)
         await asyncio.wait([reader for _, reader in readers])
         await breaking

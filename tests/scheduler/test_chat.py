@@ -148,9 +148,9 @@ async def test_unknown_fields_are_ignored_and_neutral_values_pass(serve: Any) ->
 
 
 async def test_default_max_tokens_is_what_model_and_pool_hold(serve: Any) -> None:
-    async with serve(most=40) as served:
-        for most in (None, 50):
-            body = {"model": served.model, "messages": HELLO, "max_tokens": most}
+    async with serve(maximum=40) as served:
+        for maximum in (None, 50):
+            body = {"model": served.model, "messages": HELLO, "max_tokens": maximum}
             await served.client.post("/v1/chat/completions", json=body)
     async with serve() as unbounded:
         await unbounded.client.post("/v1/chat/completions", json={"model": unbounded.model, "messages": HELLO})

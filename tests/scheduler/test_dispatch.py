@@ -136,13 +136,13 @@ async def test_a_key_is_charged_for_the_output_of_its_requests() -> None:
 async def test_a_prefill_instance_never_queues_more_than_its_next_step() -> None:
     async with FakeCluster("PD", num_blocks=1000).serving() as cluster:
         readers = [asyncio.create_task(collect(cluster.control.dispatch, request(LONG))) for _ in range(8)]
-        most = 0
+        peak = 0
         while not all(reader.done() for reader in readers):
             waiting = [p for p in cluster.instances[0].prompts.values() if p.stage == "waiting"]
-            most = max(most, len(waiting))
+            peak = max(peak, len(waiting))
             await asyncio.sleep(0.001)
 
-        assert most == 2
+        assert peak == 2
         assert all(reader.result().tokens[0, 0] == expected(LONG, 4) for reader in readers)
 
 

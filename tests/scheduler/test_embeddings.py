@@ -219,10 +219,10 @@ async def test_a_client_that_disconnects_cancels_its_request(serve: Any) -> None
     async with serve() as served:
         served.dispatcher.hold_after = 1
         body = {"model": served.model, "input": [[1], [2], [3]]}
-        asking = asyncio.create_task(served.client.post(URL, json=body))
+        pending = asyncio.create_task(served.client.post(URL, json=body))
         await asyncio.wait_for(served.dispatcher.held.wait(), 10)
-        asking.cancel()
-        await asyncio.wait({asking}, timeout=10)
+        pending.cancel()
+        await asyncio.wait({pending}, timeout=10)
 
         await asyncio.wait_for(served.dispatcher.closed.wait(), 10)
         assert served.dispatcher.endings == ["cancelled"]

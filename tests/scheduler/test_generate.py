@@ -156,10 +156,10 @@ async def test_an_error_before_the_first_text_is_an_http_status(serve: Any) -> N
 async def test_a_client_that_disconnects_cancels_its_request(serve: Any, stream: bool) -> None:
     async with serve("hello world", **OLD) as served:
         served.dispatcher.hold_after = 1
-        asking = asyncio.create_task(served.client.post("/generate", json={"prompt": "hello", "stream": stream}))
+        pending = asyncio.create_task(served.client.post("/generate", json={"prompt": "hello", "stream": stream}))
         await asyncio.wait_for(served.dispatcher.held.wait(), 10)
-        asking.cancel()
-        await asyncio.wait({asking}, timeout=10)
+        pending.cancel()
+        await asyncio.wait({pending}, timeout=10)
 
         await asyncio.wait_for(served.dispatcher.closed.wait(), 10)
         assert served.dispatcher.endings == ["cancelled"]

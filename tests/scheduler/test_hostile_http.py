@@ -93,8 +93,8 @@ async def test_no_route_accepts_a_form(serve: Serve, kind: str) -> None:
         }
         assert await door.is_well()
 
-    takes_bodies = {route.path for route in routes if route.methods == "POST"}
-    assert {path for path, status in answers.items() if status == 415} == takes_bodies
+    body_paths = {route.path for route in routes if route.methods == "POST"}
+    assert {path for path, status in answers.items() if status == 415} == body_paths
     assert set(answers.values()) <= {405, 415, 200}
 
 

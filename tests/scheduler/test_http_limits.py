@@ -115,11 +115,11 @@ async def _connected(app: App) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
         await serving
 
 
-async def _write_until_cut(writer: asyncio.StreamWriter, part: bytes, most: int) -> int:
-    """Return how many bytes were written before the connection broke; at most `most`."""
+async def _write_until_cut(writer: asyncio.StreamWriter, part: bytes, maximum: int) -> int:
+    """Return how many bytes were written before the connection broke; at most `maximum`."""
     written = 0
     with suppress(ConnectionError):
-        while written < most:
+        while written < maximum:
             writer.write(part)
             await writer.drain()
             written += len(part)

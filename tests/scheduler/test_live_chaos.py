@@ -74,8 +74,8 @@ async def test_instances_that_break_meanwhile_leave_nothing_behind_either(seed: 
         readers = []
         for _ in range(NUM_REQUESTS):
             prompt = tuple(rng.randrange(100) for _ in range(rng.randrange(1, 200)))
-            asking = ask(cluster, prompt, rng.randrange(1, 60), leave=rng.random() < 0.3)
-            readers.append((prompt, asyncio.create_task(asking)))
+            pending = ask(cluster, prompt, rng.randrange(1, 60), leave=rng.random() < 0.3)
+            readers.append((prompt, asyncio.create_task(pending)))
             await asyncio.sleep(rng.random() * 0.3)
         await asyncio.gather(changing, breaking, *(reader for _, reader in readers))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.load_client import ask_all, status_of
+from tests.scheduler.load_client import request_all, status_of
 from tests.scheduler.load_cluster import HOST, Serving, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
@@ -18,7 +18,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog " * 5
 async def _load(scheduler: Serving, body: dict[str, object], **load: int | str) -> Counter[str]:
     """Send more requests than the queue holds; return the counts of outcomes. The limits are documented promises."""
     before_mib = scheduler.memory_mib()
-    endings = await ask_all(scheduler.port, body=body, **load)  # type: ignore[arg-type]
+    endings = await request_all(scheduler.port, body=body, **load)  # type: ignore[arg-type]
     await _wait_small(scheduler, before_mib + 100)
 
     assert set(endings) <= {"200", "429"}, endings
@@ -40,9 +40,9 @@ async def test_one_key_flooding_the_queue_blocks_no_other(model_folder: Path, tm
     body: dict[str, object] = {"model": str(model_folder), "prompt": PROMPT, "max_tokens": 3}
     flags = ("--max-queued-requests", "50", "--api-key", "busy", "--api-key", "quiet")
     async with serving(tmp_path, model_folder, *flags) as scheduler:
-        await ask_all(scheduler.port, num_requests=4, num_connections=2, body=body, key="quiet")
+        await request_all(scheduler.port, num_requests=4, num_connections=2, body=body, key="quiet")
         busy = asyncio.create_task(_load(scheduler, body, num_requests=500, num_connections=200, key="busy"))
-        quiet = await ask_all(scheduler.port, num_requests=10, num_connections=1, body=body, key="quiet")
+        quiet = await request_all(scheduler.port, num_requests=10, num_connections=1, body=body, key="quiet")
 
         assert quiet == {"200": 10}
         assert (await busy)["200"] >= 25
@@ -52,7 +52,7 @@ async def test_one_key_flooding_the_queue_blocks_no_other(model_folder: Path, tm
 async def test_ten_thousand_requests_over_two_thousand_connections(model_folder: Path, tmp_path: Path) -> None:
     body: dict[str, object] = {"model": str(model_folder), "prompt": PROMPT, "max_tokens": 3}
     async with serving(tmp_path, model_folder, "--max-queued-requests", "500") as scheduler:
-        await ask_all(scheduler.port, num_requests=4, num_connections=2, body=body)
+        await request_all(scheduler.port, num_requests=4, num_connections=2, body=body)
         endings = await _load(scheduler, body, num_requests=10_000, num_connections=2_000)
 
     assert endings["200"] >= 500

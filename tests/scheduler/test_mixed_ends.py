@@ -40,11 +40,11 @@ async def test_every_gauge_is_zero_once_all_requests_have_ended(
         await until(cluster.control.ready)
         clients, before = Clients(cluster, tokens, rng, 0.2 if seed % 2 else None), _tasks()
         breaking = asyncio.create_task(break_things(cluster, rng))
-        asking = []
+        requests = []
         for _ in range(NUM_REQUESTS):
-            asking.append(asyncio.create_task(clients.ask()))
+            requests.append(asyncio.create_task(clients.ask()))
             await asyncio.sleep(0.0 if rng.random() < 0.95 else 3.0 * rng.random())  # in bursts, longer than the queue
-        await asyncio.gather(*asking)
+        await asyncio.gather(*requests)
         await breaking
         await until(lambda: not cluster.control.registry.missing(), timeout_s=60.0)
         await until(lambda: not left_behind(cluster), timeout_s=60.0)
@@ -67,11 +67,11 @@ async def test_requests_ended_by_a_shutdown_leave_nothing_behind_either(tokens: 
         "PPDDC", limits=LIMITS, vocab_size=300, max_model_len=512, num_blocks=30
     ).serving() as cluster:
         clients = Clients(cluster, tokens, rng)
-        asking = [asyncio.create_task(clients.ask()) for _ in range(60)]
+        requests = [asyncio.create_task(clients.ask()) for _ in range(60)]
         await until(lambda: cluster.control.dispatch.ledger.received > 8)
         await asyncio.sleep(0.02)
         await cluster.control.dispatch.close(0.0)
-        await asyncio.gather(*asking)
+        await asyncio.gather(*requests)
 
         await until(lambda: not left_behind(cluster))
         assert cluster.control.dispatch.ledger.cancelled > 0

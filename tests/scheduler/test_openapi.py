@@ -37,7 +37,11 @@ async def test_the_description_is_valid_and_names_every_open_route(serve: Any) -
 
 def test_the_api_description_says_if_keys_are_needed() -> None:
     options = SchedulerOptions(root_path="/llm")
-    for keyed, protect, asking in ((False, False, ()), (True, False, ("/load",)), (True, True, ("/load", "/metrics"))):
+    for keyed, protect, expected in (
+        (False, False, ()),
+        (True, False, ("/load",)),
+        (True, True, ("/load", "/metrics")),
+    ):
         (front,) = [
             route for route in open_routes(replace(options, protect_metrics=protect), keyed=keyed)
             if route.path == "/openapi.json"
@@ -50,7 +54,7 @@ def test_the_api_description_says_if_keys_are_needed() -> None:
             path for path in ("/health", "/metrics", "/load")
             if document["paths"][path]["get"].get("security", document.get("security", []))
         }  # fmt: skip
-        assert fields == set(asking)
+        assert fields == set(expected)
 
 
 async def _body(route: Route) -> Any:

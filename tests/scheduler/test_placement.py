@@ -181,19 +181,19 @@ def test_the_most_output_a_pool_holds_fits_and_one_more_does_not(
 ) -> None:
     loads = [decode(0, block_size=block_size, blocks_total=blocks), prefill(1, blocks_total=10**6)]
 
-    most = max_output(loads, num_tokens, n)
-    assert most is not None
-    assert most == 1 or loads[0].blocks_for_all(PromptFacts(num_tokens, most, n)) <= blocks
-    assert loads[0].blocks_for_all(PromptFacts(num_tokens, most + 1, n)) > blocks
+    maximum = max_output(loads, num_tokens, n)
+    assert maximum is not None
+    assert maximum == 1 or loads[0].blocks_for_all(PromptFacts(num_tokens, maximum, n)) <= blocks
+    assert loads[0].blocks_for_all(PromptFacts(num_tokens, maximum + 1, n)) > blocks
 
 
 def test_the_most_output_is_that_of_pools_a_prompt_can_reach() -> None:
     unlinked = prefill(0, no_transport_to={2: "no KV transport in common"})
     ends = [decode(1), decode(2, blocks_total=1000, blocks_free=1000)]
 
-    most = max_output([unlinked, *ends], 100, 1)
-    assert most == max_output([unlinked, ends[0]], 100, 1) == 1501
-    assert pair(unlinked, *ends, max_tokens=most) == (0, 1)
+    maximum = max_output([unlinked, *ends], 100, 1)
+    assert maximum == max_output([unlinked, ends[0]], 100, 1) == 1501
+    assert pair(unlinked, *ends, max_tokens=maximum) == (0, 1)
     assert max_output([unlinked, *ends, prefill(3)], 100, 1) == 15901
     assert max_output([unlinked, *ends, load(4, Role.COMBINED, blocks_total=200)], 100, 1) == 3101
 
@@ -207,10 +207,10 @@ def test_the_most_output_is_that_of_pairs_that_can_start_the_prompt() -> None:
     )
     loads = [small, unlinked, large, end]
 
-    most = max_output(loads, 500, 1)
+    maximum = max_output(loads, 500, 1)
 
-    assert most == max_output([unlinked, end], 500, 1)
-    assert pair(*loads, num_tokens=500, max_tokens=most) == (1, 3)
+    assert maximum == max_output([unlinked, end], 500, 1)
+    assert pair(*loads, num_tokens=500, max_tokens=maximum) == (1, 3)
     narrow = decode(4, blocks_total=1000, max_num_seqs=1)
     assert max_output([unlinked, end, narrow], 100, 2) == max_output([unlinked, end], 100, 2)
 

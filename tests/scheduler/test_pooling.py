@@ -42,11 +42,11 @@ async def test_a_prompt_whose_instance_dies_is_answered_by_another() -> None:
     async with FakeCluster("PPD").serving() as cluster:
         first = cluster.instances[0]
         first.get_stuck()
-        asking = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        pending = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
         await until(lambda: bool(first.prompts))
         cluster.kill(0)
 
-        assert await asking == [fake_vector((1, 2, 3))]
+        assert await pending == [fake_vector((1, 2, 3))]
         assert cluster.control.dispatch.ledger.retried_prompts == 1
 
 
@@ -70,11 +70,11 @@ async def test_only_vectors_are_served_without_a_decode_instance() -> None:
 async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].get_stuck()
-        asking = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        pending = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
         await until(lambda: bool(cluster.instances[0].prompts))
-        asking.cancel()
+        pending.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await pending
 
         await until(lambda: not cluster.instances[0].prompts)
 

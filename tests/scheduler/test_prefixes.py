@@ -80,12 +80,12 @@ def chains(draw: st.DrawFn) -> Chain:
 
 @settings(max_examples=200)
 @given(st.integers(0, 12), st.lists(chains(), max_size=12), chains())
-def test_the_known_prefix_is_the_chain_from_its_first_hash(most: int, noted: list[Chain], requested: Chain) -> None:
-    it = Prefixes(most * DIGEST_TOKENS)
+def test_the_known_prefix_is_the_chain_from_its_first_hash(maximum: int, noted: list[Chain], requested: Chain) -> None:
+    it = Prefixes(maximum * DIGEST_TOKENS)
     for chain in noted:
         it.note(chain)
 
     known = [digest in it._known for digest in requested]
     assert known == sorted(known, reverse=True), "a digest is known without the ones before it"
     assert it.tokens_known(requested) == 64 * sum(known)
-    assert len(it) == min(max(1, most), len({digest for chain in noted for digest in chain}))
+    assert len(it) == min(max(1, maximum), len({digest for chain in noted for digest in chain}))

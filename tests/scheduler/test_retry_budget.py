@@ -132,13 +132,13 @@ async def test_a_fault_of_many_requests_is_retried_at_once_if_room(has_room: boo
         readers = [asyncio.create_task(collect(dispatch, request(prompt))) for prompt in prompts]
         await until(lambda: all(len(instance.prompts) == 10 for instance in cluster.instances[:2]))
         cluster.kill(0)
-        most = 0
+        peak = 0
         while not all(reader.done() for reader in readers):
-            most = max(most, cluster.control.view().retries.under_way)
+            peak = max(peak, cluster.control.view().retries.under_way)
             await asyncio.sleep(0.001)
 
         assert [reader.result().tokens[0, 0] for reader in readers] == [expected(prompt, 4) for prompt in prompts]
-        assert most == at_once
+        assert peak == at_once
         ledger, view = dispatch.ledger, cluster.control.view()
         assert (ledger.retried_prompts, ledger.completed) == (10, 20)
         assert (view.ledger.delayed_retries > 0) is not has_room

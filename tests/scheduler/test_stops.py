@@ -10,7 +10,7 @@ _STOPS = st.lists(st.text("ab你", min_size=1, max_size=4), min_size=1, max_size
 
 
 def _oracle(text: str, stops: list[str], *, include: bool) -> tuple[str, str | None]:
-    """Read a character at a time; the first stop that is complete wins, the longer of two."""
+    """Read one character at a time; the first complete stop wins, or the longest of those that end together."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

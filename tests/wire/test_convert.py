@@ -235,18 +235,18 @@ def test_beam_search_refuses_incompatible_parameters(field: str, value: object) 
 
 
 @pytest.mark.parametrize(
-    ("field", "entry", "most"),
+    ("field", "entry", "maximum"),
     [
         ("stop_token_ids", 3, 1024), ("bad_words", (3,), 1024), ("logit_bias", (3, 1.0), 300_000),
         ("allowed_token_ids", 3, 300_000),
     ],
 )  # fmt: skip
-def test_a_list_that_is_too_long_is_refused_with_its_length(field: str, entry: Any, most: int) -> None:
-    fitting: Any = {field: (entry,) * most}
-    long: Any = {field: (entry,) * (most + 1)}
+def test_a_list_that_is_too_long_is_refused_with_its_length(field: str, entry: Any, maximum: int) -> None:
+    fitting: Any = {field: (entry,) * maximum}
+    long: Any = {field: (entry,) * (maximum + 1)}
 
     check_params(SamplingParams(5, **fitting))
-    with pytest.raises(InvalidRequest, match=rf"{field} has {most + 1} entries, at most {most} are") as caught:
+    with pytest.raises(InvalidRequest, match=rf"{field} has {maximum + 1} entries, at most {maximum} are") as caught:
         check_params(SamplingParams(5, **long))
 
     assert caught.value.param == field

@@ -7,7 +7,7 @@ class EventReader:
     """Returns the data of each event once it is complete. Owns the incomplete one."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._rest, self._most = b"", max_bytes
+        self._rest, self._max_bytes = b"", max_bytes
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -23,6 +23,6 @@ class EventReader:
             elif line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
         held = len(self._rest) + sum(map(len, self._data))
-        if held > self._most:
-            raise ValueError(f"an event of more than {self._most:,} bytes")
+        if held > self._max_bytes:
+            raise ValueError(f"an event of more than {self._max_bytes:,} bytes")
         return events

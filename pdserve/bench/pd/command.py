@@ -57,9 +57,11 @@ def chosen(request: PdRequest) -> tuple[Load, ...]:
     if not loads:
         raise ConfigError(f"--only {' '.join(options.only)} matches none of: {'; '.join(load.name for load in every)}")
     longest = max(load.longest for load in loads)
-    most = _max_len(request)
-    if longest > most:
-        raise ConfigError(f"the longest request has {longest} tokens, but {request.model} supports {most}: try --quick")
+    maximum = _max_len(request)
+    if longest > maximum:
+        raise ConfigError(
+            f"the longest request has {longest} tokens, but {request.model} supports {maximum}: try --quick"
+        )
     return loads
 
 
@@ -83,9 +85,9 @@ def _contestants(request: PdRequest, work: Path) -> Iterator[ServerContestant]:
     yield our_pair(work, request.flags, request.device)
     yield our_colocated(request.flags, request.cores, request.device)
     if request.options.vllm:
-        most = min(_MAX_LEN, _max_len(request))
+        maximum = min(_MAX_LEN, _max_len(request))
         for pair in (True, False):
-            yield vllm(request.options.vllm, request.model, request.dtype, most, request.cores, pair=pair)
+            yield vllm(request.options.vllm, request.model, request.dtype, maximum, request.cores, pair=pair)
 
 
 async def _measure(

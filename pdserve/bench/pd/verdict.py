@@ -66,11 +66,11 @@ def _busy_text(one: BenchOutcome) -> str:
     assert one.use is not None
     ordered = sorted(one.use.busy.items(), key=lambda pair: -pair[1])
     text = ", ".join(f"{name} {share:.0%} busy" for name, share in ordered)
-    (most, high), (least, low) = ordered[0], ordered[-1]
+    (busiest, high), (idlest, low) = ordered[0], ordered[-1]
     if high - low >= _APART and high >= _SATURATED:
-        return f"{text}: {most} was the limit, {(1 - low):.0%} of {least}'s time was idle"
+        return f"{text}: {busiest} was the limit, {(1 - low):.0%} of {idlest}'s time was idle"
     if high - low >= _APART:
-        return f"{text}: {most} did more of the work, and neither was the limit"
+        return f"{text}: {busiest} did more of the work, and neither was the limit"
     if low >= _SATURATED:
         return f"{text}: both were at their limit"
     return f"{text}: neither was the limit"

@@ -122,17 +122,17 @@ async def test_a_permanent_403_fails_at_once_in_the_servers_words(small: Path) -
 
 
 @pytest.mark.parametrize("reads", [0, 100_000], ids=["before the body", "within the body"])
-@pytest.mark.parametrize("asks_first", [True, False])
-async def test_an_early_403_is_read_even_if_the_body_is_not(big: Path, reads: int, asks_first: bool) -> None:
+@pytest.mark.parametrize("expects_continue", [True, False])
+async def test_an_early_403_is_read_even_if_the_body_is_not(big: Path, reads: int, expects_continue: bool) -> None:
     async def refuse(request: Request) -> None:
-        if reads and asks_first:
+        if reads and expects_continue:
             await request.say(b"HTTP/1.1 100 Continue\r\n\r\n")
         await request.read_body(reads)
         await request.say(answer("403 Forbidden", DENIED))
         while await request.reader.read(len(BIG)):
             pass  # until the other end closes: closing first might lose the answer
 
-    limits = LIMITS if asks_first else replace(LIMITS, expect_from_bytes=len(BIG) + 1)
+    limits = LIMITS if expects_continue else replace(LIMITS, expect_from_bytes=len(BIG) + 1)
     words, requests = await _refusal(refuse, big, limits)
 
     assert "the server answered 403 Forbidden: AccessDenied: Request has expired" in words

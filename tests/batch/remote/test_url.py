@@ -124,7 +124,9 @@ def test_str_repr_and_format_hide_the_query() -> None:
 
 
 def test_a_url_signed_for_a_header_not_sent_is_refused_first() -> None:
-    with pytest.raises(ConfigError, match=r"not sent \(content-type\): sign the URL for host alone") as caught:
+    with pytest.raises(
+        ConfigError, match=r"not sent \(content-type\): sign the URL for the host header only"
+    ) as caught:
         RemoteUrl.parse(SIGNED_4.replace("SignedHeaders=host", "SignedHeaders=content-type%3Bhost"))
 
     assert "secret" not in str(caught.value)

@@ -100,11 +100,11 @@ def test_a_scrape_at_the_end_gets_the_batchs_metrics(capfd: pytest.CaptureFixtur
     async def send() -> "Future[tuple[int, str]]":
         engine = Busy()
         async with serve_metrics("127.0.0.1", 0, lambda: PROGRESS, engine) as port:
-            asking = asker.submit(fetch, port)
+            pending = pool.submit(fetch, port)
             await engine.requested.wait()
-        return asking
+        return pending
 
-    with ThreadPoolExecutor(1) as asker:
+    with ThreadPoolExecutor(1) as pool:
         status, page = asyncio.run(send()).result(300)
 
     assert (status, "pdserve_batch_file_lines 10.0\n" in page) == (200, True)

@@ -45,11 +45,11 @@ def test_each_request_is_sent_when_it_is_due(due_ms: list[int]) -> None:
 
 
 def test_no_more_requests_are_in_flight_than_the_limit() -> None:
-    under_way, most = set[int](), [0]
+    under_way, peak = set[int](), [0]
 
     async def send(number: int, request: LoadRequest, due_s: float) -> Timeline:
         under_way.add(number)
-        most.append(len(under_way))
+        peak.append(len(under_way))
         for _ in range(3):
             await asyncio.sleep(0)
         under_way.remove(number)
@@ -58,7 +58,7 @@ def test_no_more_requests_are_in_flight_than_the_limit() -> None:
     record, time = LoadRecord(12), Time()
     asyncio.run(drive([ASK] * 12, [0.0] * 12, send, record, clock=time, max_concurrency=4))
 
-    assert max(most) == 4
+    assert max(peak) == 4
     assert len(record.lines) == 12
 
 

@@ -10,19 +10,19 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_results_keep_their_order_within_the_concurrency_limit() -> None:
-    running, most = 0, 0
+    running, peak = 0, 0
 
     async def work(thing: int) -> int:
-        nonlocal running, most
+        nonlocal running, peak
         running += 1
-        most = max(most, running)
+        peak = max(peak, running)
         for _ in range(thing % 3):
             await asyncio.sleep(0)
         running -= 1
         return thing * 10
 
     assert await bounded(range(20), work, 4) == [thing * 10 for thing in range(20)]
-    assert most == 4
+    assert peak == 4
     assert await bounded([], work, 4) == []
 
 

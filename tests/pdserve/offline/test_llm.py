@@ -407,11 +407,11 @@ class Counting:
     """An `Answerer` that forwards to another and counts the requests at once."""
 
     def __init__(self, inner: BatchBackend) -> None:
-        self._inner, self._now, self.most = inner, 0, 0
+        self._inner, self._now, self.peak = inner, 0, 0
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS) -> Answer:
         self._now += 1
-        self.most = max(self.most, self._now)
+        self.peak = max(self.peak, self._now)
         try:
             return await self._inner.send(method, path, body, headers)
         finally:
@@ -425,7 +425,7 @@ def test_no_more_than_max_in_flight_requests_run(model: Path) -> None:
         prompts = [[3 + number % 300] * (1 + number % 5) for number in range(500)]
         outputs = llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
 
-    assert counting.most == 7
+    assert counting.peak == 7
     assert [output.prompt_token_ids for output in outputs] == prompts
 
 

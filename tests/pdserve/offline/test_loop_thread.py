@@ -104,14 +104,14 @@ def test_a_waiter_gets_the_closing_error_between_cancel_and_close(end: str) -> N
         except Unavailable as error:
             errors.append(str(error))
 
-    asker = threading.Thread(target=ask)
-    asker.start()
+    caller = threading.Thread(target=ask)
+    caller.start()
     assert begun.wait(WAIT_S)
     if end == "close":
         thread.close()
     else:
         thread.run(_lose(place))
-    asker.join(WAIT_S)
+    caller.join(WAIT_S)
 
     assert place.events == ["open", "cancelled", "closed"]
     assert errors == ["this LLM was closed meanwhile" if end == "close" else "the engine died"]
