@@ -4,8 +4,8 @@
     receiver  reads it into its own staging memory, digests it while copying into the slots
 
 The engine (mooncake_engine.py) can also write to registered memory, and it listens on all interfaces: so only staging
-memory is ever registered, never a pool; for a pool in host memory it is used only if `--kv-transport` names it, and it
-is started by the first proven link, not before (docs/ports.md).
+memory is ever registered, never a pool; it is used only if `--kv-transport` names it, and it is started by the first
+proven link, not before (docs/ports.md).
 The same class of the package transfers host memory over TCP or RDMA, and device staging memory over HCCS or RoCE on
 Ascend, depending on a trait of the pool's device. Never run over RDMA or on Ascend by us.
 """
@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 
-from devices.table import traits_of
 from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
 from kvtransfer.hello import Hello
@@ -44,7 +43,7 @@ class MooncakeTransport:
     """Implements transport.Transport. All links of this process at one address share one engine."""
 
     traits = TransportTraits(
-        "mooncake", by_default=lambda device: not traits_of(device).pools_on_host,
+        "mooncake", by_default=lambda _: False,
         through_host=lambda device: read_method_of(device).on_host, same="one_sided", measured_first=True,
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from devices import table
 from devices.collectives import COLLECTIVES, Collective
 from instance.rank_process import main
-from kvtransfer import mooncake
 from tests.devices.stream import STREAM, StreamKind, stream_collective
 from tests.kvtransfer.nccl_notes import Notes
 from tests.kvtransfer.nccl_rules import NcclRules
@@ -21,11 +20,6 @@ COLLECTIVE, FAULT, CAPTURE_FAULT = "STREAM_COLLECTIVE", "STREAM_FAULT", "STREAM_
 NOTES = "STREAM_NCCL_NOTES"
 """Environment variables: nccl or hccl, "number of a sum,signal", "number of a capture,sums before,words", and the
 folder of NCCL's rules."""
-
-
-def lacking_here(package: str) -> str:
-    """Return why mooncake, where it is installed, carries nothing: it would be measured against the stand-in."""
-    return f"{package} is not part of this test"
 
 
 def nccl_collective(rules: NcclRules) -> Collective:
@@ -38,7 +32,6 @@ if __name__ == "__main__":
     table.KINDS["fake"] = StreamKind(name)
     COLLECTIVES[name] = stream_collective(name)
     if NOTES in os.environ:
-        setattr(mooncake, "lacking", lacking_here)  # noqa: B010  mypy refuses an assignment
         COLLECTIVES["nccl"] = nccl_collective(NcclRules(Notes(Path(os.environ[NOTES]))))
     if FAULT in os.environ:
         at, signal_number = map(int, os.environ[FAULT].split(","))

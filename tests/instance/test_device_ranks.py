@@ -21,7 +21,7 @@ from security.secret import Secret
 from security.trust import Trust
 from tests.devices.fake_device import VISIBLE, CardKind, FakeKind
 from tests.devices.stream import STREAM, StreamKind, stream_collective
-from tests.devices.stream_rank import COLLECTIVE, NOTES, PROGRAM, lacking_here, nccl_collective
+from tests.devices.stream_rank import COLLECTIVE, NOTES, PROGRAM, nccl_collective
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.device_pair import (
     NUM_TOKENS,
@@ -110,7 +110,6 @@ def nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[NcclRules]
     use_streams("nccl", monkeypatch)
     monkeypatch.setitem(COLLECTIVES, "nccl", nccl_collective(rules))
     monkeypatch.setenv(NOTES, str(tmp_path))
-    monkeypatch.setattr("kvtransfer.mooncake.lacking", lacking_here)
     yield rules
     assert notes.broken() == []
     until(lambda: not group_threads())

@@ -26,8 +26,8 @@ def test_transports_are_tried_best_first_whatever_the_typed_order(pool: Pool) ->
 def test_none_named_means_the_default_ones(pool: Pool) -> None:
     assert [transport.traits.name for transport in make_transports((), pool)] == ["shm", "tcp"]
     assert default_names("cpu") == ("cuda_ipc", "shm", "tcp")  # the first has no use for a pool of host memory
-    assert default_names("npu:0") == ("cuda_ipc", "shm", "mooncake", "process_group", "tcp")
-    assert default_names("cuda:1") == ("cuda_ipc", "shm", "mooncake", "process_group", "tcp")
+    assert default_names("npu:0") == ("cuda_ipc", "shm", "process_group", "tcp")
+    assert default_names("cuda:1") == ("cuda_ipc", "shm", "process_group", "tcp")  # mooncake listens on all interfaces
     assert [name for name, traits in TRAITS.items() if traits.measured_first] == ["mooncake"]
 
 
