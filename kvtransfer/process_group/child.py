@@ -25,7 +25,7 @@ from kvtransfer.frame import MessageType
 from kvtransfer.process_group.child_messages import PLACE, GroupMessage, GroupSetup
 from kvtransfer.process_group.exchange import SetupExchange
 from kvtransfer.process_group.issue import IssueQueue
-from native.ticker import run_time
+from native.ticker import run_time, start_ticker
 from processes.child_limits import end_with
 from processes.rank_channel import Channel, ChannelClosed
 from processes.rank_payloads import from_json
@@ -133,6 +133,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve one group until the channel closes; return the exit status."""
     channel = Channel(socket.socket(fileno=int(argv[0])), GroupMessage)
     end_with(int(argv[1]))  # the group's thread there, which outlives this process
+    start_ticker()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:

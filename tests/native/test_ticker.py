@@ -1,13 +1,17 @@
 """Both tickers count the time that their process was kept from running, and never more than passed."""
 
+import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -130,3 +134,40 @@ def test_native_ticks_need_no_gil() -> None:
     finally:
         sys.setswitchinterval(before_interval)
         ticker.stop()
+
+
+class _Started(Exception):
+    """Raised instead of starting a ticker."""
+
+
+_PROCESSES: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
+    "scheduler.process": (lambda module: module.run(None, None, SimpleNamespace(warn=lambda: None)), ()),
+    "instance.process": (lambda module: module.run(SimpleNamespace(cores=())), ()),
+    "engine.ranks.process": (
+        lambda module: module._run(None, SimpleNamespace(cores=(), num_threads=1), None, contextlib.ExitStack()),
+        ("prepare_torch",),
+    ),
+    "pdserve.serve": (lambda module: module.main(["--engine", "fake", "--port", "0"]), ("run",)),
+    "pdserve.bench.pd.colocated": (
+        lambda module: module._serve(["127.0.0.1:1"], ["--model", "/m", "--served-model-name", "m"]),
+        ("die_with_parent", "run"),
+    ),
+    "kvtransfer.process_group.child": (
+        lambda module: module.main(["-1", "0"]), ("socket", "Channel", "end_with", "signal"),
+    ),
+}  # fmt: skip
+"""The processes whose limits count the time in which they could run: how each starts, and what this test leaves out."""
+
+
+@pytest.mark.parametrize("module_name", _PROCESSES)
+def test_every_process_starts_its_ticker_before_it_serves(module_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started() -> Ticker:
+        raise _Started
+
+    module, (start_process, left_out) = importlib.import_module(module_name), _PROCESSES[module_name]
+    monkeypatch.setattr(module, "start_ticker", started)
+    for name in left_out:
+        monkeypatch.setattr(module, name, MagicMock())
+
+    with pytest.raises(_Started):
+        start_process(module)
