@@ -6,6 +6,7 @@
 Nothing here imports torch: a process whose pools are host memory never loads it for this.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -95,3 +96,12 @@ def region_of(memory: PoolMemory) -> Region:
     if device is None:
         return Region(memory.buffer)
     return DeviceRegion(device.tensor, ready=device.ready)
+
+
+def scratch_of(memory: PoolMemory, num_bytes: int) -> Region:
+    """Return memory of the pool's kind for bytes that nobody reads; host memory if the device is full."""
+    device = device_memory(memory)
+    if device is not None:
+        with contextlib.suppress(RuntimeError):  # torch's OutOfMemoryError is one
+            return DeviceRegion(device.tensor.new_empty(num_bytes))
+    return Region(bytearray(num_bytes))

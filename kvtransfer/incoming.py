@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from kvtransfer.digest import Region
 from kvtransfer.frame import Frame, MessageType, Refuse, Signal, WireError, decode
 from kvtransfer.handshake import answer
 from kvtransfer.hello import Hello
@@ -31,12 +32,13 @@ class Incoming:
     def __init__(
         self, number: int, stream: Stream, table: TicketTable, *, choose: Callable[[Hello], Transport],
         timeouts: Timeouts, trust: Trust, digests: bool, ended: Callable[[int], None], refusals: CappedLog,
+        make_scratch: Callable[[int], Region],
     ) -> None:  # fmt: skip
         self._number, self._stream, self._table = number, stream, table
         self._choose, self._timeouts, self._digests, self._ended = choose, timeouts, digests, ended
         self._trust, self._refusals = trust, refusals
         self._inlet: Inlet | None = None
-        self._probed = Probed(stream)
+        self._probed = Probed(stream, make_scratch)
         self.thread = threading.Thread(target=self._run, name=f"kv-in-{number}", daemon=True)
 
     def answer(self, data: bytes) -> None:

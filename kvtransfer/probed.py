@@ -1,5 +1,6 @@
 """The receiver's half of a measurement: answers PING at once, and reads probe payloads into scratch memory."""
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 from kvtransfer.digest import Region, RegionRuns, StopFlag
@@ -13,10 +14,13 @@ PROBE_BYTES = 1 << 20  # limit of one frame
 
 
 class Probed:
-    """Owner of one connection's scratch memory, 1 MiB from the first probe on. Used by its receiving thread only."""
+    """Owner of one connection's scratch memory, 1 MiB from the first probe on. Used by its receiving thread only.
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    `make_scratch` returns memory of the kind of the receiver's pool, so that a probe is moved as KV is.
+    """
+
+    def __init__(self, stream: Stream, make_scratch: Callable[[int], Region]) -> None:
+        self._stream, self._make_scratch = stream, make_scratch
         self._scratch: Region | None = None
         self._never = StopFlag()
         self._expected: int | None = None
@@ -48,7 +52,7 @@ class Probed:
                 f"a probe of {frame.num_tensors} tensors and {frame.end - frame.start} tokens, "
                 f"the limits are 1 and {frame.num_bytes}, one token per byte"
             )
-        self._scratch = self._scratch or Region(bytearray(PROBE_BYTES))
+        self._scratch = self._scratch or self._make_scratch(PROBE_BYTES)
         try:
             moved = inlet.move(frame, RegionRuns(self._scratch, 0, whole(frame.num_bytes)), self._never)
         except HandoffFailed as error:

@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvtransfer import shm, tcp
 from kvtransfer.connection_limit import MAX_INSIDE, MAX_WAITING, ConnectionLimit
+from kvtransfer.device_memory import scratch_of
 from kvtransfer.frame import Refuse, TicketMessage, encode
 from kvtransfer.handshake import log_refusal
 from kvtransfer.hello import Hello, check_hello
@@ -180,7 +182,7 @@ class KvReceiver:
         incoming = Incoming(
             number, stream, self._table, choose=lambda hello: self._choose(number, hello, over_unix=address is None),
             timeouts=self._timeouts, trust=self._trust, digests=self._digests, ended=self._forget,
-            refusals=self._refusals,
+            refusals=self._refusals, make_scratch=partial(scratch_of, self._memory),
         )  # fmt: skip
         self._links[number] = incoming
         try:

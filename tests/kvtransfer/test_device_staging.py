@@ -11,14 +11,16 @@ import torch
 from devices.collectives import COLLECTIVES
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.device_staging import DeviceStaging
-from kvtransfer.digest import RegionRuns, Runs, StopFlag, digest_of
+from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag, digest_of
+from kvtransfer.frame import Frame
 from kvtransfer.process_group import payload
 from kvtransfer.process_group.payload import GroupStaging, HostStaging, make_staging
+from kvtransfer.tcp import TcpInlet
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import DevicePool
 from tests.kvtransfer.hccl_on_cpu import hccl_on_cpu
 from tests.kvtransfer.hccl_rules import HcclRules
-from tests.kvtransfer.rig import fill, make_rig, read
+from tests.kvtransfer.rig import DEADLINE_S, Pool, fill, make_rig, read
 from wire.errors import Unavailable
 from wire.kv_layout import PoolLayout
 
@@ -120,3 +122,30 @@ def test_hand_offs_between_device_pools_keep_hccls_rules(rules: HcclRules) -> No
 
         assert all(read(rig.d_pool, (200 - 3 * i,), 15) == tokens[i] for i in range(32))
         assert rules.made == 2
+
+
+@pytest.mark.parametrize(
+    ("make_pool", "is_full", "kind"),
+    [(DevicePool, False, DeviceRegion), (DevicePool, True, Region), (Pool, False, Region)],
+)
+def test_a_measurement_ends_in_memory_like_the_pools(
+    make_pool: type[DevicePool | Pool], is_full: bool, kind: type[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would leave out what a transport must copy between host and device, or add it."""
+    move, targets = TcpInlet.move, []
+
+    def watch(self: TcpInlet, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
+        targets.append(type(target.region))
+        return move(self, frame, target, stop)
+
+    def refuse(self: torch.Tensor, *_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("the device is full")
+
+    monkeypatch.setattr(TcpInlet, "move", watch)
+    monkeypatch.setattr(rigs, "Pool", make_pool)
+    with make_rig("tcp") as rig:
+        if is_full:
+            monkeypatch.setattr(torch.Tensor, "new_empty", refuse)
+        rig.sender.measure("decode-0", 77, rig.receiver.endpoints, 4 << 10, DEADLINE_S)
+
+    assert set(targets) == {kind}
