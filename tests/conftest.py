@@ -62,6 +62,29 @@ def one_torch_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_rehearsal_of_a_config() -> Iterator[None]:
+    """Rehearse each config once: for a tiny model it takes longer than the rest of a load.
+
+    A refused one is rehearsed again: its message names the folder.
+    """
+    if "engine.loader" not in sys.modules:
+        yield
+        return
+    loader, found = importlib.import_module("engine.loader"), dict[tuple[str, str], Any]()
+    rehearse = loader.rehearse
+
+    def once(checkpoint: Any, dtype: str) -> Any:
+        asked = f"{type(checkpoint.config)} {checkpoint.config.to_json_string(use_diff=False)}", dtype
+        if asked not in found:
+            found[asked] = rehearse(checkpoint, dtype)
+        return found[asked]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "rehearse", once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def native_libraries() -> None:
     """For tests of native code: build what `scripts/install` left out, and skip where no compiler makes it."""
