@@ -189,6 +189,8 @@ class Peer:
     def _use(self, link: Link) -> None:
         """Let the best links take the tickets from now on, and drain the worse ones; `link` is ready."""
         with self._lock:
+            if link.state == "down":  # lost before its comparison was reported
+                return
             self._last = link
             self._health.ready(link.transport, self._settings.clock())
             if link is self._trial:

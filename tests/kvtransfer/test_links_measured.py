@@ -10,6 +10,7 @@ import pytest
 from kvtransfer.comparison import Comparison
 from kvtransfer.link import Link
 from kvtransfer.link_ops import Measured
+from kvtransfer.peer import Peer
 from tests.kvtransfer.faulty import BOTH, FaultyTransport, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, read, until
 from wire.errors import PdserveError, Unavailable
@@ -150,6 +151,30 @@ def test_a_lost_trial_leaves_the_link_in_use_alone(monkeypatch: pytest.MonkeyPat
 
         assert hand_over(rig) == finish(rig, under_way) == "tcp"
         assert rig.events.count("failed") == 0
+
+
+def test_a_faster_link_lost_before_it_is_used_is_tried_again(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> None:
+    compare, use, lost = rates.compare, Peer._use, threading.Event()
+
+    def on_another_thread(*arguments: object) -> None:  # as when the last measurement ends on the link in use
+        threading.Thread(target=compare, args=arguments).start()
+
+    def use_once_lost(self: Peer, link: Link) -> None:
+        if link.transport == "shm" and not lost.is_set():
+            made["shm"].cut()
+            until(lambda: not link.thread.is_alive())
+            lost.set()
+        use(self, link)
+
+    monkeypatch.setattr("kvtransfer.peer.compare", on_another_thread)
+    monkeypatch.setattr(Peer, "_use", use_once_lost)
+    with _rig(monkeypatch) as (rig, made):
+        assert hand_over(rig) == "tcp"
+        assert lost.wait(DEADLINE_S)
+        assert hand_over(rig, 20) == "tcp"
+        rig.clock.now += 60.0
+
+        until(lambda: _link(rig).transport == "shm")
 
 
 def test_real_links_are_compared_by_their_rates(monkeypatch: pytest.MonkeyPatch) -> None:
