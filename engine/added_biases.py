@@ -1,6 +1,6 @@
 """Biases that a checkpoint has and transformers' network has not: ModelSlim shifts the inputs of quantised layers.
 
-norm     output + bias, after its own computation: the shift
+norm     the shift: output + bias, after its own computation, which has no place for one
 linear   its own bias: what the shift takes from its outputs
 """
 
@@ -19,13 +19,13 @@ def add_biases(network: Any, weights: Weights) -> None:
     """Give each layer without bias the one that `weights` has under its name, unless that is zero."""
     stored = frozenset(weights.names)
     for path, module in network.named_modules():
-        weight = getattr(module, "weight", None)
+        weight, has_place = getattr(module, "weight", None), hasattr(module, "bias")
         if f"{path}.bias" not in stored or not isinstance(weight, nn.Parameter) or has_bias(module):
             continue
         bias = weights.read(f"{path}.bias")
-        if bool(bias.any()):
+        if bool(bias.any()) and (has_place or weight.dim() == 1):  # others are not norms, but routers
             module.bias = nn.Parameter(bias.to(weight.device, weight.dtype), requires_grad=False)
-            if not isinstance(module, nn.Linear):
+            if not has_place:
                 module.register_forward_hook(_add)
 
 

@@ -102,20 +102,25 @@ class StaticModule:
 
     def read(self, rows: range, columns: range) -> Grouped:
         """Read the codes of this range and the scales of its rows. Raises ConfigError for a bias that is not stored."""
-        codes = read_region(self.stored, f"{self.name}.weight", rows, columns)
-        scales = self._of_rows("deq_scale", rows)
+        codes, scales = self._codes(rows, columns), self._of_rows("deq_scale", rows)
         if scales.dtype == torch.int64:
             scales = scales.to(torch.int32).view(torch.float32)
-        if not self.has_bias and len(columns) == self.shape[1]:
-            self._check_bias(codes, rows)
+        if not self.has_bias:
+            self._check_bias(codes if len(columns) == self.shape[1] else self._codes(rows, range(self.shape[1])), rows)
         grid = ScaleGrid(1, self.shape[1])
         return Grouped(codes, scales.to(torch.float32) / self.input_scale, None, groups_of(grid, columns))
+
+    def _codes(self, rows: range, columns: range) -> torch.Tensor:
+        return read_region(self.stored, f"{self.name}.weight", rows, columns)
 
     def _of_rows(self, part: str, rows: range) -> torch.Tensor:
         return self.stored.read(f"{self.name}.{part}", TensorSlice(0, rows.start, rows.stop)).reshape(-1, 1)
 
     def _check_bias(self, codes: torch.Tensor, rows: range) -> None:
-        """Without a bias quant_bias is the offset's share, up to the roundings of float32, in which it was computed."""
+        """Without a bias quant_bias is the offset's share, up to the roundings of float32, in which it was computed.
+
+        `codes` are those of all inputs.
+        """
         share = codes.sum(1, keepdim=True).double() * self.input_offset
         rest = (self._of_rows("quant_bias", rows).double() + share).abs()
         if bool((rest > 1 + share.abs() * 4 * torch.finfo(torch.float32).eps).any()):

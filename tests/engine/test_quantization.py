@@ -126,13 +126,14 @@ def test_a_static_modelslim_layer_computes_its_formula(is_float16: bool, llama: 
     assert np.allclose(outputs, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
-def test_a_bias_only_in_modelslims_quant_bias_is_refused(llama: Path) -> None:
+@pytest.mark.parametrize("part", [None, TensorSlice(0, 13, 47), TensorSlice(1, 5, 71)], ids=str)
+def test_a_bias_only_in_modelslims_quant_bias_is_refused(part: TensorSlice | None, llama: Path) -> None:
     quantise_checkpoint(modelslim("W8A8"), llama)
     name = "model.layers.0.mlp.down_proj.quant_bias"
     _change(llama, name, load_file(llama / "model.safetensors")[name] + 40)
 
     with pytest.raises(ConfigError, match=r"down_proj has a bias in its quant_bias, but .*down_proj\.bias is missing"):
-        _open(llama).read(_DOWN)
+        _open(llama).read(_DOWN, part)
 
 
 def test_an_int8_weight_that_modelslim_calls_float_is_refused(llama: Path) -> None:

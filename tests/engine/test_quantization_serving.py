@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from engine.added_biases import add_biases
 from engine.checkpoints.checkpoint import open_checkpoint
 from engine.checkpoints.stored_weights import StoredWeights
 from engine.loader import LoadedModel, load_model
@@ -125,6 +128,32 @@ def test_biases_that_modelslim_adds_are_computed(tmp_path: Path) -> None:
 
     assert generate(_load(shifted).model, _PROMPTS, 12, chunk=16) == expected
     assert Oracle(shifted, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True) == expected
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Linear(8, 8, bias=False), nn.LayerNorm(8, bias=False), LlamaRMSNorm(8)],
+    ids=lambda one: type(one).__name__,
+)
+def test_an_added_bias_is_added_once(layer: nn.Module, tmp_path: Path) -> None:
+    rows, bias = torch.randn(3, 8), torch.arange(8.0)
+    expected = layer(rows) + bias
+    save_file({"0.bias": bias}, tmp_path / "model.safetensors")
+
+    add_biases(nn.Sequential(layer), StoredWeights(tmp_path))
+
+    torch.testing.assert_close(layer(rows), expected)
+
+
+def test_an_added_bias_of_a_router_is_refused(tmp_path: Path) -> None:
+    path = make_family("qwen3_moe", tmp_path)
+    stored = quantise_checkpoint(modelslim("W8A8_DYNAMIC"), path)
+    name = next(name for name in stored if name.endswith("mlp.gate.weight")).replace("weight", "bias")
+    tensors = load_file(path / "model.safetensors") | {name: torch.ones(4)}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ConfigError, match=r"mlp\.gate\.bias is not zero, but its layer cannot have a bias"):
+        _load(path)
 
 
 def test_one_note_warns_of_the_memory(tmp_path: Path) -> None:
