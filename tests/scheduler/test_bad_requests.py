@@ -1,5 +1,6 @@
 """Invalid requests: always an OpenAI error body that names the field, never 422, never a crash."""
 
+import time
 from typing import Any
 
 import pytest
@@ -278,6 +279,26 @@ async def test_the_last_of_two_equal_keys_counts(serve: Any) -> None:
 
         assert response.status_code == 200, response.text
         assert served.dispatcher.requests[0].params.max_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(b"9" * 1_000_000, 400, id="an integer"),
+        pytest.param(b"1e" + b"9" * 1_000_000, 400, id="an exponent"),
+        pytest.param(b"0." + b"9" * 1_000_000, 200, id="a fraction"),
+        pytest.param(b"1" + b"0" * 300 + b', "y": 0.' + b"9" * 1_000_000, 200, id="beside one parsed again"),
+    ],
+)
+async def test_a_number_of_a_megabyte_costs_no_time(serve: Any, number: bytes, status: int) -> None:
+    async with serve() as served:
+        body = b'{"model": "%b", "prompt": "hi", "x": %b}' % (served.model.encode(), number)
+        began_s = time.process_time()
+        answer = await served.client.post("/v1/completions", content=body)
+        used_s = time.process_time() - began_s
+
+        assert answer.status_code == status, answer.text
+        assert used_s < 1.0, "of CPU time: it was 3.7 s"
 
 
 @pytest.mark.covers("B.errors.7")

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from scheduler.http.bad_request import MAX_HEAD_BYTES
 from scheduler.http.drain import Drain
-from scheduler.http.exchange import HttpExchange, Receiving
+from scheduler.http.exchange import MAX_DROPPED_BYTES, HttpExchange, Receiving
 from scheduler.http.protocol import SLICE_BYTES, HttpProtocol
 from scheduler.http.server import listen, serve
 
@@ -76,8 +76,17 @@ class Held:
     """A transport that can pause its client."""
 
     is_paused: bool = False
+    is_closed: bool = False
 
     def abort(self) -> None: ...
+
+    def write(self, content: bytes) -> None: ...
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def get_extra_info(self, _: str) -> None:
         return None
@@ -276,6 +285,24 @@ async def test_an_early_answer_reads_little_of_the_rest(head: bytes, stays_open:
             assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 413")
         else:
             assert await _write_until_cut(writer, b"a" * 65_536, 4 * LARGE) < 4 * LARGE
+
+
+async def test_after_its_last_answer_a_client_may_send_one_mebibyte() -> None:
+    transport: Any = Held()
+    config: Any = SimpleNamespace(loaded=True, loaded_app=Refusing(), timeout_keep_alive=30)
+    state = ServerState()
+    protocol = HttpProtocol(config, state, {}, asyncio.get_running_loop())
+    protocol.connection_made(transport)
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % LARGE)
+    await asyncio.gather(*state.tasks)
+
+    for _ in range(2**20 // 65_536):
+        assert not transport.is_closed
+        protocol.data_received(b"a" * 65_536)
+    assert (MAX_DROPPED_BYTES, transport.is_closed) == (2**20, False)
+    protocol.data_received(b"a")
+    assert transport.is_closed
+    protocol.connection_lost(None)
 
 
 async def test_a_long_head_behind_a_chunked_body_is_not_called_endless() -> None:

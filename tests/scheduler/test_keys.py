@@ -9,16 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from flags.options import EngineOptions
 from scheduler.api.gate import Gate
 from scheduler.app import build_app, open_routes
-from scheduler.config import SchedulerOptions, parse
+from scheduler.config import SchedulerConfig, SchedulerOptions, parse
 from scheduler.http.keys import Keys, read_keys
 from scheduler.http.server import listen
 from scheduler.http.server import serve as serve_app
 from scheduler.observability.metrics import Metrics
+from scheduler.serving import Cluster, open_serving
 from tests.scheduler.conftest import Serve, Served
 from wire.errors import ConfigError
 
@@ -234,6 +237,21 @@ async def test_keys_appear_in_no_repr_help_log_or_answer(
 
     assert KEY not in repr(config) + str(config) + caplog.text + capsys.readouterr().out + repr(reported)
     assert caplog.text
+
+
+@pytest.mark.parametrize(("keys", "environ"), [((KEY,), {}), ((), {"VLLM_API_KEY": KEY})])
+async def test_a_keyed_server_accepts_no_templates_of_requests(
+    keys: tuple[str, ...], environ: dict[str, str], model_folder: Path
+) -> None:
+    config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions(api_key=keys))
+    body = {"messages": [{"role": "user", "content": "hello"}], "chat_template": "{{ 1 }}"}
+    async with open_serving(config, Cluster((), lambda address: pytest.fail("no instance")), environ) as serving:
+        transport = httpx.ASGITransport(serving.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            answer = await client.post("/tokenize", json=body, headers={"authorization": f"Bearer {KEY}"})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
+    assert "chat_template_not_allowed" in answer.json()["error"]["message"]
 
 
 async def test_requests_without_a_key_never_enter_the_queue() -> None:
