@@ -9,7 +9,7 @@ from engine.core import EngineCore
 from engine.loader import load_model
 from engine.oracle import Oracle
 from tests.engine.fake_engines import run
-from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from tests.engine.tiny_models import DISTINCT_KINDS, VOCAB_SIZE, make_tiny_model
 from wire.types import PromptState, SamplingParams
 
 _NUM_TOKENS = 20
@@ -27,7 +27,7 @@ def _prompts() -> list[tuple[int, ...]]:
 
 @pytest.mark.combinations(1)
 @pytest.mark.parametrize("kv_bytes", [4 << 20, 320 << 10], ids=["room-for-all", "full-pool"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_continuous_batching_equals_transformers(kind: str, kv_bytes: int, tmp_path: Path) -> None:
     path = make_tiny_model(kind, tmp_path)
     core = _core(path, kv_bytes=kv_bytes * (2 if kind == "opt" else 1))

@@ -25,7 +25,7 @@ from tests.devices.fake_device import FakeDevice
 from tests.devices.late_device import late_downloads
 from tests.engine.fake_engines import run
 from tests.engine.step_runner import GREEDY
-from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from tests.engine.tiny_models import DISTINCT_KINDS, VOCAB_SIZE, make_tiny_model
 from wire.kv_layout import KvTensor
 from wire.types import PromptState, SamplingParams
 
@@ -59,7 +59,9 @@ def serve(model: TorchModel, prompts: list[tuple[int, ...]], counts: list[int]) 
     return [answers.tokens[f"p{number}", 0] for number in range(len(prompts))], core
 
 
-@pytest.mark.parametrize(("kind", "ahead"), [*((kind, False) for kind in KINDS), ("llama", True), ("opt", True)])
+@pytest.mark.combinations(1)
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_tokens_equal_transformers_as_the_batch_grows_and_shrinks(kind: str, ahead: bool, tmp_path: Path) -> None:
     """`ahead`: a step is launched before the last one is collected, and the host does not know its tokens."""
     path, prompts = make_tiny_model(kind, tmp_path), prompts_of(_LENGTHS)

@@ -20,7 +20,7 @@ from tests.devices.fake_device import FakeDevice
 from tests.devices.late_device import LateDevice, late_downloads
 from tests.engine.fake_engines import Answers, run
 from tests.engine.step_runner import GREEDY
-from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from tests.engine.tiny_models import DISTINCT_KINDS, VOCAB_SIZE, make_tiny_model
 from wire.errors import InternalError
 from wire.types import BeamSearch, PromptState, SamplingParams
 
@@ -65,7 +65,7 @@ def count_carried(model: TorchModel) -> list[int]:
 
 @pytest.mark.combinations(1)
 @pytest.mark.parametrize("kv_bytes", [4 << 20, 320 << 10], ids=["room-for-all", "full-pool"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_greedy_output_is_that_of_transformers(kind: str, kv_bytes: int, tmp_path: Path) -> None:
     path = make_tiny_model(kind, tmp_path)
     model = load(path, LateDevice(), kv_bytes=kv_bytes * (2 if kind == "opt" else 1))

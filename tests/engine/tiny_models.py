@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -58,6 +59,11 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     "opt": lambda: OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
 }
 KINDS = tuple(_CONFIGS)
+DISTINCT_KINDS = [
+    kind if kind in ("llama", "qwen3", "mistral-sliding", "opt") else pytest.param(kind, marks=pytest.mark.long)
+    for kind in KINDS
+]
+"""As a test's parameters where test_torch_model.py already runs all: plain, norms in attention, a window, no rope."""
 
 
 def make_tiny_model(kind: str, directory: Path, *, seed: int = 0) -> Path:

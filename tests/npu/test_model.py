@@ -19,7 +19,7 @@ from engine.torch_model import TorchModel
 from pdserve.run_folder import default_cache_dir
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
-from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from tests.engine.tiny_models import DISTINCT_KINDS, VOCAB_SIZE, make_tiny_model
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
 from wire.types import SamplingParams
@@ -41,7 +41,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("attention_in_float32")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_greedy_output_equals_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:
     path, given = make_tiny_model(kind, tmp_path / kind), prompts(1, 17, 150)
 

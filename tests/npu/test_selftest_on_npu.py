@@ -11,6 +11,7 @@ from devices.interface import Traits
 from devices.npu import TRAITS
 from devices.table import KINDS
 from pdserve.cli import main
+from pdserve.selftest.check import GROUPS, LOST_PEER
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
 from tests.pdserve.fake_far_end import take_fake_far_ends
@@ -48,10 +49,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[i
     )
 
 
+@pytest.mark.parametrize(
+    "only",
+    [
+        pytest.param(
+            ("--only", *(name for name in GROUPS if name not in ("links", LOST_PEER, "model")), "model: combined"),
+            id="in this process",
+        ),
+        pytest.param((), id="all", marks=pytest.mark.long),
+    ],
+)
 def test_every_row_of_an_npu_is_checked_and_ok(
-    npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    only: tuple[str, ...], npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, verdicts, words = run(tmp_path, monkeypatch)
+    status, verdicts, words = run(tmp_path, monkeypatch, *only)
 
     assert (status, [name for name, verdict in verdicts.items() if verdict == "FAILED"]) == (0, []), words
     for name in ("attention: decode", "attention: window", "attention: sinks", "model: combined = transformers"):
