@@ -46,7 +46,7 @@ class Journal:
         """
         journal = cls(path, _locked(path), num_requests)
         try:
-            if not journal._take_up(answer_settings):
+            if not journal._resume(answer_settings):
                 journal._begin(answer_settings)
         except OSError as error:
             journal.close()
@@ -111,7 +111,7 @@ class Journal:
                 self._is_open = False
                 os.close(self._descriptor)
 
-    def _take_up(self, answer_settings: Mapping[str, Any]) -> bool:
+    def _resume(self, answer_settings: Mapping[str, Any]) -> bool:
         """Read an earlier run's records and truncate an incomplete one; return False if there is nothing to keep."""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             header = file.readline()
@@ -127,7 +127,7 @@ class Journal:
                 self._end += len(line)
                 record = decode(line)
                 if record is not None:
-                    self._take(record, len(line))
+                    self._count(record, len(line))
         changed = difference(recorded, answer_settings)
         if not self.is_empty and changed is not None:
             remedy = "finish that run with its own settings, or remove the file to start again"
@@ -159,10 +159,10 @@ class Journal:
         self._end += len(content)
         self._is_synced = False
 
-    def _take(self, record: JournalRecord, length: int) -> None:
+    def _count(self, record: JournalRecord, length: int) -> None:
         """Count a record of an earlier run, once per position: the first, but a good answer replaces a failure.
 
-        A record past the end of the input is from a longer input: it counts as an answer, and `_take_up` refuses it.
+        A record past the end of the input is from a longer input: it counts as an answer, and `_resume` refuses it.
         """
         self.is_empty = False
         if record.position >= len(self._offsets):

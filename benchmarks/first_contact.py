@@ -30,7 +30,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=tuple(KINDS), help="kind of device; cpu only with --tiny")
     parser.add_argument("--only", metavar="STEP", help="run this step, whether it was done or not")
-    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on in the folder of an earlier run")
+    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="continue in the folder of an earlier run")
     parser.add_argument("--tiny", action="store_true", help="a smoke run on a tiny model")
     args = parser.parse_args(arguments)
     if KINDS[args.kind].traits.pools_on_host and not args.tiny:

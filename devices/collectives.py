@@ -27,8 +27,8 @@ _MIB = 1 << 20
 _ABORT_TAG, _ABORT_BYTES = 1, 4 * _MIB  # as large as any payload, because a peer could send one with this tag
 _NCCL_CHANNEL_MIB = 6.5  # P2pNcclConnector's users see about 100 MB with 16 channels, 52 MB with 8
 _CONNECT_S = 60.0
-_HCCL_LEAST_CONNECT_S, _HCCL_GRACE_S = 120, 20  # HCCL_CONNECT_TIMEOUT's minimum; HCCL waits 20 s longer
-_HCCL_LINK_S = _HCCL_LEAST_CONNECT_S + _HCCL_GRACE_S + 20.0  # and the start of the link's process; an estimate
+_HCCL_MIN_CONNECT_S, _HCCL_GRACE_S = 120, 20  # HCCL_CONNECT_TIMEOUT's minimum; HCCL waits 20 s longer
+_HCCL_LINK_S = _HCCL_MIN_CONNECT_S + _HCCL_GRACE_S + 20.0  # and the start of the link's process; an estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ def _hccl_link_bytes(environ: Mapping[str, str]) -> int:
 
 
 def _hccl_connect_s(environ: Mapping[str, str]) -> float:
-    requested = _number(environ, "HCCL_CONNECT_TIMEOUT", _HCCL_LEAST_CONNECT_S)
-    return float(max(requested, _HCCL_LEAST_CONNECT_S) + _HCCL_GRACE_S + _CONNECT_S)
+    requested = _number(environ, "HCCL_CONNECT_TIMEOUT", _HCCL_MIN_CONNECT_S)
+    return float(max(requested, _HCCL_MIN_CONNECT_S) + _HCCL_GRACE_S + _CONNECT_S)
 
 
 def _free_bytes(device: str) -> int:

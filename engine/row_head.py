@@ -37,7 +37,7 @@ class RowHead:
     def states(self) -> torch.Tensor:
         """The kept hidden states, after the final norm: [num_tokens, hidden_size]."""
         if self._kept is None or not hasattr(self._kept[1], "last_hidden_state"):
-            raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states could be kept")
+            raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states can be kept")
         states: torch.Tensor = self._kept[1].last_hidden_state[0]
         return states
 
@@ -45,7 +45,7 @@ class RowHead:
         """Yield the logits of `rows` of the last step in order, [rows of a slice, vocab_size]; free its states."""
         kept, self._kept = self._kept, None
         if kept is None or not hasattr(kept[1], "last_hidden_state"):
-            raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states could be kept")
+            raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states can be kept")
         size = rows_at_once(vocab_size)
         for start in range(0, len(rows), size):
             yield self._run(*kept, rows[start : start + size])

@@ -1,4 +1,4 @@
-"""Token counts of a sequence, updated as it grows, so that penalties need not count it anew at each step. Pure."""
+"""Token counts of a sequence, updated as it grows, so that penalties need not recount it at each step. Pure."""
 
 from array import array
 from collections.abc import Sequence

@@ -136,7 +136,7 @@ class InstanceSession:
             accept()
         except PdserveError as error:
             self._emit_refused(prompt_id, error)
-        except Exception as error:  # noqa: BLE001 - the outermost frame of a command: the session must go on
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a command: the session must continue
             _log.error("command_failed", error, prompt_id=prompt_id, request_id=request_id)
             self.emit(Failed(prompt_id, to_name(error), "the instance failed to accept this prompt; see its log"))
 

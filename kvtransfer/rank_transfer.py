@@ -76,7 +76,7 @@ class RankTransfer:
             self._channel.send(RankMessage.LACKING, pack_error(error), timeout_s=_SEND_S)
             raise
         self._channel.send(RankMessage.HERE, to_json(self._receiver.endpoints), timeout_s=_SEND_S)
-        self._thread = threading.Thread(target=self._handle_messages, name="kv-rank-hear", daemon=True)
+        self._thread = threading.Thread(target=self._handle_messages, name="kv-rank-read", daemon=True)
         self._thread.start()
         self._outbox.start()
 

@@ -1,4 +1,4 @@
-"""`python -m native.build_child NAME LOCK`: the child process of native/background.py, which has the protocol."""
+"""`python -m native.build_child NAME LOCK`: the child process of native/background.py, which documents the protocol."""
 
 import os
 import signal

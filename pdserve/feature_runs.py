@@ -94,7 +94,7 @@ class _CaseSink(RecordedOutput):
         self._text = text
 
     def emit(self, prompt_index: int, token: TokenOutput) -> bool:
-        """Keep a token; return whether the text goes on."""
+        """Keep a token; return whether the text continues."""
         super().emit(prompt_index, token)
         return self._text is None or self._text.push(token)
 

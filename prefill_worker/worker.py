@@ -104,7 +104,7 @@ class PrefillWorker:
                 self._end_early(prompt_id, prefilled)
             else:
                 self.sender.commit(hand_off.ticket.ticket_id, describe_prompt(prefilled.state))
-        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's commit: others go on
+        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's commit: others continue
             _log.error("commit_failed", error, request_id=hand_off.request_id, error=error)
             if self.on_failed(prompt_id, error):
                 self._drop(prompt_id)

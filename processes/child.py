@@ -58,7 +58,7 @@ class ChildProcess:
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"process {self.pid} does not end") from error
+            raise TimeoutError(f"process {self.pid} has not exited") from error
 
     def stderr_tail(self, num_bytes: int) -> bytes:
         """Return the last bytes that the process wrote to its stderr."""

@@ -1,4 +1,4 @@
-"""The whole output of a request, for those who need no token before the last: vectors, checks, probes."""
+"""The whole output of a request, for callers that do not stream: vectors, checks, probes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

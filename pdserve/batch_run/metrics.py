@@ -61,11 +61,13 @@ class _BatchCollector(Collector):
         if last is None:
             return
         yield GaugeMetricFamily("pdserve_batch_file_lines", "lines of the input", value=last.total)
-        lines = CounterMetricFamily("pdserve_batch_lines", "lines answered, by how", labels=["outcome"])
+        lines = CounterMetricFamily("pdserve_batch_lines", "answered lines by outcome", labels=["outcome"])
         lines.add_metric(["good"], last.done - last.errors)
         lines.add_metric(["error"], last.errors)
         yield lines
-        tokens = CounterMetricFamily("pdserve_batch_tokens", "tokens of the answers, as usage says", labels=["kind"])
+        tokens = CounterMetricFamily(
+            "pdserve_batch_tokens", "tokens of the answers, as counted in usage", labels=["kind"]
+        )
         tokens.add_metric(["prompt"], last.prompt_tokens)
         tokens.add_metric(["completion"], last.completion_tokens)
         yield tokens

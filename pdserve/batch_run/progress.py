@@ -116,7 +116,7 @@ class ProgressView:
 
 @contextlib.contextmanager
 def _ignore_stream_errors() -> Iterator[None]:
-    """Ignore errors of the progress stream: a batch goes on without its terminal."""
+    """Ignore errors of the progress stream: a batch continues without its terminal."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
         yield
 

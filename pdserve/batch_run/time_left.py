@@ -2,7 +2,7 @@
 
 from collections import deque
 
-_LEAST = 16  # lines of a window
+_MIN_WINDOW = 16  # lines of a window
 
 
 class TimeLeft:
@@ -20,7 +20,7 @@ class TimeLeft:
         """Record the number of finished lines."""
         self._first = done if self._first is None else self._first
         self._samples.append((now, done))
-        while len(self._samples) > 2 and done - self._samples[1][1] >= max(self._wave, _LEAST):
+        while len(self._samples) > 2 and done - self._samples[1][1] >= max(self._wave, _MIN_WINDOW):
             self._samples.popleft()
 
     def seconds(self, now: float, total: int) -> float | None:

@@ -15,7 +15,7 @@ from pdserve.bench.serve_options import ServeOptions
 from wire.errors import ConfigError, Unavailable
 
 CUSTOM_OUTPUT_LEN = 256
-_LEAST, _MAX_PROMPT, _MOST = 4, 1024, 2048  # tokens of a ShareGPT turn, its prompt, and both, as vLLM prunes
+_MIN_TURN, _MAX_PROMPT, _MAX_TURN = 4, 1024, 2048  # tokens of a ShareGPT turn, its prompt, and both, as vLLM prunes
 
 
 async def make_requests(
@@ -60,7 +60,11 @@ async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: s
             break
         prompt_len = await _count(http, options.url, model, one.prompt)
         output_len = given or await _count(http, options.url, model, one.answer or "")
-        if min(prompt_len, output_len) >= _LEAST and prompt_len <= _MAX_PROMPT and prompt_len + output_len <= _MOST:
+        if (
+            min(prompt_len, output_len) >= _MIN_TURN
+            and prompt_len <= _MAX_PROMPT
+            and prompt_len + output_len <= _MAX_TURN
+        ):
             requests.append(LoadRequest(one.prompt, output_len))
     return requests
 

@@ -19,8 +19,8 @@ from scheduler.api.read_body import read_body
 from scheduler.app_context import AppContext
 from wire.errors import InvalidRequest
 
-_FEW = 2000  # ids: below this a thread costs more than the work
-_MOST = 2**20
+_MAX_INLINE = 2000  # ids: below this a thread costs more than the work
+_MAX_IDS = 2**20
 
 
 class TokenizeBody(ConversationBody):
@@ -35,7 +35,7 @@ class DetokenizeBody(Body):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[ManyIds, Field(max_length=_MOST)]
+    tokens: Annotated[ManyIds, Field(max_length=_MAX_IDS)]
 
 
 async def tokenize(context: AppContext, request: Request) -> Response:
@@ -58,7 +58,7 @@ async def detokenize(context: AppContext, request: Request) -> Response:
     context.model_named(body.model)
     if body.tokens:
         check_token_ids(tuple(body.tokens), context.tokens, "tokens")
-    if len(body.tokens) > _FEW:
+    if len(body.tokens) > _MAX_INLINE:
         text = await asyncio.to_thread(context.tokens.decode, body.tokens, skip_special_tokens=False)
     else:
         text = context.tokens.decode(body.tokens, skip_special_tokens=False)

@@ -40,7 +40,7 @@ def _request_all(cluster: LiveCluster, pool: ThreadPoolExecutor) -> list[Future[
 
 
 def _grow(cluster: LiveCluster) -> None:
-    """Add a decode and a prefill instance, a table each."""
+    """Add a decode and a prefill instance, with one change of the table each."""
     cluster.add("decode-1", D1)
     cluster.wait_states({"prefill-0": "living", "decode-0": "living", "decode-1": "living"})
     cluster.add("prefill-1", P1)

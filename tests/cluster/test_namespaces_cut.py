@@ -80,7 +80,7 @@ def test_each_request_ends_once_while_a_link_is_cut_and_restored(
 
 
 def test_with_another_pair_left_a_cut_link_fails_no_request(tmp_path: Path, tiny_model: Path) -> None:
-    """P gives up a peer that accepts nothing for 10 s: a request that may wait longer continues on the other pair."""
+    """P gives up on a peer that accepts nothing for 10 s; a request that may wait longer uses the other pair."""
     stall_s = 3 * STALL_S
     flags = (*FLAGS, f"--stall-timeout={stall_s}")
     with HostCluster(tmp_path, tiny_model, flags, ("prefill", "decode0", "decode1")) as cluster:

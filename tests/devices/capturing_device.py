@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def record(self, function: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
-        """Add work that is no operation of torch: it runs at each replay, and not now."""
+        """Add work that is not a torch operation: it runs at each replay, and not now."""
         self._calls.append(_Call(function, (tensor,), {}, [], []))
 
     def spoil(self) -> None:

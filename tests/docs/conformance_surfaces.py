@@ -49,7 +49,7 @@ SURFACES: dict[str, dict[int, str]] = {
     "B.logprobs": {
         1: "chats: token, logprob, bytes and exactly top_logprobs others",
         2: "completions: N to N+1 names a position, the first of an echo is null", 3: "minus infinity is -9999.0",
-        4: "text_offset goes on across the chunks of a stream", 5: "token_id:N by flag and by field; return_token_ids",
+        4: "text_offset continues across a stream's chunks", 5: "token_id:N by flag and by field; return_token_ids",
     },
     "B.finish": {
         1: "stop and length", 2: "stop_reason: the text, the token id, or null at the model's end",

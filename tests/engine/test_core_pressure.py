@@ -38,7 +38,7 @@ def blocks_asked(state: PromptState) -> int:
 
 
 def run_to_the_end(core: EngineCore, states: list[PromptState], added_each_step: int) -> tuple[Answers, int]:
-    """Step until all have ended; in each step the oldest that has begun must go on.
+    """Step until all have ended; in each step the oldest that has begun must progress.
 
     One step ahead it sits one out when its prompt has been computed.
     """

@@ -221,7 +221,7 @@ class Driver(RuleBasedStateMachine):
             assert reported[-1] in state.params.stop_token_ids
 
     def release(self, name: str) -> None:
-        """End a held prompt; its sequences go on elsewhere, which ends them here."""
+        """End a held prompt; its sequences continue elsewhere, which ends them here."""
         del self.held[name]
         self.core.release(name)
         for i in range(self.states[name].params.n):

@@ -102,7 +102,7 @@ def test_a_layer_in_bfloat16_is_two_calls(calls: Calls) -> None:
     ],
 )
 def test_unsupported_experts_are_left_unchanged(dtype: torch.dtype, width: int, said: str, way: str) -> None:
-    """The way that transformers chose goes on, or one expert after the other where that does not run."""
+    """The implementation that transformers chose is kept, or one expert after the other where that does not run."""
     network = small(dtype, intermediate_size=width)
 
     assert experts.use_grouped_experts(network) == (f"experts unchanged: {said}",)

@@ -158,7 +158,7 @@ class FaultCluster:
         return _instance_metrics(self._http[name])
 
     def expected(self, prompt: Sequence[int], count: int) -> dict[tuple[str, str, str], list[str]]:
-        """The first `count` words by (P of the first token, P of the KV that crossed, D); a fault may part the two P.
+        """The first `count` words by (P of the first token, P of the KV that D received, D); a fault may change P.
 
         A real model gives one answer everywhere; a fake one's numbers show which instance computed what.
         """
@@ -175,7 +175,7 @@ class FaultCluster:
         return answers
 
     def explains(self, prompt: Sequence[int], words: Sequence[str]) -> bool:
-        """Whether some pair gives these words, or gives the first of them and another one continues from there."""
+        """Whether one pair produces these words, or one produces the first of them and another one the rest."""
         answers = self.expected(prompt, len(words)).values()
         same = max(_common(answer, words) for answer in answers)
         if same == len(words):
@@ -193,7 +193,7 @@ class FaultCluster:
 
 
 async def until(condition: Callable[[], bool], deadline: float, what: str) -> float:
-    """Poll off the loop until it is so; return the time.time() of that. Fails at `deadline` (time.time())."""
+    """Poll in a thread until the condition holds; return that time.time(). Fails at `deadline` (time.time())."""
     while True:
         if await asyncio.to_thread(condition):
             return time.time()
@@ -204,8 +204,8 @@ async def until(condition: Callable[[], bool], deadline: float, what: str) -> fl
 async def pools_empty(cluster: FaultCluster, names: Sequence[str], since: float, starved_s: dict[str, float]) -> float:
     """Return the time.time() at which none of these instances holds a block.
 
-    Fails past lease + 1 s after `since`, longer by what the machine starved them after `starved_s` was read: they count
-    a lease in time in which they could run.
+    Fails later than lease + 1 s after `since`, plus the time for which they were starved since `starved_s` was read:
+    a lease counts only time in which a process could run.
     """
 
     def look() -> tuple[dict[str, float], float]:

@@ -55,7 +55,7 @@ class Cut(Exception):
 
 
 Fault = Callable[[Message], Iterable[bytes]]
-"""Given each message of the sender in turn, yields what goes on to the receiver; may raise Cut, wait, or keep it."""
+"""Given each message of the sender in turn, yields what is passed to the receiver; may raise Cut, wait, or keep it."""
 
 
 def faithful(message: Message) -> Iterable[bytes]:

@@ -26,7 +26,7 @@ class ScriptedSender:
     """A sender whose measurement waits for the test; `failure` is the error that it raises."""
 
     def __init__(self, failure: Exception | None = None) -> None:
-        self.go_on, self.failure = threading.Event(), failure
+        self.resume, self.failure = threading.Event(), failure
         self.frames_resent, self.bytes_sent = 4, 40
         self.requests: list[tuple[str, int, int]] = []
 
@@ -35,7 +35,7 @@ class ScriptedSender:
 
     def measure(self, peer_id: str, epoch: int, endpoints: object, num_bytes: int, timeout_s: float) -> LinkStatus:
         self.requests.append((peer_id, epoch, num_bytes))
-        assert self.go_on.wait(DEADLINE_S)
+        assert self.resume.wait(DEADLINE_S)
         if self.failure is not None:
             raise self.failure
         return STATUS
@@ -66,7 +66,7 @@ def test_link_measurements_run_one_at_a_time() -> None:
     measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
     measurer.measure(sender, replace(COMMAND, peer_id="decode-1"))  # type: ignore[arg-type]
     refused = answers.get(timeout=DEADLINE_S)
-    sender.go_on.set()
+    sender.resume.set()
     measured = answers.get(timeout=DEADLINE_S)
     measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
 
@@ -80,7 +80,7 @@ def test_link_measurements_run_one_at_a_time() -> None:
 def test_a_measurement_that_fails_is_answered_with_a_reason(failure: Exception) -> None:
     answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
     measurer, sender = LinkMeasurer(answers.put), ScriptedSender(failure)
-    sender.go_on.set()
+    sender.resume.set()
 
     measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
     answer = answers.get(timeout=DEADLINE_S)
@@ -95,7 +95,7 @@ def test_a_measurement_without_a_thread_fails_and_the_next_is_served(monkeypatch
 
     answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
     measurer, sender = LinkMeasurer(answers.put), ScriptedSender()
-    sender.go_on.set()
+    sender.resume.set()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         measurer.measure(sender, COMMAND)  # type: ignore[arg-type]

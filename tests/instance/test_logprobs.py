@@ -23,7 +23,7 @@ class Outputs:
     tokens: list[TokenOutput] = field(default_factory=list)
     prompt: list[PromptLogprobs] = field(default_factory=list)
 
-    async def hear(self, client: Client, num_ends: int) -> None:
+    async def receive(self, client: Client, num_ends: int) -> None:
         """Read steps until so many sequences have finished, or the hand-off is done."""
         while sum(token.finish is not None for token in self.tokens) < num_ends:
             event = await client.next(Step, HandedOff, Failed)
@@ -51,8 +51,8 @@ async def _handed_over(folder: Path) -> tuple[Outputs, Outputs]:
         reserved = await d.next(Reserved, Refused)
         assert isinstance(reserved, Reserved)
         await p.session.send(Prefill(_STATE, reserved.ticket))
-        await from_p.hear(p, _PARAMS.n)
-        await from_d.hear(d, _PARAMS.n - sum(token.finish is not None for token in from_p.tokens))
+        await from_p.receive(p, _PARAMS.n)
+        await from_d.receive(d, _PARAMS.n - sum(token.finish is not None for token in from_p.tokens))
     return from_p, from_d
 
 
@@ -60,7 +60,7 @@ async def _on_one(folder: Path) -> Outputs:
     outputs = Outputs()
     async with running(instance_config(folder, Role.COMBINED, port=4, prefill_chunk_size=16)) as (_, client):
         await client.session.send(Generate(_STATE))
-        await outputs.hear(client, _PARAMS.n)
+        await outputs.receive(client, _PARAMS.n)
     return outputs
 
 

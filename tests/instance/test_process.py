@@ -144,12 +144,12 @@ def test_a_load_that_outlives_the_event_loop_ends_without_errors(
     failure: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM came meanwhile."""
-    loading, go_on, broken = threading.Event(), threading.Event(), list[object]()
+    loading, resume, broken = threading.Event(), threading.Event(), list[object]()
     config: Any = None
 
     def build(*_: object) -> object:
         loading.set()
-        assert go_on.wait(WAIT_S)
+        assert resume.wait(WAIT_S)
         if failure is not None:
             raise failure
         return None, ()
@@ -164,7 +164,7 @@ def test_a_load_that_outlives_the_event_loop_ends_without_errors(
     monkeypatch.setattr(threading, "excepthook", broken.append)
     assert asyncio.run(stop_while_it_loads()) is None
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "load"]
-    go_on.set()
+    resume.set()
     thread.join(WAIT_S)
 
     assert not thread.is_alive()
@@ -173,11 +173,11 @@ def test_a_load_that_outlives_the_event_loop_ends_without_errors(
 
 def test_a_rank_lost_in_a_load_that_never_returns_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while graphs are captured: rank 0's thread then waits on its device for the other ranks."""
-    go_on = threading.Event()
+    resume = threading.Event()
 
     def build(config: object, on_lost: Callable[[InstanceLost], None], on_stage: object) -> object:
         on_lost(InstanceLost("rank 1 is gone"))
-        assert go_on.wait(WAIT_S)
+        assert resume.wait(WAIT_S)
         return None, ()
 
     async def load() -> object:
@@ -188,7 +188,7 @@ def test_a_rank_lost_in_a_load_that_never_returns_ends_the_process(monkeypatch: 
     with pytest.raises(InstanceLost, match="rank 1 is gone"):
         asyncio.run(load())
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "load"]
-    go_on.set()
+    resume.set()
     thread.join(WAIT_S)
 
     assert not thread.is_alive()

@@ -32,7 +32,7 @@ class Line:
         except InstanceLost:
             return
 
-    async def hear(self, prompt_id: str) -> Event:
+    async def receive(self, prompt_id: str) -> Event:
         """Return the prompt's next event."""
         async with asyncio.timeout(DEADLINE_S):
             return await self.inboxes[prompt_id].get()
@@ -98,7 +98,7 @@ class Traffic:
     async def _serve(self, state: PromptState) -> None:
         prompt_id = state.prompt_id
         await self.decode.session.send(Reserve(state))
-        reserved = await self.decode.hear(prompt_id)
+        reserved = await self.decode.receive(prompt_id)
         if not isinstance(reserved, Reserved):
             assert self.decode.inboxes.pop(prompt_id).empty(), f"{prompt_id} got an event after {reserved}"
             return
@@ -110,7 +110,7 @@ class Traffic:
         """Read one side's events to the end; return how many sequences finished there. None may finish twice."""
         ended = set[int]()
         while good or sequences == 0 or len(ended) < sequences:
-            event = await line.hear(prompt_id)
+            event = await line.receive(prompt_id)
             if isinstance(event, Step):
                 finished = [token.sequence for token in event.tokens if token.finish is not None]
                 assert not ended & set(finished), f"{prompt_id}: {finished} finished before"

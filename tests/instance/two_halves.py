@@ -41,7 +41,7 @@ class Side:
             swap_bytes=3 * CONFIG.block_size * 256,
         )  # fmt: skip
         self.posted: deque[Callable[[Engine], None]] = deque()
-        self.workers = Workers(self.core, self.posted.append, self.hear, lambda: LOAD, lambda: 0.0)
+        self.workers = Workers(self.core, self.posted.append, self.receive, lambda: LOAD, lambda: 0.0)
         self.workers.prefill.use(SendingEnd(link))
         self.workers.decode.use(link)
         self.tickets: dict[str, Ticket] = {}
@@ -52,7 +52,7 @@ class Side:
         self.listens = True
         self.wrong: list[str] = []  # noted, not raised: the halves handle what their listener raises
 
-    def hear(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         """Record the event; no event may follow for a prompt that has ended, or whose session has."""
         if not self.listens:
             return

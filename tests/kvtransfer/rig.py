@@ -217,7 +217,7 @@ class RawSender:
     def announce(self, frame: Frame, payload: bytes) -> None:
         self.stream.send(self._outlet.announce(frame, RegionRuns(Region(payload), 0, whole(len(payload)))))
 
-    def hear(self) -> TicketMessage:
+    def receive(self) -> TicketMessage:
         while True:
             kind, body = self.stream.receive_message(first_byte_s=DEADLINE_S)
             message = decode(kind, body)

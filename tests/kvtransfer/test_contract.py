@@ -186,7 +186,7 @@ def test_blocks_that_change_during_the_hand_off_never_commit(rig: Rig) -> None:
     fill(rig.p_pool, range(5), 20, seed=9)
     raw.announce(frame, bytes(len(payload)))
 
-    assert raw.hear() == Nack(ticket.ticket_id, ticket.epoch, 0)
+    assert raw.receive() == Nack(ticket.ticket_id, ticket.epoch, 0)
     raw.stream.close()
 
 
@@ -201,7 +201,7 @@ def test_a_duplicate_frame_is_dropped_and_counted(rig: Rig) -> None:
     total = sum(seal_of(frame) for frame, _ in frames) % 2**64
     raw.say(Commit(ticket.ticket_id, ticket.epoch, 6, 6 * len(tokens[0]), total, 0x2D06800538D394C2, b""))
 
-    assert raw.hear() == Ack(ticket.ticket_id, ticket.epoch)
+    assert raw.receive() == Ack(ticket.ticket_id, ticket.epoch)
     assert read(rig.d_pool, D_BLOCKS, 20) == tokens
     assert rig.receiver.counts.duplicate_frames == 1
     raw.stream.close()
@@ -215,7 +215,7 @@ def test_a_repeated_commit_is_acked_again_and_reported_once(rig: Rig) -> None:
     raw.say(commit)
     raw.say(commit)
 
-    assert raw.hear() == raw.hear() == Ack(ticket.ticket_id, ticket.epoch)
+    assert raw.receive() == raw.receive() == Ack(ticket.ticket_id, ticket.epoch)
     assert rig.events.count("committed") == 1
     raw.stream.close()
 
@@ -229,7 +229,7 @@ def test_a_late_message_gets_the_tickets_reason(rig: Rig, message: type[Open | C
     rig.events.wait("ended", ticket.ticket_id)
     raw.say(message(ticket.ticket_id, ticket.epoch, *rest))
 
-    answer = raw.hear()
+    answer = raw.receive()
     assert isinstance(answer, Abort)
     assert answer.reason == f"ticket {ticket.ticket_id} has ended: the client went away"
     raw.stream.close()
@@ -237,12 +237,12 @@ def test_a_late_message_gets_the_tickets_reason(rig: Rig, message: type[Open | C
 
 def test_a_message_during_the_tickets_end_gets_the_reason(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     ticket, raw = rig.open(4, D_BLOCKS, first_token=4), RawSender(rig)
-    ends, go_on, release = threading.Event(), threading.Event(), TicketTable._release
+    ends, resume, release = threading.Event(), threading.Event(), TicketTable._release
 
     def held_up(self: TicketTable, one: ReceiverTicket) -> None:
         if threading.current_thread() is aborting:
             ends.set()
-            assert go_on.wait(DEADLINE_S)
+            assert resume.wait(DEADLINE_S)
         release(self, one)
 
     monkeypatch.setattr(TicketTable, "_release", held_up)
@@ -250,8 +250,8 @@ def test_a_message_during_the_tickets_end_gets_the_reason(rig: Rig, monkeypatch:
     aborting.start()
     assert ends.wait(DEADLINE_S)
     raw.say(Open(ticket.ticket_id, ticket.epoch, 4, 4))
-    answer = raw.hear()
-    go_on.set()
+    answer = raw.receive()
+    resume.set()
     aborting.join(DEADLINE_S)
 
     assert isinstance(answer, Abort)
@@ -301,7 +301,7 @@ def test_a_frame_that_breaks_the_tickets_terms_ends_it_with_a_reason(
 
     raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
     raw.announce(frame, payload[: frame.num_bytes])
-    answer = raw.hear()
+    answer = raw.receive()
 
     assert isinstance(answer, Abort)
     assert answer.error == "HandoffFailed"
@@ -317,9 +317,9 @@ def test_another_link_cannot_act_for_a_ticket(rig: Rig) -> None:
 
     owner.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
     owner.say(Commit(ticket.ticket_id, 1, 0, 0, 0, 0, b""))
-    assert isinstance(owner.hear(), Abort)
+    assert isinstance(owner.receive(), Abort)
     stranger.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
-    assert isinstance(stranger.hear(), Abort)
+    assert isinstance(stranger.receive(), Abort)
     stranger.announce(*stranger.frame(ticket, 0, 0, tokens))
     until(lambda: rig.receiver.counts.dropped_frames == 1)
     stranger.stream.close()

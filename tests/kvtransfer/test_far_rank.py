@@ -110,7 +110,7 @@ def test_a_rank_knows_a_ticket_before_any_sender_does(rig: RankRig, monkeypatch:
     take, catch_up = transfer._take, transfer._reports.catch_up
 
     def slow(message: object) -> None:
-        if threading.current_thread().name == "kv-rank-hear":
+        if threading.current_thread().name == "kv-rank-read":
             resumed.wait(DEADLINE_S)  # holds the socket's lock, and has read rank 0's message
         take(message)  # type: ignore[arg-type]
 

@@ -468,7 +468,7 @@ def _nacked(rig: Rig) -> tuple[Ticket, RawSender, tuple[Frame, bytes]]:
     frame, payload = raw.frame(ticket, 0, 0, tokens)
     fill(rig.p_pool, range(5), 20, seed=9)
     raw.announce(frame, bytes(len(payload)))
-    assert raw.hear() == Nack(ticket.ticket_id, ticket.epoch, 0)
+    assert raw.receive() == Nack(ticket.ticket_id, ticket.epoch, 0)
     return ticket, raw, (frame, payload)
 
 

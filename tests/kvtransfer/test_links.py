@@ -66,7 +66,7 @@ def test_a_second_lane_is_dialled_beside_a_loaded_one() -> None:
         assert rig.sender.bytes_sent == 4 * ticket_bytes
 
 
-def test_aborted_and_failed_tickets_are_no_load() -> None:
+def test_aborted_and_failed_tickets_count_as_no_load() -> None:
     with make_rig("tcp") as rig:
         aborted, failed = begin_half(rig, 0), begin_half(rig, 5)
 
@@ -86,13 +86,13 @@ def test_shared_memory_needs_only_one_link() -> None:
 
 
 def test_shared_memory_needs_only_one_link_even_while_that_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, go_on = threading.Event(), threading.Event()
+    known, resume = threading.Event(), threading.Event()
 
     def stop_at_transport(link: Link, name: str, value: object) -> None:
         object.__setattr__(link, name, value)
         if name == "transport" and value:
             known.set()
-            assert go_on.wait(DEADLINE_S)
+            assert resume.wait(DEADLINE_S)
 
     monkeypatch.setattr(Link, "__setattr__", stop_at_transport)
     with make_rig("shm") as rig:
@@ -101,7 +101,7 @@ def test_shared_memory_needs_only_one_link_even_while_that_one_starts(monkeypatc
         assert known.wait(DEADLINE_S)
         for i in (1, 2):
             rig.hand_over(tickets[i], range(5 * i, 5 * i + 5))
-        go_on.set()
+        resume.set()
         for ticket in tickets:
             rig.events.wait("acked", ticket.ticket_id)
 
@@ -191,11 +191,11 @@ def test_a_stalled_receiver_keeps_no_thread_of_a_closed_sender() -> None:
 def test_a_delayed_reader_closes_the_connection_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    received, go_on = threading.Event(), threading.Event()
+    received, resume = threading.Event(), threading.Event()
 
     def hold_up(*args: object) -> object:
         received.set()
-        assert go_on.wait(DEADLINE_S)
+        assert resume.wait(DEADLINE_S)
         raise RuntimeError("a defect")
 
     monkeypatch.setattr("kvtransfer.link_reader._JOIN_S", 0.05)
@@ -209,18 +209,18 @@ def test_a_delayed_reader_closes_the_connection_itself(
         assert lane._stream is not None
         assert lane._stream.socket.fileno() >= 0, "closed under its reader: the number may be another socket's by now"
 
-        go_on.set()
+        resume.set()
         until(lambda: lane._stream is not None and lane._stream.socket.fileno() == -1)
         until(lambda: _threads("kv-back") == [])
     assert "kv_thread_still_running" in caplog.text
 
 
 def test_a_ticket_begun_while_a_link_is_torn_down_uses_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    closing, go_on, close = threading.Event(), threading.Event(), TcpOutlet.close
+    closing, resume, close = threading.Event(), threading.Event(), TcpOutlet.close
 
     def hold_up(outlet: TcpOutlet) -> None:
         closing.set()
-        assert go_on.wait(DEADLINE_S)
+        assert resume.wait(DEADLINE_S)
         close(outlet)
 
     monkeypatch.setattr(TcpOutlet, "close", hold_up)
@@ -235,7 +235,7 @@ def test_a_ticket_begun_while_a_link_is_torn_down_uses_another(monkeypatch: pyte
 
             assert rig.events.count("failed") == 0
         finally:
-            go_on.set()
+            resume.set()
         rig.events.wait("failed", unlucky.ticket_id)
 
 
@@ -265,12 +265,12 @@ def _start_no_reader(self: threading.Thread) -> None:
 
 @pytest.mark.parametrize("transport", BOTH)
 def test_an_ack_received_before_the_link_was_lost_counts(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, commit = threading.Event(), OutgoingTickets._commit
+    resume, commit = threading.Event(), OutgoingTickets._commit
 
     def hold_up(self: OutgoingTickets, made: Commit) -> None:
         commit(self, made)
         self._outbox.flush()
-        assert go_on.wait(DEADLINE_S)
+        assert resume.wait(DEADLINE_S)
 
     monkeypatch.setattr(OutgoingTickets, "_commit", hold_up)
     with make_rig(transport) as rig:
@@ -278,11 +278,11 @@ def test_an_ack_received_before_the_link_was_lost_counts(transport: str, monkeyp
         rig.hand_over(ticket, range(5))
         rig.events.wait("committed", ticket.ticket_id)
         (lane,) = _lanes(rig)
-        until(lambda: lane._queue.qsize() > 0)  # the ACK; the writer still stands
+        until(lambda: lane._queue.qsize() > 0)  # the ACK; the writer is still blocked
 
         for link in list(rig.receiver._links.values()):
             link.shutdown()
-        go_on.set()
+        resume.set()
         rig.events.wait("acked", ticket.ticket_id)
 
         until(lambda: lane.state == "down")
@@ -290,8 +290,8 @@ def test_an_ack_received_before_the_link_was_lost_counts(transport: str, monkeyp
 
 
 @contextmanager
-def _second_life(rig: Rig, transport: str) -> Iterator[KvReceiver]:
-    """Another process of the same instance id, at another epoch, with its own blocks."""
+def _newer_process(rig: Rig, transport: str) -> Iterator[KvReceiver]:
+    """A newer process of the same instance: another epoch, its own blocks."""
     receiver = KvReceiver(
         rig.d_pool, instance_id="decode-0", epoch=78, host="127.0.0.1", transports=(transport,), events=rig.events
     )
@@ -307,7 +307,7 @@ def _open_there(receiver: KvReceiver, blocks: range) -> Ticket:
 
 @pytest.mark.parametrize("transport", BOTH)
 def test_a_late_ticket_of_an_older_epoch_cuts_no_newer_link(transport: str) -> None:
-    with make_rig(transport) as rig, _second_life(rig, transport) as newer:
+    with make_rig(transport) as rig, _newer_process(rig, transport) as newer:
         hand_over(rig)
         under_way = _open_there(newer, range(20, 25))
         rig.sender.begin(under_way)
@@ -330,7 +330,7 @@ def test_a_late_ticket_of_an_older_epoch_cuts_no_newer_link(transport: str) -> N
 def test_an_older_epoch_is_current_again_without_a_newer_one() -> None:
     with make_rig("tcp") as rig:
         hand_over(rig)
-        with _second_life(rig, "tcp") as newer:
+        with _newer_process(rig, "tcp") as newer:
             ticket = _open_there(newer, range(20, 25))
             rig.hand_over(ticket, range(20, 25))
             rig.events.wait("acked", ticket.ticket_id)
@@ -486,7 +486,7 @@ def test_counts_of_an_older_epoch_stay_with_their_instance(transport: str) -> No
         for connection in list(rig.receiver._links.values()):
             connection.shutdown()  # a loss
         until(lambda: rig.sender.links()[0].failures == 1)
-        with _second_life(rig, transport) as newer:
+        with _newer_process(rig, transport) as newer:
             ticket = _open_there(newer, range(20, 25))
             rig.hand_over(ticket, range(20, 25))
             rig.events.wait("acked", ticket.ticket_id)

@@ -95,11 +95,11 @@ def test_a_link_is_measured_again_and_the_last_results_stay() -> None:
 
 
 def test_measurements_of_a_link_are_made_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle, heard, go_on = Probed.handle, threading.Event(), threading.Event()
+    handle, heard, resume = Probed.handle, threading.Event(), threading.Event()
 
     def hold(self: Probed, signal: Signal) -> None:
         heard.set()
-        assert go_on.wait(DEADLINE_S)
+        assert resume.wait(DEADLINE_S)
         handle(self, signal)
 
     monkeypatch.setattr(Probed, "handle", hold)
@@ -109,7 +109,7 @@ def test_measurements_of_a_link_are_made_one_after_another(monkeypatch: pytest.M
             done = partial(lambda number, answer: answers.put((number, answer)), number)
             rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1 << 20, DEADLINE_S, done)
         assert heard.wait(DEADLINE_S)
-        go_on.set()
+        resume.set()
 
         for number in range(3):
             which, answer = answers.get(timeout=DEADLINE_S)

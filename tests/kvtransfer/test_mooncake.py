@@ -80,12 +80,12 @@ def test_a_read_that_stalls_is_abandoned_when_its_ticket_ends() -> None:
         raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
         (incoming,) = rig.receiver._links.values()
         until(lambda: incoming._inlet is not None)  # the receiver says READY a moment before
-        inlet, reading, go_on = incoming._inlet, StopFlag(), StopFlag()
+        inlet, reading, resume = incoming._inlet, StopFlag(), StopFlag()
 
         class Stalled:
             def read(self, *arguments: object) -> None:
                 reading.set()
-                until(go_on.is_set)
+                until(resume.is_set)
                 raise OSError("nothing was read")
 
             def unregister(self, memory: Staging) -> None:
@@ -99,5 +99,5 @@ def test_a_read_that_stalls_is_abandoned_when_its_ticket_ends() -> None:
         rig.events.wait("ended", ticket.ticket_id)  # though the engine still reads into its staging memory
 
         memory.engine = engine
-        go_on.set()
+        resume.set()
         raw.stream.close()

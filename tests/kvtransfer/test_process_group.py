@@ -237,13 +237,13 @@ class FakeGroup:
 
 def test_an_aborted_group_is_released_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     freed_by: list[str] = []
-    submitted, go_on, submit = threading.Event(), threading.Event(), IssueQueue.submit
+    submitted, resume, submit = threading.Event(), threading.Event(), IssueQueue.submit
 
     def held_up(self: IssueQueue, task: Callable[[], object]) -> Future[object]:
         done = submit(self, task)
         if threading.current_thread().name == "closing":
             submitted.set()
-            assert go_on.wait(DEADLINE_S)
+            assert resume.wait(DEADLINE_S)
         return done
 
     monkeypatch.setattr(IssueQueue, "submit", held_up)
@@ -260,7 +260,7 @@ def test_an_aborted_group_is_released_by_its_own_thread(monkeypatch: pytest.Monk
 
     group._waiter.join(DEADLINE_S)
     assert freed_by == ["kv-set-up-p-d"]
-    go_on.set()
+    resume.set()
     closing.join(DEADLINE_S)
 
 

@@ -283,7 +283,7 @@ class Ranks(RuleBasedStateMachine):
             self.tables[path[1]].handle(self.links[path], message, self.wire)
 
     @rule(data=st.data())
-    def hear(self, data: st.DataObject) -> None:
+    def receive(self, data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(self.paths))
         while path in self.links and self.to_p[path]:
             self.receive_from(path, self.to_p[path].popleft())

@@ -188,7 +188,7 @@ def test_only_the_requested_receipt_commits() -> None:
         raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
         raw.say(mine)  # and before all is in
         raw_hand_over(rig, raw, ticket, tokens)
-        assert raw.hear() == Read(ticket.ticket_id, ticket.epoch)
+        assert raw.receive() == Read(ticket.ticket_id, ticket.epoch)
         other.say(mine)
         raw.say(Held(ticket.ticket_id, ticket.epoch + 1))
         raw.say(Held(secrets.token_hex(16), ticket.epoch))
@@ -196,14 +196,14 @@ def test_only_the_requested_receipt_commits() -> None:
         for one in (raw, other):  # both links were heard out: this is answered behind it
             stranger = secrets.token_hex(16)
             one.say(Open(stranger, ticket.epoch, 4, 0))
-            answer = one.hear()
+            answer = one.receive()
             assert isinstance(answer, Abort)
             assert answer.ticket_id == stranger
         assert not rig.events.reports
 
         for _ in range(3):
             raw.say(mine)
-        assert raw.hear() == Ack(ticket.ticket_id, ticket.epoch)
+        assert raw.receive() == Ack(ticket.ticket_id, ticket.epoch)
         rig.events.wait("committed", ticket.ticket_id)
         raw.say(Open(never.ticket_id, never.epoch, 4, 0))
         raw.say(Abort(never.ticket_id, never.epoch, "Cancelled", "enough"))
@@ -220,7 +220,7 @@ def test_a_sender_that_owes_its_receipt_has_a_lease_for_it() -> None:
         tokens = fill(rig.p_pool, range(5), 20)
         ticket, raw = rig.open(20, BLOCKS), RawSender(rig)
         raw_hand_over(rig, raw, ticket, tokens)
-        assert raw.hear() == Read(ticket.ticket_id, ticket.epoch)
+        assert raw.receive() == Read(ticket.ticket_id, ticket.epoch)
 
         rig.clock.now += 29.0
         rig.receiver.sweep()
@@ -231,7 +231,7 @@ def test_a_sender_that_owes_its_receipt_has_a_lease_for_it() -> None:
         raw.say(Held(ticket.ticket_id, ticket.epoch))
 
         assert "no renewal within the lease of 30 s" in rig.events.ends[ticket.ticket_id][1]
-        assert isinstance(raw.hear(), Abort)
+        assert isinstance(raw.receive(), Abort)
         assert not rig.events.commits
         raw.stream.close()
 

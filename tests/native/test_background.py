@@ -53,7 +53,7 @@ def endless_cc(tmp_path: Path) -> str:
 
 
 def release(tmp_path: Path) -> None:
-    """Let the held compiler go on."""
+    """Release the held compiler."""
     (tmp_path / "go").write_text("go\n")
 
 

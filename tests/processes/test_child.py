@@ -57,7 +57,7 @@ def test_status_and_stderr_report_how_the_child_ended(
 
 def test_closing_kills_and_reaps_the_child(start: Callable[[], ChildProcess]) -> None:
     child = start()
-    with pytest.raises(TimeoutError, match="does not end"):
+    with pytest.raises(TimeoutError, match="has not exited"):
         child.wait(0.0)
 
     child.close()

@@ -97,12 +97,12 @@ def test_using_a_closed_channel_raises(ends: Ends) -> None:
 def test_a_shutdown_wakes_a_blocked_receive(ends: Ends) -> None:
     begun = threading.Event()
 
-    def hear() -> None:
+    def receive() -> None:
         begun.set()
         ends.ours.receive(None)
 
     with ThreadPoolExecutor(1) as pool:
-        heard = pool.submit(hear)
+        heard = pool.submit(receive)
         assert begun.wait(DEADLINE_S)
         ends.socket.shutdown(socket.SHUT_RDWR)
 

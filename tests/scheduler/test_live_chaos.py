@@ -61,7 +61,7 @@ async def test_every_request_succeeds_on_the_instances_where_it_began(seed: int)
             assert tokens == expected(prompt, len(tokens))
         ledger = cluster.control.dispatch.ledger
         assert (ledger.received, ledger.completed, ledger.retried_prompts) == (NUM_REQUESTS, NUM_REQUESTS, 0)
-        await ends_whole(cluster)
+        await check_settled(cluster)
 
 
 @pytest.mark.parametrize("seed", [0, *MORE])
@@ -83,10 +83,10 @@ async def test_instances_that_break_meanwhile_leave_nothing_behind_either(seed: 
             tokens = reader.result()
             assert tokens is None or tokens == expected(prompt, len(tokens))
         assert cluster.control.dispatch.ledger.completed > 20
-        await ends_whole(cluster)
+        await check_settled(cluster)
 
 
-async def ends_whole(cluster: FakeCluster) -> None:
+async def check_settled(cluster: FakeCluster) -> None:
     """Return when all instances use the last table and hold nothing, and none is draining."""
     registry = cluster.control.registry
     await until(lambda: not registry.missing() and not registry.leaving, timeout_s=60.0)

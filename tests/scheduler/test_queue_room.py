@@ -1,11 +1,11 @@
-"""How much may wait, in total and of one tenant."""
+"""How much may wait, in total and per tenant."""
 
 from scheduler.limits import ControlLimits
 from scheduler.queue.room import QueueRoom
 
 
 def filled(room: QueueRoom, tenant: str, num_tokens: int = 10) -> int:
-    """Enter the tenant's prompts until one is refused; return how many were accepted."""
+    """Queue the tenant's prompts until one is refused; return how many were accepted."""
     count = 0
     while room.refusal(tenant, 1, num_tokens) is None:
         room.take(tenant, num_tokens)

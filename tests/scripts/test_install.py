@@ -1,4 +1,4 @@
-"""scripts/install goes on where a run of it was broken off, and looks after the native functions each time."""
+"""scripts/install resumes an interrupted run, and checks the native functions each time."""
 
 import shutil
 import signal

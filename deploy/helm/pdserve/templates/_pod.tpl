@@ -135,7 +135,7 @@ spec:
         {{- else if $platform.enabled }}
         - --ip={{ $platform.apiServer | default "$(POD_IP)" }}
         {{- else }}
-        # The name of the Service: it stays when the pod is made anew, and with it the table.
+        # The name of the Service: it stays the same when the pod is recreated, and so does the table.
         - --ip={{ include "pdserve.name" $root }}
         {{- end }}
         - --
