@@ -16,7 +16,7 @@ _MODE = 0o666  # less the umask
 
 
 class WholeFile:
-    """Writes the future file at `path`; `with` removes the temporary one unless `publish` was called.
+    """Writes the new file for `path`; `with` removes the temporary one unless `publish` was called.
 
     The caller holds a lock on `path`: the temporary name is fixed, so that killed writers leave at most one file.
     """

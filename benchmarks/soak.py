@@ -7,7 +7,7 @@
 
 Clients send requests one after another, without a pause: greedy and seeded streams, long prompts, schemas, several
 choices, vectors, bad bodies, and requests whose client disconnects (benchmarks/soaking/requests.py). In float32 the
-same body always has the same answer, on any pair of instances and beside any other requests. When the time is over,
+same body always has the same answer, on any pair of instances and beside any other requests. When the time is up,
 the clients end and the cluster is checked:
 
     `endings` none `wrong`, none `unended`; `told` (an error with a message) only if instances are killed or stopped
@@ -135,7 +135,7 @@ class Soak:
         self.kills = self.freezes = 0
 
     async def run(self) -> dict[str, Any]:
-        """Send requests until the time is over; then wait until the cluster should be idle, and check it."""
+        """Send requests until the time is up; then wait until the cluster should be idle, and check it."""
         until, started = time.monotonic() + 60 * self.args.minutes, time.monotonic()
         helpers = [asyncio.create_task(self.watch(until))]
         for every_s, fault in ((self.args.kill_every, self.kill), (self.args.freeze_every, self.freeze)):

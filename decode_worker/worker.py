@@ -156,7 +156,7 @@ class DecodeWorker:
         return reservation is not None or running
 
     def cancel_all(self, reason: str) -> None:
-        """Cancel everything here without emitting events: the scheduler's session is over."""
+        """Cancel everything here without emitting events: the scheduler's session has ended."""
         with self._lock:
             tickets, running = list(self._prompt_by_ticket), list(self._running)
             self._reservations.clear()

@@ -114,7 +114,7 @@ class Advance:
             sequence.drop(self._blocks)
 
     def _search(self, prompt: Prompt, index: int, candidates: Candidates | None, outcome: StepOutcome) -> None:
-        """Pass candidates to a beam; the hypotheses are emitted when the search is over."""
+        """Pass candidates to a beam; the hypotheses are emitted when the search has ended."""
         beams = prompt.beams
         assert beams is not None
         assert candidates is not None, "a beam's row has candidates"

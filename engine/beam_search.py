@@ -1,4 +1,4 @@
-"""Beam search over one prompt: which hypotheses continue, which are done, and when the search is over. Pure.
+"""Beam search over one prompt: which hypotheses continue, which are done, and when the search has ended. Pure.
 
 One step: every live beam gets candidates (the best next tokens), and all candidates are ranked by summed log
 probability. A stop token or the length limit ends a hypothesis, which counts if it is among the first `width`; the best
@@ -85,7 +85,7 @@ def ranking_score(beam: Beam, params: SamplingParams) -> float:
 
 
 def winners(search: Search, params: SamplingParams) -> tuple[Beam, ...]:
-    """Return the `n` best hypotheses of a search that is over, best first; fewer if there are fewer."""
+    """Return the `n` best hypotheses of a search that has ended, best first; fewer if there are fewer."""
     return search.done[: params.n]
 
 

@@ -50,7 +50,7 @@ class Beams:
 
     @property
     def winners(self) -> tuple[Beam, ...]:
-        """The hypotheses of a search that is over, best first."""
+        """The hypotheses of a search that has ended, best first."""
         return winners(self.search, self.params)
 
     def begin(self, candidates: Candidates, stem: Sequence) -> None:

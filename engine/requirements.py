@@ -21,10 +21,12 @@ def blocks_needed(
     model recomputes past a RoPE limit (`rope`) shares no blocks.
     """
     counts = list(outputs_computed)
-    anew = [count for count in counts if rope is not None and rope.drops_prompt(prompt_length, prompt_length + count)]
-    whole = sum(-(-(prompt_length + count) // block_size) for count in anew)
-    sharing = [count for count in counts if count not in anew]
-    if anew and not sharing:
+    recomputed = [
+        count for count in counts if rope is not None and rope.drops_prompt(prompt_length, prompt_length + count)
+    ]
+    whole = sum(-(-(prompt_length + count) // block_size) for count in recomputed)
+    sharing = [count for count in counts if count not in recomputed]
+    if recomputed and not sharing:
         return whole
     shared, partial = prompt_length // block_size, int(prompt_length % block_size > 0)
     own = sum(-(-(prompt_length + count) // block_size) - shared for count in sharing if count > 0)
@@ -98,8 +100,8 @@ def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> No
     count = params.width
     needed = blocks_needed(length, [computed] * count, layout.block_size, info.rope)
     if needed > layout.num_blocks:
-        anew = info.rope is not None and info.rope.drops_prompt(length, length + computed)
-        why = f", each recomputed past {info.rope.border} tokens," if info.rope is not None and anew else ""
+        recomputed = info.rope is not None and info.rope.drops_prompt(length, length + computed)
+        why = f", each recomputed past {info.rope.border} tokens," if info.rope is not None and recomputed else ""
         raise NeverFits(
             f"{length} prompt tokens and {count} x {computed + 1} output tokens{why} need {needed} KV blocks of "
             f"{layout.block_size} tokens, the whole pool has {layout.num_blocks}",

@@ -24,16 +24,16 @@ LENGTH_TYPES = (DYNAMIC, LONGROPE)
 class RopeLengths:
     """A model's rope type, one of LENGTH_TYPES, and the longest sequence that has the short frequencies (`border`).
 
-    `computes_anew`: when a sequence grows past the border, all its keys are recomputed with the long frequencies.
+    `recomputes`: when a sequence grows past the border, all its keys are recomputed with the long frequencies.
     """
 
     rope_type: str
     border: int
-    computes_anew: bool = False
+    recomputes: bool = False
 
     def counted_prompt(self, prompt_length: int, num_tokens: int) -> int:
         """Return how many of its first tokens count as the prompt in a sequence of `num_tokens`."""
-        crossed = self.computes_anew and num_tokens > self.border
+        crossed = self.recomputes and num_tokens > self.border
         return max(prompt_length, self.border + 1) if crossed else prompt_length
 
     def drops_prompt(self, prompt_length: int, num_tokens: int) -> bool:
@@ -59,7 +59,7 @@ def rope_lengths(text_config: Any) -> RopeLengths | None:
     if rope_type == DYNAMIC:
         return RopeLengths(rope_type, text_config.max_position_embeddings)
     border = parameters["original_max_position_embeddings"]
-    return RopeLengths(rope_type, border, computes_anew=support_of(text_config.model_type).drops_kv_at_border)
+    return RopeLengths(rope_type, border, recomputes=support_of(text_config.model_type).drops_kv_at_border)
 
 
 def longest_sequence(text_config: Any) -> int | None:

@@ -211,7 +211,7 @@ class InstanceHost:
     def _session_over(self, session: InstanceSession) -> None:
         _log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())
         if session is self._session:
-            self.workers.cancel_all("the scheduler's session is over")
+            self.workers.cancel_all("the scheduler's session has ended")
 
     async def _watch_session(self) -> None:
         while True:

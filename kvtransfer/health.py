@@ -125,7 +125,7 @@ class Health:
         return Change.BACK if after < before else Change.NONE
 
     def due(self, now: float) -> str | None:
-        """Return the best transport that is better than the one in use and whose rest is over, or None."""
+        """Return the best transport that is better than the one in use and whose rest has passed, or None."""
         better = self._names[: 0 if self.used is None else self._rank(self.used)]
         due = [name for name in better if self._is_due(name, now)]
         return min(due, key=lambda name: name in self._measured_first, default=None)

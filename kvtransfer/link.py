@@ -56,7 +56,7 @@ class LinkOwner(Protocol):
         ...
 
     def down(self, link: "Link", error: PdserveError | None) -> None:
-        """The link is over and its tickets are about to end; `error` is None if this side closed it normally."""
+        """The link has ended and its tickets are about to end; `error` is None if this side closed it normally."""
         ...
 
     def tick(self) -> None:
@@ -117,7 +117,7 @@ class Link:
         return 0 if self._tickets is None else self._tickets.frames_resent
 
     def begin(self, op: Begin, num_bytes: int) -> bool:
-        """Queue a ticket of `num_bytes`; return False if this link is over or draining and the caller needs another."""
+        """Queue a ticket of `num_bytes`; return False if this link is down or draining and the caller needs another."""
         with self._lock:
             if self._phase == "down" or self._draining:
                 return False

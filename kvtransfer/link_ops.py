@@ -96,7 +96,7 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class LinkOver:
-    """The link is over; `error` is None if this side closes it normally."""
+    """The link has ended; `error` is None if this side closes it normally."""
 
     error: PdserveError | None
 

@@ -141,7 +141,7 @@ class OutgoingTickets:
         self._batch_tickets.add(ticket_id)
 
     def abort_all(self, reason: str) -> None:
-        """Notify the receiver that every ticket is over. Raises LinkLost."""
+        """Notify the receiver that every ticket has ended. Raises LinkLost."""
         for entry in list(self._tickets.values()):
             self._abort(entry.ticket, HandoffFailed(reason))
 

@@ -1,8 +1,8 @@
 """All links of the sender to one rank of one process of an instance: chooses the link and transport of each ticket.
 
     ticket --> least loaded link over the best transport that is up; none: a new link, dialled best first
-    beside a loaded link a second lane is dialled; beside a worse transport in use a better one is tried again, or one
-    whose set-up is slow, or that must be measured first, for the first time
+    beside a loaded link a second lane is dialled; while a worse transport is in use, a better one is tried again, or
+    tried for the first time if its set-up is slow or it must be measured first
 
 Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained. One that
 must be measured first is closed again unless it is faster than the one in use.
@@ -171,7 +171,7 @@ class Peer:
         """Use a link that is faster than the one in use; close one that is not, or that could not be measured."""
         is_faster, now = isinstance(found, Comparison) and found.faster is link, self._settings.clock()
         with self._lock:
-            if link is not self._trial:  # it is over
+            if link is not self._trial:  # it has ended
                 return
             if isinstance(found, Comparison):
                 self._measured = found.measured
@@ -208,7 +208,7 @@ class Peer:
             _log.info("kv_link_back", peer=self.key.instance_id, transport=best.transport)
 
     def down(self, link: Link, error: PdserveError | None) -> None:
-        """A link is over: its transport rests, unless it was closed normally or none works (link.LinkOwner)."""
+        """A link has ended: its transport rests, unless it was closed normally or none works (link.LinkOwner)."""
         with self._lock:
             self._idle_since = self._settings.clock()
             trial, self._trial = self._trial, None if link is self._trial else self._trial
@@ -222,7 +222,7 @@ class Peer:
                 self._health.forgive()
 
     def tick(self) -> None:
-        """Try a better transport again when its rest is over; tickets do not wait for it (link.LinkOwner)."""
+        """Try a better transport again when its rest has ended; tickets do not wait for it (link.LinkOwner)."""
         if not self._may_try():  # first without the lock: this is called all the time
             return
         with self._lock:

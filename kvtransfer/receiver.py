@@ -112,7 +112,7 @@ class KvReceiver:
         )  # fmt: skip
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End a ticket and notify its sender, if any. Does nothing for a ticket that is over or being committed."""
+        """End a ticket and notify its sender, if any. Does nothing if it has ended or is being committed."""
         self._quorum.abort(ticket_id, reason)
 
     def sweep(self, now: float | None = None) -> None:

@@ -146,7 +146,7 @@ class SenderTicket:
             self.progressed(now)
 
     def renewal_due(self, now: float) -> bool:
-        """Return whether a third of the lease is over."""
+        """Return whether a third of the lease has passed."""
         return now >= self._renewed + self.lease_s / 3
 
     def expire(self, now: float) -> bool:

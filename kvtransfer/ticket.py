@@ -124,7 +124,7 @@ class ReceiverTicket:
             self.progress += 1
 
     def is_renewal_time(self, now: float) -> bool:
-        """Return whether a third of the lease is over since progress was last reported to the senders."""
+        """Return whether a third of the lease has passed since progress was last reported to the senders."""
         return not self.over and now >= self._reported_at + self._lease_s / 3
 
     def renewals_due(self, now: float, progress: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ class LinkAnswers:
             answer.set_result(event)
 
     def end(self, error: InstanceLost) -> None:
-        """Fail all waits: the session is over."""
+        """Fail all waits: the session has ended."""
         self._over = error
         for answer in self._waiting.values():
             if not answer.done():

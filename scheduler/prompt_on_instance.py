@@ -64,7 +64,7 @@ class PromptOnInstance:
         self._generates = generates
 
     def post(self, command: Command) -> None:
-        """Send a command; does nothing once the session is over (the owner has got `SessionLost`)."""
+        """Send a command; does nothing once the session has ended (the owner has got `SessionLost`)."""
         self._post(command)
 
     def cancel(self) -> None:

@@ -85,7 +85,7 @@ class Registry:
         return self._members.leaving
 
     async def run(self) -> None:
-        """Keep sessions with all members until cancelled. Raises Incompatible if found before we were ever ready."""
+        """Keep sessions with all members until cancelled. Raises Incompatible before the first `confirm_ready`."""
         await self._members.run()
 
     def change(self, expected: Sequence[ExpectedInstance], table_digest: str, what: str = "") -> None:
@@ -214,7 +214,7 @@ class Registry:
             listener()
 
     def _check_table(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Check the table; at the start a difference is an error once a file being changed would have arrived here too.
+        """Check the table. At the start a difference is an error after `tables_s`: a new file may still arrive.
 
         While serving it is ignored: a new table may not have reached each host yet. Raises Unavailable or Incompatible.
         """

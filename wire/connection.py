@@ -15,7 +15,7 @@ class Session(Protocol):
     """One open session. `send` never waits for the peer's work; events arrive in the order they were emitted."""
 
     async def send(self, *commands: Command) -> None:
-        """Queue commands, in order. Raises InstanceLost once the session is over."""
+        """Queue commands, in order. Raises InstanceLost once the session has ended."""
         ...
 
     def events(self) -> AsyncIterator[Event]:
@@ -67,7 +67,7 @@ class ServedSession(Protocol):
         ...
 
     def events(self) -> AsyncIterator[list[Event]]:
-        """Yield batches of the session's events (SessionOpen first) until it is over: each all since the last one."""
+        """Yield batches of the session's events (SessionOpen first) until it ends: each all since the last one."""
         ...
 
     def lost(self) -> None:

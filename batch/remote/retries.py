@@ -24,7 +24,7 @@ class Transient(Exception):
 async def retried(attempt: Callable[[], Awaitable[T]], *, what: str, retries: Retries, whole_s: float) -> T:
     """Return what `attempt` returns, tried again after each Transient; `what` names the file in messages.
 
-    Raises Unavailable after the last try and DeadlineExceeded when `whole_s` is over; other errors pass at once.
+    Raises Unavailable after the last try and DeadlineExceeded when `whole_s` has passed; other errors pass at once.
     """
     deadline = asyncio.timeout(whole_s)
     try:

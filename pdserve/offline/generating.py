@@ -13,7 +13,7 @@ from pdserve.offline.answers import of_chat, of_completion
 from pdserve.offline.bodies import chat_logprobs, completion_logprobs, sampling_body
 from pdserve.offline.bounded import bounded
 from pdserve.offline.http_surface import HttpSurface
-from pdserve.offline.lengths import room_behind_chat, room_for
+from pdserve.offline.lengths import room_after_chat, room_for
 from pdserve.offline.outputs import RequestOutput
 from pdserve.offline.progress import ProgressBar
 from pdserve.offline.prompts import PromptInput
@@ -65,7 +65,7 @@ def seed_of(params: SamplingParams, own: int | None, number: int) -> int | None:
 def _room(surface: HttpSurface, job: Job) -> Awaitable[int | None]:
     if isinstance(job.prompt, PromptInput):
         return room_for(surface, job.index, job.prompt, job.params)
-    return room_behind_chat(surface, job.index, job.prompt, job.params)
+    return room_after_chat(surface, job.index, job.prompt, job.params)
 
 
 async def _one(surface: HttpSurface, job: Job, max_tokens: int | None) -> RequestOutput:

@@ -26,7 +26,7 @@ async def room_for(surface: HttpSurface, index: int, prompt: PromptInput, params
     return _remaining(index, await _count(surface, index, prompt, params), params, maximum)
 
 
-async def room_behind_chat(
+async def room_after_chat(
     surface: HttpSurface, index: int, conversation: Mapping[str, Any], params: SamplingParams
 ) -> int | None:
     """Return the same for a conversation, rendering its template; None leaves it to the server."""

@@ -3,7 +3,7 @@
 digest = sha256(salt | all tokens up to here), every 64 tokens: tenants share none
 chain  = the digests of one prompt, first to last
 
-An estimate: the instance evicts by its own rules without reporting it. Dropped with the session, so with the epoch.
+An estimate: the instance evicts by its own rules without reporting it. It is dropped when the session ends.
 """
 
 import bisect

@@ -8,12 +8,12 @@ from scheduler.templates.content_format import ContentFormat
 Message = dict[str, Any]
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_MARK = "PDSERVE_WRITES_ON_FROM_HERE "  # its trailing space shows whether the template strips
+_MARK = "PDSERVE_CONTINUES_FROM_HERE "  # its trailing space shows whether the template strips
 
 
-def shaped(messages: Sequence[Mapping[str, Any]], takes: ContentFormat) -> list[Message]:
+def shaped(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat) -> list[Message]:
     """Return the messages without nulls, contents in the format, and reasoning under the names templates use."""
-    return [_with_reasoning(_shaped(message, takes)) for message in messages]
+    return [_with_reasoning(_shaped(message, content_format)) for message in messages]
 
 
 def left_open(messages: Sequence[Message], template: str) -> tuple[list[Message], str]:
@@ -46,12 +46,12 @@ def cut_at_mark(rendered: str, text: str) -> str:
     return kept if rendered.startswith(_MARK, end) else kept.rstrip()
 
 
-def _shaped(message: Mapping[str, Any], takes: ContentFormat) -> Message:
+def _shaped(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
     made = {name: value for name, value in message.items() if value is not None}
     content = made.get("content")
-    if takes is ContentFormat.OPENAI and isinstance(content, str):
+    if content_format is ContentFormat.OPENAI and isinstance(content, str):
         made["content"] = [{"type": "text", "text": content}]
-    elif takes is ContentFormat.STRING and isinstance(content, list):
+    elif content_format is ContentFormat.STRING and isinstance(content, list):
         made["content"] = "\n".join(part["text"] for part in content if "text" in part)
     return made
 

@@ -52,7 +52,7 @@ class FakeServedSession:
         self._changed.set()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yield lists of all events that are due, SessionOpen first, until the session is over."""
+        """Yield lists of all events that are due, SessionOpen first, until the session has ended."""
         while not self._over:
             if not self._outbox:
                 self._changed.clear()

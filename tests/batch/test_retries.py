@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
     "passing",
     [says({}, 429), says({}, 408), says({}, 502), says({}, 503), says({}, 504), Unavailable("the connection was lost")],
 )
-async def test_passing_failures_are_retried(job: BatchJob, passing: Answer | Exception) -> None:
+async def test_transient_failures_are_retried(job: BatchJob, passing: Answer | Exception) -> None:
     backend = Scripted(lambda n, times: passing if n == 7 and times < 3 else echo(n))
 
     progress = await run_job(job, backend)

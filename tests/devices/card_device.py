@@ -33,7 +33,7 @@ class CardDevice(TorchDevice):
     """Implements Device: a card of `total_bytes`, in use by all card tensors of the process."""
 
     def __init__(self, total_bytes: int = 1 << 30, **traits: Any) -> None:
-        """`traits` override those of TRAITS, as attention="cuda"."""
+        """`traits` override those of TRAITS, for example attention="cuda"."""
         super().__init__(replace(TRAITS, **traits), 0)
         self._total_bytes = total_bytes
 

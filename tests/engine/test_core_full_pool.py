@@ -223,7 +223,7 @@ def test_a_step_reported_as_having_work_computes_something() -> None:
 def anew_past(border: int, blocks: int) -> Iterator[EngineCore]:
     """An engine whose model computes a sequence anew as it grows past `border` tokens."""
     with engine(replace(CONFIG, num_blocks=blocks)) as (core, model):
-        model._info = replace(model._info, rope=RopeLengths("longrope", border, computes_anew=True))
+        model._info = replace(model._info, rope=RopeLengths("longrope", border, recomputes=True))
         yield core
 
 

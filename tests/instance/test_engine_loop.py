@@ -127,7 +127,7 @@ def test_the_slowest_turn_belongs_to_the_current_chunk(lengths: tuple[int, ...],
             assert finished.acquire(timeout=DEADLINE_S)
         assert loop.stop(DEADLINE_S)
 
-    assert max(clock.reported) == slowest_s, "a decode step must not count for a chunk that is over"
+    assert max(clock.reported) == slowest_s, "a decode step must not count for a finished chunk"
     assert loop.slowest_turn_s == 1.0
 
 

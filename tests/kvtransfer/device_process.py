@@ -8,7 +8,7 @@ from tests.kvtransfer.receiver_process import LAYOUT, serve
 
 
 def main() -> None:
-    """Serve one ticket over the transports named, into a pool on the device named."""
+    """Serve one ticket over the given transports, into a pool on the given device."""
     transports._MAKERS, transports.NAMES = offer_cuda_ipc(None)
     pool = DevicePool(LAYOUT, device=sys.argv[2])
     serve(pool, lambda: bytes(pool.tensor.cpu().tolist()), within_s=60)

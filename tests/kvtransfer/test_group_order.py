@@ -5,7 +5,7 @@ several queues at once. An operation ends when all members of its communicator r
 sum, two ranks of different instances for a frame. All members issue a communicator's operations in the same order, at
 any time, ahead without limit; a receive is issued after its frame was announced. A queue is what the device really
 runs in order: a stream, or several streams that share one of the device's connections. A link whose operation waits
-for its time limit is aborted at both ends: no operation of it runs or is issued any more.
+for its time limit is aborted at both ends: none of its operations runs or is issued after that.
 """
 
 import random
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Communicator:
-    """Of the ranks of an instance, or of a link: the sender, then the receiver."""
+    """A communicator of the ranks of an instance, or of a link: the sender, then the receiver."""
 
     members: tuple[int, ...]
     num_operations: int
@@ -36,12 +36,12 @@ def own(communicator: Communicator, device: int) -> object:
 
 
 def one(communicator: Communicator, device: int) -> object:
-    """All share one."""
+    """Return the same queue for all communicators."""
     return None
 
 
 def by_kind(communicator: Communicator, device: int) -> object:
-    """Sums, sends and receives have one each."""
+    """Return one queue each for sums, sends and receives."""
     return "sums" if not communicator.is_link else "sends" if communicator.members[0] == device else "receives"
 
 
@@ -161,7 +161,7 @@ FOUR_LINKS = [Communicator((sender, receiver), 1, is_link=True) for sender in (0
         pytest.param(FOUR_LINKS, by_kind, id="two senders and two receivers, each with one queue"),
     ],
 )
-def test_one_issuing_thread_alone_allows_a_deadlock(cluster: list[Communicator], queue_of: Queues) -> None:
+def test_one_issuing_thread_does_not_prevent_a_deadlock(cluster: list[Communicator], queue_of: Queues) -> None:
     """Each device issues one operation after another, and a receive only once its frame was announced."""
     orders = (random.Random(seed) for seed in range(1_000))
 

@@ -10,7 +10,7 @@ from pdserve.guarded import guarded
 from pdserve.variables import _OTHERS, PREFIX, VARIABLES
 
 CLONE = Path(__file__).parents[2]
-_TEXTS = {"PDSERVE_WRITES_ON_FROM_HERE", "PDSERVE_API_KYE"}  # a mark in chat templates, and a typo that docs show
+_TEXTS = {"PDSERVE_CONTINUES_FROM_HERE", "PDSERVE_API_KYE"}  # a mark in chat templates, and a typo that docs show
 
 
 @pytest.fixture(autouse=True)

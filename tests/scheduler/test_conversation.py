@@ -72,7 +72,7 @@ def test_parts_render_as_in_transformers(template: str, open_last: bool) -> None
     assert ours(template, messages, open_last) == theirs(template, messages, open_last)
 
 
-@pytest.mark.parametrize("content", ["", " ", "a", "a ", "a\n\n", " a b", "PDSERVE_WRITES_ON_FROM_HERE", "你好\u3000"])
+@pytest.mark.parametrize("content", ["", " ", "a", "a ", "a\n\n", " a b", "PDSERVE_CONTINUES_FROM_HERE", "你好\u3000"])
 @pytest.mark.parametrize("template", [TAKES_TEXT, TRIMS])
 def test_an_open_message_ends_where_transformers_ends_it(template: str, content: str) -> None:
     messages = [*TALK[:-1], {"role": "assistant", "content": content}]
