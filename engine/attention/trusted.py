@@ -18,7 +18,6 @@ from devices.interface import Device
 from engine.attention.interface import AttentionBackend, AttentionOptions
 from engine.attention.probe import LayerKind, differs, usual_parts, with_short_window
 from engine.attention.reference import ReferenceAttention
-from engine.attention.registered import attach
 from engine.kernel_check import kernel_check
 from telemetry.logs import EventLogger
 
@@ -71,6 +70,8 @@ def why_not(
 
 def layer_kinds(network: Any) -> tuple[LayerKind, ...]:
     """Return the attention parameters of a loaded network's layers, each kind once, in layer order."""
+    from engine.attention.registered import attach  # transformers, which a check's child process does without
+
     seen = _Seen()
     attach(network, seen)
     with torch.inference_mode():
