@@ -1,10 +1,17 @@
 """The CPU quota of a process's control groups, in both cgroup versions, and the number of threads that it allows."""
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from flags.options import EngineOptions
+from instance.config import InstanceConfig
 from ranktable_tools.core_quota import core_quota, usable_threads
+from wire.types import Role
 
 _GROUP = "sys/fs/cgroup"
 
@@ -57,3 +64,44 @@ def test_threads_are_as_many_as_the_quota_allows(quota: str | None, share: float
     root = _machine(tmp_path, {f"{_GROUP}/cpu.max": f"{quota or 'max'} 100000\n"})
 
     assert usable_threads(range(8), share=share, root=root) == threads
+
+
+class _Asked(Exception):
+    """Raised in place of preparing torch for so many threads."""
+
+
+def _config(**fields: Any) -> InstanceConfig:
+    return InstanceConfig(EngineOptions(model="m"), Role.COMBINED, cores=tuple(range(8)), **fields)
+
+
+def _unused(*arguments: object) -> None:
+    """Stand for a callback of an engine."""
+
+
+@pytest.mark.parametrize(
+    ("module_name", "load", "threads"),
+    [
+        ("instance.build", lambda module: module._torch_model(_config(), _unused, _unused), 2),
+        ("instance.build", lambda module: module._torch_model(_config(quota_share=0.5), _unused, _unused), 1),
+        ("instance.encoders", lambda module: module.load_encoder_engine(_config(), _unused), 2),
+        ("instance.ranks", lambda module: module.ranks_model(_config(device_ids=("0", "1")), _unused), 1),
+        ("pdserve.bench.engine", lambda module: module.main([]), 2),
+        ("pdserve.selftest.command", lambda module: module.main([]), 2),
+    ],
+)
+def test_everything_that_computes_keeps_to_the_quota(
+    module_name: str, load: Callable[[Any], object], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(num_threads: int) -> None:
+        raise _Asked(num_threads)
+
+    module = importlib.import_module(module_name)
+    monkeypatch.setattr(module, "prepare_torch", asked)
+    monkeypatch.setattr("ranktable_tools.core_quota.core_quota", lambda root: 2.5)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    for name in ("logs", "unwind_on_sigterm"):  # would change this process
+        if name in vars(module):
+            monkeypatch.setattr(module, name, MagicMock())
+
+    with pytest.raises(_Asked, match=f"^{threads}$"):
+        load(module)
