@@ -27,7 +27,7 @@ HANG = (  # and a grandchild in a session of its own that ignores SIGTERM
     "signal.signal(15, signal.SIG_IGN); time.sleep(600)', 'grandchild', sys.argv[1]], start_new_session=True); "
     "print('hanging', flush=True); time.sleep(600)"
 )
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 def python(code: str, *arguments: object) -> list[str]:

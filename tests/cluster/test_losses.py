@@ -140,7 +140,7 @@ async def _many(cluster: GuideCluster) -> list[str]:
     rng = random.Random(7)
     limits = httpx.Limits(max_connections=64)
     async with httpx.AsyncClient(
-        base_url=cluster.client.base_url, timeout=120, trust_env=False, limits=limits
+        base_url=cluster.client.base_url, timeout=300, trust_env=False, limits=limits
     ) as client:
         return await asyncio.gather(*(_one_of_many(client, number, rng) for number in range(NUM_REQUESTS)))
 

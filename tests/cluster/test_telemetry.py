@@ -38,7 +38,7 @@ def _ask(pdserve: Pdserve) -> str:
     headers = {"content-type": "application/json", "traceparent": f"00-{TRACE}-{PARENT}-01"}
     request = urllib.request.Request(f"http://127.0.0.1:{pdserve.port}/v1/completions", body, headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=60) as answer:
+    with opener.open(request, timeout=300) as answer:
         return str(json.load(answer)["id"])
 
 

@@ -34,7 +34,7 @@ BLOCK = 16
 POOL = 30 * BLOCK * (2 * 2 * 2 * 16 * 4) + (8 << 12)  # bytes of 30 blocks: layers, k and v, heads, head_dim, float32
 NUM_SUMS = 4  # two a layer
 MAX_ROWS, NUM_GRAPHS = 16, 6  # of 16 rows with two widths of tables, and of 8, 4, 2 and 1
-LOST_S = 30.0
+LOST_S = 300.0
 CaptureFault = tuple[int, int, str]
 """See Stream.capture_fault."""
 KILLED, STOPPED = "was killed by SIGKILL", "is stopped by a signal: no sum over the ranks within"

@@ -20,7 +20,7 @@ from native.cache import NoNative
 from native.ticker import INTERVAL_S, RECIPE, Counters, NativeTicker, PythonTicker, Ticker
 
 _STOPPED_S = 3.0
-_WAIT_S = 60.0
+_WAIT_S = 300.0
 _CHILD_INTERVAL_S = 0.01
 _CHILD = """
 import itertools, sys, time

@@ -21,7 +21,7 @@ def _completed(folder: Path, line: str, module: str = "pdserve", **environ: str)
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-P", "-m", module], env={**os.environ, **variables, **environ}, capture_output=True,
-        text=True, timeout=60, check=False, cwd=folder,
+        text=True, timeout=300, check=False, cwd=folder,
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -71,7 +71,7 @@ echo "${COMPREPLY[@]}"
 """
     environ = {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}"}
 
-    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, timeout=300, check=False)
 
     assert done.stdout.strip() == "--max-num-seqs", done.stderr
 
@@ -81,6 +81,6 @@ def test_without_argcomplete_a_tab_runs_nothing(tmp_path: Path) -> None:
     line = "pdserve model path "
     environ = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
 
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, timeout=300, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")

@@ -13,7 +13,7 @@ from pdserve.site import LocalSite
 from pdserve.up_options import UpOptions
 from pdserve.up_request import UpRequest
 
-_DEADLINE_S = 60.0
+_DEADLINE_S = 300.0
 _SAYS = """
 import os
 fd = os.environ.get("PDSERVE_WEIGHTS_FD")

@@ -16,7 +16,7 @@ from pdserve.run_folder import ProcessRecord
 from pdserve.spare import MAX_BYTES, MIN_FREE_BYTES, Spare, SpareKeeper, why_no_spare
 from scheduler.http.keys import VARIABLES
 
-_DEADLINE_S = 120.0
+_DEADLINE_S = 300.0
 _ROOT = Path(__file__).parents[2]
 _ENGINE = ("--engine", "fake", "--model", "m")
 
