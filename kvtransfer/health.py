@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from wire.link_reasons import IN_SET_UP, UNMEASURED
+
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 60.0
-_IN_SET_UP, _UNMEASURED = "its link is being set up", "its link has not been measured yet"
 
 
 class Change(Enum):
@@ -97,7 +98,7 @@ class Health:
         state = self._states[name]
         state.slower = than, reason
         if self._rank(name) < self._rank(than):
-            state.rests_until, state.reason = now + LONGEST_REST_S, _UNMEASURED
+            state.rests_until, state.reason = now + LONGEST_REST_S, UNMEASURED
 
     def is_slower(self, name: str, than: str) -> bool:
         """Return whether `name` was measured to be slower than `than`, on links that have not been lost since."""
@@ -111,7 +112,7 @@ class Health:
         """
         state = self._states[name]
         if state.rests_until is None:
-            state.rests_until, state.reason = now, _UNMEASURED if name in self._measured_first else _IN_SET_UP
+            state.rests_until, state.reason = now, UNMEASURED if name in self._measured_first else IN_SET_UP
             if self._rank(name) < self._rank(meanwhile):
                 self.used = meanwhile
 

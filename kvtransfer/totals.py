@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
+from wire.link_reasons import SLOWER
 from wire.load import LinkStatus
 
 PeerProcess = tuple[str, int]
@@ -39,6 +40,7 @@ def add_counts(parts: Sequence[ReceiverCounts]) -> ReceiverCounts:
 
 
 def _both(one: LinkStatus, other: LinkStatus) -> LinkStatus:
+    reasons = (*one.passed_over, *other.passed_over)
     measured = [status for status in (one, other) if status.bytes_per_s > 0]
     return replace(
         one,
@@ -50,7 +52,7 @@ def _both(one: LinkStatus, other: LinkStatus) -> LinkStatus:
         fallbacks=one.fallbacks + other.fallbacks,
         round_trip_s=max((status.round_trip_s for status in measured), default=0.0),
         bytes_per_s=min((status.bytes_per_s for status in measured), default=0.0),
-        passed_over=tuple(dict.fromkeys((*one.passed_over, *other.passed_over))),
+        passed_over=tuple({text.partition(f": {SLOWER}")[0]: text for text in reasons}.values()),
     )
 
 

@@ -15,7 +15,7 @@ from pdserve.supervisor_log import in_utc
 from pdserve.target_cluster import TargetCluster, add_where, find
 from pdserve.text_table import on_or_off, printable, text_table
 from wire.errors import Unavailable
-from wire.link_reasons import OUT_OF_REACH
+from wire.link_reasons import is_failure
 
 _TIMEOUT_S = 3.0
 _ANSWER_S = 0.5
@@ -145,7 +145,7 @@ def _link(link: LinkRow) -> str:
     shown = f"{link.transport} to {link.peer} {'up' if link.up else 'down'}"
     if not link.passed_over:
         return shown
-    failed = [text for text in link.passed_over if link.fallbacks and text.partition(": ")[2] not in OUT_OF_REACH]
+    failed = [text for text in link.passed_over if link.fallbacks and is_failure(text.partition(": ")[2])]
     others = [f"not {text}" for text in link.passed_over if text not in failed]
     reasons = "; ".join([f"fallback: {'; '.join(failed)}", *others] if failed else others)
     short = reasons if len(reasons) <= _MAX_REASON_CHARS else reasons[: _MAX_REASON_CHARS - 3] + "..."

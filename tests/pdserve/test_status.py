@@ -137,8 +137,14 @@ def test_a_fallback_is_shown_with_its_reason_as_printable_text() -> None:
     assert lines[1].endswith("shm to decode-1 down")
 
 
-@pytest.mark.parametrize("reason", ["not offered there", "another host or network namespace"])
-def test_an_unavailable_better_transport_is_not_a_fallback(reason: str) -> None:
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "not offered there", "another host or network namespace", "slower: 1.00 GB/s, tcp 2.00 GB/s",
+        "its link has not been measured yet", "its link is being set up",
+    ],
+)  # fmt: skip
+def test_a_transport_that_did_not_fail_is_not_a_fallback(reason: str) -> None:
     page = PAGE.replace('the peer said \\"no\x1b[31m\\"', reason)
     never = page.replace('fallbacks_total{instance="P",peer="D"} 1.0', 'fallbacks_total{instance="P",peer="D"} 0.0')
     both = page + 'pdserve_link_passed_over{instance="P",peer="D",reason="it broke",transport="cuda_ipc"} 1.0\n'
