@@ -110,10 +110,21 @@ def _check_complete(
             stored = sources[name].shape(weights) if name in sources else tuple(tensor.shape)
         except ValueError as error:
             raise ConfigError(f"{checkpoint.path}: {error}") from error
+        if tensor.is_floating_point() and name in sources:
+            _check_floats(checkpoint, sources[name], weights)
         if stored != tuple(tensor.shape):
             wrong.append(f"{name}: {stored} stored, {tuple(tensor.shape)} in config.json")
     if wrong:
         raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys, the first {min(wrong)}")
+
+
+def _check_floats(checkpoint: Checkpoint, source: TensorSource, weights: Weights) -> None:
+    """Raise ConfigError for integers, which are codes: as floats they would be other weights."""
+    for name in (name for column in source.columns for name in column):
+        dtype = weights.dtype(name)
+        if not dtype.is_floating_point:
+            what = str(dtype).removeprefix("torch.")
+            raise ConfigError(f"{checkpoint.path}: {name} is stored as {what}, and no quantization config describes it")
 
 
 def _widen(network: Any, dtype: str) -> None:

@@ -156,6 +156,16 @@ def test_an_added_bias_of_a_router_is_refused(tmp_path: Path) -> None:
         _load(path)
 
 
+def test_codes_that_no_config_describes_are_refused(tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path)
+    quantise_checkpoint(modelslim("W8A8"), path)
+    (path / "model.safetensors").rename(path / "quant_model_weight_w8a8.safetensors")
+    (path / "quant_model_description.json").unlink()
+
+    with pytest.raises(ConfigError, match=r"\.weight is stored as int8, and no quantization config describes it"):
+        _load(path)
+
+
 def test_one_note_warns_of_the_memory(tmp_path: Path) -> None:
     quantised, plain = _make("llama", tmp_path, w8a8("channel"))
 
