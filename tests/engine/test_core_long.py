@@ -1,5 +1,6 @@
 """A step costs the engine as much late in a long output as at its start: calls and memory, counted."""
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -58,11 +59,13 @@ def _cost_of_steps(core: EngineCore, after: int) -> tuple[int, int]:
 
     for _ in range(_PERIOD):
         tracemalloc.start()
+        gc.disable()  # a collection calls hypothesis, once another test has used it
         sys.setprofile(count)
         try:
             core.step()
         finally:
             sys.setprofile(None)
+            gc.enable()
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     return calls, sorted(peaks)[len(peaks) // 2]
