@@ -246,15 +246,16 @@ def test_a_rank_that_fails_in_a_warm_up_ends_the_start(rank: int, path: Path) ->
     assert f"rank {rank} of 2" in str(lost.result(LOST_S))
 
 
+@pytest.mark.long  # test_ranks.py loses one in every run
 @pytest.mark.parametrize(
     ("collective", "number", "words", "max_rows"),
     [
         ("nccl", signal.SIGKILL, KILLED, MAX_ROWS),
-        pytest.param("nccl", signal.SIGKILL, KILLED, 0, marks=pytest.mark.long),
-        pytest.param("hccl", signal.SIGKILL, KILLED, MAX_ROWS, marks=pytest.mark.long),
-        pytest.param("nccl", signal.SIGSTOP, STOPPED, MAX_ROWS, marks=pytest.mark.long),
-        pytest.param("nccl", signal.SIGSTOP, STOPPED, 0, marks=pytest.mark.long),
-        pytest.param("hccl", signal.SIGSTOP, STOPPED, MAX_ROWS, marks=pytest.mark.long),
+        ("nccl", signal.SIGKILL, KILLED, 0),
+        ("hccl", signal.SIGKILL, KILLED, MAX_ROWS),
+        ("nccl", signal.SIGSTOP, STOPPED, MAX_ROWS),
+        ("nccl", signal.SIGSTOP, STOPPED, 0),
+        ("hccl", signal.SIGSTOP, STOPPED, MAX_ROWS),
     ],
 )
 def test_a_rank_lost_between_two_sums_ends_the_step(
