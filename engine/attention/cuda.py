@@ -10,7 +10,7 @@ torch_paged.py        | any                   | gathered, some calls    | yes
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -29,19 +29,24 @@ from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
+_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class PagedLibrary(AttentionBackend, Protocol):
-    """A library whose kernels compute the layers that it supports."""
+    """A library whose kernels compute layers in 16 bits with one head dim for keys and values."""
 
     name: str
     tables: TableUse
     """Of decode steps in graphs."""
 
-    def takes(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
-    ) -> bool:  # fmt: skip
-        """Return whether the library can compute this layer."""
+    @property
+    def dims(self) -> Container[int]:
+        """The head dims that it supports."""
+        ...
+
+    @property
+    def has_softcap(self) -> bool:
+        """Whether it supports layers with a soft cap."""
         ...
 
 
@@ -183,7 +188,7 @@ class CudaStep:
     ) -> torch.Tensor:
         """See StepAttention.attend."""
         for library, step in self._planned:
-            if library not in self._backend.libraries or not library.takes(query, keys, values, options):
+            if library not in self._backend.libraries or not _takes(library, query, keys, values, options):
                 continue
             try:
                 out = step.attend(query, keys, values, options)
@@ -201,6 +206,15 @@ class CudaStep:
         self._backend.tables = max(self._backend.tables, tables)
         if self._decode is not None and tables is not TableUse.NONE:
             self._decode.reads_tables = True
+
+
+def _takes(
+    library: PagedLibrary, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+) -> bool:
+    """Return whether a library can compute this layer."""
+    is_alike = query.dtype == keys.dtype == values.dtype and keys.shape[-1] == values.shape[-1]
+    is_supported = query.dtype in _DTYPES and keys.shape[-1] in library.dims
+    return is_alike and is_supported and (options.softcap is None or library.has_softcap)
 
 
 class CudaDecode:

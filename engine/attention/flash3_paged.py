@@ -25,8 +25,6 @@ from engine.transfers import upload
 PACKAGE, MODULE = "flash-attn-3", "flash_attn_interface"
 CAPABILITY = 9
 """The major compute capability that all builds of the package support."""
-DTYPES = (torch.float16, torch.bfloat16)
-MOST_DIM, DIM_STEP = 256, 8
 Kernel = Callable[..., Any]
 
 
@@ -43,24 +41,11 @@ class _Rows:
 class Flash3Attention:
     """Implements GraphLibrary."""
 
-    tables = TableUse.READ
+    tables, dims, has_softcap = TableUse.READ, range(8, 257, 8), True
 
     def __init__(self, kernel: Kernel, name: str = PACKAGE) -> None:
         """`kernel` is flash_attn_with_kvcache."""
         self.kernel, self.name = kernel, name
-
-    def takes(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
-    ) -> bool:  # fmt: skip
-        """16 bits, one dim for keys and values."""
-        dim = keys.shape[-1]
-        return (
-            query.dtype in DTYPES
-            and query.dtype == keys.dtype == values.dtype
-            and dim == values.shape[-1]
-            and dim <= MOST_DIM
-            and dim % DIM_STEP == 0
-        )
 
     def plan(self, metadata: StepMetadata) -> "Flash3Step":
         """See AttentionBackend."""

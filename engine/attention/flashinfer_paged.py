@@ -28,8 +28,6 @@ WORKSPACE_BYTES = 128 << 20
 FIXED_WORKSPACE_BYTES = 8 << 20
 """Plan buffer of each wrapper: allocated on the device, and again in the host's pinned memory."""
 _INT32 = 4
-DIMS = (64, 128, 256)
-DTYPES = (torch.float16, torch.bfloat16)
 _FEW = 2
 """Up to this many query heads per KV head, FlashInfer's kernel without tensor cores is faster."""
 
@@ -91,7 +89,9 @@ class _Planned:
 class FlashInferAttention:
     """Implements GraphLibrary. Owns the workspace that all wrappers share: they run one after the other."""
 
-    tables = TableUse.NONE
+    tables, has_softcap = TableUse.NONE, True
+    dims = (64, 128, 256)
+    """With others its kernels fail or are wrong (its issue 4299)."""
 
     def __init__(self, flashinfer: Any, device: Device, name: str = "flashinfer") -> None:
         """`flashinfer` is the module. Raises AttributeError if it lacks the wrappers."""
@@ -100,17 +100,6 @@ class FlashInferAttention:
         self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None
         self._wrappers: dict[tuple[PlanKey, bool], _Planned] = {}
-
-    def takes(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
-    ) -> bool:  # fmt: skip
-        """16 bits, one of DIMS for keys and values: with others its kernels fail or are wrong (its issue 4299)."""
-        return (
-            query.dtype in DTYPES
-            and query.dtype == keys.dtype == values.dtype
-            and keys.shape[-1] == values.shape[-1]
-            and keys.shape[-1] in DIMS
-        )
 
     def plan(self, metadata: StepMetadata) -> "FlashInferStep":
         """See AttentionBackend; the first layer of each kind plans."""

@@ -23,32 +23,17 @@ from engine.transfers import upload
 VarlenKernel = Callable[..., Any]
 MOST_KEYS = 1 << 18
 """Tokens gathered at once: 512 MiB each of keys and values with 8 heads of 128 in 16 bits."""
-DTYPES = (torch.float16, torch.bfloat16)
-MOST_DIM, DIM_STEP = 256, 8
 
 
 class VarlenAttention:
     """Implements PagedLibrary. Not for graphs: the gather would be as wide as the tables, as torch_paged.py's is."""
 
     name, tables = "torch's flash kernel", TableUse.GATHER
+    dims, has_softcap = range(8, 257, 8), False
 
     def __init__(self, kernel: VarlenKernel) -> None:
         """`kernel` is torch.nn.attention.varlen.varlen_attn."""
         self.kernel = kernel
-
-    def takes(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
-    ) -> bool:  # fmt: skip
-        """16 bits, one dim for keys and values, no soft cap."""
-        dim = keys.shape[-1]
-        return (
-            query.dtype in DTYPES
-            and query.dtype == keys.dtype == values.dtype
-            and dim == values.shape[-1]
-            and dim <= MOST_DIM
-            and dim % DIM_STEP == 0
-            and options.softcap is None
-        )
 
     def plan(self, metadata: StepMetadata) -> "VarlenStep":
         """See AttentionBackend."""

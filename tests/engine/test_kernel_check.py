@@ -141,9 +141,6 @@ class SomeLibrary(VarlenAttention):
     def __init__(self) -> None:
         super().__init__(lambda *_, **__: torch.empty(0))
 
-    def takes(self, *_: Any) -> bool:
-        return True
-
     def plan(self, metadata: Any) -> Any:
         def attend(*_: Any) -> torch.Tensor:
             raise RuntimeError("no kernel image is available")
@@ -179,6 +176,7 @@ def test_the_childs_answer(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("engine.attention.cuda._DTYPES", (torch.float32,))  # of SomeLibrary
     params = {"place": 0, "kinds": [asdict(LayerKind(4, 2, 16, 16, 0.25))], "block_size": 16, "dtype": "float32"}
     request = {"device": "fake:0", "check": "attention", "params": params}
     fields = {name: changes.get(name, value) for name, value in request.items()}
