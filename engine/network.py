@@ -57,6 +57,9 @@ def load_network(
     if adds_biases:
         add_biases(network, weights)
     sources = find_sources(network, weights)
+    _check_floats(checkpoint, network, sources.by_name, weights)
+    if adds_biases:
+        check_biases(sources.by_name, weights)
     missing = _missing(network, sources.by_name)
     special = [*sources.converted, *ignored_missing(network, missing)]
     if special:
@@ -69,8 +72,6 @@ def load_network(
         loaded = load_with_transformers(checkpoint, weights, dtype, attention, adds_biases=adds_biases)
         return LoadedNetwork(loaded.to(device), f"weights loaded by transformers, which converts {what}")
     _check_complete(checkpoint, network, sources.by_name, weights, missing)
-    if adds_biases:
-        check_biases(sources.by_name, weights)
     _widen(network, dtype)
     cuts = {} if shard is None else shard(network)
     if keep is not None:
@@ -110,18 +111,19 @@ def _check_complete(
             stored = sources[name].shape(weights) if name in sources else tuple(tensor.shape)
         except ValueError as error:
             raise ConfigError(f"{checkpoint.path}: {error}") from error
-        if tensor.is_floating_point() and name in sources:
-            _check_floats(checkpoint, sources[name], weights)
         if stored != tuple(tensor.shape):
             wrong.append(f"{name}: {stored} stored, {tuple(tensor.shape)} in config.json")
     if wrong:
         raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys, the first {min(wrong)}")
 
 
-def _check_floats(checkpoint: Checkpoint, source: TensorSource, weights: Weights) -> None:
+def _check_floats(
+    checkpoint: Checkpoint, network: Any, sources: Mapping[str, TensorSource], weights: Weights
+) -> None:  # fmt: skip
     """Raise ConfigError for integers, which are codes: as floats they would be other weights."""
-    for name in (name for column in source.columns for name in column):
-        dtype = weights.dtype(name)
+    floats = [name for name, tensor in network.state_dict().items() if tensor.is_floating_point()]
+    stored = (name for one in floats if one in sources for column in sources[one].columns for name in column)
+    for name, dtype in ((name, weights.dtype(name)) for name in stored):
         if not dtype.is_floating_point:
             what = str(dtype).removeprefix("torch.")
             raise ConfigError(f"{checkpoint.path}: {name} is stored as {what}, and no quantization config describes it")

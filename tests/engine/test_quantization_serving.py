@@ -145,8 +145,16 @@ def test_an_added_bias_is_added_once(layer: nn.Module, tmp_path: Path) -> None:
     torch.testing.assert_close(layer(rows), expected)
 
 
-def test_an_added_bias_of_a_router_is_refused(tmp_path: Path) -> None:
-    path = make_family("qwen3_moe", tmp_path)
+@pytest.fixture(params=[False, True], ids=["", "by transformers"])
+def mixture(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A mixture of experts; with the parameter transformers would load it, as if its experts could not be stacked."""
+    if request.param:
+        monkeypatch.setattr("engine.checkpoints.tensor_sources._merged", lambda converter, stored: None)
+    return make_family("qwen3_moe", tmp_path)
+
+
+def test_an_added_bias_of_a_router_is_refused(mixture: Path) -> None:
+    path = mixture
     stored = quantise_checkpoint(modelslim("W8A8_DYNAMIC"), path)
     name = next(name for name in stored if name.endswith("mlp.gate.weight")).replace("weight", "bias")
     tensors = load_file(path / "model.safetensors") | {name: torch.ones(4)}
@@ -156,8 +164,8 @@ def test_an_added_bias_of_a_router_is_refused(tmp_path: Path) -> None:
         _load(path)
 
 
-def test_codes_that_no_config_describes_are_refused(tmp_path: Path) -> None:
-    path = make_tiny_model("llama", tmp_path)
+def test_codes_that_no_config_describes_are_refused(mixture: Path) -> None:
+    path = mixture
     quantise_checkpoint(modelslim("W8A8"), path)
     (path / "model.safetensors").rename(path / "quant_model_weight_w8a8.safetensors")
     (path / "quant_model_description.json").unlink()
