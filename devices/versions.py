@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-LEAST_CANN: Final = "9.0"
+MIN_CANN: Final = "9.0"
 """The CANN that torch_npu 2.10 was built for, the oldest torch_npu with the ops that we call."""
 MIN_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest Linux driver per major release of CUDA: NVIDIA's table of minor version compatibility."""
@@ -90,8 +90,8 @@ def npu_mismatch(found: Mapping[str, str]) -> str | None:
         return f"torch_npu {torch_npu} is for torch {wanted}, not {torch}: install a matching pair ({shown})"
     if "+cu" in torch:
         return f"torch {torch} is a CUDA build, torch_npu needs the CPU build (+cpu) ({format_versions(found)})"
-    if cann is not None and numbers(cann)[:2] < numbers(LEAST_CANN):
-        return f"CANN {cann} is too old: {LEAST_CANN} or later is needed ({format_versions(found)})"
+    if cann is not None and numbers(cann)[:2] < numbers(MIN_CANN):
+        return f"CANN {cann} is too old: {MIN_CANN} or later is needed ({format_versions(found)})"
     return None
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = EventLogger("engine")
 _EVERY = 8
-_MOST_GRAPHS = 64
+_MAX_GRAPHS = 64
 """Each graph costs about two runs of the network at load, and memory of the driver."""
 _LINE_S = 2.0
 
@@ -57,7 +57,7 @@ def graph_shapes(backend: GraphBackend, most_rows: int, most_blocks: int, block_
         shapes = [
             (rows, width) for rows in sizes for width in backend.table_widths(rows, most_blocks, block_size)
         ]  # fmt: skip
-        if len(shapes) <= _MOST_GRAPHS:
+        if len(shapes) <= _MAX_GRAPHS:
             break
     return tuple(sorted(shapes, reverse=True))
 

@@ -27,7 +27,7 @@ from wire.types import SamplingParams
 
 _log = EventLogger("engine")
 
-_DECODED_KEYS = max(torch_paged.MOST_KEYS, varlen.MOST_KEYS)
+_DECODED_KEYS = max(torch_paged.MAX_KEYS, varlen.MAX_KEYS)
 """Total KV tokens of the decoding sequences: no attention backend gathers more at once, and some gather fewer."""
 _STRIDE = 7919
 """Makes neighbouring dummy tokens differ, so that they are routed to experts much like the tokens of a text."""

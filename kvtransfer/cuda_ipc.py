@@ -102,7 +102,7 @@ class CudaIpcTransport:
 class CudaIpcOutlet:
     """The sender's side of one connection: owner of the event that marks the announced KV as complete."""
 
-    most_frame_bytes = FRAME_BYTES
+    max_frame_bytes = FRAME_BYTES
 
     def __init__(self, memory: DeviceMemory, event: SharedEvent, progress_s: float) -> None:
         """Wait at most `progress_s` for the event to be reached."""

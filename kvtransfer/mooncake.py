@@ -110,7 +110,7 @@ class MooncakeTransport:
 class MooncakeOutlet:
     """The sender's side of one connection: owner of the ring that holds frames until they are taken."""
 
-    most_frame_bytes = FRAME_BYTES
+    max_frame_bytes = FRAME_BYTES
 
     def __init__(self, memory: Registered, timeouts: Timeouts) -> None:
         self._memory, self._timeouts = memory, timeouts

@@ -22,7 +22,7 @@ _log = EventLogger("kvtransfer")
 _TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its minimum; its default is 30
 _PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's defaults
 _MIN_PORT, _LAST_PORT = 1_024, 65_535  # the ports that the package accepts
-_MAX_PARKED = 16
+_MAX_RETIRED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Registered:
 
 
 _KEPT: list[StagingMemory] = []  # never unmapped: the engine may still access it
-_PARKED: dict[Registered, threading.Timer] = {}  # oldest first
+_RETIRED: dict[Registered, threading.Timer] = {}  # oldest first
 _PARKING = threading.Lock()
 _MAKING = threading.Lock()
 
@@ -270,10 +270,10 @@ def _park(memory: Registered, after_s: float) -> None:
     timer = threading.Timer(after_s, _unpark, (memory,))
     timer.name, timer.daemon = "kv-mooncake-park", True
     with _PARKING:
-        if memory in _PARKED:
+        if memory in _RETIRED:
             return
-        _PARKED[memory] = timer
-        crowded = next(iter(_PARKED)) if len(_PARKED) > _MAX_PARKED else None
+        _RETIRED[memory] = timer
+        crowded = next(iter(_RETIRED)) if len(_RETIRED) > _MAX_RETIRED else None
     if crowded is not None:
         _unpark(crowded)
     try:
@@ -284,7 +284,7 @@ def _park(memory: Registered, after_s: float) -> None:
 
 def _unpark(memory: Registered) -> None:
     with _PARKING:
-        timer = _PARKED.pop(memory, None)
+        timer = _RETIRED.pop(memory, None)
     if timer is not None:
         timer.cancel()
     memory.take_back()

@@ -217,7 +217,7 @@ class OutgoingTickets:
         ticket = entry.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
-        max_bytes = self._outlet.most_frame_bytes
+        max_bytes = self._outlet.max_frame_bytes
         shared_bytes = max_bytes if behind else FRAME_BYTES
         if self._settings.failpoints:
             shared_bytes = 0  # so that a failpoint can hit between tensors

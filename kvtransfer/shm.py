@@ -89,7 +89,7 @@ class ShmTransport:
 class ShmOutlet:
     """The sender's side of one connection: sends headers only."""
 
-    most_frame_bytes = 16 << 20
+    max_frame_bytes = 16 << 20
 
     def __init__(self) -> None:
         self._namer = WindowNamer()

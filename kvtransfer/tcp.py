@@ -59,7 +59,7 @@ class TcpTransport:
 class TcpOutlet:
     """The sender's side of one connection."""
 
-    most_frame_bytes = FRAME_BYTES
+    max_frame_bytes = FRAME_BYTES
 
     def __init__(self) -> None:
         self._ring: Staging | None = None

@@ -69,7 +69,7 @@ class Outlet(Protocol):
     """The sender's side of one connection. Used by the link's writer thread only, except `taken` and `close`."""
 
     @property
-    def most_frame_bytes(self) -> int:
+    def max_frame_bytes(self) -> int:
         """The largest frame allowed; larger frames cost less per byte, and more if one must be resent."""
         ...
 

@@ -55,19 +55,19 @@ def why_not(layer: LayerRows) -> str | None:
     if layer.options.softcap is not None:
         return f"it has no softcap, {layer.options.softcap:g} here"
     if query.dtype not in DTYPES or keys.dtype != query.dtype:
-        return f"queries of {query.dtype} and keys of {keys.dtype}: it takes two of {_names(DTYPES)}"
+        return f"queries of {query.dtype} and keys of {keys.dtype}: it supports two of {_names(DTYPES)}"
     if keys.shape != values.shape:
-        return f"head dims {dim} of keys and {values.shape[2]} of values: it takes equal ones"
+        return f"head dims {dim} of keys and {values.shape[2]} of values: they must be equal"
     if dim % _DIM_STEP or dim > _MAX_DIM:
-        return f"head dim {dim}: it takes multiples of {_DIM_STEP} up to {_MAX_DIM}"
+        return f"head dim {dim}: it supports multiples of {_DIM_STEP} up to {_MAX_DIM}"
     if heads > _MAX_HEADS or heads > kv_heads * _MAX_GROUP:
-        return f"{heads} heads over {kv_heads}: it takes {_MAX_HEADS} at most, and {_MAX_GROUP} for each KV head"
+        return f"{heads} heads over {kv_heads}: it supports {_MAX_HEADS} at most, and {_MAX_GROUP} for each KV head"
     if heads * dim > _MAX_COLUMNS:
-        return f"{heads} heads of {dim}: it takes {_MAX_COLUMNS} columns at most"
+        return f"{heads} heads of {dim}: it supports {_MAX_COLUMNS} columns at most"
     if layer.block_size % _BLOCK_STEP or layer.block_size > _MAX_BLOCK:
-        return f"block size {layer.block_size}: it takes multiples of {_BLOCK_STEP} up to {_MAX_BLOCK}"
+        return f"block size {layer.block_size}: it supports multiples of {_BLOCK_STEP} up to {_MAX_BLOCK}"
     if keys.numel() > _MAX_ELEMENTS:
-        return f"a pool of {keys.numel()} numbers a tensor: it takes {_MAX_ELEMENTS} at most"
+        return f"a pool of {keys.numel()} numbers per tensor: it supports {_MAX_ELEMENTS} at most"
     return None
 
 

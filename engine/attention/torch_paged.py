@@ -1,7 +1,7 @@
 """Attention with torch only, on any device: few calls for all decoding rows, one call for each prompt chunk.
 
 rows   | keys                                              | one call for
-decode | gathered by block tables, padded, masked          | sequences of similar length, at most MOST_KEYS keys
+decode | gathered by block tables, padded, masked          | sequences of similar length, at most MAX_KEYS keys
 chunk  | gathered as they are                              | one sequence's prompt tokens
 
 A decode step over fixed tensors (DecodeInputs) reads nothing else, so that a graph can replay it.
@@ -21,11 +21,11 @@ from engine.attention.tables import DecodeInputs, HostTables, Ints, counts, read
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 
-MOST_KEYS = 1 << 16
+MAX_KEYS = 1 << 16
 """Tokens gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
 FEW_KEYS = 1 << 12
 """Tokens whose gather takes so little time that graphs for fewer are not worth capturing: 8 MiB each as above."""
-_MOST_SCORES = 1 << 26
+_MAX_SCORES = 1 << 26
 """Scores in memory at once where the fused kernel cannot be used: 256 MiB in float32."""
 
 
@@ -41,8 +41,8 @@ class TorchPagedAttention:
         return FixedDecode(inputs)
 
     def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
-        """See GraphBackend. They end where a step gathers MOST_KEYS: wider ones run without a graph, in groups."""
-        return doubled_widths(rows, most, block_size, MOST_KEYS)
+        """See GraphBackend. They end where a step gathers MAX_KEYS: wider ones run without a graph, in groups."""
+        return doubled_widths(rows, most, block_size, MAX_KEYS)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """Return 0: tensors of a run are in the graph's memory."""
@@ -226,7 +226,7 @@ class _Chunk:
     def _parts(self, num_heads: int, options: AttentionOptions) -> Iterator[slice]:
         """Yield the queries of each call: all at once, unless the scores have to be in memory."""
         count = self.end - self.start
-        size = max(1, _MOST_SCORES // (num_heads * self.end)) if _is_unfused(options) else count
+        size = max(1, _MAX_SCORES // (num_heads * self.end)) if _is_unfused(options) else count
         for begin in range(0, count, size):
             yield slice(begin, min(begin + size, count))
 
@@ -248,12 +248,12 @@ def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
     host, device = read_tables(packed, size, alone), metadata.slots.device
     rows = np.frombuffer(packed.query_ends, np.int32).astype(np.int64)[alone] - 1
     used = host.used
-    fits = len(alone) * int(used.max()) * size <= MOST_KEYS
+    fits = len(alone) * int(used.max()) * size <= MAX_KEYS
     order = np.arange(len(alone)) if fits else np.argsort(-used, kind="stable")
     begin = 0
     while begin < len(order):
         width = int(used[order[begin:]].max())
-        chosen = order[begin : begin + max(1, MOST_KEYS // (width * size))]
+        chosen = order[begin : begin + max(1, MAX_KEYS // (width * size))]
         begin += len(chosen)
         lengths = host.kv_lengths[chosen]
         whole = bool((lengths == lengths[0]).all())

@@ -21,7 +21,7 @@ from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 
 VarlenKernel = Callable[..., Any]
-MOST_KEYS = 1 << 18
+MAX_KEYS = 1 << 18
 """Tokens gathered at once: 512 MiB each of keys and values with 8 heads of 128 in 16 bits."""
 
 
@@ -91,7 +91,7 @@ def _groups_of(metadata: StepMetadata) -> Iterator[_Group]:
     held = np.arange(slots.shape[1]) < host.kv_lengths[:, None]
     begin, row = 0, 0
     while begin < len(queries):
-        end = max(begin + 1, int(np.searchsorted(np.cumsum(host.kv_lengths[begin:]), MOST_KEYS, "right")) + begin)
+        end = max(begin + 1, int(np.searchsorted(np.cumsum(host.kv_lengths[begin:]), MAX_KEYS, "right")) + begin)
         part = slice(begin, end)
         ends = [upload(_from_zero(lengths[part]), device) for lengths in (queries, host.kv_lengths)]
         num_rows = int(queries[part].sum())

@@ -18,7 +18,7 @@ from engine.quantization.interface import Grouped, QuantisedModule
 
 _PADDED_GROUP = 32
 """Inputs in a padded group: the least that all kernels with groups take, and a divisor of what they take."""
-_MOST_PADDING = 2
+_MAX_PADDING = 2
 """Times the inputs: with more columns than that, little memory is saved."""
 
 
@@ -78,7 +78,7 @@ def _sorted(groups: torch.Tensor) -> EvenColumns | str:
         size = _PADDED_GROUP
     padded = (counts + size - 1) // size * size
     total = int(padded.sum())
-    if total > _MOST_PADDING * inputs:
+    if total > _MAX_PADDING * inputs:
         return f"act order leaves {inputs} inputs in {len(held)} groups of different sizes"
     shift = (padded - counts).cumsum(0) - (padded - counts)  # the padding before each group
     order = torch.full((total,), inputs, device=groups.device)

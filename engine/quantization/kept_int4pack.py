@@ -119,11 +119,11 @@ class Int4Format:
         outputs, inputs = weight.shape
         ops = self.ops
         if dtype not in ops.dtypes:
-            return f"int4pack takes {', '.join(map(_name, ops.dtypes))}, not {_name(dtype)}"
+            return f"int4pack supports {', '.join(map(_name, ops.dtypes))}, not {_name(dtype)}"
         if weight.group_size not in GROUP_SIZES:
-            return f"int4pack takes groups of {', '.join(map(str, GROUP_SIZES))} inputs, not {weight.group_size}"
+            return f"int4pack supports groups of {', '.join(map(str, GROUP_SIZES))} inputs, not {weight.group_size}"
         if outputs % ops.outputs or inputs % ops.inputs:
-            return f"int4pack takes multiples of {ops.outputs} x {ops.inputs}, not {outputs} x {inputs}"
+            return f"int4pack supports multiples of {ops.outputs} x {ops.inputs}, not {outputs} x {inputs}"
         return None
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:

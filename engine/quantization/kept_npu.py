@@ -19,7 +19,7 @@ from engine.quantization.kept_rounded import RoundedOp
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 """Supported dtypes of rows."""
-_MOST = 65_535
+_MAX_SIZE = 65_535
 _GROUP_STEP, _PER_WORD = 32, 8
 _MIDDLE_OF_4, _MIDDLE_OF_8 = 8, 128
 
@@ -59,9 +59,9 @@ class AntiquantFormat:
         outputs, inputs = weight.shape
         size = weight.group_size
         if weight.num_bits == 4 and outputs % _PER_WORD:
-            return f"npu_convert_weight_to_int4pack takes outputs in multiples of {_PER_WORD}, not {outputs}"
+            return f"npu_convert_weight_to_int4pack supports outputs in multiples of {_PER_WORD}, not {outputs}"
         if size != inputs and size % _GROUP_STEP:
-            return f"npu_weight_quant_batchmatmul takes groups in multiples of {_GROUP_STEP} inputs, not {size}"
+            return f"npu_weight_quant_batchmatmul supports groups in multiples of {_GROUP_STEP} inputs, not {size}"
         return _beyond("npu_weight_quant_batchmatmul", weight, dtype)
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
@@ -92,8 +92,8 @@ def _beyond(op: str, weight: KeptWeight, dtype: torch.dtype) -> str | None:
     outputs, inputs = weight.shape
     if dtype not in DTYPES:
         return f"{op} takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if max(weight.shape) > _MOST:
-        return f"{op} takes {_MOST} x {_MOST} at most, not {outputs} x {inputs}"
+    if max(weight.shape) > _MAX_SIZE:
+        return f"{op} takes {_MAX_SIZE} x {_MAX_SIZE} at most, not {outputs} x {inputs}"
     return None
 
 

@@ -15,7 +15,7 @@ import torch
 from engine.quantization.kept import KeptWeight, Kernel
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-_LEAST_ROWS = 32  # CUDA's op for int8 needs more than 16
+_MIN_ROWS = 32  # CUDA's op for int8 needs more than 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class RoundedFormat:
         """See KeptFormat."""
         beyond = self.op.beyond(weight, dtype)
         if beyond is None and (weight.zeros is not None or weight.scales.shape[1] != 1):
-            return f"{_kind(self.op.codes)} multiplication takes one scale per output and no zeros"
+            return f"{_kind(self.op.codes)} multiplication supports one scale per output and no zeros"
         return beyond
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
@@ -89,7 +89,7 @@ def round_by_token(rows: torch.Tensor, codes: torch.dtype) -> tuple[torch.Tensor
 
 def _int8(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     rounded, steps = round_by_token(rows, torch.int8)
-    missing = _LEAST_ROWS - len(rows)
+    missing = _MIN_ROWS - len(rows)
     if missing > 0:
         rounded = torch.nn.functional.pad(rounded, (0, 0, 0, missing))
     sums = torch._int_mm(rounded, codes.t())[: len(rows)]
@@ -107,7 +107,7 @@ def _in_multiples_of(size: int, codes: torch.dtype) -> Callable[[KeptWeight, tor
     def beyond(weight: KeptWeight, dtype: torch.dtype) -> str | None:
         outputs, inputs = weight.shape
         if outputs % size or inputs % size:
-            return f"{_kind(codes)} multiplication takes multiples of {size} x {size}, not {outputs} x {inputs}"
+            return f"{_kind(codes)} multiplication supports multiples of {size} x {size}, not {outputs} x {inputs}"
         return None
 
     return beyond

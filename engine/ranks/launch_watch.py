@@ -2,7 +2,7 @@
 
 launch --queue is full--> waits for a sum --another rank is lost--> the sums are aborted
    |                                 |
-   +------ takes too long -----------+--> tiny op on the device --done--> it is the host that takes long: go on
+   +------ takes too long -----------+--> tiny op on the device --done--> it is the host that takes long: continue
                                                  +--late--> the sums are aborted
 """
 
@@ -42,7 +42,7 @@ class LaunchWatch:
             self._since = None
 
     def check(self) -> bool:
-        """Abort the sums if the current call waits for them too long; return whether they still go on."""
+        """Abort the sums if the current call waits for them too long; return whether they still run."""
         since, sums = self._since, self._sums
         if since is None:
             return True

@@ -1,4 +1,4 @@
-"""Sums over ranks on devices: enqueued on the device's stream, and the host goes on.
+"""Sums over ranks on devices: enqueued on the device's stream, and the host continues.
 
 launch    ... kernels -> sum -> kernels -> sum -> ... -> event        (nothing waits)
 replay    a graph that contains all sums of a step -> event            (nothing waits)

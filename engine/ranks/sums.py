@@ -2,7 +2,7 @@
 
 shared | the native sum (native/ranks.c), where every rank has it and runs on the CPU
 group  | torch's process group on the CPU (devices/collectives.py), on loopback
-stream | torch's process group of the ranks' device: enqueued, and the host goes on (stream_sum.py)
+stream | torch's process group of the ranks' device: enqueued, and the host continues (stream_sum.py)
 """
 
 import os

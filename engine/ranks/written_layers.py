@@ -18,7 +18,7 @@ class WrittenLayers:
         self._layer: int | None = None
 
     def __call__(self, layer: int) -> None:
-        """Note the layer whose KV this rank has written."""
+        """Record the layer whose KV this rank has written."""
         self._layer = layer
 
     def after_sum(self) -> None:

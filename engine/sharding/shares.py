@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from wire.errors import ConfigError
 from wire.kv_layout import Heads, Rank, head_range, ranks_holding
 
-_MOST_UNIT, _FINE = 6, 8
+_MAX_UNIT, _FINE = 6, 8
 """Inner sizes are divided into pieces of 64 or a smaller power of two: evenly, or else at least 8 pieces per rank."""
 
 
@@ -39,7 +39,7 @@ def share_inner(name: str, size: int, rank: Rank) -> tuple[int, int]:
     """Return a rank's range of an inner size. Raises ConfigError if there are more ranks than pieces."""
     if size < rank.of:
         raise ConfigError(f"{name}: an inner size of {size} cannot be cut for {rank.of} ranks")
-    units = [1 << power for power in range(_MOST_UNIT, -1, -1) if size % (1 << power) == 0]
+    units = [1 << power for power in range(_MAX_UNIT, -1, -1) if size % (1 << power) == 0]
     even = [unit for unit in units if size // unit % rank.of == 0]
     unit = next(iter(even or [unit for unit in units if size // unit >= _FINE * rank.of]), 1)
     part = head_range(size // unit, rank)

@@ -12,7 +12,7 @@ from kvtransfer.process_group.issue import IssueQueue
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0
-MAX_PARKED = 8
+MAX_UNFREED = 8
 
 
 def device_of(memory: PoolMemory) -> str:

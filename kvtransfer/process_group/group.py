@@ -4,7 +4,7 @@
              the first one -> set-up thread of the group  --work-->
 
     MADE -> closed: no operation in progress, or aborted -> freed
-                    stuck in a call -> PARKED with its epoch, never used again -> freed
+                    stuck in a call -> UNFREED with its epoch, never used again -> freed
 
 An operation that hangs blocks only this group's waiter thread, and no other link. Nor does a call that hangs: the
 first operation, which may create the communicator, the abort and the end of the group are calls on its set-up thread.

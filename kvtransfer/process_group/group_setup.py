@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from devices.collectives import Collective, torch_version
 from kvtransfer.frame import WireError
 from kvtransfer.hello import Hello
-from kvtransfer.process_group.devices import MAX_PARKED, GroupDevice, Lease
+from kvtransfer.process_group.devices import MAX_UNFREED, GroupDevice, Lease
 from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.group import Group, in_one_line
 from kvtransfer.process_group.issue import IssueQueue, result_within
@@ -177,9 +177,9 @@ def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, de
 
 def refuse_if_unfreed(unfreed: Collection[str], device: str) -> None:
     """Raise Unavailable, with both values, if too many closed groups could not be freed."""
-    if len(unfreed) >= MAX_PARKED:
+    if len(unfreed) >= MAX_UNFREED:
         raise Unavailable(
-            f"{len(unfreed)} groups of lost links still hold memory of {device}, the limit is {MAX_PARKED}"
+            f"{len(unfreed)} groups of lost links still hold memory of {device}, the limit is {MAX_UNFREED}"
         )
 
 

@@ -49,7 +49,7 @@ class LinkGroup(Protocol):
 class GroupOutlet:
     """The sender's end: gathers pieces into staging and issues them, without waiting for earlier frames."""
 
-    most_frame_bytes = MAX_PAYLOAD_BYTES
+    max_frame_bytes = MAX_PAYLOAD_BYTES
 
     def __init__(self, group: LinkGroup, staging: "GroupStaging", stream: Stream, progress_s: float) -> None:
         self._group, self._staging, self._waiter = group, staging, _Waiter(stream, progress_s)

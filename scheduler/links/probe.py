@@ -24,7 +24,7 @@ _Epochs = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One P-D pair of the table. `prefill` and `decode` are the names of the instances, as `prefill-0`."""
+    """One P-D pair of the table. `prefill` and `decode` are the names of the instances, such as `prefill-0`."""
 
     prefill: str
     decode: str
@@ -42,7 +42,7 @@ class PairLink:
 
     @property
     def not_offered(self) -> tuple[str, ...]:
-        """The transports better than the one in use that the sender does not offer, as `shm: not named`.
+        """The transports better than the one in use that the sender does not offer, such as `shm: not named`.
 
         Without a transport in use there are none.
         """

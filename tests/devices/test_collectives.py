@@ -34,7 +34,7 @@ def test_a_kind_uses_the_collective_named_in_its_traits(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_link_of_every_library_can_be_ended_alone(name: str) -> None:
-    """Else a peer that hangs could hold up the sums of ranks, which share the device with their links, for ever."""
+    """Else a peer that hangs could hold up the sums of ranks, which share the device with their links, forever."""
     assert COLLECTIVES[name].abort is not None or COLLECTIVES[name].own_process
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from devices.npu import MIN_VERSION
 from devices.torch_build import cuda_of_torch, unfit
-from devices.versions import LEAST_CANN, numbers
+from devices.versions import MIN_CANN, numbers
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -123,7 +123,7 @@ def test_extras_pins_and_images_agree() -> None:
     assert numbers(PINS["torch_npu"])[:2] == numbers(PINS["torch"])[:2]
     assert numbers(PINS["torch_npu"]) >= MIN_VERSION
     assert cann is not None
-    assert numbers(cann[1]) >= numbers(LEAST_CANN)
+    assert numbers(cann[1]) >= numbers(MIN_CANN)
     for kind in ("ascend", "cuda", "cpu"):
         text = (ROOT / "deploy" / "docker" / f"Dockerfile.{kind}").read_text()
         assert f"install_pdserve.sh {kind if kind != 'ascend' else 'npu'}" in text
@@ -133,5 +133,5 @@ def test_the_doctor_requires_the_same_releases() -> None:
     from ranktable_tools.containers import image_plan
     from ranktable_tools.doctor import versions as doctor
 
-    assert (numbers(doctor.MIN_TORCH_NPU), doctor.MIN_CANN) == (MIN_VERSION, LEAST_CANN)
+    assert (numbers(doctor.MIN_TORCH_NPU), doctor.MIN_CANN) == (MIN_VERSION, MIN_CANN)
     assert image_plan._MIN_TORCH == MIN_VERSION

@@ -13,7 +13,7 @@ from devices.table import KINDS
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
-_LEAST_ROWS = 20
+_MIN_ROWS = 20
 _SOURCES = "tested against the sources"
 _MARKS = ("flashinfer_wheel", "hccl_rules", "nccl_rules", "tests.devices.stream", "include/torch")
 
@@ -78,7 +78,7 @@ def test_every_cell_is_a_verdict_whose_tests_exist() -> None:
     columns, table = table_of(PAGE)
 
     assert columns == list(KINDS)
-    assert len(table) >= _LEAST_ROWS
+    assert len(table) >= _MIN_ROWS
     assert list(wrong_cells(PAGE)) == []
 
 

@@ -110,8 +110,8 @@ def test_a_fixed_decode_step_equals_dense(block_size: int, window: int | None) -
 def test_rows_that_do_not_fit_one_gather_are_grouped(
     parts: list[tuple[int, int]], most_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_paged, "MOST_KEYS", most_keys)
-    monkeypatch.setattr(torch_paged, "_MOST_SCORES", 50)
+    monkeypatch.setattr(torch_paged, "MAX_KEYS", most_keys)
+    monkeypatch.setattr(torch_paged, "_MAX_SCORES", 50)
     case = make_case(parts, Shape())
 
     for options in (AttentionOptions(0.35), AttentionOptions(0.35, 7, 2.0, _SINKS)):
@@ -431,7 +431,7 @@ def test_a_step_is_one_call_of_torchs_flash_kernel(
     parts: list[tuple[int, int]], dim: int, sinks: torch.Tensor | None, window: int | None, most_keys: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(varlen, "MOST_KEYS", most_keys)
+    monkeypatch.setattr(varlen, "MAX_KEYS", most_keys)
     kernel, options = Varlen(), AttentionOptions(0.1, window, sinks=sinks)
     backend, case = with_flash(kernel), make_case(parts, replace(_HALF, key_dim=dim, value_dim=dim))
 

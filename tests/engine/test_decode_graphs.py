@@ -157,7 +157,7 @@ def test_only_the_rows_that_are_sampled_are_returned(tmp_path: Path) -> None:
 
 
 def test_steps_that_fit_no_graph_are_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_paged, "MOST_KEYS", 64)  # two blocks for each of two rows, four for one
+    monkeypatch.setattr(torch_paged, "MAX_KEYS", 64)  # two blocks for each of two rows, four for one
     device = CapturingDevice()
     model = load(make_tiny_model("llama", tmp_path), device, rows=2)
     prompt = StepBatch((3, 4, 5), (BatchSequence(0, 2, (2,)), BatchSequence(0, 1, (3,))), ())
@@ -373,8 +373,8 @@ def test_there_are_at_most_64_graphs_and_none_gathers_too_much(most_rows: int, l
     assert len(set(shapes)) == len(shapes)
     for rows, width in shapes:
         assert 0 < width <= most
-        assert rows * width * block_size <= torch_paged.MOST_KEYS
-    assert max(width for rows, width in shapes if rows == 1) == min(most, torch_paged.MOST_KEYS // block_size)
+        assert rows * width * block_size <= torch_paged.MAX_KEYS
+    assert max(width for rows, width in shapes if rows == 1) == min(most, torch_paged.MAX_KEYS // block_size)
 
 
 def test_no_graphs_where_they_cannot_be(tmp_path: Path) -> None:

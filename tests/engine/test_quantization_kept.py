@@ -148,7 +148,7 @@ def test_float8_sizes_are_those_that_torchs_shape_function_takes() -> None:
     for outputs, inputs in ((40, 96), (48, 88)):
         weight = whole(float8_layer(outputs, inputs), rounded_inputs=torch.float8_e4m3fn)
         lacking = RoundedFormat(FLOAT8_BY_TORCH).lacking(weight, torch.bfloat16)
-        assert lacking == f"float8 multiplication takes multiples of 16 x 16, not {outputs} x {inputs}"
+        assert lacking == f"float8 multiplication supports multiples of 16 x 16, not {outputs} x {inputs}"
     with FakeTensorMode():
         codes = torch.empty(48, 96, dtype=torch.float8_e4m3fn, device="cuda")
         product = FLOAT8_BY_TORCH.multiply(torch.empty(3, 96, device="cuda"), codes, torch.empty(48, device="cuda"))
@@ -198,9 +198,9 @@ def test_groups_of_different_sizes_are_padded() -> None:
 @pytest.mark.parametrize(
     ("grouped", "dtype", "said"),
     [
-        (int4_layer(32, 64, 16), torch.bfloat16, "int4pack takes groups of 32, 64, 128, 256 inputs, not 16"),
-        (int4_layer(20, 64, 32), torch.bfloat16, "int4pack takes multiples of 8 x 32, not 20 x 64"),
-        (int4_layer(32, 64, 32), torch.float32, "int4pack takes bfloat16, float16, not float32"),
+        (int4_layer(32, 64, 16), torch.bfloat16, "int4pack supports groups of 32, 64, 128, 256 inputs, not 16"),
+        (int4_layer(20, 64, 32), torch.bfloat16, "int4pack supports multiples of 8 x 32, not 20 x 64"),
+        (int4_layer(32, 64, 32), torch.float32, "int4pack supports bfloat16, float16, not float32"),
     ],
 )
 def test_layers_without_a_kernel_on_the_card_are_reported(grouped: Grouped, dtype: torch.dtype, said: str) -> None:

@@ -231,12 +231,16 @@ def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scheme", "dtype", "why"),
     [
-        (gptq(4, 16), "bfloat16", "int4pack takes groups of 32, 64, 128, 256 inputs, not 16"),
+        (gptq(4, 16), "bfloat16", "int4pack supports groups of 32, 64, 128, 256 inputs, not 16"),
         (gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes here"),
         (fp8(None), "bfloat16", "there is no kernel for float8_e4m3fn codes here"),
         (modelslim("W8A16"), "bfloat16", "there is no kernel for 8-bit codes here"),
-        (w8a8("group"), "bfloat16", "int8 multiplication takes one scale per output and no zeros"),
-        (w8a8("channel", symmetric=False), "bfloat16", "int8 multiplication takes one scale per output and no zeros"),
+        (w8a8("group"), "bfloat16", "int8 multiplication supports one scale per output and no zeros"),
+        (
+            w8a8("channel", symmetric=False),
+            "bfloat16",
+            "int8 multiplication supports one scale per output and no zeros",
+        ),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -261,7 +265,8 @@ def test_layers_that_do_not_fit_are_counted_with_the_kept_ones(tmp_path: Path) -
 
     assert ", kept: 24 of 28 quantised layers; " in _note(loaded)
     assert _note(loaded).endswith(
-        "; 4 dequantised to float32: int4pack takes groups of 32, 64, 128, 256 inputs, not 16 (groups of 64, divided)"
+        "; 4 dequantised to float32: int4pack supports groups of 32, 64, 128, 256 inputs, "
+        "not 16 (groups of 64, divided)"
     )
     got = generate(loaded.model, _PROMPTS, 12, chunk=16)
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)

@@ -142,7 +142,7 @@ def test_each_rank_has_its_pool_on_its_own_device(two: LoadedRanks) -> None:
 
 
 def test_ranks_keep_quantised_layers_and_report_what_differs(tmp_path: Path) -> None:
-    """Of three heads of 16 rank 1 has one, and int4pack takes 32 inputs or more: its output projections."""
+    """Of three heads of 16 rank 1 has one, and int4pack supports 32 inputs or more: its output projections."""
     sizes = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}
     path = make_family("llama", tmp_path, **sizes, intermediate_size=128)
     quantise_checkpoint(awq(32), path)
@@ -159,7 +159,7 @@ def test_ranks_keep_quantised_layers_and_report_what_differs(tmp_path: Path) -> 
     assert note.startswith("AWQ 4-bit, kept: 28 of 28 quantised layers; this rank's weights take ")
     assert loaded.notes[loaded.notes.index("2 ranks add up by gloo") + 3] == (
         "rank 1 of 2, unlike rank 0: kept: 24 of 28 quantised layers; 4 dequantised to float32: "
-        "int4pack takes groups of 32, 64, 128, 256 inputs, not 16"
+        "int4pack supports groups of 32, 64, 128, 256 inputs, not 16"
     )
     assert not lost
 

@@ -184,7 +184,9 @@ def test_a_sum_that_cannot_be_enqueued_fails_all_later_ones(make_ways: Callable[
 
     _on_all(ways, work)
 
-    assert all(stream.aborted for stream in ways.streams)  # else a kernel goes on, and a wait for the device has no end
+    assert all(
+        stream.aborted for stream in ways.streams
+    )  # else a kernel keeps running, and a wait for the device has no end
     assert [stream.log.count("sum") for stream in ways.streams] == [2, 2]
 
 
@@ -222,7 +224,7 @@ def test_a_launch_that_waits_for_a_lost_rank_ends(make_ways: Callable[[str, int]
 
 
 def test_a_capture_that_waits_for_a_lost_rank_ends_at_its_own_limit(make_ways: Callable[[str, int], Ways]) -> None:
-    """It may take longer than a step, but not for ever, even if the device works: one may wait in a call of NCCL's."""
+    """It may take longer than a step, but not forever, even if the device works: one may wait in a call of NCCL's."""
     ways, now = make_ways("nccl", 2), [100.0]
 
     def work(number: int, add_up: Sum) -> None:

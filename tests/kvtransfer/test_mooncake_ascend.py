@@ -109,7 +109,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setitem(sys.modules, "mooncake.engine", stand_in)
     monkeypatch.setitem(table.KINDS, "npu", Kind(npu.TRAITS))
     monkeypatch.setattr(mooncake_engine, "_make_engine", functools.cache(mooncake_engine.MooncakeEngine))
-    monkeypatch.setattr(mooncake_engine, "_PARKED", {})
+    monkeypatch.setattr(mooncake_engine, "_RETIRED", {})
     monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda package: None)
     monkeypatch.setattr(rigs, "Pool", NpuPool)
     for name in ("MC_TRANSFER_TIMEOUT", "MC_LOG_LEVEL"):

@@ -78,9 +78,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
 
 @pytest.fixture
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeEngine]:
-    monkeypatch.setattr(mooncake_engine, "_PARKED", {})  # links of other tests may still have theirs there
+    monkeypatch.setattr(mooncake_engine, "_RETIRED", {})  # links of other tests may still have theirs there
     yield MooncakeEngine("10.0.0.18")
-    assert not mooncake_engine._PARKED
+    assert not mooncake_engine._RETIRED
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_ring_stays_for_its_grace_and_a_close_at_once_ends_that(engine: Moonca
     ring.close(after_s=1_000)
     other.close()
     assert package.let_go == [other.staging.address]
-    (timer,) = mooncake_engine._PARKED.values()
+    (timer,) = mooncake_engine._RETIRED.values()
     assert timer.daemon
     assert timer.name == "kv-mooncake-park"
     ring.close()

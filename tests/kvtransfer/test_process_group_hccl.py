@@ -167,7 +167,7 @@ def test_processes_that_do_not_end_are_limited(rules: HcclRules, monkeypatch: py
             """Do nothing: the process is in a call of the driver."""
 
     monkeypatch.setattr(remote_group, "_LEAVE_S", 0.1)
-    monkeypatch.setattr(group_setup, "MAX_PARKED", 1)
+    monkeypatch.setattr(group_setup, "MAX_UNFREED", 1)
     p, d, other = _nodes("pdo")
     with monkeypatch.context() as stuck:
         stuck.setattr(remote_group, "ChildProcess", Stuck)

@@ -216,7 +216,7 @@ def test_no_operation_waits_for_the_stream_that_computes() -> None:
 
 
 def test_groups_of_lost_links_are_limited(rules: NcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_setup, "MAX_PARKED", 1)
+    monkeypatch.setattr(group_setup, "MAX_UNFREED", 1)
     rules.hung.add("cuda:1")
     rules.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = "30"
     p, lost, other = make_node("p", "cuda:0"), make_node("lost", "cuda:1"), make_node("other", "cuda:2")

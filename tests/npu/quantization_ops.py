@@ -4,7 +4,7 @@ import torch
 
 from tests.npu.rules import need, need_contiguous, need_dtype, need_shape, need_unused
 
-_MOST = 65_535
+_MAX_SIZE = 65_535
 _INT8 = 1
 _PER_WORD = 8
 _NUMBERED = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}  # by torch's dtype numbers
@@ -53,7 +53,7 @@ def quant_matmul(
     tokens, inputs = x1.shape
     outputs = x2.shape[1]
     need_shape("x2", x2, [inputs, outputs])
-    need(max(inputs, outputs) <= _MOST, f"{inputs} x {outputs}: {_MOST} at most")
+    need(max(inputs, outputs) <= _MAX_SIZE, f"{inputs} x {outputs}: {_MAX_SIZE} at most")
     need(pertoken_scale is not None, "no reference without pertoken_scale")
     assert pertoken_scale is not None
     need_dtype((torch.float32,), pertoken_scale=pertoken_scale)
@@ -87,7 +87,7 @@ def weight_quant_batchmatmul(
         codes = _unpack(weight).double()
     inputs, outputs = codes.shape
     need_shape("x", x, [x.shape[0], inputs])
-    need(max(inputs, outputs) <= _MOST, f"{inputs} x {outputs}: {_MOST} at most")
+    need(max(inputs, outputs) <= _MAX_SIZE, f"{inputs} x {outputs}: {_MAX_SIZE} at most")
     size = antiquant_group_size
     if size == 0:
         shapes = ([1, outputs], [outputs], [1, 1], [1])
@@ -151,7 +151,7 @@ def grouped_matmul(
     need_contiguous(x=rows)
     need(rows.dim() == 2 and stack.dim() == 3, f"{rows.dim()} and {stack.dim()} dimensions: 2 and 3")
     need_shape("x", rows, [len(rows), stack.shape[1]])
-    need(max(rows.shape[1], stack.shape[2]) < _MOST + 1, f"{list(stack.shape)}: below {_MOST + 1}")
+    need(max(rows.shape[1], stack.shape[2]) < _MAX_SIZE + 1, f"{list(stack.shape)}: below {_MAX_SIZE + 1}")
     need(len(stack) <= 1024, f"{len(stack)} groups: 1024 at most")
     need(group_type == 0, f"group_type {group_type}: 0 groups the rows")
     need(split_item in (2, 3), f"split_item {split_item}: 2 and 3 give one result")

@@ -338,4 +338,4 @@ def test_float32_is_dequantised_with_a_reason(tmp_path: Path) -> None:
 
     loaded = _load(path, "float32")
 
-    assert "as npu_weight_quant_batchmatmul takes float16 and bfloat16, not float32: " in _note(loaded)
+    assert "as npu_weight_quant_batchmatmul supports float16 and bfloat16, not float32: " in _note(loaded)
