@@ -132,7 +132,7 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
     if options.prompts < 1 or options.max_tokens < 2:
         raise ConfigError(
             f"--prompts {options.prompts} --max-tokens {options.max_tokens}: use at least one prompt and two tokens: "
-            "the first token is prefill's alone"
+            "only prefill generates the first token"
         )
     return options
 

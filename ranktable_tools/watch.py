@@ -34,21 +34,21 @@ class Watch:
         self._file = file
         self._say = say
         self._last: Seen | None = None
-        self._troubled = False
+        self._has_error = False
         self.version = 0
 
     def poll(self) -> None:
         """Read the table once and report changes."""
         found = self._file.poll()
         if isinstance(found, RanktableError):
-            self._troubled = True
-            self._say(_trouble(found, self._last))
+            self._has_error = True
+            self._say(_describe_error(found, self._last))
         elif found is not None:
             self._take(found)
 
     def _take(self, found: Seen) -> None:
         before, self._last = self._last, found
-        troubled, self._troubled = self._troubled, False
+        had_error, self._has_error = self._has_error, False
         if before is None:
             self.version = 1
             self._say(f"{self._head(found)}: {found.table.role_counts()}")
@@ -57,13 +57,13 @@ class Watch:
         if sentences:
             self.version += 1
             self._say(f"{self._head(found)}: {' '.join(sentences)}")
-        elif troubled:
+        elif had_error:
             self._say(f"valid again: the table of {self._head(found)}")
 
     def _head(self, found: Seen) -> str:
         return f"version {self.version}" + ("" if found.digest is None else f", digest {found.digest}")
 
 
-def _trouble(error: RanktableError, last: Seen | None) -> str:
+def _describe_error(error: RanktableError, last: Seen | None) -> str:
     kept = "" if last is None else "; the previous table stays in use"
     return f"{'waiting' if error.code == 'not-completed' else 'ignored'}: {error}{kept}"

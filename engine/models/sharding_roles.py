@@ -1,4 +1,4 @@
-"""The roles of a network's modules and parameters when it is cut for several ranks. Names of transformers, and ours."""
+"""The roles of a network's modules and parameters split over several ranks; some names are transformers'."""
 
 COLUMN, ROW = "colwise", "rowwise"
 FUSED_QKV, FUSED_GATE_UP = "fused_qkv", "fused_gate_up"

@@ -3,7 +3,7 @@
 part            | op
 norm            | npu_rms_norm
 gated MLP       | npu_swiglu
-attention       | npu_apply_rotary_pos_emb, which takes two sizes of heads, or npu_rotary_mul
+attention       | npu_apply_rotary_pos_emb, which supports two head sizes, or npu_rotary_mul
 decoder layer   | npu_add_rms_norm
 """
 

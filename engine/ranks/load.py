@@ -84,7 +84,7 @@ class LoadedRanks:
 
 @dataclass(frozen=True, slots=True)
 class _CheckedModel:
-    """A model folder that can be cut for the ranks: what is known before a weight is read."""
+    """A model folder that can be split over the ranks: what is known before a weight is read."""
 
     folder: ModelFolder
     dtype: DtypeChoice
@@ -140,7 +140,7 @@ def load_ranks(
 def _check(
     path: Path, dtype: str, ranks: RanksOptions, max_model_len: int | None, quantization: str | None
 ) -> _CheckedModel:  # fmt: skip
-    """Open the folder. Raises ConfigError if the model cannot be cut for these ranks."""
+    """Open the folder. Raises ConfigError if the model cannot be split over these ranks."""
     on_host = traits_of(ranks.device).pools_on_host
     folder = open_folder(path, quantization)
     checkpoint = folder.checkpoint
@@ -212,7 +212,7 @@ def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
     if tensors is None:
         raise ConfigError(
             f"{checkpoint.path}: the KV heads of a {checkpoint.config.model_type} are known only once it is loaded, so "
-            "it cannot be cut for several ranks: use --tensor-parallel-size 1"
+            "it cannot be split over several ranks: use --tensor-parallel-size 1"
         )
     return tensors
 

@@ -86,7 +86,7 @@ class _Sharding:
         if attentions != self._num_layers:
             raise ConfigError(
                 f"{self._kind}: {attentions} of {self._num_layers} layers have query, key and value projections "
-                f"that can be cut for {self._rank.of} ranks: use --tensor-parallel-size 1"
+                f"that can be split over {self._rank.of} ranks: use --tensor-parallel-size 1"
             )
         if self._rank.number > 0:
             cuts.update(self._cut_head())
@@ -241,7 +241,7 @@ class _Sharding:
         role = self._roles.get(name)
         what = f"is {role} there" if role else "is not in it"
         return (
-            f"{self._kind} cannot be cut for {self._rank.of} ranks by its tensor-parallel plan: {name} {what}; "
+            f"{self._kind} cannot be split over {self._rank.of} ranks by its tensor-parallel plan: {name} {what}; "
             "use --tensor-parallel-size 1"
         )
 

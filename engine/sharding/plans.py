@@ -1,6 +1,6 @@
-"""The roles of a network's modules and parameters: from transformers' tensor-parallel plan, or ours where it has none.
+"""The roles of a network's modules and parameters in tensor parallelism.
 
-Ours are in the records of the model families (engine/models/families.py).
+They are those of transformers' plan; where it has none, those of the model families (engine/models/families.py).
 """
 
 import re
@@ -28,8 +28,8 @@ def find_roles(network: Any, kind: str) -> dict[str, str]:
     for name, role in roles.items():
         if role not in KNOWN and name not in heads:
             raise ConfigError(
-                f"{kind} cannot be cut for several ranks: its tensor-parallel plan has {name} as {role}, which is not "
-                f"one of {', '.join(KNOWN)}; use --tensor-parallel-size 1"
+                f"{kind} cannot be split over several ranks: its tensor-parallel plan has {name} as {role}, which "
+                f"is not one of {', '.join(KNOWN)}; use --tensor-parallel-size 1"
             )
     return roles
 

@@ -38,7 +38,7 @@ def share_heads(query_heads: int, kv_heads: int, rank: Rank) -> HeadShare:
 def share_inner(name: str, size: int, rank: Rank) -> tuple[int, int]:
     """Return a rank's range of an inner size. Raises ConfigError if there are more ranks than pieces."""
     if size < rank.of:
-        raise ConfigError(f"{name}: an inner size of {size} cannot be cut for {rank.of} ranks")
+        raise ConfigError(f"{name}: an inner size of {size} cannot be split over {rank.of} ranks")
     units = [1 << power for power in range(_MAX_UNIT, -1, -1) if size % (1 << power) == 0]
     even = [unit for unit in units if size // unit % rank.of == 0]
     unit = next(iter(even or [unit for unit in units if size // unit >= _FINE * rank.of]), 1)

@@ -97,7 +97,7 @@ class PoolingOutput:
     data: list[float]
 
     def __repr__(self) -> str:
-        """Return how long the vector is, which is long."""
+        """Return only the length of the vector."""
         return f"PoolingOutput(data=[{len(self.data)} numbers])"
 
 
@@ -118,12 +118,12 @@ class EmbeddingOutput:
     embedding: list[float]
 
     def __repr__(self) -> str:
-        """Return how long the vector is, which is long."""
+        """Return only the length of the vector."""
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
 
     @property
     def hidden_size(self) -> int:
-        """How long the vector is."""
+        """Length of the vector."""
         return len(self.embedding)
 
 

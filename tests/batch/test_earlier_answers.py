@@ -22,7 +22,7 @@ def _every_tenth_fails(n: Any, times: int) -> Answer:
 
 @pytest.fixture
 async def ended(job: BatchJob) -> BatchJob:
-    """A job whose run has ended, three of its lines failed; to be retried."""
+    """A job that has ended with three failed lines, set to retry them."""
     await run_job(job, Scripted(_every_tenth_fails))
     return replace(job, retry_failed=True)
 
@@ -134,7 +134,7 @@ async def test_other_runners_failures_are_recognised(job: BatchJob, answered: di
     assert set(backend.requests) == {0}
 
 
-# Of what the other lines are
+# A retry must use the settings of the earlier run
 
 
 async def test_failed_lines_are_not_retried_on_another_model(job: BatchJob) -> None:

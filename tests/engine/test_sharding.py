@@ -93,7 +93,7 @@ def test_the_default_models_heads_are_split_unevenly() -> None:
 def test_too_many_ranks_are_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"4 query heads in 2 KV groups of 2 are too few for 5 ranks"):
         share_heads(4, 2, Rank(0, 5))
-    with pytest.raises(ConfigError, match=r"mlp.up_proj: an inner size of 3 cannot be cut for 4 ranks"):
+    with pytest.raises(ConfigError, match=r"mlp.up_proj: an inner size of 3 cannot be split over 4 ranks"):
         share_inner("mlp.up_proj", 3, Rank(0, 4))
     with pytest.raises(ConfigError, match=r"7 query heads do not divide into 2 KV heads"):
         share_heads(7, 2, Rank(0, 2))

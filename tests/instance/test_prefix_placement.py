@@ -51,7 +51,7 @@ async def cluster(folder: Path, **options: object) -> AsyncIterator[Control]:
 
 
 async def until(control: Control, condition: Callable[[], bool]) -> None:
-    """Wait until it holds; checked after each event of an instance."""
+    """Wait until `condition` is true; it is checked after each event of an instance."""
     changed = asyncio.Event()
     control.registry.on_change(changed.set)
     async with asyncio.timeout(DEADLINE_S):
@@ -98,7 +98,7 @@ def test_the_next_turn_goes_to_decode_with_the_chat_cached(tmp_path: Path) -> No
     assert "cached" in second.done[0].reason
 
 
-def test_without_a_shared_prefix_placement_is_by_load_alone(tmp_path: Path) -> None:
+def test_without_a_shared_prefix_only_load_decides_placement(tmp_path: Path) -> None:
     for tenant, options in (("another", {}), ("", {"enable_prefix_caching": False})):
         first, second = run_turns(tmp_path, tenant, **options)
 

@@ -72,5 +72,7 @@ def test_transports_that_run_are_compared_and_others_named(
 
 @pytest.mark.parametrize("typed", [["--prompts", "0"], ["--max-tokens", "1"], ["--max-tokens", "1", "--features"]])
 def test_too_few_prompts_or_tokens_to_prove_a_hand_off_are_refused(typed: list[str]) -> None:
-    with pytest.raises(ConfigError, match="use at least one prompt and two tokens: the first token is prefill's alone"):
+    with pytest.raises(
+        ConfigError, match="use at least one prompt and two tokens: only prefill generates the first token"
+    ):
         verify.parse(typed)

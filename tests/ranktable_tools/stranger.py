@@ -23,7 +23,7 @@ def as_another_user(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_an_owner_who_may_not(path: Path) -> Iterator[None]:
+def as_an_owner_without_access(path: Path) -> Iterator[None]:
     """Own a file of mode 0000: root, which ignores modes, becomes nobody, and the file nobody's."""
     path.chmod(0)
     if os.geteuid() != 0:

@@ -10,7 +10,7 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private, write_private_first
-from tests.ranktable_tools.stranger import as_an_owner_who_may_not, as_another_user
+from tests.ranktable_tools.stranger import as_an_owner_without_access, as_another_user
 
 Save = Callable[[str, object], str]
 
@@ -190,7 +190,7 @@ def test_ones_own_unreadable_table_is_reported_with_its_mode(tmp_path: Path) -> 
     path = tmp_path / "t.json"
     path.write_text("{}")
 
-    with as_an_owner_who_may_not(path):
+    with as_an_owner_without_access(path):
         message, uid = _message(str(path)), os.geteuid()
 
     words = f"it belongs to uid {uid}, this process's user, and has mode 0000"

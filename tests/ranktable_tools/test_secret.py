@@ -12,7 +12,7 @@ import pytest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.secret import change_owner, check_owner, check_secret, ensure_secret
 from security.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
-from tests.ranktable_tools.stranger import as_an_owner_who_may_not, as_another_user
+from tests.ranktable_tools.stranger import as_an_owner_without_access, as_another_user
 from wire.errors import ConfigError
 
 GOOD = b"s" * MIN_SECRET_BYTES
@@ -138,7 +138,7 @@ def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
 def test_ones_own_unreadable_secret_is_reported_with_its_mode(tmp_path: Path) -> None:
     path = _write(tmp_path)
 
-    with as_an_owner_who_may_not(path):
+    with as_an_owner_without_access(path):
         uid = os.geteuid()
         with pytest.raises(RanktableError) as caught:
             ensure_secret(tmp_path)

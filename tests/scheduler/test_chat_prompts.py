@@ -113,10 +113,10 @@ async def test_a_conversation_longer_than_the_model_is_an_error_of_messages(mode
 @pytest.mark.parametrize("options", [ChatOptions(template="{{ 1 }}"), ChatOptions(template_kwargs={"messages": []})])
 async def test_forbidden_fields_are_refused_on_both_routes(model_folder: Path, options: ChatOptions) -> None:
     async with opened(model_folder, ChatSettings(trust_request_template=False)) as tokens:
-        doors: list[Refused] = [lambda t: t.encode_chat(TALK, options), lambda t: t.render_chat(TALK, options)]
-        for door in doors:
+        calls: list[Refused] = [lambda t: t.encode_chat(TALK, options), lambda t: t.render_chat(TALK, options)]
+        for call in calls:
             with pytest.raises(InvalidRequest, match="chat_template"):
-                await door(tokens)
+                await call(tokens)
 
 
 @pytest.mark.covers("A5.74")

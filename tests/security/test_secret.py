@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from security.secret import Prover, Secret, Side, differ, find_secret, read_secret, readable
-from tests.ranktable_tools.stranger import as_an_owner_who_may_not, as_another_user
+from tests.ranktable_tools.stranger import as_an_owner_without_access, as_another_user
 from wire.errors import ConfigError
 
 TEXT = "5f" * 32
@@ -93,7 +93,7 @@ def test_an_unreadable_file_of_our_user_is_reported_with_its_mode(tmp_path: Path
     path = tmp_path / "cluster_secret"
     path.write_text("s" * 32)
 
-    with as_an_owner_who_may_not(path), pytest.raises(ConfigError) as caught:
+    with as_an_owner_without_access(path), pytest.raises(ConfigError) as caught:
         read_secret(path)
 
     assert str(caught.value).endswith(f" too: it has mode 0000, chmod 600 {path}")

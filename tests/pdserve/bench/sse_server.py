@@ -66,10 +66,10 @@ def usage(prompt: int, output: int) -> bytes:
     return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}) + b"data: [DONE]\n\n"
 
 
-def streamed(gaps_s: Sequence[float], *, prompt: int = 7, tokens_a_piece: int = 1) -> Answer:
+def streamed(gaps_s: Sequence[float], *, prompt: int = 7, tokens_per_piece: int = 1) -> Answer:
     """Return an answer with a piece after each gap, the last of which ends it."""
     pieces = [Sent(gap_s, completion(f"w{i} ")) for i, gap_s in enumerate(gaps_s[:-1])]
-    end = completion("end", "length") + usage(prompt, tokens_a_piece * len(gaps_s))
+    end = completion("end", "length") + usage(prompt, tokens_per_piece * len(gaps_s))
     return Answer([*pieces, Sent(gaps_s[-1], end)])
 
 

@@ -45,7 +45,7 @@ def request(
 
 
 def test_times_are_those_of_the_pieces_and_counts_those_of_usage() -> None:
-    line, requests = request(streamed([2.0, 0.5, 0.25, 1.5], prompt=11, tokens_a_piece=3))
+    line, requests = request(streamed([2.0, 0.5, 0.25, 1.5], prompt=11, tokens_per_piece=3))
 
     assert line.failure is None
     assert line.ttft_s == 2.0
