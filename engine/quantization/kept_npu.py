@@ -91,9 +91,9 @@ def _middle(weight: KeptWeight) -> int:
 def _beyond(op: str, weight: KeptWeight, dtype: torch.dtype) -> str | None:
     outputs, inputs = weight.shape
     if dtype not in DTYPES:
-        return f"{op} takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+        return f"{op} supports float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     if max(weight.shape) > _MAX_SIZE:
-        return f"{op} takes {_MAX_SIZE} x {_MAX_SIZE} at most, not {outputs} x {inputs}"
+        return f"{op} supports at most {_MAX_SIZE} x {_MAX_SIZE}, not {outputs} x {inputs}"
     return None
 
 

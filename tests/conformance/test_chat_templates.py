@@ -27,9 +27,9 @@ def test_a_last_message_left_open_is_continued(served: Served, oracle: Oracle) -
     messages = [*CHAT, {"role": "assistant", "content": "the capital "}]
     text = oracle.tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
 
-    text = served.chat_text(messages, continue_final_message=True, add_generation_prompt=False)
+    answer = served.chat_text(messages, continue_final_message=True, add_generation_prompt=False)
 
-    assert text == oracle.generate(text)[0]
+    assert answer == oracle.generate(text)[0]
 
 
 @pytest.mark.covers("A5.76")

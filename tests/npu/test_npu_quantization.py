@@ -125,10 +125,10 @@ def test_w8a8_products_use_the_weights_and_rounded_inputs(dtype: torch.dtype, np
 @pytest.mark.parametrize(
     ("grouped", "form", "dtype", "said"),
     [
-        (layer(16, 64, 32), AntiquantFormat(), torch.float32, "takes float16 and bfloat16, not float32"),
+        (layer(16, 64, 32), AntiquantFormat(), torch.float32, "supports float16 and bfloat16, not float32"),
         (layer(16, 96, 24), AntiquantFormat(), torch.bfloat16, "groups in multiples of 32 inputs, not 24"),
         (layer(20, 64, 32), AntiquantFormat(), torch.bfloat16, "outputs in multiples of 8, not 20"),
-        (int8_layer(16, 64), RoundedFormat(W8A8), torch.float32, "npu_quant_matmul takes float16 and bfloat16"),
+        (int8_layer(16, 64), RoundedFormat(W8A8), torch.float32, "npu_quant_matmul supports float16 and bfloat16"),
         (layer(16, 64, 64, codes=torch.int8, largest=127), RoundedFormat(W8A8), torch.float16, "no zeros"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_matrix_larger_than_16_bits_is_reported() -> None:
     tall = Grouped(torch.zeros(65_536, 8, dtype=torch.int8), torch.ones(65_536, 1), None, EvenGroups(8))
 
     for form in (RoundedFormat(W8A8), AntiquantFormat()):
-        assert "takes 65535 x 65535 at most, not 65536 x 8" in str(form.lacking(whole(tall), torch.bfloat16))
+        assert "supports at most 65535 x 65535, not 65536 x 8" in str(form.lacking(whole(tall), torch.bfloat16))
 
 
 _WRONG: dict[str, tuple[str, Callable[[Any], Any]]] = {
