@@ -141,6 +141,7 @@ def test_each_rank_has_its_pool_on_its_own_device(two: LoadedRanks) -> None:
         _ = other.buffer
 
 
+@pytest.mark.long
 def test_ranks_keep_quantised_layers_and_report_what_differs(tmp_path: Path) -> None:
     """Of three heads of 16 rank 1 has one, and int4pack supports 32 inputs or more: its output projections."""
     sizes = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}

@@ -114,7 +114,7 @@ class Circle:
         self.itself = self
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_ours", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_only_our_own_processes_freeze_loaded_objects(is_ours: bool) -> None:
     with nullcontext() if is_ours else only_meanwhile({}), loading():
         made = Circle()

@@ -23,7 +23,10 @@ from wire.types import Role
         ),
         ({"quantization": "int3"}, "--quantization 'int3' is not one of awq, gptq, smoothquant, compressed-tensors"),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
-        ({"kv_transport": ("rdma",)}, "'rdma' is not one of cuda_ipc, shm, mooncake, process_group, tcp, ascend, gloo, nccl, hccl"),
+        (
+            {"kv_transport": ("rdma",)},
+            "'rdma' is not one of cuda_ipc, shm, mooncake, process_group, tcp, ascend, gloo, nccl, hccl",
+        ),
         ({"device": "cpu", "kv_transport": ("hccl",)}, "^--kv-transport hccl: a KV pool on cpu uses gloo$"),
         ({"kv_links": 0}, "--kv-links is 0, must be 1 to 64"),
         ({"kv_links": 65}, "--kv-links is 65, must be 1 to 64"),

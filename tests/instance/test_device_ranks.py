@@ -183,6 +183,7 @@ def test_a_link_that_hangs_costs_no_rank(
     assert not losses.done()
 
 
+@pytest.mark.long
 def test_device_and_cpu_ranks_hand_off_and_resend_no_prefix(model: Path, reference: list[list[int]]) -> None:
     """Both prove the cluster secret on every link; the rank's process received it at its start."""
     trust = Trust(Secret(b"of this cluster, and of no other"))

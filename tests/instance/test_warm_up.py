@@ -29,6 +29,7 @@ print(sorted(late & {"torch", "transformers", "numpy", "safetensors", "tokenizer
 """
 
 
+@pytest.mark.long
 def test_a_load_after_the_warm_up_imports_no_module(tmp_path: Path) -> None:
     model = make_tiny_model("llama", tmp_path / "llama")
     command = [sys.executable, "-P", "-c", _LOADS, str(model)]

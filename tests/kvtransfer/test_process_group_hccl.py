@@ -161,6 +161,7 @@ def test_a_hung_operation_ends_its_link_and_its_process(rules: HcclRules) -> Non
         assert moving.receive(moving.send(b"after")) == b"after"
 
 
+@pytest.mark.long
 def test_processes_that_do_not_end_are_limited(rules: HcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck(ChildProcess):
         def kill(self) -> None:

@@ -31,7 +31,11 @@ def rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HcclRules
 @pytest.mark.usefixtures("attention_in_float32")
 @pytest.mark.parametrize(
     ("p_device", "d_device", "transport"),
-    [("npu", "npu", "process_group"), ("npu", "cpu", "tcp"), pytest.param("cpu", "npu", "tcp", marks=pytest.mark.long)],
+    [
+        ("npu", "cpu", "tcp"),
+        pytest.param("npu", "npu", "process_group", marks=pytest.mark.long),
+        pytest.param("cpu", "npu", "tcp", marks=pytest.mark.long),
+    ],
 )
 def test_a_prompt_is_handed_off_from_and_to_the_npu_path(
     p_device: str, d_device: str, transport: str, npu_ops: NpuOps, rules: HcclRules, tmp_path: Path

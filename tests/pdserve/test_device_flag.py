@@ -195,6 +195,7 @@ def test_llm_opens_the_device(model: Path) -> None:
         LLM(str(model), device="cuda")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("card")
 def test_llm_computes_on_the_device(model: Path) -> None:
     with LLM(str(model), device="cuda", dtype="float32", kv_cache_memory="4MiB") as llm:

@@ -85,6 +85,7 @@ def verdicts(document: dict[str, Any]) -> dict[str, str]:
     return {f"{one['group']}: {one['name']}": one["verdict"] for one in document["results"]}
 
 
+@pytest.mark.long
 def test_the_cpu_passes_all_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
