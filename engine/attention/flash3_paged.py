@@ -35,7 +35,7 @@ class _Rows:
     table: torch.Tensor  # [num_sequences, width]
     kv_lengths: torch.Tensor  # [num_sequences]
     query_ends: torch.Tensor  # [num_sequences + 1], from 0
-    most_queries: int
+    max_queries: int
 
 
 class Flash3Attention:
@@ -101,7 +101,7 @@ class Flash3Step:
         window = -1 if options.sliding_window is None else options.sliding_window - 1
         made = self._kernel(
             query.transpose(0, 1).contiguous(), keys.view(pages), values.view(pages), cache_seqlens=rows.kv_lengths,
-            page_table=rows.table, cu_seqlens_q=rows.query_ends, max_seqlen_q=rows.most_queries,
+            page_table=rows.table, cu_seqlens_q=rows.query_ends, max_seqlen_q=rows.max_queries,
             softmax_scale=options.scaling, causal=True, window_size=(window, 0), softcap=options.softcap or 0.0,
             return_softmax_lse=options.sinks is not None,
         )  # fmt: skip

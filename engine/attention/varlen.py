@@ -48,8 +48,8 @@ class _Group:
     slots: torch.Tensor  # [keys of all]: each sequence's slots, in order
     query_ends: torch.Tensor  # [num_sequences + 1] int32, from 0, as are the next
     key_ends: torch.Tensor
-    most_queries: int
-    most_keys: int
+    max_queries: int
+    max_keys: int
 
 
 class VarlenStep(SlotWriter):
@@ -76,7 +76,7 @@ class VarlenStep(SlotWriter):
         window = -1 if options.sliding_window is None else options.sliding_window - 1
         made = self._kernel(
             query[:, group.rows].transpose(0, 1).contiguous(), keys.index_select(0, group.slots),
-            values.index_select(0, group.slots), group.query_ends, group.key_ends, group.most_queries, group.most_keys,
+            values.index_select(0, group.slots), group.query_ends, group.key_ends, group.max_queries, group.max_keys,
             scale=options.scaling, window_size=(window, 0), enable_gqa=query.shape[0] != keys.shape[1],
             return_aux=None if options.sinks is None else AuxRequest(lse=True),
         )  # fmt: skip

@@ -34,7 +34,7 @@ def test_links_to_the_ranks_of_one_process_are_one_status() -> None:
     assert (merged[0].bytes_per_s, merged[0].round_trip_s) == (2e9, 3e-4)
 
 
-def test_each_transport_that_ranks_measured_to_be_slower_is_named_once() -> None:
+def test_a_transport_that_ranks_measured_as_slower_is_named_once() -> None:
     slower = [f"mooncake: slower: {rate}.00 GB/s, tcp 9.00 GB/s" for rate in range(3)]
     ranks = [("shm: another host", slower[0], "cuda_ipc: no"), (slower[1],), ("cuda_ipc: at rank 2: no", slower[2])]
 
