@@ -1,0 +1,112 @@
+"""Send the answer to one completion: whole, or as a stream, with the fault it meets."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from testing.vllm_worker.answer_body import AnswerBody, Choice, event
+from testing.vllm_worker.faults import FAILED, Fault, Faults
+from testing.vllm_worker.generation import Generation
+from testing.vllm_worker.rank import WorkerRank
+from testing.vllm_worker.side_channel import LoadFailed
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class _Met(Exception):
+    """The request meets its fault now."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer in the making. `generations` are those of its prompts, in order."""
+
+    request: web.Request
+    rank: WorkerRank
+    form: AnswerBody
+    generations: list[Generation]
+    faults: Faults
+    fault: Fault | None = None
+    num_tokens: int = 0
+    finished: list[str] = field(default_factory=list)
+
+    async def send(self) -> web.StreamResponse:
+        """Return the response, complete unless a fault is in the way."""
+        self.rank.counts.prompt_tokens += sum(map(len, self.form.body.prompts))
+        reasons = self.rank.counts.requests
+        try:
+            answer = await (self._stream() if self.form.body.stream else self._whole())
+        except BaseException:
+            reasons["abort"] = reasons.get("abort", 0) + 1
+            raise
+        for reason in self.finished or ["error"]:
+            reasons[reason] = reasons.get(reason, 0) + 1
+        return answer
+
+    async def _whole(self) -> web.StreamResponse:
+        choices: dict[int, Choice] = {}
+        try:
+            async with aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    _join(choices, piece)
+        except LoadFailed:
+            return web.json_response(FAILED, status=500)
+        except _Met:
+            assert self.fault is not None, "it is met"
+            return await self.faults.meet(self.fault, self.request)
+        rows = [choices[index] for index in sorted(choices)]
+        transfer = self.generations[0].transfer
+        return web.json_response(self.form.whole(rows, self.form.usage(self.num_tokens, self._cached), transfer))
+
+    async def _stream(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(self.request)
+        try:
+            async with aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    await response.write(self.form.chunk(piece))
+            if self.form.body.include_usage:
+                await response.write(self.form.last_chunk(self.form.usage(self.num_tokens, self._cached)))
+            await response.write(_DONE)
+        except LoadFailed:
+            await response.write(event(FAILED) + _DONE)
+        except _Met:
+            assert self.fault is not None, "it is met"
+            await self.faults.meet(self.fault, self.request)
+            if self.fault.action == "error":
+                await response.write(event(FAILED) + _DONE)
+        await response.write_eof()
+        return response
+
+    async def _pieces(self) -> AsyncIterator[Choice]:
+        """Yield the pieces of all prompts. Raises LoadFailed, or _Met at the fault's point."""
+        for number, generation in enumerate(self.generations):
+            async with aclosing(generation.pieces()) as steps:
+                async for step in steps:
+                    for piece in step:
+                        self._check("during")
+                        self.num_tokens += 1
+                        piece.index += number * self.form.body.params.n
+                        if piece.finish_reason is not None:
+                            self.finished.append(piece.finish_reason)
+                        yield piece
+        self._check("after")
+
+    def _check(self, point: str) -> None:
+        fault = self.fault
+        if fault is not None and fault.point == point and self.num_tokens >= fault.after_tokens:
+            raise _Met
+
+    @property
+    def _cached(self) -> int:
+        return sum(one.cached_tokens for one in self.generations)
+
+
+def _join(choices: dict[int, Choice], piece: Choice) -> None:
+    whole = choices.setdefault(piece.index, piece)
+    if whole is not piece:
+        whole.token_ids += piece.token_ids
+        whole.logprobs += piece.logprobs
+        whole.finish_reason, whole.stop_reason = piece.finish_reason, piece.stop_reason

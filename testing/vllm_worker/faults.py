@@ -1,0 +1,72 @@
+"""How a test makes a fake vLLM worker fail."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from aiohttp import web
+
+from testing.vllm_worker.answer_body import error_body
+from testing.vllm_worker.request import Leg
+
+Action = Literal["hang", "die", "drop", "cut", "html", "unauthorized", "empty", "error"]
+Point = Literal["before", "during", "after"]
+
+FAILED = error_body("Internal server error", "InternalServerError", 500)
+_FOREVER_S = 3600.0  # how long a worker that hangs keeps its client
+_HTML = "<!DOCTYPE html><html><body>502 Bad Gateway</body></html>"
+
+
+@dataclass(slots=True)
+class Fault:
+    """What the next `times` requests of a leg (of any, if None) meet.
+
+    `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
+    token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
+    for all actions but hang, die, drop and error.
+    """
+
+    action: Action
+    point: Point = "before"
+    leg: Leg | None = None
+    after_tokens: int = 0
+    times: int = 1
+
+
+class Faults:
+    """Owner of the faults that requests will meet, in order. `die` ends the process, or whatever is made of it."""
+
+    def __init__(self, die: Callable[[], None]) -> None:
+        self._die = die
+        self._next: list[Fault] = []
+
+    def add(self, fault: Fault) -> None:
+        """Queue a fault."""
+        self._next.append(fault)
+
+    def take(self, leg: Leg) -> Fault | None:
+        """Return the fault that a request of this leg meets."""
+        for fault in self._next:
+            if fault.times > 0 and fault.leg in (None, leg):
+                fault.times -= 1
+                return fault
+        return None
+
+    async def meet(self, fault: Fault, request: web.Request) -> web.Response:
+        """Return the answer that the fault makes; break the connection, or never return."""
+        match fault.action:
+            case "html":
+                return web.Response(text=_HTML, content_type="text/html")
+            case "unauthorized":
+                return web.json_response({"error": "Unauthorized"}, status=401)
+            case "error":
+                return web.json_response(FAILED, status=500)
+            case "empty" | "cut":
+                return web.Response()
+            case "die":
+                self._die()
+            case "drop" if request.transport is not None:
+                request.transport.abort()
+        await asyncio.sleep(_FOREVER_S)
+        return web.Response()

@@ -1,0 +1,116 @@
+"""Serve one prompt on one rank: read or compute its KV, generate, and hold its blocks for a decode worker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from engine.finish import finish_at
+from testing.vllm_worker.answer_body import Choice
+from testing.vllm_worker.continuation import FakeContinuation, KvEntry
+from testing.vllm_worker.rank import WorkerRank
+from testing.vllm_worker.request import CompletionBody
+from testing.vllm_worker.settings import WorkerSettings
+from testing.vllm_worker.side_channel import LoadFailed, RemoteBlocks
+from wire.types import FinishReason
+
+
+@dataclass(slots=True)
+class Generation:
+    """One prompt of a request. At the end `transfer` and `cached_tokens` are what the worker answers."""
+
+    settings: WorkerSettings
+    rank: WorkerRank
+    session: aiohttp.ClientSession
+    request_id: str
+    body: CompletionBody
+    prompt: tuple[int, ...]
+    transfer: dict[str, Any] | None = None
+    cached_tokens: int = 0
+
+    async def pieces(self) -> AsyncIterator[list[Choice]]:
+        """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
+        params, fake = self.body.params, self.settings.fake
+        room = len(self.prompt) + params.max_tokens * params.n
+        is_remote = self.body.leg == "decode" and self.settings.connector and self.body.is_complete
+        remote = RemoteBlocks(self.session, self.body.transfer) if is_remote else None
+        try:
+            async with self.rank.run(room) as block_ids:
+                kv = await self._read(remote) if remote is not None else await self._compute()
+                remote = None
+                self.rank.write(block_ids, kv)
+                first = FakeContinuation(fake, self.prompt, kv)
+                live = {index: first.fork() for index in range(params.n)}
+                for position in range(params.max_tokens):
+                    if position > 0:
+                        await asyncio.sleep(fake.step_seconds + fake.token_seconds * len(live))
+                    step = [self._piece(one, index, position) for index, one in live.items()]
+                    live = {one.index: live[one.index] for one in step if one.finish_reason is None}
+                    if not live and self.body.leg == "prefill" and self.settings.connector:
+                        self._hold(block_ids)
+                    yield step
+                    if not live:
+                        break
+        finally:
+            if remote is not None:  # aborted before its KV was read: a decode worker tells the prefill worker
+                with suppress(LoadFailed):
+                    await remote.end()
+
+    async def _read(self, remote: RemoteBlocks) -> list[KvEntry]:
+        try:
+            kv = await remote.read(len(self.prompt), checked=not self.settings.wrong_200)
+        except LoadFailed:
+            self.rank.counts.failed_transfers += 1
+            raise
+        self.rank.counts.transfers += 1
+        self.cached_tokens = self.body.transfer.get("remote_prefill_cached_tokens", len(self.prompt))
+        return kv
+
+    async def _compute(self) -> list[KvEntry]:
+        fake = self.settings.fake
+        await asyncio.sleep(fake.step_seconds + fake.token_seconds * len(self.prompt))
+        return [(token_id, fake.salt) for token_id in self.prompt]
+
+    def _piece(self, sequence: FakeContinuation, index: int, position: int) -> Choice:
+        params = self.body.params
+        piece = Choice(index, prompt=self.prompt if position == 0 else None)
+        if position == 0 and params.prompt_logprobs is not None:
+            piece.prompt_logprobs = sequence.prompt_logprobs(params.prompt_logprobs)
+        token_id, scores = sequence.next_token(params, index, position)
+        piece.token_ids.append(token_id)
+        piece.logprobs.append(scores)
+        finish = finish_at(
+            sequence.token_ids,
+            position + 1,
+            params,
+            prompt_length=len(self.prompt),
+            max_model_len=self.settings.fake.max_model_len,
+        )
+        if finish is not None:
+            reason, stop = finish
+            piece.finish_reason = "stop" if reason is FinishReason.STOP else "length"
+            piece.stop_reason = None if stop in self.settings.fake.eos_token_ids else stop
+        self.rank.counts.generation_tokens += 1
+        return piece
+
+    def _hold(self, block_ids: list[int]) -> None:
+        held = self.rank.hold(self.request_id, block_ids, len(self.prompt), self.settings.lease_s)
+        self.transfer = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [held],
+            "remote_engine_id": self.rank.engine_id,
+            "remote_request_id": self.request_id,
+            "remote_host": self.settings.host,
+            "remote_port": self.rank.side_channel_port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": len(self.prompt),
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": 0,
+        }

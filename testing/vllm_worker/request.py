@@ -1,0 +1,100 @@
+"""The body of a completion as vLLM reads it, for prompts of token ids."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from testing.engine.fake_model import FakeConfig
+from wire.types import SamplingParams
+
+Leg = Literal["prefill", "decode", "local"]
+
+_NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+_COPIED = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "min_tokens")
+
+
+class BadRequest(Exception):
+    """vLLM refuses the body with `status` and this message."""
+
+    def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None):
+        super().__init__(message)
+        self.status, self.kind, self.param = status, kind, param
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionBody:
+    """A validated body. `params` are those of the model; `transfer` is `kv_transfer_params`, forwarded unread."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    transfer: dict[str, Any]
+
+    @property
+    def leg(self) -> Leg:
+        """Which leg of a hand-off it is."""
+        if self.transfer.get("do_remote_prefill"):
+            return "decode"
+        return "prefill" if self.transfer.get("do_remote_decode") else "local"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reference names all that a read needs."""
+        return bool(self.transfer.get("remote_block_ids")) and all(name in self.transfer for name in _NEEDED)
+
+
+def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> CompletionBody:
+    """Return the body of a request for `model`. Raises BadRequest."""
+    if body.get("model", model) != model:
+        message = f"The model `{body['model']}` does not exist."
+        raise BadRequest(message, status=404, kind="NotFoundError", param="model")
+    stream = bool(body.get("stream"))
+    if body.get("stream_options") and not stream:
+        raise BadRequest("Stream options can only be defined when `stream=True`.", param="stream_options")
+    prompts, max_tokens = _prompts(body.get("prompt")), body.get("max_tokens")
+    params = _params(body, 16 if max_tokens is None else max_tokens, fake)
+    for prompt in prompts:
+        _check_length(len(prompt), params.max_tokens, fake.max_model_len)
+    return CompletionBody(
+        prompts,
+        params,
+        stream,
+        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        return_token_ids=bool(body.get("return_token_ids")),
+        transfer=dict(body.get("kv_transfer_params") or {}),
+    )
+
+
+def _prompts(value: Any) -> tuple[tuple[int, ...], ...]:
+    rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    if not all(isinstance(row, list) and row and all(isinstance(one, int) for one in row) for row in rows):
+        raise BadRequest("this worker reads prompts of token ids only", param="prompt")
+    return tuple(map(tuple, rows))
+
+
+def _params(body: Mapping[str, Any], max_tokens: int, fake: FakeConfig) -> SamplingParams:
+    given = {name: body[name] for name in _COPIED if body.get(name) is not None}
+    seed = body.get("seed")
+    stops = (*(body.get("stop_token_ids") or ()), *(() if body.get("ignore_eos") else fake.eos_token_ids))
+    return SamplingParams(
+        max_tokens,
+        temperature=1.0 if body.get("temperature") is None else body["temperature"],
+        seed=secrets.randbits(63) if seed is None else seed % 2**64,
+        stop_token_ids=stops,
+        allowed_token_ids=tuple(body.get("allowed_token_ids") or ()),
+        logprobs=body.get("logprobs"),
+        prompt_logprobs=body.get("prompt_logprobs"),
+        **given,
+    )
+
+
+def _check_length(prompt: int, max_tokens: int, limit: int) -> None:
+    if prompt + max_tokens > limit:
+        raise BadRequest(
+            f"This model's maximum context length is {limit} tokens. However, you requested {max_tokens} output tokens "
+            f"and your prompt contains {prompt} input tokens, for a total of {prompt + max_tokens} tokens.",
+            param="input_tokens",
+        )

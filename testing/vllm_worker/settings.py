@@ -1,0 +1,36 @@
+"""The parameters of a fake vLLM worker."""
+
+import json
+from dataclasses import dataclass, replace
+
+from testing.engine.fake_model import FakeConfig
+
+_FAKE = FakeConfig(num_layers=1)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Parameters of a worker. `fake` is the model: its `salt`, which other workers may share, its sizes and delays.
+
+    Without a `connector` it ignores `kv_transfer_params`. `wrong_200`: a decode worker reads blocks without a question,
+    so that a reference that is no longer valid returns a wrong answer with status 200 (vllm#52234).
+    """
+
+    fake: FakeConfig = _FAKE
+    model: str = "model"
+    version: str = "0.32.0"
+    host: str = "127.0.0.1"
+    port: int = 0
+    connector: bool = True
+    api_key: str | None = None
+    num_ranks: int = 1
+    max_num_seqs: int = 64
+    lease_s: float = 30.0
+    wrong_200: bool = False
+
+
+def settings_from(text: str) -> WorkerSettings:
+    """Read settings from JSON; `fake` is an object of FakeConfig's fields. Raises TypeError or ValueError."""
+    values = json.loads(text)
+    fake = {key: tuple(value) if isinstance(value, list) else value for key, value in values.pop("fake", {}).items()}
+    return WorkerSettings(**values, fake=replace(_FAKE, **fake))

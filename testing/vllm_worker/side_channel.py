@@ -1,0 +1,63 @@
+"""How a decode worker reads held blocks: JSON over HTTP at the `remote_host` and `remote_port` of a reference."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from testing.vllm_worker.continuation import KvEntry
+from testing.vllm_worker.rank import WorkerRank
+
+_LIMIT = aiohttp.ClientTimeout(total=10)
+
+
+class LoadFailed(Exception):
+    """The KV of a reference cannot be read."""
+
+
+async def serve_rank(request: web.Request, rank: WorkerRank) -> web.Response:
+    """Answer one message of a decode worker: `read`, or `end`, which frees the blocks unread."""
+    message = await request.json()
+    request_id = message["request_id"]
+    if message["engine_id"] != rank.engine_id:
+        raise web.HTTPConflict(text="engine id")
+    if message["checked"] and not rank.holds(request_id):
+        raise web.HTTPGone(text="reference")
+    kv = rank.read(message["block_ids"]) if message["verb"] == "read" else []
+    rank.end(request_id)
+    return web.json_response({"kv": kv})
+
+
+class RemoteBlocks:
+    """The blocks that one reference names, from the decode worker's side."""
+
+    def __init__(self, session: aiohttp.ClientSession, reference: dict[str, Any]) -> None:
+        self._session, self._reference = session, reference
+
+    async def read(self, num_tokens: int, *, checked: bool) -> list[KvEntry]:
+        """Read the KV of `num_tokens` tokens and free the blocks; unless `checked`, whatever lies there."""
+        kv = [(int(token_id), int(salt)) for token_id, salt in await self._post("read", checked=checked)]
+        return [*kv, *[(0, 0)] * (num_tokens - len(kv))][:num_tokens]
+
+    async def end(self) -> None:
+        """Free the blocks without reading them."""
+        await self._post("end")
+
+    async def _post(self, verb: str, *, checked: bool = True) -> Sequence[Any]:
+        reference = self._reference
+        message = {
+            "verb": verb,
+            "checked": checked,
+            "engine_id": reference["remote_engine_id"],
+            "request_id": reference["remote_request_id"],
+            "block_ids": [block_id for group in reference["remote_block_ids"] for block_id in group],
+        }
+        url = f"http://{reference['remote_host']}:{reference['remote_port']}/"
+        try:
+            async with self._session.post(url, json=message, timeout=_LIMIT) as answer:
+                if answer.status != 200:
+                    raise LoadFailed(await answer.text())
+                return list((await answer.json())["kv"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError) as error:
+            raise LoadFailed(str(error)) from error

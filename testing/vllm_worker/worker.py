@@ -1,0 +1,191 @@
+"""The HTTP server of a fake vLLM worker, in this process on real sockets.
+
+    worker = FakeVllmWorker(WorkerSettings())
+    await worker.start()
+    worker.faults.add(Fault("die", "during", after_tokens=3))
+    ...
+    await worker.stop()
+
+A client that goes away aborts its request. `POST /testing/faults` adds a fault to a worker of another process.
+"""
+
+import asyncio
+import hmac
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from testing.vllm_worker.answer import Answer
+from testing.vllm_worker.answer_body import AnswerBody, error_body
+from testing.vllm_worker.faults import Fault, Faults
+from testing.vllm_worker.generation import Generation
+from testing.vllm_worker.rank import WorkerRank
+from testing.vllm_worker.request import BadRequest, CompletionBody, Leg, read_body
+from testing.vllm_worker.settings import WorkerSettings
+from testing.vllm_worker.side_channel import LoadFailed, RemoteBlocks, serve_rank
+from testing.vllm_worker.worker_metrics import metrics_text
+
+_MAX_BODY = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A completion as it came."""
+
+    leg: Leg
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class FakeVllmWorker:
+    """Owner of the ranks and the sockets. After `stop` or `kill` it can be started again, as its next life."""
+
+    def __init__(self, settings: WorkerSettings, on_death: Callable[[], None] | None = None) -> None:
+        """`on_death` ends the process for the fault `die`; by default only the sockets break, as if it had ended."""
+        self.settings = settings
+        self.received: list[Received] = []
+        self.ranks: list[WorkerRank] = []
+        self.faults = Faults(on_death or self._die)
+        self._runners: list[web.AppRunner] = []
+        self._session: aiohttp.ClientSession | None = None
+        self._started_at = 0.0
+        self._death: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        return f"http://{self.settings.host}:{self.settings.port}"
+
+    async def start(self) -> None:
+        """Listen, on a free port if none is set; later lives have the same port."""
+        settings, fake = self.settings, self.settings.fake
+        self._session, self._started_at = aiohttp.ClientSession(), time.time()
+        self.ranks = [
+            WorkerRank(number, fake.num_blocks, fake.block_size, settings.max_num_seqs)
+            for number in range(settings.num_ranks)
+        ]
+        for rank in self.ranks:
+            rank.side_channel_port = await self._listen(self._side_channel(rank), 0)
+        self.settings = replace(settings, port=await self._listen(self._app(), settings.port))
+
+    async def stop(self) -> None:
+        """Close the sockets; requests that run are aborted. Idempotent."""
+        runners, self._runners = self._runners, []
+        for runner in runners:
+            await runner.cleanup()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def kill(self) -> None:
+        """Break every connection at once, as the end of the process does."""
+        for runner in self._runners:
+            for site in runner.sites:
+                await site.stop()
+            for connection in runner.server.connections if runner.server is not None else ():
+                if connection.transport is not None:
+                    connection.transport.abort()
+        await self.stop()
+
+    def _die(self) -> None:
+        self._death = asyncio.create_task(self.kill())
+
+    async def _listen(self, app: web.Application, port: int) -> int:
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0)
+        await runner.setup()
+        self._runners.append(runner)
+        await web.TCPSite(runner, self.settings.host, port).start()
+        return int(runner.addresses[0][1])
+
+    def _side_channel(self, rank: WorkerRank) -> web.Application:
+        async def serve(request: web.Request) -> web.Response:
+            return await serve_rank(request, rank)
+
+        app = web.Application()
+        app.router.add_post("/", serve)
+        return app
+
+    def _app(self) -> web.Application:
+        app = web.Application(middlewares=[self._check_key], client_max_size=_MAX_BODY)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/testing/faults", self._add_fault)
+        return app
+
+    @web.middleware
+    async def _check_key(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        key = self.settings.api_key
+        if key is not None and request.path.startswith("/v1"):
+            given = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+                return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.settings.version})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        row = {"id": self.settings.model, "object": "model", "created": int(self._started_at), "owned_by": "vllm"}
+        row |= {"root": self.settings.model, "parent": None, "max_model_len": self.settings.fake.max_model_len}
+        return web.json_response({"object": "list", "data": [row]})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = metrics_text(self.settings, self.ranks, self._started_at)
+        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _add_fault(self, request: web.Request) -> web.Response:
+        self.faults.add(Fault(**await request.json()))
+        return web.Response()
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.json()
+        try:
+            body = read_body(raw, self.settings.model, self.settings.fake)
+            rank = self._rank(request.headers.get("X-data-parallel-rank"))
+        except BadRequest as error:
+            await self._free_remote(raw.get("kv_transfer_params"))
+            return web.json_response(error_body(str(error), error.kind, error.status, error.param), status=error.status)
+        self.received.append(Received(body.leg, dict(request.headers), raw))
+        fault = self.faults.take(body.leg)
+        if fault is not None and fault.point == "before":
+            return await self.faults.meet(fault, request)
+        return await self._answer(request, rank, body, raw, fault).send()
+
+    def _answer(
+        self, request: web.Request, rank: WorkerRank, body: CompletionBody, raw: dict[str, Any], fault: Fault | None
+    ) -> Answer:
+        session, settings = self._session, self.settings
+        assert session is not None, "it is started"
+        request_id = f"cmpl-{request.headers.get('X-Request-Id') or raw.get('request_id') or uuid.uuid4().hex}"
+        generations = [
+            Generation(settings, rank, session, f"{request_id}-{number}-{uuid.uuid4().hex[:8]}", body, prompt)
+            for number, prompt in enumerate(body.prompts)
+        ]
+        return Answer(request, rank, AnswerBody(request_id, settings.model, body), generations, self.faults, fault)
+
+    def _rank(self, named: str | None) -> WorkerRank:
+        if named is None or not named.isdecimal():
+            return min(self.ranks, key=lambda rank: rank.running + rank.waiting)
+        if int(named) >= len(self.ranks):
+            raise BadRequest(f"data_parallel_rank {named} is out of range [0, {len(self.ranks)}).")
+        return self.ranks[int(named)]
+
+    async def _free_remote(self, reference: Any) -> None:
+        """Free what a prefill worker holds for a request that this one has refused."""
+        if reference and reference.get("do_remote_prefill") and self._session is not None:
+            with suppress(LoadFailed, KeyError):
+                await RemoteBlocks(self._session, reference).end()
