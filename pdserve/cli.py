@@ -18,6 +18,7 @@ COMMANDS = {
     "status": "show the instances of the running cluster",
     "links": "measure the KV link of every prefill-decode pair, and explain why no better transport is in use",
     "logs": "show or follow the logs of its processes",
+    "route": "serve from running vLLM workers: prefill on one, decode on another",
     "serve": "serve one model from one process (the combined instance)",
     "run-batch": "answer a file of requests in OpenAI's batch format, and resume where it stopped",
     "chat": "chat with a served model, here or elsewhere",

@@ -10,6 +10,7 @@ from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.paths.handoff import HandoffPath
 from scheduler.paths.local import LocalPath
 from scheduler.paths.pooling import PoolingPath
+from scheduler.paths.prefill_first import PrefillFirstPath
 from scheduler.placement import Plan
 from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
@@ -95,6 +96,8 @@ class Attempts:
         elif grant.prefill is None:
             is_whole = grant.decode.role is Role.COMBINED  # else no decode instance was reached
             await LocalPath(grant.decode, on_output=pair_used if is_whole else succeeded).run(prompt)
+        elif grant.plan.path == "prefill_first":
+            await PrefillFirstPath(prompt, grant.prefill, grant.decode, on_output=pair_used).run()
         else:
             path = HandoffPath(prompt, grant.prefill, grant.decode, limits=self._limits, on_output=pair_used)
             await path.run()

@@ -22,11 +22,13 @@ from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.load import LoadSnapshot
 from wire.messages import (
+    Answer,
     Command,
     Event,
     Failed,
     HandedOff,
     Heartbeat,
+    Held,
     LinkMeasured,
     Pooled,
     Refused,
@@ -178,7 +180,7 @@ class Instance:
             case Refused(load=refused_load):
                 self._update(refused_load)
                 self._deliver(event)
-            case Reserved() | HandedOff() | Pooled() | Failed():
+            case Reserved() | Held() | HandedOff() | Pooled() | Failed():
                 self._deliver(event)
             case LinkMeasured():
                 self.link_answers.deliver(event)
@@ -196,7 +198,7 @@ class Instance:
             self.in_flight.update(load)
             check_progress(load, self._limits)
 
-    def _deliver(self, event: Reserved | Refused | HandedOff | Pooled | Failed) -> None:
+    def _deliver(self, event: Answer) -> None:
         on_instance = self._prompts.get(event.prompt_id)
         if on_instance is not None:
             on_instance.on_event(event)

@@ -181,7 +181,7 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
         f"{start.name}: {start.outstanding_tokens} tokens outstanding{_cached_note(start, prompt)}; "
         f"{decode.name}: {decode.sequences} sequences, {room}{_cached_note(decode, prompt)}"
     )
-    return Plan("handoff", start.index, decode.index, reason)
+    return Plan(start.path, start.index, decode.index, reason)
 
 
 def _cached_note(load: InstanceLoad, prompt: PromptFacts) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from wire.errors import InstanceLost
-from wire.messages import Cancel, Command, Failed, HandedOff, Pooled, Refused, Reserved
+from wire.messages import Answer, Cancel, Command, Reserved
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 
@@ -27,7 +27,7 @@ class SessionLost:
     error: InstanceLost
 
 
-PromptEvent = Reserved | Refused | HandedOff | Pooled | Failed | SessionLost
+PromptEvent = Answer | SessionLost
 
 
 class PromptOwner(Protocol):

@@ -96,13 +96,13 @@ class Readiness:
         living = [instance for instance in self._registry.living() if not instance.is_suspect]
         if self._is_pooled:
             return [Plan("pooling", None, i.index, "probe") for i in living if i.role is not Role.DECODE]
-        prefills = [instance.index for instance in living if instance.role is Role.PREFILL]
+        prefills = [instance for instance in living if instance.role is Role.PREFILL]
         decodes = [instance.index for instance in living if instance.role is Role.DECODE]
         pairs = [
-            Plan("handoff", prefill, decode, "probe")
+            Plan(prefill.description.path, prefill.index, decode, "probe")
             for prefill in prefills
             for decode in decodes
-            if self._registry.kv_pairs.gap(prefill, decode) is None
+            if self._registry.kv_pairs.gap(prefill.index, decode) is None
         ]
         alone = [Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED]
         return pairs + alone

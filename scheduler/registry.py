@@ -18,9 +18,10 @@ from scheduler.membership.compatibility import (
     check_place,
     check_table,
     check_version,
+    check_workers,
 )
 from scheduler.membership.kv_pairs import KvGap, KvPairs
-from scheduler.membership.member import Connect, Member
+from scheduler.membership.member import Connect, Member, MemberState
 from scheduler.membership.members import Members
 from scheduler.view import TableView
 from telemetry.logs import EventLogger
@@ -135,7 +136,7 @@ class Registry:
     def loads(self) -> list[InstanceLoad]:
         """Return the load of every living instance, for placement."""
         no_transport_to: dict[int, dict[int, str]] = {}
-        for gap in self.gaps():
+        for gap in self._all_gaps():
             no_transport_to.setdefault(gap.sender, {})[gap.receiver] = gap.why
         return [_load(instance, no_transport_to.get(instance.index, {})) for instance in self.living()]
 
@@ -171,7 +172,10 @@ class Registry:
         return Unavailable(f"no path can serve this now; missing: {missing}")
 
     def gaps(self) -> list[KvGap]:
-        """Return the pairs of living instances without a common KV transport, in table order."""
+        """Return the pairs of living instances that should have a common KV transport and have none."""
+        return [gap for gap in self._all_gaps() if not gap.is_expected]
+
+    def _all_gaps(self) -> list[KvGap]:
         return self.kv_pairs.gaps({instance.index for instance in self.living()})
 
     def confirm_ready(self) -> None:
@@ -191,18 +195,31 @@ class Registry:
 
         While serving, that may be its own previous process: running streams must not switch to another model.
         """
-        check_version(expected, description)
-        check_place(expected, description, self._same_host)
-        self._check_table(expected, description)
-        references = [index for index in sorted(self._accepted) if self._was_ready or index != expected.index]
-        if references:
-            check_pair(self._accepted[references[0]], description)
+        if not expected.is_worker:
+            check_version(expected, description)
+            check_place(expected, description, self._same_host)
+            self._check_table(expected, description)
+        reference = self._reference(expected)
+        if reference is not None:
+            (check_workers if expected.is_worker else check_pair)(reference, description)
         self._accepted[expected.index] = description
         self.kv_pairs.add(expected, description)
 
-    def refuse(self, error: Incompatible) -> None:
-        """Raise `error` if the scheduler was never ready, else log it."""
-        if not self._was_ready:
+    def _reference(self, expected: ExpectedInstance) -> InstanceDescription | None:
+        """Return the first accepted description to compare with: of an instance, or of a worker of another engine."""
+        for index, accepted in sorted(self._accepted.items()):
+            if (accepted.worker is not None) == expected.is_worker and (self._was_ready or index != expected.index):
+                return accepted
+        return None
+
+    def refuse(self, expected: ExpectedInstance, error: Incompatible) -> None:
+        """Raise `error` if the scheduler was never ready, else log it.
+
+        Before that, a worker of another engine is left out too, while the others can still serve.
+        """
+        left = {member.role for member in self.members if member.state is not MemberState.REFUSED}
+        can_serve = Role.COMBINED in left or left >= {Role.PREFILL, Role.DECODE}
+        if not self._was_ready and not (expected.is_worker and can_serve):
             raise error
         _log.warning("instance_refused", error=error)
 
@@ -254,4 +271,5 @@ def _load(instance: Instance, no_transport_to: dict[int, str]) -> InstanceLoad:
         held_for=ledger.held_for,
         no_transport_to=no_transport_to,
         is_suspect=instance.is_suspect,
+        path=description.path,
     )

@@ -15,20 +15,23 @@ from wire.convert import (
     token_to_pb,
 )
 from wire.convert_params import prompt_logprobs_from_pb, prompt_logprobs_to_pb
-from wire.errors import InvalidRequest
+from wire.errors import InternalError, InvalidRequest
 from wire.messages import (
     Cancel,
     Command,
     Event,
     Failed,
+    FetchAndGenerate,
     Generate,
     HandedOff,
     Heartbeat,
+    Held,
     LinkMeasured,
     MeasureLink,
     OpenSession,
     Pooled,
     Prefill,
+    PrefillAndHold,
     Refused,
     Reserve,
     Reserved,
@@ -60,6 +63,8 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
             return pb.CommandMessage(measure_link=measure)
         case Heartbeat():
             return pb.CommandMessage(heartbeat=_heartbeat_to_pb(command))
+        case PrefillAndHold() | FetchAndGenerate():
+            raise InternalError(f"{type(command).__name__} is only for workers of other engines")
 
 
 def command_from_pb(message: pb.CommandMessage) -> Command:
@@ -101,7 +106,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
                 refused.load.CopyFrom(load_to_pb(event.load))
             return pb.EventMessage(refused=refused)
         case Step():
-            step = pb.Step(tokens=[token_to_pb(token) for token in event.tokens], load=load_to_pb(event.load))
+            load = None if event.load is None else load_to_pb(event.load)
+            step = pb.Step(tokens=[token_to_pb(token) for token in event.tokens], load=load)
             step.times.extend(pb.PromptTimes(prompt_id=p, times=TIMES.to_pb(t)) for p, t in event.times)
             step.prompt_logprobs.extend(prompt_logprobs_to_pb(part) for part in event.prompt_logprobs)
             return pb.EventMessage(step=step)
@@ -123,6 +129,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             return pb.EventMessage(table_read=pb.TableRead(digest=event.digest))
         case Heartbeat():
             return pb.EventMessage(heartbeat=_heartbeat_to_pb(event))
+        case Held():
+            raise InternalError("Held comes only from workers of other engines")
 
 
 def event_from_pb(message: pb.EventMessage) -> Event:
@@ -142,7 +150,7 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             step = message.step
             return Step(
                 tuple(map(token_from_pb, step.tokens)),
-                load_from_pb(step.load),
+                load_from_pb(step.load) if step.HasField("load") else None,
                 tuple((entry.prompt_id, TIMES.from_pb(entry.times)) for entry in step.times),
                 tuple(map(prompt_logprobs_from_pb, step.prompt_logprobs)),
             )

@@ -8,6 +8,8 @@
        |                     P ==KV frames, commit==> D
        | <----------- HandedOff (P: acked by D) -- P
        | <----------- Step(tokens of all prompts) - D   one message per step
+       | -- PrefillAndHold ---------------------> P | <- Held(references), from workers of other engines
+       | -- FetchAndGenerate(references) --------> D | <- Step
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
@@ -59,6 +61,24 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillAndHold:
+    """To a worker of another engine: compute the prompt and hold its KV for one fetch; answered by Held or Failed."""
+
+    prompt: PromptState
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAndGenerate:
+    """To a worker of another engine: fetch the KV that each reference names, one a sequence, and generate to the end.
+
+    A reference is what `Held` brought: opaque, and used once.
+    """
+
+    prompt: PromptState
+    references: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """End a prompt, or one of its sequences. `ticketed` blocks and held KV are released."""
 
@@ -106,6 +126,16 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """From a worker of another engine: it holds the prompt's KV once for each sequence, for at most `lease_s`."""
+
+    prompt_id: str
+    references: tuple[bytes, ...]
+    lease_s: float
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The instance refused the prompt and keeps nothing of it. `error` is the name of an error in wire.errors."""
 
@@ -117,10 +147,13 @@ class Refused:
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
 class Step:
-    """All new tokens of one step over all prompts, and the load after it; split when it exceeds the message limit."""
+    """All new tokens of one step over all prompts, and the load after it; split when it exceeds the message limit.
+
+    A worker of another engine does not report its load with a step.
+    """
 
     tokens: tuple[TokenOutput, ...]
-    load: LoadSnapshot
+    load: LoadSnapshot | None
     times: tuple[tuple[str, StageTimes], ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
@@ -167,7 +200,9 @@ class TableRead:
     digest: str
 
 
-PromptCommand = Reserve | Prefill | Generate
+PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
 """Every command with a `prompt`, which is checked before it is sent, and refused on its own."""
 Command = OpenSession | PromptCommand | Cancel | MeasureLink | Heartbeat
-Event = SessionOpen | Reserved | Refused | Step | HandedOff | Pooled | Failed | LinkMeasured | TableRead | Heartbeat
+Answer = Reserved | Held | Refused | HandedOff | Pooled | Failed
+"""Every event about one prompt, but a Step."""
+Event = SessionOpen | Step | Answer | LinkMeasured | TableRead | Heartbeat

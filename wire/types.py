@@ -284,11 +284,20 @@ class ModelIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignWorker:
+    """A worker of another engine, such as `vLLM 0.32.0`, and its path (scheduler/paths)."""
+
+    engine: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceDescription:
     """The properties of an instance, fixed for the life of its process (`epoch` is random per process).
 
     `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
     `kv_transports` lists the transports used by default or named, best first: `shm` if offered, else `shm: reason`.
+    `worker` is set for another engine's, of which much else is unknown; no instance sends it.
     """
 
     instance_id: str
@@ -314,3 +323,9 @@ class InstanceDescription:
     device: str = "cpu"
     kv_digests: bool = True
     kv_transports: tuple[str, ...] = ()
+    worker: ForeignWorker | None = None
+
+    @property
+    def path(self) -> str:
+        """How its prompts get from prefill to decode."""
+        return "handoff" if self.worker is None else self.worker.path

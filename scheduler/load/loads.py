@@ -23,7 +23,7 @@ class InstanceLoad:
     `outstanding_tokens` are prompt tokens assigned and not yet prefilled; `sequences` are running, waiting or booked;
     `waiting` of them were preempted from a full pool, or wait for their prefill there. `held_for` is finished KV
     waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers without a common KV transport,
-    and why. An instance that `is_suspect` has been silent for a while.
+    and why. An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
     """
 
     index: int
@@ -40,6 +40,7 @@ class InstanceLoad:
     held_for: Mapping[int, HeldPrompts] = field(default_factory=dict)
     no_transport_to: Mapping[int, str] = field(default_factory=dict)
     is_suspect: bool = False
+    path: str = "handoff"
 
     @property
     def can_start(self) -> bool:

@@ -24,6 +24,11 @@ class ExpectedInstance:
     server_ip: str
     device_ids: tuple[str, ...]
 
+    @property
+    def is_worker(self) -> bool:
+        """Whether another engine serves it: its address is the URL of its HTTP API."""
+        return "://" in self.address
+
     def __str__(self) -> str:
         return f"{self.name} at {self.address}"
 
@@ -76,6 +81,25 @@ def check_pair(one: InstanceDescription, other: InstanceDescription) -> None:
         raise Incompatible(f"{_name(one)} (here) and {_name(other)} (there) differ: {difference}")
     for found in (one, other):
         _check_ranks(found)
+
+
+def check_workers(one: InstanceDescription, other: InstanceDescription) -> None:
+    """Raise Incompatible, naming both URLs and both values, unless two workers serve one model by one version."""
+    for what, mine, theirs in (
+        ("engines", _engine(one), _engine(other)),
+        ("models", one.model.name, other.model.name),
+        ("longest sequences", one.max_model_len, other.max_model_len),
+    ):
+        if mine != theirs:
+            raise Incompatible(f"{what} differ: {_url(one)} has {mine}, {_url(other)} has {theirs}")
+
+
+def _engine(found: InstanceDescription) -> str:
+    return "pdserve" if found.worker is None else found.worker.engine
+
+
+def _url(found: InstanceDescription) -> str:
+    return found.endpoints[0].address
 
 
 def _check_ranks(found: InstanceDescription) -> None:

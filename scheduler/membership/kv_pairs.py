@@ -17,12 +17,13 @@ _log = EventLogger("registry")
 class KvGap:
     """A prefill and a decode instance, by table index, without a common KV transport.
 
-    `why` names the transports of both.
+    `why` names the transports of both. `is_expected`: no setting could give them one.
     """
 
     sender: int
     receiver: int
     why: str
+    is_expected: bool = False
 
     def __str__(self) -> str:
         return self.why
@@ -58,6 +59,10 @@ class KvPairs:
     def _check(self, sender: int, receiver: int) -> None:
         (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]
         if start.role is not Role.PREFILL or end.role is not Role.DECODE:
+            return
+        if start.is_worker != end.is_worker:
+            why = f"{start.name} and {end.name} are of different engines"
+            self._gaps[sender, receiver] = KvGap(sender, receiver, why, is_expected=True)
             return
         before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, receiving)
         if lacking is None:

@@ -49,7 +49,7 @@ class Membership(Protocol):
         """Check a newly connected instance. Raises Incompatible."""
         ...
 
-    def refuse(self, error: Incompatible) -> None:
+    def refuse(self, expected: ExpectedInstance, error: Incompatible) -> None:
         """Raise `error` if it is fatal, else return."""
         ...
 
@@ -108,7 +108,7 @@ class Member:
                 await self._connect_once()
             except Incompatible as error:
                 self._become(MemberState.REFUSED, str(error))
-                self._registry.refuse(error)
+                self._registry.refuse(self.expected, error)
                 await asyncio.sleep(self._limits.refused_retry_s)
             except PdserveError as error:
                 why = str(error).removeprefix(f"{self.expected.address}: ")  # the log line names the address

@@ -1,0 +1,145 @@
+"""Read what a worker answers: the stream of one sequence, and the answer of a prefill. Pure."""
+
+from typing import Any
+
+import orjson
+
+from wire.errors import HandoffFailed, InstanceLost, InternalError, InvalidRequest
+from wire.types import FinishReason, PromptLogprobs, PromptState, TokenLogprobs, TokenOutput
+
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_FINISHES = {
+    "stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.REPETITION,
+}  # fmt: skip
+_TOKEN_ID = len("token_id:")
+
+
+class SequenceStream:
+    """Turns the bytes of one sequence's event stream into tokens.
+
+    `start` is the output position of its first token. Tokens that the client has are compared with those and dropped:
+    a sequence that is generated again from its start must be the same one.
+    """
+
+    def __init__(self, prompt: PromptState, sequence: int, start: int) -> None:
+        self.cached_tokens: int | None = None
+        self.finished = False
+        self._prompt = prompt
+        self._sequence = sequence
+        self._index = start
+        self._delivered = prompt.outputs[sequence] if prompt.outputs else ()
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[TokenOutput]:
+        """Return the tokens that `data` completes. Raises what the worker reports, or InternalError."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        tokens = list[TokenOutput]()
+        for line in lines:
+            if line.startswith(_DATA) and not line.startswith(_DONE, len(_DATA)):
+                self._take(_load(line[len(_DATA) :]), tokens)
+        return tokens
+
+    def end(self) -> None:
+        """Check that the stream was whole. Raises InstanceLost."""
+        if not self.finished:
+            raise InstanceLost(f"its stream ended after {self._index} tokens without a finish reason")
+
+    def _take(self, chunk: dict[str, Any], tokens: list[TokenOutput]) -> None:
+        if "error" in chunk:
+            raise _reported(chunk["error"])
+        if chunk.get("usage"):
+            self.cached_tokens = (chunk["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
+        for choice in chunk.get("choices") or ():
+            self._take_choice(choice, tokens)
+
+    def _take_choice(self, choice: dict[str, Any], tokens: list[TokenOutput]) -> None:
+        ids, reason = choice.get("token_ids") or (), choice.get("finish_reason")
+        logprobs = choice.get("logprobs")
+        if reason is not None and reason not in _FINISHES:
+            raise InstanceLost(f"it ended the sequence by {reason!r}")
+        for at, token_id in enumerate(ids):
+            index, self._index = self._index, self._index + 1
+            if index < len(self._delivered):
+                self._compare(index, token_id)
+                continue
+            token = TokenOutput(self._prompt.prompt_id, self._sequence, index, token_id)
+            if logprobs:
+                token.logprobs = _logprobs(logprobs, at, self._prompt.params.wanted_logprobs)
+            tokens.append(token)
+        if reason is not None:
+            self._finish(_FINISHES[reason], choice.get("stop_reason"), tokens)
+
+    def _finish(self, reason: FinishReason, stop: object, tokens: list[TokenOutput]) -> None:
+        self.finished = True
+        if not tokens or tokens[-1].index != self._index - 1:
+            tokens.append(TokenOutput(self._prompt.prompt_id, self._sequence, self._index, None))
+        last = tokens[-1]
+        last.finish = reason
+        if reason is FinishReason.STOP:
+            last.stop_token_id = stop if isinstance(stop, int) else last.token_id
+
+    def _compare(self, index: int, token_id: int) -> None:
+        if self._delivered[index] != token_id:
+            has = self._delivered[index]
+            raise InternalError(f"generated again, token {index} of the output is {token_id}, and the client has {has}")
+
+
+def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the reference to the KV that a prefill holds. Raises HandoffFailed where it holds none."""
+    found = answer.get("kv_transfer_params")
+    if not isinstance(found, dict) or not found.get("do_remote_prefill"):
+        raise HandoffFailed("it holds no KV for another worker: is --kv-transfer-config set?")
+    return found
+
+
+def cached_tokens(answer: dict[str, Any]) -> int:
+    """Return how many of the prompt's tokens a prefill found in its cache, 0 where it does not say."""
+    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
+
+
+def prompt_logprobs(answer: dict[str, Any], prompt: PromptState) -> PromptLogprobs | None:
+    """Return the log probabilities of the prompt's tokens from a prefill's answer, None if it has none."""
+    found = answer["choices"][0].get("prompt_logprobs")
+    if found is None:
+        return None
+    wanted = prompt.params.prompt_logprobs or 0
+    tokens = [_scored(one, token_id, wanted) for one, token_id in zip(found, prompt.token_ids, strict=True)]
+    return PromptLogprobs(prompt.prompt_id, 0, tuple(tokens))
+
+
+def _scored(found: dict[str, Any] | None, token_id: int, wanted: int) -> TokenLogprobs | None:
+    if found is None:
+        return None
+    actual = found[str(token_id)]
+    best = sorted(found.items(), key=lambda item: int(item[1]["rank"]))[:wanted]
+    ids = tuple(int(one) for one, _ in best)
+    return TokenLogprobs(actual["logprob"], actual["rank"], ids, tuple(value["logprob"] for _, value in best))
+
+
+def _logprobs(found: dict[str, Any], at: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
+    """Return the log probabilities of the token `at` a chunk; a token below the best has a rank after them."""
+    value, name = found["token_logprobs"][at], found["tokens"][at]
+    top = {int(one[_TOKEN_ID:]): logprob for one, logprob in (found["top_logprobs"][at] or {}).items()}
+    best = sorted(top.items(), key=lambda item: -item[1])
+    rank = next((number for number, (one, _) in enumerate(best, 1) if one == int(name[_TOKEN_ID:])), len(best) + 1)
+    best = [(one, top[one]) for one in wanted if one in top] if isinstance(wanted, tuple) else best[:wanted]
+    return TokenLogprobs(value, rank, tuple(one for one, _ in best), tuple(logprob for _, logprob in best))
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise InstanceLost(f"its stream has an event that is no JSON: {data[:80]!r}") from None
+    if not isinstance(found, dict):
+        raise InstanceLost(f"its stream has an event that is no object: {data[:80]!r}")
+    return found
+
+
+def _reported(error: Any) -> InvalidRequest | InternalError:
+    """Return the error that a worker reports in its stream."""
+    found = error if isinstance(error, dict) else {}
+    message = str(found.get("message", error))[:1000]
+    return InvalidRequest(message) if found.get("code") in (400, 422) else InternalError(message)

@@ -1,0 +1,59 @@
+"""A vLLM worker's /metrics as a load snapshot."""
+
+import re
+from dataclasses import dataclass
+
+from wire.load import LoadSnapshot
+
+_WANTED = (
+    b"num_requests_running", b"num_requests_waiting", b"kv_cache_usage_perc", b"gpu_cache_usage_perc",
+    b"generation_tokens_total", b"prompt_tokens_total", b"prefix_cache_queries_total", b"prefix_cache_hits_total",
+    b"num_preemptions_total",
+)  # fmt: skip
+_LINE = re.compile(rb"^vllm:(" + b"|".join(_WANTED) + rb")(\{[^}\n]*\})? (\S+)", re.MULTILINE)
+_CACHE = re.compile(rb"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
+_LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The size of a worker's KV cache; 0 where the worker does not say."""
+
+    num_blocks: int = 0
+    block_size: int = 0
+
+
+def kv_cache(metrics: bytes) -> KvCache:
+    """Return the size of the KV cache: of all data-parallel engines together."""
+    blocks, size = 0, 0
+    for found in _CACHE.finditer(metrics):
+        labels = dict(_LABEL.findall(found[1]))
+        blocks += _number(labels.get(b"num_gpu_blocks"))
+        size = _number(labels.get(b"block_size")) or size
+    return KvCache(blocks, size)
+
+
+def read_load(metrics: bytes, cache: KvCache) -> LoadSnapshot:
+    """Return the load that `metrics` shows, summed over the worker's engines; `steps` counts tokens."""
+    sums: dict[bytes, float] = {}
+    engines = 0
+    for name, _, value in _LINE.findall(metrics):
+        sums[name] = sums.get(name, 0.0) + float(value)
+        engines += name == b"num_requests_running"
+    usage = sums.get(b"kv_cache_usage_perc", sums.get(b"gpu_cache_usage_perc", 0.0)) / max(1, engines)
+    generated, prompts = sums.get(b"generation_tokens_total", 0.0), sums.get(b"prompt_tokens_total", 0.0)
+    return LoadSnapshot(
+        blocks_total=cache.num_blocks,
+        blocks_used=round(usage * cache.num_blocks),
+        running=int(sums.get(b"num_requests_running", 0)),
+        waiting=int(sums.get(b"num_requests_waiting", 0)),
+        preemptions=int(sums.get(b"num_preemptions_total", 0)),
+        prefix_tokens_sought=int(sums.get(b"prefix_cache_queries_total", 0)),
+        prefix_tokens_found=int(sums.get(b"prefix_cache_hits_total", 0)),
+        steps=int(generated + prompts),
+        tokens_computed=int(generated + prompts),
+    )
+
+
+def _number(value: bytes | None) -> int:
+    return int(value) if value is not None and value.isdigit() else 0

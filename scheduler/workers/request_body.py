@@ -1,0 +1,114 @@
+"""The body of POST /v1/completions for one sequence of a prompt: ids in, ids out. Pure."""
+
+import dataclasses
+from typing import Any
+
+import orjson
+
+from wire.errors import InvalidRequest
+from wire.types import PromptState, SamplingParams, StructuredOutput
+
+HELD = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+    "remote_host": None, "remote_port": None,
+}  # fmt: skip
+"""What asks a worker to hold the prompt's KV for another one (NixlConnector, MooncakeConnectorV1)."""
+
+_MAX_SEED = 2**63 - 1
+_ALWAYS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "stop_token_ids",
+)  # fmt: skip
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raise InvalidRequest for what no worker can do, with the reason."""
+    if params.beam_search is not None:
+        raise InvalidRequest("beam search is not available over workers of other engines", "use_beam_search")
+    if params.bad_words:
+        raise InvalidRequest(
+            "bad_words is not available over workers of other engines: their API takes texts, which they tokenize on "
+            "their own; use logit_bias with token ids",
+            "bad_words",
+        )
+
+
+def prefill_body(model: str, prompt: PromptState, sequence: int) -> bytes:
+    """Return the body that computes the prompt of a sequence, its output so far included, and holds the KV."""
+    params = prompt.params
+    body = _body(model, prompt, continued_ids(prompt, sequence)) | {"max_tokens": 1, "kv_transfer_params": HELD}
+    if params.prompt_logprobs is not None and not prompt.outputs:
+        body["prompt_logprobs"] = params.prompt_logprobs
+    return orjson.dumps(body)
+
+
+def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> bytes:
+    """Return the body that generates a sequence to its end, from the KV that `kv_transfer_params` names if given."""
+    params, ids = prompt.params, continued_ids(prompt, sequence)
+    done = len(ids) - len(prompt.token_ids)
+    body = _body(model, prompt, ids) | _sampling(params, sequence) | {
+        "max_tokens": params.max_tokens - done,
+        "min_tokens": max(0, params.min_tokens - done),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "ignore_eos": True,  # the ids that end a sequence are all in stop_token_ids
+        "skip_special_tokens": False,
+    }  # fmt: skip
+    if kv_transfer_params is not None:
+        body["kv_transfer_params"] = kv_transfer_params
+    if params.logprobs is not None or params.logprob_token_ids:
+        body["logprobs"] = params.logprobs or 0
+    if params.logprob_token_ids:
+        body["logprob_token_ids"] = params.logprob_token_ids
+    if params.structured is not None:
+        body["structured_outputs"] = _structured(params.structured)
+    return orjson.dumps(body)
+
+
+def continued_ids(prompt: PromptState, sequence: int) -> tuple[int, ...]:
+    """Return the prompt's ids, with the output so far where generating on from it gives what one run would give.
+
+    That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar or repetition
+    detection, which count outputs and prompt differently. Elsewhere the sequence is generated again from its start.
+    """
+    output = prompt.outputs[sequence] if prompt.outputs else ()
+    return (*prompt.token_ids, *output) if output and _appends(prompt.params) else prompt.token_ids
+
+
+def _appends(params: SamplingParams) -> bool:
+    return (
+        params.temperature == 0
+        and (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1, 0, 0)
+        and params.structured is None
+        and params.repetition_detection is None
+    )
+
+
+def _body(model: str, prompt: PromptState, ids: tuple[int, ...]) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "prompt": ids, "temperature": 0.0}
+    return body | ({"cache_salt": prompt.cache_salt} if prompt.cache_salt else {})
+
+
+def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
+    """Return the parameters: every one that a worker would else take from the model's generation_config.json."""
+    body: dict[str, Any] = {name: getattr(params, name) for name in _ALWAYS}
+    body["seed"] = (params.seed + sequence) & _MAX_SEED  # the sequences of a prompt have seeds of their own
+    if params.logit_bias:
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
+    if params.allowed_token_ids:
+        body["allowed_token_ids"] = params.allowed_token_ids
+    if params.repetition_detection is not None:
+        body["repetition_detection"] = dataclasses.asdict(params.repetition_detection)
+    return body
+
+
+def _structured(output: StructuredOutput) -> dict[str, Any]:
+    value: Any = output.value
+    if output.kind == "json_object":
+        value = True
+    elif output.kind in ("json", "choice"):
+        value = orjson.loads(output.value)
+    pattern = {} if output.whitespace_pattern is None else {"whitespace_pattern": output.whitespace_pattern}
+    return {output.kind: value} | pattern

@@ -1,0 +1,197 @@
+"""The scheduler in front of fake vLLM workers on real sockets: every request ends once, with the right tokens."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import orjson
+import pytest
+
+from scheduler.limits import ControlLimits
+from scheduler.request import GenerationRequest
+from scheduler.workers.load import KvCache, kv_cache, read_load
+from scheduler.workers.request_body import generate_body, prefill_body
+from testing.engine.fake_model import expected_tokens
+from testing.vllm_worker.faults import Action, Fault, Point
+from testing.vllm_worker.worker import Received
+from tests.scheduler.fake_cluster import Running, request
+from tests.scheduler.virtual_time import until
+from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, with_fake
+from wire.errors import InvalidRequest, PdserveError
+from wire.types import BeamSearch, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
+
+PROMPT = tuple(range(10, 60))
+LENGTH = 24
+
+
+def _right(prompt: tuple[int, ...], count: int) -> list[int]:
+    return list(expected_tokens(SETTINGS.fake, prompt, _greedy().params, count=count, salts=[0]))
+
+
+def _leg_id(one: Received) -> str:
+    return next(value for name, value in one.headers.items() if name.lower() == "x-request-id")
+
+
+def _greedy(**changes: Any) -> GenerationRequest:
+    return request(PROMPT, temperature=0.0, max_tokens=LENGTH, **changes)
+
+
+@pytest.mark.anyio
+async def test_a_pair_answers_as_the_decode_worker_alone() -> None:
+    async with WorkerCluster("PD").serving() as cluster:
+        answer = await cluster.answer(_greedy())
+        assert answer.tokens == {(0, 0): _right(PROMPT, LENGTH)}
+        assert answer.done[0].path == "prefill_first"
+
+        prefill, decode = (worker.received for worker in cluster.workers)
+        assert [one.leg for one in (*prefill, *decode)] == ["prefill", "decode"]
+        ids = {_leg_id(one) for one in (*prefill, *decode)}
+        assert len(ids) == 1
+        assert "r" not in ids
+
+
+@pytest.mark.anyio
+async def test_each_sequence_of_a_prompt_has_legs_of_its_own() -> None:
+    async with WorkerCluster("PD").serving() as cluster:
+        answer = await cluster.answer(request(PROMPT, PROMPT[:7], n=3, max_tokens=LENGTH, seed=5, logprobs=2))
+        assert len({tuple(ids) for ids in answer.tokens.values()}) == 6
+        assert all(len(ids) == LENGTH for ids in answer.tokens.values())
+        legs = [_leg_id(one) for worker in cluster.workers for one in worker.received]
+        assert len(legs) == 12
+        assert len(set(legs)) == 6
+
+
+@pytest.mark.parametrize(
+    ("leg", "point", "action"),
+    [
+        ("prefill", "before", "die"),
+        ("prefill", "before", "drop"),
+        ("prefill", "before", "error"),
+        ("prefill", "before", "html"),
+        ("prefill", "before", "empty"),
+        ("prefill", "after", "die"),
+        ("prefill", "after", "drop"),
+        ("decode", "before", "die"),
+        ("decode", "before", "drop"),
+        ("decode", "before", "error"),
+        ("decode", "before", "html"),
+        ("decode", "before", "empty"),
+        ("decode", "during", "die"),
+        ("decode", "during", "drop"),
+        ("decode", "during", "cut"),
+        ("decode", "during", "error"),
+        ("decode", "after", "die"),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["append", "again"])
+@pytest.mark.anyio
+async def test_a_leg_that_fails_is_done_again_elsewhere(
+    leg: Any, point: Point, action: Action, temperature: float
+) -> None:
+    wanted = request(PROMPT, temperature=temperature, seed=7, max_tokens=LENGTH)
+    async with WorkerCluster("PPDD", with_fake(step_seconds=0.002, lease_s=1.0)).serving() as cluster:
+        right = (await cluster.answer(wanted)).tokens
+        for worker in cluster.workers[:2] if leg == "prefill" else cluster.workers[2:]:
+            worker.faults.add(Fault(action, point, leg, after_tokens=5 if leg == "decode" else 0))
+            break
+        answers = [await cluster.answer(wanted) for _ in range(3)]
+        assert [answer.tokens for answer in answers] == [right] * 3
+        assert sum(answer.done[0].tries for answer in answers) == 4
+        await until(lambda: not cluster.kv_usage)
+
+
+@pytest.mark.anyio
+async def test_a_stop_by_the_client_aborts_the_request_on_the_worker() -> None:
+    async with WorkerCluster("PD", with_fake(step_seconds=0.05)).serving() as cluster:
+        wanted = dataclasses.replace(_greedy(), params=SamplingParams(max_tokens=400, temperature=0.0))
+        running = Running(cluster.control.dispatch, wanted, is_last=lambda token: token.index == 3)
+        await asyncio.wait_for(running.task, 30.0)
+        await until(lambda: not cluster.workers[1].ranks[0].running)
+
+
+_STATE = PromptState("a", "r", (1, 2, 3), SamplingParams(max_tokens=9, temperature=0.0), ((),))
+_OUT = ((7, 8),)
+
+
+@pytest.mark.parametrize(
+    ("params", "outputs", "body"),
+    [
+        ({}, ((),), {"prompt": [1, 2, 3], "max_tokens": 9}),
+        ({}, _OUT, {"prompt": [1, 2, 3, 7, 8], "max_tokens": 7}),
+        ({"min_tokens": 5}, _OUT, {"prompt": [1, 2, 3, 7, 8], "min_tokens": 3}),
+        ({"temperature": 0.5, "seed": 4}, _OUT, {"prompt": [1, 2, 3], "max_tokens": 9, "seed": 4}),
+        ({"presence_penalty": 1.0}, _OUT, {"prompt": [1, 2, 3], "presence_penalty": 1.0}),
+        ({"repetition_penalty": 1.1}, _OUT, {"prompt": [1, 2, 3], "repetition_penalty": 1.1}),
+        (
+            {"repetition_detection": RepetitionDetection(3, 1, 4)}, _OUT,
+            {
+                "prompt": [1, 2, 3],
+                "repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 1, "min_count": 4},
+            },
+        ),
+        (
+            {"structured": StructuredOutput("json", '{"type": "object"}')}, _OUT,
+            {"prompt": [1, 2, 3], "structured_outputs": {"json": {"type": "object"}}},
+        ),
+        ({"structured": StructuredOutput("json_object", "")}, ((),), {"structured_outputs": {"json_object": True}}),
+        ({"structured": StructuredOutput("choice", '["a"]')}, ((),), {"structured_outputs": {"choice": ["a"]}}),
+        ({"structured": StructuredOutput("regex", "a+")}, ((),), {"structured_outputs": {"regex": "a+"}}),
+        ({"stop_token_ids": (5,)}, ((),), {"stop_token_ids": [5], "ignore_eos": True}),
+        ({"logprobs": 3}, _OUT, {"prompt": [1, 2, 3, 7, 8], "logprobs": 3, "return_tokens_as_token_ids": True}),
+        ({"logprob_token_ids": (4,)}, ((),), {"logprobs": 0, "logprob_token_ids": [4]}),
+        ({"logit_bias": ((4, -1.5),)}, ((),), {"logit_bias": {"4": -1.5}}),
+        ({"allowed_token_ids": (4, 5)}, ((),), {"allowed_token_ids": [4, 5]}),
+        ({"top_p": 0.5, "top_k": 3, "min_p": 0.1}, ((),), {"top_p": 0.5, "top_k": 3, "min_p": 0.1}),
+    ],
+)  # fmt: skip
+def test_a_decode_leg_keeps_every_parameter(
+    params: dict[str, Any], outputs: tuple[tuple[int, ...], ...], body: dict[str, Any]
+) -> None:
+    state = dataclasses.replace(_STATE, params=dataclasses.replace(_STATE.params, **params), outputs=outputs)
+    made = orjson.loads(generate_body("m", state, 0, {"k": 1}))
+    assert {name: made[name] for name in body} == body
+    assert made["kv_transfer_params"] == {"k": 1}
+    assert made["stream"]
+
+
+@pytest.mark.parametrize(
+    ("params", "extra"), [({"logprobs": 3, "min_tokens": 4}, {}), ({"prompt_logprobs": 2}, {"prompt_logprobs": 2})]
+)
+def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str, Any], extra: dict[str, Any]) -> None:
+    state = dataclasses.replace(_STATE, params=dataclasses.replace(_STATE.params, **params), cache_salt="s", outputs=())
+    made = orjson.loads(prefill_body("m", state, 0))
+    assert made.pop("kv_transfer_params")["do_remote_decode"] is True
+    plain = {"model": "m", "prompt": [1, 2, 3], "temperature": 0.0, "max_tokens": 1, "cache_salt": "s"}
+    assert made == plain | extra
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"beam_search": BeamSearch(), "best_of": 2}, "beam search is not available over workers"),
+        ({"bad_words": ((5,),)}, "bad_words is not available over workers"),
+    ],
+)
+@pytest.mark.anyio
+async def test_what_no_worker_can_do_is_refused_with_the_reason(params: dict[str, Any], message: str) -> None:
+    async with WorkerCluster("PD").serving() as cluster:
+        with pytest.raises(InvalidRequest, match=message):
+            await cluster.answer(_greedy(**params))
+        assert not cluster.workers[0].received
+
+
+def test_the_load_is_summed_over_the_engines_of_a_worker() -> None:
+    lines = [
+        *(f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}.0' for rank in range(2)),
+        *(f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} 3.0' for rank in range(2)),
+        *(f'vllm:kv_cache_usage_perc{{engine="{rank}",model_name="m"}} 0.25' for rank in range(2)),
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 1e3',
+        'vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e9',
+        'vllm:prompt_tokens_total{engine="0",model_name="m"} 24.0',
+        *(f'vllm:cache_config_info{{block_size="32",engine="{rank}",num_gpu_blocks="100"}} 1.0' for rank in range(2)),
+    ]
+    metrics = "\n".join(lines).encode()
+    cache = kv_cache(metrics)
+    assert cache == KvCache(200, 32)
+    load = read_load(metrics, cache)
+    assert (load.running, load.waiting, load.blocks_used, load.blocks_total, load.steps) == (3, 6, 50, 200, 1024)

@@ -1,0 +1,70 @@
+"""A control half over fake vLLM workers on real sockets, for the tests of workers."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from scheduler.control import Control
+from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.request import GenerationRequest
+from scheduler.workers.connection import WorkerConnection
+from testing.engine.fake_model import FakeConfig
+from testing.vllm_worker.settings import WorkerSettings
+from testing.vllm_worker.worker import FakeVllmWorker
+from tests.scheduler.fake_cluster import Answer, collect, control_over
+from tests.scheduler.virtual_time import until
+from wire.types import Role
+
+_ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COMBINED}
+SETTINGS = WorkerSettings(FakeConfig(num_layers=1, vocab_size=1000))
+
+
+class WorkerCluster:
+    """Fake workers, one for each letter of `roles`, and the control half in front of them."""
+
+    def __init__(self, roles: str, *settings: WorkerSettings, limits: ControlLimits | None = None) -> None:
+        """`settings` of each worker; the last one's for those that follow."""
+        given = settings or (SETTINGS,)
+        self.workers = [FakeVllmWorker(given[min(index, len(given) - 1)]) for index in range(len(roles))]
+        self._roles = roles
+        self._limits = limits or ControlLimits()
+        self.control: Control
+
+    async def answer(self, requested: GenerationRequest) -> Answer:
+        """Run a request to its end."""
+        return await collect(self.control.dispatch, requested)
+
+    @property
+    def kv_usage(self) -> float:
+        """The sum of the shares of the workers' KV caches in use."""
+        return sum(rank.kv_usage for worker in self.workers for rank in worker.ranks)
+
+    @asynccontextmanager
+    async def serving(self, *, probes: bool = False) -> AsyncIterator["WorkerCluster"]:
+        """Start the workers and the control half; on exit nothing may be left on a worker that lives."""
+        for worker in self.workers:
+            await worker.start()
+        expected = [
+            ExpectedInstance(at, f"{_ROLES[one]}-{self._roles[:at].count(one)}", _ROLES[one], worker.url, "", ())
+            for at, (one, worker) in enumerate(zip(self._roles, self.workers, strict=True))
+        ]
+        self.control = control = control_over(expected, WorkerConnection, self._limits)
+        running = asyncio.create_task(control.run() if probes else control.registry.run())
+        try:
+            await control.registry.wait_path(30.0)
+            await until(lambda: not control.registry.missing())
+            yield self
+        finally:
+            await control.dispatch.close(0.0)
+            running.cancel()
+            await asyncio.wait({running}, timeout=30.0)
+            for worker in self.workers:
+                await worker.stop()
+
+
+def with_fake(*, lease_s: float = 30.0, **changes: Any) -> WorkerSettings:
+    """Return settings with another fake model."""
+    return dataclasses.replace(SETTINGS, lease_s=lease_s, fake=dataclasses.replace(SETTINGS.fake, **changes))
