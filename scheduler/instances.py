@@ -28,9 +28,9 @@ from wire.messages import (
     Failed,
     HandedOff,
     Heartbeat,
-    Held,
     LinkMeasured,
     Pooled,
+    PrefillHeld,
     Refused,
     Reserved,
     SessionOpen,
@@ -180,7 +180,7 @@ class Instance:
             case Refused(load=refused_load):
                 self._update(refused_load)
                 self._deliver(event)
-            case Reserved() | Held() | HandedOff() | Pooled() | Failed():
+            case Reserved() | PrefillHeld() | HandedOff() | Pooled() | Failed():
                 self._deliver(event)
             case LinkMeasured():
                 self.link_answers.deliver(event)

@@ -55,5 +55,6 @@ class ControlLimits:
     join_s: float = 10.0
     probe_after_s: float = 5.0
     probe_timeout_s: float = 5.0
+    proof_timeout_s: float = 30.0
     ready_window_s: float = 10.0
     starved: Starved = starved_s

@@ -1,6 +1,7 @@
 """Send small requests over pairs not used recently: a pair is healthy if a request succeeded on it."""
 
 import asyncio
+import secrets
 
 from scheduler.dispatch import Dispatch
 from scheduler.limits import ControlLimits
@@ -9,10 +10,11 @@ from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.recorded_output import RecordedOutput
 from scheduler.request import GenerationRequest
+from scheduler.workers.proof import difference, proof_request
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, NoCapacity, PdserveError
-from wire.types import Pooling, SamplingParams
+from wire.types import Pooling, SamplingParams, TokenOutput
 
 _log = EventLogger("probe")
 
@@ -36,6 +38,8 @@ class PathProbe:
     async def run(self) -> None:
         """Probe until cancelled; while nothing is ready, probe new pairs almost at once."""
         while True:
+            for gap in self._readiness.unproven():
+                await self._prove(gap.sender, gap.receiver)
             answered = [await self._probe(plan) for plan in self._readiness.due()]
             eager = not self._readiness.ready() and all(answered)
             await asyncio.sleep(_EAGER_ROUND_S if eager else _ROUND_S)
@@ -59,6 +63,28 @@ class PathProbe:
             self._failures.warning("probe_failed", f"probe of {' and '.join(pair.values())}", **pair, error=error)
             return False
         return True
+
+    async def _prove(self, prefill: int, decode: int) -> None:
+        """Let a pair of workers serve if it answers like its decode worker alone."""
+        plans = [Plan("local", None, decode, "proof"), Plan("prefill_first", prefill, decode, "proof")]
+        names = self._readiness.names(plans[1])
+        try:
+            alone, through = [await self._answer(plan) for plan in plans]
+            why = difference(alone, through)
+        except PdserveError as error:
+            why = str(error)
+        if self._readiness.set_proof(plans[1], why):
+            _log.info("pair_proven", **names)
+        else:
+            self._failures.warning("pair_not_proven", f"proof of {' and '.join(names.values())}", **names, reason=why)
+
+    async def _answer(self, plan: Plan) -> list[TokenOutput]:
+        described = self._readiness.description(plan.decode)
+        timeout_s = self._limits.proof_timeout_s * self._readiness.slowness(plan)
+        request = proof_request(described.block_size, described.max_model_len, secrets.token_hex(8), timeout_s)
+        output = RecordedOutput()
+        await self._dispatch.probe(request, plan, output)
+        return output.outputs[0, 0]
 
     def _found_no_room(self, error: PdserveError, plan: Plan) -> bool:
         """Whether the probe failed only for lack of room: refused by a progressing pair, or delayed by a full one."""

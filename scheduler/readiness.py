@@ -9,11 +9,12 @@ import math
 
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import InstanceLoad
+from scheduler.membership.kv_pairs import GapKind, KvGap
 from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
 from wire.shared_limits import hold_limit
-from wire.types import Role
+from wire.types import InstanceDescription, Role
 
 Pair = tuple[int | None, int]
 _Epochs = tuple[int | None, ...]
@@ -30,6 +31,7 @@ class Readiness:
         self._registry = registry
         self._is_pooled = kind is not ModelKind.TEXT
         self._limits = limits
+        self._tried_at: dict[_Epochs, float] = {}
         self._last_use: dict[Pair, tuple[_Epochs, float]] = {}
 
     def note_use(self, plan: Plan) -> None:
@@ -63,6 +65,36 @@ class Readiness:
         epochs = _epochs_of(plan, self._epochs())
         if self._last_use.get(plan.pair, (None, 0.0))[0] == epochs:
             self._last_use[plan.pair] = epochs, asyncio.get_running_loop().time()
+
+    def unproven(self) -> list[KvGap]:
+        """Return the pairs of living workers that are due to be tried: each at most once in `refused_retry_s`."""
+        now, wait_s = asyncio.get_running_loop().time(), self._limits.refused_retry_s
+        gaps = [gap for gap in self._registry.gaps() if gap.kind is GapKind.UNPROVEN]
+        return [gap for gap in gaps if now - self._tried_at.get(self._tried(gap), -math.inf) >= wait_s]
+
+    def _tried(self, gap: KvGap) -> _Epochs:
+        epochs = self._epochs()
+        return epochs.get(gap.sender), epochs.get(gap.receiver)
+
+    def set_proof(self, plan: Plan, why: str | None) -> bool:
+        """Record the result of a pair's proof, None if its answers are equal; return whether it may serve."""
+        pairs, decode = self._registry.kv_pairs, plan.decode
+        assert plan.prefill is not None, "a pair"
+        gap = pairs.gap(plan.prefill, decode)
+        if gap is None:  # an instance left, or came again
+            return False
+        if why is not None:
+            self._tried_at[self._tried(gap)] = asyncio.get_running_loop().time()
+            pairs.disprove(plan.prefill, decode, why)
+            return False
+        pairs.prove(plan.prefill, decode)
+        self.note_use(plan)
+        self._registry.changed()
+        return True
+
+    def description(self, index: int) -> InstanceDescription:
+        """Return the description of a living instance. Raises InstanceLost."""
+        return self._registry.instance(index).description
 
     def discard_use(self, plan: Plan) -> None:
         """Discard the last use of this pair after a failed probe."""

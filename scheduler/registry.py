@@ -20,7 +20,7 @@ from scheduler.membership.compatibility import (
     check_version,
     check_workers,
 )
-from scheduler.membership.kv_pairs import KvGap, KvPairs
+from scheduler.membership.kv_pairs import GapKind, KvGap, KvPairs
 from scheduler.membership.member import Connect, Member, MemberState
 from scheduler.membership.members import Members
 from scheduler.view import TableView
@@ -172,8 +172,8 @@ class Registry:
         return Unavailable(f"no path can serve this now; missing: {missing}")
 
     def gaps(self) -> list[KvGap]:
-        """Return the pairs of living instances that should have a common KV transport and have none."""
-        return [gap for gap in self._all_gaps() if not gap.is_expected]
+        """Return the pairs of living instances that should be able to hand off prompts and cannot."""
+        return [gap for gap in self._all_gaps() if gap.kind is not GapKind.OTHER_ENGINE]
 
     def _all_gaps(self) -> list[KvGap]:
         return self.kv_pairs.gaps({instance.index for instance in self.living()})

@@ -25,13 +25,13 @@ from wire.messages import (
     Generate,
     HandedOff,
     Heartbeat,
-    Held,
     LinkMeasured,
     MeasureLink,
     OpenSession,
     Pooled,
     Prefill,
     PrefillAndHold,
+    PrefillHeld,
     Refused,
     Reserve,
     Reserved,
@@ -129,8 +129,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             return pb.EventMessage(table_read=pb.TableRead(digest=event.digest))
         case Heartbeat():
             return pb.EventMessage(heartbeat=_heartbeat_to_pb(event))
-        case Held():
-            raise InternalError("Held comes only from workers of other engines")
+        case PrefillHeld():
+            raise InternalError("PrefillHeld comes only from workers of other engines")
 
 
 def event_from_pb(message: pb.EventMessage) -> Event:

@@ -8,7 +8,7 @@
        |                     P ==KV frames, commit==> D
        | <----------- HandedOff (P: acked by D) -- P
        | <----------- Step(tokens of all prompts) - D   one message per step
-       | -- PrefillAndHold ---------------------> P | <- Held(references), from workers of other engines
+       | -- PrefillAndHold ---------------------> P | <- PrefillHeld(references), from workers of other engines
        | -- FetchAndGenerate(references) --------> D | <- Step
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
@@ -62,7 +62,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class PrefillAndHold:
-    """To a worker of another engine: compute the prompt and hold its KV for one fetch; answered by Held or Failed."""
+    """To a worker of another engine: compute the prompt and hold its KV for one fetch; answered by PrefillHeld."""
 
     prompt: PromptState
 
@@ -71,7 +71,7 @@ class PrefillAndHold:
 class FetchAndGenerate:
     """To a worker of another engine: fetch the KV that each reference names, one a sequence, and generate to the end.
 
-    A reference is what `Held` brought: opaque, and used once.
+    A reference is what `PrefillHeld` brought: opaque, and used once.
     """
 
     prompt: PromptState
@@ -126,7 +126,7 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PrefillHeld:
     """From a worker of another engine: it holds the prompt's KV once for each sequence, for at most `lease_s`."""
 
     prompt_id: str
@@ -203,6 +203,6 @@ class TableRead:
 PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
 """Every command with a `prompt`, which is checked before it is sent, and refused on its own."""
 Command = OpenSession | PromptCommand | Cancel | MeasureLink | Heartbeat
-Answer = Reserved | Held | Refused | HandedOff | Pooled | Failed
+Answer = Reserved | PrefillHeld | Refused | HandedOff | Pooled | Failed
 """Every event about one prompt, but a Step."""
 Event = SessionOpen | Step | Answer | LinkMeasured | TableRead | Heartbeat

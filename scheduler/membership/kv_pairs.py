@@ -1,10 +1,12 @@
-"""Which prefill and decode instances have a common KV transport.
+"""Which prefill and decode instances can hand off prompts: those with a common KV transport.
 
-Known as soon as both have been described, before a prompt is placed on the pair.
+Known as soon as both have been described, before a prompt is placed on the pair. A pair of workers of another engine
+must also have answered like its decode worker alone (scheduler/workers/proof.py).
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum
 
 from scheduler.membership.compatibility import ExpectedInstance
 from telemetry.logs import EventLogger
@@ -13,17 +15,22 @@ from wire.types import InstanceDescription, Role
 _log = EventLogger("registry")
 
 
+class GapKind(Enum):
+    """Why a pair cannot hand off prompts; only the first is an error of the configuration."""
+
+    NO_TRANSPORT = "no transport"
+    OTHER_ENGINE = "other engine"
+    UNPROVEN = "unproven"
+
+
 @dataclass(frozen=True, slots=True)
 class KvGap:
-    """A prefill and a decode instance, by table index, without a common KV transport.
-
-    `why` names the transports of both. `is_expected`: no setting could give them one.
-    """
+    """A prefill and a decode instance, by table index, that cannot hand off prompts. `why` names both."""
 
     sender: int
     receiver: int
     why: str
-    is_expected: bool = False
+    kind: GapKind = GapKind.NO_TRANSPORT
 
     def __str__(self) -> str:
         return self.why
@@ -56,15 +63,29 @@ class KvPairs:
         """Return the gaps between these instances, in table order."""
         return [self._gaps[pair] for pair in sorted(self._gaps) if pair[0] in living and pair[1] in living]
 
+    def prove(self, sender: int, receiver: int) -> None:
+        """Record that this pair of workers answers like its decode worker alone."""
+        if (sender, receiver) in self._gaps and self._gaps[sender, receiver].kind is GapKind.UNPROVEN:
+            del self._gaps[sender, receiver]
+
+    def disprove(self, sender: int, receiver: int, why: str) -> None:
+        """Record that it does not, or is not known to."""
+        start, end = self._accepted[sender][0], self._accepted[receiver][0]
+        text = f"{start.name} and {end.name} have not answered like {end.name} alone: {why}"
+        self._gaps[sender, receiver] = KvGap(sender, receiver, text, GapKind.UNPROVEN)
+
     def _check(self, sender: int, receiver: int) -> None:
         (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]
         if start.role is not Role.PREFILL or end.role is not Role.DECODE:
             return
         if start.is_worker != end.is_worker:
             why = f"{start.name} and {end.name} are of different engines"
-            self._gaps[sender, receiver] = KvGap(sender, receiver, why, is_expected=True)
+            self._gaps[sender, receiver] = KvGap(sender, receiver, why, GapKind.OTHER_ENGINE)
             return
         before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, receiving)
+        if lacking is None and start.is_worker:
+            self.disprove(sender, receiver, "not tried yet")
+            return
         if lacking is None:
             if before is not None:
                 _log.info("kv_transport_found", prefill=start, decode=end)

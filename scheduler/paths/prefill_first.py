@@ -12,7 +12,7 @@ from scheduler.paths.failures import to_error
 from scheduler.prompt_on_instance import SessionLost
 from scheduler.prompt_run import PromptRun
 from wire.errors import HandoffFailed
-from wire.messages import Failed, FetchAndGenerate, Held, PrefillAndHold, Refused
+from wire.messages import Failed, FetchAndGenerate, PrefillAndHold, PrefillHeld, Refused
 
 
 class PrefillFirstPath:
@@ -41,7 +41,7 @@ class PrefillFirstPath:
                         raise to_error(failure, self._decode, prompt)
             on_decode.ended |= prompt.output.all_finished
 
-    async def _prefill_and_hold(self) -> tuple[Held, float]:
+    async def _prefill_and_hold(self) -> tuple[PrefillHeld, float]:
         prompt = self._prompt
         with prompt.open_on(self._prefill, generates=False) as on_prefill:
             prompt.enter(f"in prefill on {self._prefill}", computes=True)
@@ -49,7 +49,7 @@ class PrefillFirstPath:
             self._prefill.in_flight.prefill_sent(prompt.prompt_id)
             while True:
                 match await prompt.next_event():
-                    case _, Held(times=times) as held:
+                    case _, PrefillHeld(times=times) as held:
                         self._prefill.in_flight.prefilled(prompt.prompt_id)
                         prompt.add_times(times)
                         return held, asyncio.get_running_loop().time()

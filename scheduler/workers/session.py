@@ -1,6 +1,6 @@
 """The session with a worker of another engine: each command about a prompt becomes HTTP requests, one a sequence.
 
-PrefillAndHold    POST max_tokens 1, do_remote_decode   -> Held(references) | Refused | Failed
+PrefillAndHold    POST max_tokens 1, do_remote_decode   -> PrefillHeld(references) | Refused | Failed
 FetchAndGenerate  POST with the reference, streamed     -> Step | Refused | Failed
 Generate          POST without, streamed                -> Step | Refused | Failed
 Cancel            the connection is closed, which aborts the request there
@@ -39,11 +39,11 @@ from wire.messages import (
     FetchAndGenerate,
     Generate,
     Heartbeat,
-    Held,
     LinkMeasured,
     MeasureLink,
     Prefill,
     PrefillAndHold,
+    PrefillHeld,
     Refused,
     Reserve,
     SessionOpen,
@@ -166,7 +166,7 @@ class WorkerSession:
                 self._emit_scores(answer, prompt)
             references.append(orjson.dumps([request_id, kv_transfer_params(answer)]))
         times = StageTimes(prefill_s=asyncio.get_running_loop().time() - began, cached_tokens=cached)
-        self._emit(Held(prompt.prompt_id, tuple(references), LEASE_S, times))
+        self._emit(PrefillHeld(prompt.prompt_id, tuple(references), LEASE_S, times))
 
     def _emit_scores(self, answer: dict[str, Any], prompt: PromptState) -> None:
         scored = prompt_logprobs(answer, prompt)

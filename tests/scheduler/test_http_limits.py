@@ -72,7 +72,7 @@ class Pipe:
 
 
 @dataclass
-class Held:
+class PrefillHeld:
     """A transport that can pause its client."""
 
     is_paused: bool = False
@@ -234,7 +234,7 @@ async def test_requests_sent_at_once_are_all_answered(count: int) -> None:
 
 
 async def test_few_requests_are_read_ahead_of_one_in_flight() -> None:
-    transport: Any = Held()
+    transport: Any = PrefillHeld()
     config: Any = SimpleNamespace(loaded=True, loaded_app=App(), timeout_keep_alive=30)
     protocol = HttpProtocol(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(transport)
@@ -288,7 +288,7 @@ async def test_an_early_answer_reads_little_of_the_rest(head: bytes, stays_open:
 
 
 async def test_after_its_last_answer_a_client_may_send_one_mebibyte() -> None:
-    transport: Any = Held()
+    transport: Any = PrefillHeld()
     config: Any = SimpleNamespace(loaded=True, loaded_app=Refusing(), timeout_keep_alive=30)
     state = ServerState()
     protocol = HttpProtocol(config, state, {}, asyncio.get_running_loop())

@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 import pytest
 
-from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
 from scheduler.workers.load import KvCache, kv_cache, read_load
 from scheduler.workers.request_body import generate_body, prefill_body
@@ -17,7 +16,7 @@ from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, with_fake
-from wire.errors import InvalidRequest, PdserveError
+from wire.errors import DeadlineExceeded, InvalidRequest
 from wire.types import BeamSearch, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
 
 PROMPT = tuple(range(10, 60))
@@ -98,6 +97,15 @@ async def test_a_leg_that_fails_is_done_again_elsewhere(
         assert [answer.tokens for answer in answers] == [right] * 3
         assert sum(answer.done[0].tries for answer in answers) == 4
         await until(lambda: not cluster.kv_usage)
+
+
+@pytest.mark.anyio
+async def test_a_pair_that_answers_otherwise_than_decode_alone_never_serves() -> None:
+    other = dataclasses.replace(SETTINGS, fake=dataclasses.replace(SETTINGS.fake, salt=1))
+    cluster = WorkerCluster("PD", other, SETTINGS)
+    with pytest.raises(DeadlineExceeded, match="have not answered like decode-0 alone: token 0 is"):
+        async with cluster.serving(path_s=2.0):
+            pass
 
 
 @pytest.mark.anyio

@@ -43,7 +43,7 @@ class WorkerCluster:
         return sum(rank.kv_usage for worker in self.workers for rank in worker.ranks)
 
     @asynccontextmanager
-    async def serving(self, *, probes: bool = False) -> AsyncIterator["WorkerCluster"]:
+    async def serving(self, path_s: float = 30.0) -> AsyncIterator["WorkerCluster"]:
         """Start the workers and the control half; on exit nothing may be left on a worker that lives."""
         for worker in self.workers:
             await worker.start()
@@ -52,10 +52,12 @@ class WorkerCluster:
             for at, (one, worker) in enumerate(zip(self._roles, self.workers, strict=True))
         ]
         self.control = control = control_over(expected, WorkerConnection, self._limits)
-        running = asyncio.create_task(control.run() if probes else control.registry.run())
+        running = asyncio.create_task(control.run())
         try:
-            await control.registry.wait_path(30.0)
-            await until(lambda: not control.registry.missing())
+            await control.registry.wait_path(path_s)
+            await until(lambda: not (control.registry.missing() or control.registry.gaps()))
+            for worker in self.workers:
+                worker.received.clear()
             yield self
         finally:
             await control.dispatch.close(0.0)

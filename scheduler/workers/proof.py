@@ -1,0 +1,46 @@
+"""Prove a pair of workers: through it, a prompt must be answered as by its decode worker alone. Pure.
+
+Both answers are of one process, so they are equal but for rounding; KV that was read from a wrong place is not.
+"""
+
+from collections.abc import Sequence
+
+from scheduler.request import GenerationRequest
+from wire.types import SamplingParams, TokenOutput
+
+MAX_GAP = 0.25
+"""Largest difference of two log probabilities that rounding explains, in nats."""
+_PARAMS = SamplingParams(max_tokens=4, min_tokens=4, temperature=0.0, logprobs=5)
+_SMALL_VOCABULARY = 250
+
+
+def proof_request(block_size: int, max_model_len: int, salt: str, timeout_s: float) -> GenerationRequest:
+    """Return a request whose prompt fills two blocks and part of a third; `salt` keeps it out of others' caches."""
+    count = min(2 * block_size + 5, max_model_len - _PARAMS.max_tokens)
+    prompt = tuple(1 + 7 * index % _SMALL_VOCABULARY for index in range(count))
+    return GenerationRequest("proof", (prompt,), _PARAMS, timeout_s, timeout_s, probe=True, cache_salt=salt)
+
+
+def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput]) -> str | None:
+    """Return how two answers differ by more than rounding; None if they do not."""
+    if len(alone) != len(through):
+        return f"{len(through)} tokens, and {len(alone)} alone"
+    for one, other in zip(alone, through, strict=True):
+        gap = _largest_gap(_by_token(one), _by_token(other))
+        if gap is None or gap > MAX_GAP:
+            shown = "no common token" if gap is None else f"log probabilities {gap:.3g} apart (limit {MAX_GAP:g})"
+            return f"token {one.index} is {other.token_id}, and {one.token_id} alone: {shown}"
+        if one.token_id != other.token_id:  # both about as likely: what follows cannot be compared
+            return None
+    return None
+
+
+def _by_token(output: TokenOutput) -> dict[int, float]:
+    logprobs = output.logprobs
+    if logprobs is None or output.token_id is None:
+        return {}
+    return {output.token_id: logprobs.logprob} | dict(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
+
+
+def _largest_gap(one: dict[int, float], other: dict[int, float]) -> float | None:
+    return max((abs(one[token] - other[token]) for token in one.keys() & other.keys()), default=None)
