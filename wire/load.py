@@ -65,6 +65,7 @@ class LoadSnapshot:
     step_seconds: float = counter("Seconds spent in its steps")
     tokens_computed: int = counter("Tokens computed by its model")
     starved_s: float = counter("Time for which the machine kept the instance from running", "starved_seconds")
+    prompts_recomputed: int = counter("Prompts that a worker computed although another one held their KV for it")
     step_tokens: tuple[int, ...] = ()
     links: tuple[LinkStatus, ...] = ()
 

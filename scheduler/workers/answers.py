@@ -86,11 +86,15 @@ class SequenceStream:
 
 
 def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the reference to the KV that a prefill holds. Raises HandoffFailed where it holds none."""
+    """Return the reference to the KV that a prefill holds. Raises HandoffFailed where it holds none.
+
+    It is passed on as it is, but for one key: with it, vLLM's decode worker reports that number as its cached tokens,
+    and whether it fetched the KV at all stays unknown (its output_processor.py, from_new_request).
+    """
     found = answer.get("kv_transfer_params")
     if not isinstance(found, dict) or not found.get("do_remote_prefill"):
         raise HandoffFailed("it holds no KV for another worker: is --kv-transfer-config set?")
-    return found
+    return {name: value for name, value in found.items() if name != "remote_prefill_cached_tokens"}
 
 
 def cached_tokens(answer: dict[str, Any]) -> int:

@@ -16,6 +16,7 @@ class Progress:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.steps = -1
+        self.prompts_recomputed = 0
         self._moved_at = clock()
         self._uncomputed = 0
         self._rate = _SLOWEST_RATE
@@ -42,5 +43,6 @@ class Progress:
             load,
             uncomputed_tokens=self._uncomputed,
             progress_age_s=now - self._moved_at,
+            prompts_recomputed=self.prompts_recomputed,
             slowest_turn_s=self._uncomputed / self._rate,
         )

@@ -21,8 +21,11 @@ _ALWAYS = (
 )  # fmt: skip
 
 
-def check_params(params: SamplingParams) -> None:
+def check_prompt(prompt: PromptState) -> None:
     """Raise InvalidRequest for what no worker can do, with the reason."""
+    params = prompt.params
+    if prompt.pooling is not None:
+        raise InvalidRequest("vectors and scores are not available over workers of other engines")
     if params.beam_search is not None:
         raise InvalidRequest("beam search is not available over workers of other engines", "use_beam_search")
     if params.bad_words:
@@ -33,10 +36,12 @@ def check_params(params: SamplingParams) -> None:
         )
 
 
-def prefill_body(model: str, prompt: PromptState, sequence: int) -> bytes:
-    """Return the body that computes the prompt of a sequence, its output so far included, and holds the KV."""
+def prefill_body(model: str, prompt: PromptState, sequence: int, *, hold: bool = True) -> bytes:
+    """Return the body that computes the prompt of a sequence, its output so far included, and holds its KV."""
     params = prompt.params
-    body = _body(model, prompt, continued_ids(prompt, sequence)) | {"max_tokens": 1, "kv_transfer_params": HELD}
+    body = _body(model, prompt, continued_ids(prompt, sequence)) | {"max_tokens": 1}
+    if hold:
+        body["kv_transfer_params"] = HELD
     if params.prompt_logprobs is not None and not prompt.outputs:
         body["prompt_logprobs"] = params.prompt_logprobs
     return orjson.dumps(body)

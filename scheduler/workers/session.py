@@ -19,7 +19,8 @@ from scheduler.workers.answers import SequenceStream, cached_tokens, kv_transfer
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.load import KvCache, read_load
 from scheduler.workers.progress import Progress
-from scheduler.workers.request_body import check_params, continued_ids, generate_body, prefill_body
+from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, prefill_body
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import (
     HandoffFailed,
@@ -78,6 +79,7 @@ class WorkerSession:
         self._prompts: dict[str, asyncio.Task[None]] = {}
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._poll_now = asyncio.Event()
+        self._recomputed = CappedLog(_log)
         self._polling = asyncio.create_task(self._poll())
         self._over = False
 
@@ -112,7 +114,7 @@ class WorkerSession:
             case FetchAndGenerate(prompt=prompt, references=references):
                 self._start(prompt, self._generate(prompt, references))
             case Generate(prompt=prompt):
-                self._start(prompt, self._generate(prompt, ()))
+                self._start(prompt, self._generate_here(prompt))
             case Cancel(prompt_id=prompt_id, sequence=sequence):
                 task = self._prompts.get(prompt_id) if sequence is None else self._sequences.get((prompt_id, sequence))
                 if task is not None:
@@ -153,7 +155,7 @@ class WorkerSession:
 
     async def _prefill(self, prompt: PromptState) -> None:
         """Compute the prompt once for each sequence that needs more tokens; all but the first find it cached."""
-        check_params(prompt.params)
+        check_prompt(prompt)
         began = asyncio.get_running_loop().time()
         references, cached = [], 0
         for number, sequence in enumerate(_unfinished(prompt)):
@@ -173,8 +175,16 @@ class WorkerSession:
         if scored is not None:
             self._emit(Step((), None, prompt_logprobs=(scored,)))
 
+    async def _generate_here(self, prompt: PromptState) -> None:
+        """Generate without a hand-off; a stream has no log probabilities of the prompt, so these come first."""
+        check_prompt(prompt)
+        if prompt.params.prompt_logprobs is not None and not prompt.outputs:
+            body = prefill_body(self._model, prompt, 0, hold=False)
+            answer = await self._http.post_json(_COMPLETIONS, body, {"X-Request-Id": secrets.token_hex(16)})
+            self._emit_scores(answer, prompt)
+        await self._generate(prompt, ())
+
     async def _generate(self, prompt: PromptState, references: tuple[bytes, ...]) -> None:
-        check_params(prompt.params)
         sequences = _unfinished(prompt)
         if references and len(references) != len(sequences):
             raise InternalError(f"{len(references)} references for {len(sequences)} sequences")
@@ -200,6 +210,12 @@ class WorkerSession:
                 if tokens := stream.feed(data):
                     self._emit(Step(tuple(tokens), None))
         stream.end()
+        if reference and stream.cached_tokens is not None and stream.cached_tokens < len(prompt.token_ids) // 2:
+            self._progress.prompts_recomputed += 1
+            self._recomputed.warning(
+                "prompt_recomputed", f"{self._http.url} computed a prompt although its KV was held for it",
+                url=self._http.url, prompt_tokens=len(prompt.token_ids), cached_tokens=stream.cached_tokens,
+            )  # fmt: skip
 
     def _emit(self, event: Event) -> None:
         self._events.put_nowait(event)

@@ -17,7 +17,7 @@ from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, with_fake
 from wire.errors import DeadlineExceeded, InvalidRequest
-from wire.types import BeamSearch, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
+from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
 
 PROMPT = tuple(range(10, 60))
 LENGTH = 24
@@ -109,6 +109,24 @@ async def test_a_pair_that_answers_otherwise_than_decode_alone_never_serves() ->
 
 
 @pytest.mark.anyio
+async def test_a_decode_worker_that_computes_the_prompt_itself_is_counted() -> None:
+    deaf = dataclasses.replace(SETTINGS, connector=False)
+    async with WorkerCluster("PD", SETTINGS, deaf).serving() as cluster:
+        assert (await cluster.answer(_greedy())).tokens == {(0, 0): _right(PROMPT, LENGTH)}
+        decode = cluster.control.registry.instance(1)
+        await until(lambda: decode.load.prompts_recomputed >= 2)  # the proof's prompt was the first
+
+
+@pytest.mark.parametrize(("roles", "max_tokens"), [("PD", LENGTH), ("PD", 1), ("C", LENGTH)])
+@pytest.mark.anyio
+async def test_log_probabilities_of_the_prompt_come_on_every_path(roles: str, max_tokens: int) -> None:
+    async with WorkerCluster(roles).serving() as cluster:
+        answer = await cluster.answer(request(PROMPT, temperature=0.0, max_tokens=max_tokens, prompt_logprobs=1))
+        assert answer.tokens == {(0, 0): _right(PROMPT, max_tokens)}
+        assert [one is None for one in answer.scored[0]] == [True] + [False] * (len(PROMPT) - 1)
+
+
+@pytest.mark.anyio
 async def test_a_stop_by_the_client_aborts_the_request_on_the_worker() -> None:
     async with WorkerCluster("PD", with_fake(step_seconds=0.05)).serving() as cluster:
         wanted = dataclasses.replace(_greedy(), params=SamplingParams(max_tokens=400, temperature=0.0))
@@ -174,17 +192,20 @@ def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str
 
 
 @pytest.mark.parametrize(
-    ("params", "message"),
+    ("params", "poolings", "message"),
     [
-        ({"beam_search": BeamSearch(), "best_of": 2}, "beam search is not available over workers"),
-        ({"bad_words": ((5,),)}, "bad_words is not available over workers"),
+        ({"beam_search": BeamSearch(), "best_of": 2}, (), "beam search is not available over workers"),
+        ({"bad_words": ((5,),)}, (), "bad_words is not available over workers"),
+        ({}, (Pooling(),), "vectors and scores are not available over workers"),
     ],
 )
 @pytest.mark.anyio
-async def test_what_no_worker_can_do_is_refused_with_the_reason(params: dict[str, Any], message: str) -> None:
+async def test_what_no_worker_can_do_is_refused_with_the_reason(
+    params: dict[str, Any], poolings: tuple[Pooling, ...], message: str
+) -> None:
     async with WorkerCluster("PD").serving() as cluster:
         with pytest.raises(InvalidRequest, match=message):
-            await cluster.answer(_greedy(**params))
+            await cluster.answer(dataclasses.replace(_greedy(**params), poolings=poolings))
         assert not cluster.workers[0].received
 
 
