@@ -17,7 +17,7 @@ from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, with_fake
 from wire.errors import DeadlineExceeded, InvalidRequest
-from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
+from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, Role, SamplingParams, StructuredOutput
 
 PROMPT = tuple(range(10, 60))
 LENGTH = 24
@@ -88,7 +88,7 @@ async def test_a_leg_that_fails_is_done_again_elsewhere(
     leg: Any, point: Point, action: Action, temperature: float
 ) -> None:
     wanted = request(PROMPT, temperature=temperature, seed=7, max_tokens=LENGTH)
-    async with WorkerCluster("PPDD", with_fake(step_seconds=0.002, lease_s=1.0)).serving() as cluster:
+    async with WorkerCluster("PPDD", with_fake(step_seconds=0.002)).serving() as cluster:
         right = (await cluster.answer(wanted)).tokens
         for worker in cluster.workers[:2] if leg == "prefill" else cluster.workers[2:]:
             worker.faults.add(Fault(action, point, leg, after_tokens=5 if leg == "decode" else 0))
@@ -96,7 +96,7 @@ async def test_a_leg_that_fails_is_done_again_elsewhere(
         answers = [await cluster.answer(wanted) for _ in range(3)]
         assert [answer.tokens for answer in answers] == [right] * 3
         assert sum(answer.done[0].tries for answer in answers) == 4
-        await until(lambda: not cluster.kv_usage)
+        await until(lambda: not cluster.kv_usage(Role.DECODE))
 
 
 @pytest.mark.anyio

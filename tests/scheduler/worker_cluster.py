@@ -37,10 +37,10 @@ class WorkerCluster:
         """Run a request to its end."""
         return await collect(self.control.dispatch, requested)
 
-    @property
-    def kv_usage(self) -> float:
-        """The sum of the shares of the workers' KV caches in use."""
-        return sum(rank.kv_usage for worker in self.workers for rank in worker.ranks)
+    def kv_usage(self, role: Role) -> float:
+        """Return the sum of the shares of KV caches in use, over the workers of a role."""
+        workers = [worker for letter, worker in zip(self._roles, self.workers, strict=True) if _ROLES[letter] is role]
+        return sum(rank.kv_usage for worker in workers for rank in worker.ranks)
 
     @asynccontextmanager
     async def serving(self, path_s: float = 30.0) -> AsyncIterator["WorkerCluster"]:
@@ -67,6 +67,6 @@ class WorkerCluster:
                 await worker.stop()
 
 
-def with_fake(*, lease_s: float = 30.0, **changes: Any) -> WorkerSettings:
+def with_fake(**changes: Any) -> WorkerSettings:
     """Return settings with another fake model."""
-    return dataclasses.replace(SETTINGS, lease_s=lease_s, fake=dataclasses.replace(SETTINGS.fake, **changes))
+    return dataclasses.replace(SETTINGS, fake=dataclasses.replace(SETTINGS.fake, **changes))
