@@ -1,6 +1,7 @@
 """`pdserve links` and `pdserve status --url` on clusters of real processes, as `start_servers.sh` makes them."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -99,7 +100,8 @@ def test_mooncake_is_measured_and_both_rates_are_shown(tmp_path: Path, fake_mode
     (slower,) = both - {link["transport"]}
     assert link["passed_over"][0].startswith(f"{slower}: slower: ")
     assert link["passed_over"][0].count(" GB/s") == 2
-    assert (measured["transport"], measured["passed_over"]) == (link["transport"], link["passed_over"])
+    assert measured["transport"] == link["transport"]
+    assert _without_rates(measured) == _without_rates(link)  # a link that was lost in between is measured again
     assert reply.status == 200, reply.body
     assert f"not {slower}: slower: " in status
 
@@ -139,3 +141,7 @@ def _scheduler_answers(cluster: GuideCluster) -> bool:
         return cluster.client.get("/health").status == 200
     except Unavailable:
         return False
+
+
+def _without_rates(link: dict[str, Any]) -> list[str]:
+    return [re.sub(r"[\d.]+ GB/s", "a rate", why) for why in link["passed_over"]]
