@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["deploy", "kubernetes", "launch", "npu", "ray"]
+PAGES = ["deploy", "kubernetes", "launch", "npu", "ray", "route"]
 _CODE = re.compile(r"`([^`]+)`")
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^```", re.MULTILINE)
