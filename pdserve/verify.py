@@ -34,6 +34,7 @@ examples:
   pdserve verify --model ~/models/Qwen3-0.6B --transport tcp --prompts 4 --max-tokens 16
   pdserve verify --device cpu:cuda --transport tcp  P on the CPU, D on a GPU
   pdserve verify --dtype bfloat16                  reports where tokens diverge and the logit gap
+  pdserve verify --base-url http://a:9000 --reference http://b:8000   any two OpenAI endpoints
   pdserve verify --features                        every feature, combined, over shm and tcp, and after preemption
 """
 
@@ -54,6 +55,8 @@ class VerifyOptions:
     prompts: int = flag(12, "prompts, with lengths around block and chunk boundaries", parse=int)
     max_tokens: int = flag(32, "tokens generated for each, 2 or more", parse=int)
     kv_cache_memory: str = flag("256MiB", "KV pool of each instance")
+    base_url: str = flag("", "URL of a running server, to compare with --reference; nothing is started")
+    reference: str = flag("", "URL of the server that --base-url is compared with")
     features: bool = flag(False, "test every sampling and output feature in every serving mode, and print a table")
 
 
@@ -62,6 +65,10 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     logs.configure("ERROR")  # hide the messages of instances starting
     unwind_on_sigterm()
+    if options.base_url:
+        from pdserve.verify_endpoints import verify_endpoints
+
+        return verify_endpoints(options.base_url, options.reference, options.prompts, options.max_tokens)
     if options.features:
         return _main_of_features(options)
     devices = choose_pairs(options.device)
@@ -134,6 +141,8 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
             f"--prompts {options.prompts} --max-tokens {options.max_tokens}: use at least one prompt and two tokens: "
             "only prefill generates the first token"
         )
+    if bool(options.base_url) != bool(options.reference):
+        raise ConfigError("--base-url and --reference belong together: the URLs of the two servers to compare")
     return options
 
 

@@ -18,6 +18,16 @@ _TEXTS = (
 )
 
 
+def texts(count: int) -> list[str]:
+    """Return `count` different texts of about these lengths in tokens, for servers that tokenize themselves."""
+    made = []
+    for number in range(count):
+        text = _TEXTS[number % len(_TEXTS)]
+        length = 4 * LENGTHS[number % len(LENGTHS)]  # characters
+        made.append(f"{number}. {text * (1 + length // len(text))}"[: max(4, length)].rstrip())
+    return made
+
+
 def make_prompts(model: Path, count: int, longest: int) -> list[tuple[int, ...]]:
     """Return `count` prompts of token ids, none longer than `longest`; all different. Raises ConfigError."""
     path = model / "tokenizer.json"

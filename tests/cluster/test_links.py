@@ -1,4 +1,4 @@
-"""`pdserve links` and `pdserve status --url` on clusters of real processes, as `start_servers.sh` makes them."""
+"""`pdserve links`, `status --url` and `verify --base-url` on clusters of real processes, as in the guide."""
 
 import json
 import re
@@ -81,6 +81,16 @@ def test_a_transport_missing_on_one_side_is_named_with_the_reason(tmp_path: Path
     assert (link["transport"], link["state"]) == ("tcp", "up")
     assert [text.partition(":")[0] for text in link["passed_over"]] == ["shm"]
     assert f"tcp to decode-0 up (not {link['passed_over'][0][:40]}" in status
+
+
+def test_two_endpoints_are_compared_by_tokens_and_log_probabilities(fake_cluster: GuideCluster) -> None:
+    url = fake_cluster.client.base_url
+    done = _pdserve("verify", "--base-url", url, "--reference", url, "--prompts", "3", "--max-tokens", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "3 of 3 prompts equal; log probabilities at most 0 apart (limit 0.25)"
+    nobody = _pdserve("verify", "--base-url", url, "--reference", "http://127.0.0.1:9")
+    assert nobody.returncode == 1
+    assert "http://127.0.0.1:9 does not answer" in nobody.stderr
 
 
 @pytest.mark.long

@@ -1,9 +1,13 @@
 """The first difference between two ways of serving."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.verify_compare import Divergence, all_divergences, first_divergence
+from pdserve.verify_endpoints import compare, positions
 
 Outputs = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=4)
 
@@ -26,3 +30,30 @@ def test_an_output_that_ends_early_diverges_there() -> None:
 
 def test_every_prompt_has_one_divergence_at_most() -> None:
     assert [one.prompt for one in all_divergences([[1, 1], [2], [3]], [[0, 0], [2], [4]])] == [0, 2]
+
+
+_ONE = {"tokens": ["a", "b"], "token_logprobs": [-0.5, -1.0], "top_logprobs": [{"a": -0.5, "c": -0.75}, {"b": -1.0}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "divergence", "is_close"),
+    [
+        ({}, None, True),
+        ({"token_logprobs": [-0.5, -1.125]}, None, True),
+        ({"token_logprobs": [-0.5, -2.0], "top_logprobs": [{}, {}]}, None, False),
+        ({"tokens": ["c", "b"], "token_logprobs": [-0.625, -1.0]}, "token 0: 'c' (-0.625) instead of 'a' (-0.5)", True),
+        (
+            {"tokens": ["c", "b"], "token_logprobs": [-9.0, -1.0], "top_logprobs": [{}, {}]},
+            "token 0: 'c' (-9) instead of 'a' (-0.5)", False,
+        ),
+        (
+            {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]},
+            "token 1: nothing instead of 'b' (-1)", False,
+        ),
+    ],
+)  # fmt: skip
+def test_two_endpoints_are_compared_up_to_their_first_difference(
+    changes: dict[str, Any], divergence: str | None, is_close: bool
+) -> None:
+    found = compare(positions(_ONE), positions(_ONE | changes))
+    assert (found.divergence, found.is_close) == (divergence, is_close)
