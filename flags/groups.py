@@ -32,7 +32,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "waits": (
         "startup_timeout", "first_token_timeout", "stall_timeout", "client_timeout", "shutdown_timeout",
-        "sse_keep_alive_interval",
+        "sse_keep_alive_interval", "when_prefill_is_gone", "when_decode_is_gone",
     ),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "retry_share", "min_retries", "max_body_bytes", "max_answer_bytes",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
 from wire.errors import ConfigError
+from wire.types import Role
 
 DEFAULT_PORT = 9000
 
@@ -89,6 +90,14 @@ class SchedulerOptions:
     stall_timeout: float = flag(10.0, "seconds a request may make no progress", parse=float)
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
+    when_prefill_is_gone: str = flag(
+        "fail", "while no prefill instance is living, requests fail, or decode instances serve them alone (local)",
+        choices=("fail", "local"),
+    )  # fmt: skip
+    when_decode_is_gone: str = flag(
+        "fail", "while no decode instance is living, requests fail, or prefill instances serve them alone (local)",
+        choices=("fail", "local"),
+    )  # fmt: skip
     max_queued_requests: int = flag(1000, "maximum waiting requests; further ones get 429", parse=int)
     max_queued_tokens: int = flag(4_000_000, "maximum waiting prompt tokens; further prompts get 429", parse=int)
     retry_share: float = flag(
@@ -117,6 +126,11 @@ class SchedulerOptions:
     max_inputs: int = flag(2048, "maximum texts per request for vectors or scores", parse=int)
     enable_docs: bool = flag(False, "serve /docs, the API as a page")
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
+
+    def may_lack(self) -> frozenset[Role]:
+        """Return the roles without which the other one serves alone."""
+        chosen = {Role.PREFILL: self.when_prefill_is_gone, Role.DECODE: self.when_decode_is_gone}
+        return frozenset(role for role, choice in chosen.items() if choice == "local")
 
     def chat_settings(self, *, keyed: bool) -> ChatSettings:
         """Return the settings for chat templates; `keyed`: whether clients need an API key."""

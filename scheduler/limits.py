@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from native.ticker import starved_s
 from scheduler.starvation import Starved
+from wire.types import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class ControlLimits:
     others may use the prefill instance's next step. An instance that left the table has `drain_s` for its prompts;
     those left continue elsewhere. Tables that differ at the start are an error after `tables_s`: a changed file does
     not reach all hosts at once. If a new table leaves no path, requests wait `join_s` for the instances that it adds.
-    `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none.
+    `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none. While no instance of a role
+    in `may_lack` is living, those of the other role serve prompts alone.
     """
 
     max_queued_requests: int = 1000
@@ -57,4 +59,5 @@ class ControlLimits:
     probe_timeout_s: float = 5.0
     proof_timeout_s: float = 30.0
     ready_window_s: float = 10.0
+    may_lack: frozenset[Role] = frozenset()
     starved: Starved = starved_s

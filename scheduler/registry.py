@@ -225,10 +225,20 @@ class Registry:
 
     def changed(self) -> None:
         """Notify the listeners; called by members and instances."""
+        if self._limits.may_lack:
+            self._assign_roles()
         if not self._path_found.is_set() and self.has_path():
             self._path_found.set()
         for listener in self._listeners:
             listener()
+
+    def _assign_roles(self) -> None:
+        """Let instances serve alone while the other role is lost, where it may be, and hand off again afterwards."""
+        living = [member for member in self.members if member.is_living]
+        lost = self._limits.may_lack - {member.role for member in living}
+        for member in living:
+            if member.instance is not None:
+                member.instance.role = Role.COMBINED if lost else member.role
 
     def _check_table(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check the table. At the start a difference is an error after `tables_s`: a new file may still arrive.

@@ -98,6 +98,7 @@ async def open_serving(
         num_tenants=max(1, len(keys)),
         retry_share=options.retry_share,
         min_retries=options.min_retries,
+        may_lack=options.may_lack(),
     )
     control = build_control(cluster, limits, files.kind)
     model = config.engine.served_names()[0]

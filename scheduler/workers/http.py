@@ -87,7 +87,8 @@ class WorkerHttp:
                     raise self._error(path, response, await response.content.read(_MAX_ERROR_BYTES))
                 yield response
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise InstanceLost(f"{self.url}{path}: {error or type(error).__name__}") from error
+            why = getattr(getattr(error, "os_error", error), "strerror", None) or str(error) or type(error).__name__
+            raise InstanceLost(f"{self.url}{path}: {why}") from error
 
     def _error(self, path: str, response: aiohttp.ClientResponse, body: bytes) -> PdserveError:
         """Return the error of an answer that is not 200."""

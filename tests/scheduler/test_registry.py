@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from telemetry.capped_logs import LINES
-from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, request
+from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Connection, Session
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable
@@ -284,3 +284,23 @@ async def test_an_instance_whose_error_always_differs_fills_no_log(caplog: pytes
     # CappedLog's window is of real time: all 300 virtual seconds are in one
     assert 1 < sum("words number" in line for line in caplog.messages) <= LINES
     running.cancel()
+
+
+@pytest.mark.parametrize(("killed", "role"), [(0, Role.PREFILL), (1, Role.DECODE)])
+@virtual
+async def test_a_role_that_may_be_gone_leaves_the_other_serving_alone(killed: int, role: Role) -> None:
+    prompt = (5, 6, 7)
+    limits = ControlLimits(may_lack=frozenset({role}))
+    async with FakeCluster("PD", limits=limits).serving() as cluster:
+        registry, dispatch = cluster.control.registry, cluster.control.dispatch
+        cluster.kill(killed)
+        await until(lambda: len(registry.living()) == 1)
+        alone = await collect(dispatch, request(prompt))
+        assert (alone.done[0].path, alone.tokens) == ("local", {(0, 0): expected(prompt, 4)})
+        cluster.boot(killed)
+        await until(lambda: len(registry.living()) == 2)
+        assert (await collect(dispatch, request(prompt))).done[0].path == "handoff"
+        cluster.kill(1 - killed)
+        await until(lambda: len(registry.living()) == 1)
+        with pytest.raises(Unavailable):
+            await collect(dispatch, request(prompt))
