@@ -1,6 +1,6 @@
 """Send the answer to one completion: whole, or as a stream, with the fault it meets."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -80,7 +80,7 @@ class Answer:
         await response.write_eof()
         return response
 
-    async def _pieces(self) -> AsyncIterator[Choice]:
+    async def _pieces(self) -> AsyncGenerator[Choice, None]:
         """Yield the pieces of all prompts. Raises LoadFailed, or _Met at the fault's point."""
         for number, generation in enumerate(self.generations):
             async with aclosing(generation.pieces()) as steps:

@@ -1,7 +1,7 @@
 """Serve one prompt on one rank: read or compute its KV, generate, and hold its blocks for a decode worker."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ class Generation:
     transfer: dict[str, Any] | None = None
     cached_tokens: int = 0
 
-    async def pieces(self) -> AsyncIterator[list[Choice]]:
+    async def pieces(self) -> AsyncGenerator[list[Choice], None]:
         """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
         params, fake = self.body.params, self.settings.fake
         room = len(self.prompt) + params.max_tokens * params.n
@@ -55,7 +55,7 @@ class Generation:
                     if not live:
                         break
         finally:
-            if remote is not None:  # aborted before its KV was read: a decode worker tells the prefill worker
+            if remote is not None:  # aborted before its KV was read: free it on the prefill worker
                 with suppress(LoadFailed):
                     await remote.end()
 

@@ -98,7 +98,7 @@ class WorkerRank:
         return held
 
     def read(self, block_ids: Sequence[int]) -> list[KvEntry]:
-        """Return what lies in these blocks, whoever's it is."""
+        """Return what lies in these blocks now."""
         return [entry for block_id in block_ids for entry in self._memory[block_id]]
 
     def holds(self, request_id: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from testing.engine.fake_model import FakeConfig
 
@@ -32,5 +33,7 @@ class WorkerSettings:
 def settings_from(text: str) -> WorkerSettings:
     """Read settings from JSON; `fake` is an object of FakeConfig's fields. Raises TypeError or ValueError."""
     values = json.loads(text)
-    fake = {key: tuple(value) if isinstance(value, list) else value for key, value in values.pop("fake", {}).items()}
+    fake: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.pop("fake", {}).items()
+    }
     return WorkerSettings(**values, fake=replace(_FAKE, **fake))

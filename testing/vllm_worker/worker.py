@@ -31,12 +31,14 @@ from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.side_channel import LoadFailed, RemoteBlocks, serve_rank
 from testing.vllm_worker.worker_metrics import metrics_text
 
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _MAX_BODY = 64 * 2**20
+_SHUTDOWN_S = 0.05  # for handlers whose client is already cut off; 0 would be no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A completion as it came."""
+    """A completion as it came; names of headers in lower case."""
 
     leg: Leg
     headers: dict[str, str]
@@ -44,7 +46,7 @@ class Received:
 
 
 class FakeVllmWorker:
-    """Owner of the ranks and the sockets. After `stop` or `kill` it can be started again, as its next life."""
+    """Owner of the ranks and the sockets. After `stop` it can be started again, as its next life."""
 
     def __init__(self, settings: WorkerSettings, on_death: Callable[[], None] | None = None) -> None:
         """`on_death` ends the process for the fault `die`; by default only the sockets break, as if it had ended."""
@@ -75,29 +77,24 @@ class FakeVllmWorker:
         self.settings = replace(settings, port=await self._listen(self._app(), settings.port))
 
     async def stop(self) -> None:
-        """Close the sockets; requests that run are aborted. Idempotent."""
+        """Break every connection at once, as the end of the process does. Idempotent."""
         runners, self._runners = self._runners, []
         for runner in runners:
-            await runner.cleanup()
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def kill(self) -> None:
-        """Break every connection at once, as the end of the process does."""
-        for runner in self._runners:
             for site in runner.sites:
                 await site.stop()
             for connection in runner.server.connections if runner.server is not None else ():
                 if connection.transport is not None:
                     connection.transport.abort()
-        await self.stop()
+            await runner.cleanup()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     def _die(self) -> None:
-        self._death = asyncio.create_task(self.kill())
+        self._death = asyncio.create_task(self.stop())
 
     async def _listen(self, app: web.Application, port: int) -> int:
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         self._runners.append(runner)
         await web.TCPSite(runner, self.settings.host, port).start()
@@ -126,7 +123,7 @@ class FakeVllmWorker:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         key = self.settings.api_key
-        if key is not None and request.path.startswith("/v1"):
+        if key is not None and request.path.startswith(_GUARDED):
             given = request.headers.get("Authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
                 return web.json_response({"error": "Unauthorized"}, status=401)
@@ -159,7 +156,7 @@ class FakeVllmWorker:
         except BadRequest as error:
             await self._free_remote(raw.get("kv_transfer_params"))
             return web.json_response(error_body(str(error), error.kind, error.status, error.param), status=error.status)
-        self.received.append(Received(body.leg, dict(request.headers), raw))
+        self.received.append(Received(body.leg, {name.lower(): value for name, value in request.headers.items()}, raw))
         fault = self.faults.take(body.leg)
         if fault is not None and fault.point == "before":
             return await self.faults.meet(fault, request)
