@@ -23,6 +23,7 @@ from scheduler.membership.compatibility import (
 from scheduler.membership.kv_pairs import GapKind, KvGap, KvPairs
 from scheduler.membership.member import Connect, Member, MemberState
 from scheduler.membership.members import Members
+from scheduler.membership.worker_ranks import WorkerRanks
 from scheduler.view import TableView
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Unavailable
@@ -62,6 +63,7 @@ class Registry:
         same_host: SameHost = operator.eq,
     ) -> None:
         self._members = Members(expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._forget)
+        self._ranks = WorkerRanks(expected)
         self.table = TableView(digest=table_digest)
         self._digests = {table_digest}
         self._different_since: dict[tuple[int, str], float] = {}
@@ -97,7 +99,8 @@ class Registry:
         self.table = TableView(self.table.version + 1, table_digest)
         _log.info("table_changed", version=self.table.version, digest=table_digest, what=what)
         self._digests.add(table_digest)
-        self._members.change(expected)
+        self._ranks.change(expected)
+        self._members.change(self._ranks.members())
         self.changed()
 
     async def wait_path(self, timeout_s: float) -> None:
@@ -204,6 +207,8 @@ class Registry:
             (check_workers if expected.is_worker else check_pair)(reference, description)
         self._accepted[expected.index] = description
         self.kv_pairs.add(expected, description)
+        if description.worker is not None and self._ranks.note(expected, description.worker.num_ranks):
+            self._members.change(self._ranks.members())
 
     def _reference(self, expected: ExpectedInstance) -> InstanceDescription | None:
         """Return the first accepted description to compare with: of an instance, or of a worker of another engine."""

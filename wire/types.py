@@ -285,10 +285,11 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ForeignWorker:
-    """A worker of another engine, such as `vLLM 0.32.0`, and its path (scheduler/paths)."""
+    """A worker of another engine, such as `vLLM 0.32.0`, its path (scheduler/paths) and its data-parallel ranks."""
 
     engine: str
     path: str
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

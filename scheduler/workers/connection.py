@@ -7,13 +7,18 @@ session    GET /metrics each second, POST /v1/completions for each sequence (ses
 import random
 import secrets
 
+from scheduler.membership.worker_ranks import split_address
 from scheduler.workers.http import WorkerHttp
-from scheduler.workers.load import KvCache, kv_cache, read_load
+from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
 from scheduler.workers.served_model import read_cards
 from scheduler.workers.session import WorkerSession
+from wire.errors import InstanceLost
+from wire.load import LoadSnapshot
 from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, ForeignWorker, InstanceDescription, KvEndpoint, ModelIdentity, Role
 
+_RANK = "X-data-parallel-rank"
+"""Counts the worker's own ranks from 0, also where the labels of its metrics begin with a higher one."""
 _MAX_NUM_SEQS = 1024
 _CHUNK = 8192
 """What a worker does not say: prompts and tokens that it may be given at once. It queues what it cannot run yet."""
@@ -21,25 +26,33 @@ _UNKNOWN_BLOCKS = KvCache(2**20, 16)
 
 
 class WorkerConnection:
-    """A connection to one worker. Implements wire.connection.Connection."""
+    """A connection to one data-parallel rank of a worker. Implements wire.connection.Connection."""
 
-    def __init__(self, url: str, *, api_key: str = "", path: str = "prefill_first") -> None:
-        self._url = url.rstrip("/")
+    def __init__(self, address: str, *, api_key: str = "", path: str = "prefill_first") -> None:
+        self._url, self._rank = split_address(address)
         self._api_key = api_key
         self._path = path
         self._control = WorkerHttp(self._url, api_key=api_key)
         self._cache = _UNKNOWN_BLOCKS
+        self._engines: list[bytes] = []
         self._model = ""
         self._description: InstanceDescription | None = None
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Return what the worker's routes say of it. Raises InstanceLost, DeadlineExceeded, Incompatible."""
+        """Return what the worker's routes say of it. Raises InstanceLost, DeadlineExceeded, Incompatible.
+
+        A worker without labels of its engines in its metrics has one rank.
+        """
         await self._control.get("/health", timeout_s)
         version = str((await self._control.get_json("/version", timeout_s)).get("version") or "")
         answer = await self._control.get_json("/v1/models", timeout_s)
         served = read_cards(self._url, answer)
         metrics = await self._control.get("/metrics", timeout_s)
-        found = kv_cache(metrics)
+        self._engines = engine_labels(metrics)
+        num_ranks = max(1, len(self._engines))
+        if self._rank >= num_ranks:
+            raise InstanceLost(f"{self._url} has no data-parallel rank {self._rank}: it has {num_ranks}")
+        found = kv_cache(metrics, self._engine)
         self._cache = found if found.num_blocks and found.block_size else _UNKNOWN_BLOCKS
         self._model = served.names[0]
         engine = f"vLLM {version}"
@@ -66,16 +79,29 @@ class WorkerConnection:
             max_num_seqs=_MAX_NUM_SEQS,
             endpoints=(KvEndpoint(f"the connector of {engine}", self._url),),
             device="",
-            worker=ForeignWorker(engine, self._path),
+            worker=ForeignWorker(engine, self._path, num_ranks),
         )
         return self._description
 
     async def open(self, hello: OpenSession, timeout_s: float) -> WorkerSession:
         """Open a session with the worker that was described."""
         assert self._description is not None, "described first"
-        load = read_load(await self._control.get("/metrics", timeout_s), self._cache)
-        return WorkerSession(self._description, self._model, self._control, self._cache, load, self._api_key)
+        load = await self._read_load(timeout_s)
+        headers = {_RANK: str(self._rank)} if len(self._engines) > 1 else {}
+        http = WorkerHttp(self._url, api_key=self._api_key, headers=headers)
+        return WorkerSession(self._description, self._model, http, self._read_load, load)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._control.close()
+
+    @property
+    def _engine(self) -> bytes:
+        """The label of this rank's engine in the metrics, by which a worker counts them; "" where it has none."""
+        return self._engines[self._rank] if self._engines else b""
+
+    async def _read_load(self, timeout_s: float) -> LoadSnapshot:
+        metrics = await self._control.get("/metrics", timeout_s)
+        if self._engines != engine_labels(metrics):
+            raise InstanceLost(f"{self._url} is another process: its data-parallel ranks have changed")
+        return read_load(metrics, self._cache, self._engine)

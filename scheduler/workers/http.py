@@ -29,13 +29,16 @@ _SHOWN = 200
 class WorkerHttp:
     """Owner of the connections to one worker."""
 
-    def __init__(self, url: str, *, api_key: str = "", connect_s: float = 5.0) -> None:
+    def __init__(
+        self, url: str, *, api_key: str = "", headers: Mapping[str, str] | None = None, connect_s: float = 5.0
+    ) -> None:
+        """`headers` are sent with every request."""
         self.url = url
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
+            headers={"Content-Type": "application/json", **(headers or {}), **key},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
             trust_env=False,
         )

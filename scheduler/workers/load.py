@@ -12,6 +12,7 @@ _WANTED = (
 )  # fmt: skip
 _LINE = re.compile(rb"^vllm:(" + b"|".join(_WANTED) + rb")(\{[^}\n]*\})? (\S+)", re.MULTILINE)
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
+_ENGINES = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\b(engine="\d+")', re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -23,21 +24,30 @@ class KvCache:
     block_size: int = 0
 
 
-def kv_cache(metrics: bytes) -> KvCache:
-    """Return the size of the KV cache: of all data-parallel engines together."""
+def engine_labels(metrics: bytes) -> list[bytes]:
+    """Return the label of each data-parallel rank, in order, such as `engine="0"`; none where the worker has none."""
+    return sorted(set(_ENGINES.findall(metrics)), key=lambda label: (len(label), label))
+
+
+def kv_cache(metrics: bytes, engine: bytes = b"") -> KvCache:
+    """Return the size of the KV cache of one engine by its label, or of all."""
     blocks, size = 0, 0
     for found in _CACHE.finditer(metrics):
+        if engine not in found[1]:
+            continue
         labels = dict(_LABEL.findall(found[1]))
         blocks += _number(labels.get(b"num_gpu_blocks"))
         size = _number(labels.get(b"block_size")) or size
     return KvCache(blocks, size)
 
 
-def read_load(metrics: bytes, cache: KvCache) -> LoadSnapshot:
-    """Return the load that `metrics` shows, summed over the worker's engines; `steps` counts tokens."""
+def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> LoadSnapshot:
+    """Return the load of one engine by its label, or the sum of all; `steps` counts tokens."""
     sums: dict[bytes, float] = {}
     engines = 0
-    for name, _, value in _LINE.findall(metrics):
+    for name, labels, value in _LINE.findall(metrics):
+        if engine not in labels:
+            continue
         sums[name] = sums.get(name, 0.0) + float(value)
         engines += name == b"num_requests_running"
     usage = sums.get(b"kv_cache_usage_perc", sums.get(b"gpu_cache_usage_perc", 0.0)) / max(1, engines)

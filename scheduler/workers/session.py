@@ -10,14 +10,13 @@ each second       GET /metrics                          -> Heartbeat(load)
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import orjson
 
 from scheduler.workers.answers import SequenceStream, cached_tokens, kv_transfer_params, prompt_logprobs
 from scheduler.workers.http import WorkerHttp
-from scheduler.workers.load import KvCache, read_load
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, prefill_body
 from telemetry.capped_logs import CappedLog
@@ -66,13 +65,13 @@ class WorkerSession:
     """One session with a worker. Implements wire.connection.Session."""
 
     def __init__(
-        self, description: InstanceDescription, model: str, control: WorkerHttp, cache: KvCache, load: LoadSnapshot,
-        api_key: str,
+        self, description: InstanceDescription, model: str, http: WorkerHttp,
+        read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot,
     ) -> None:  # fmt: skip
+        """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError."""
         self._model = model
-        self._control = control
-        self._cache = cache
-        self._http = WorkerHttp(control.url, api_key=api_key)
+        self._http = http
+        self._read_load = read_load
         self._progress = Progress(asyncio.get_running_loop().time)
         self._events: asyncio.Queue[Event | InstanceLost | None] = asyncio.Queue()
         self._events.put_nowait(SessionOpen(description.instance_id, description.epoch, load))
@@ -232,9 +231,9 @@ class WorkerSession:
         try:
             while True:
                 await self._next_poll()
-                load = read_load(await self._control.get("/metrics", _POLL_TIMEOUT_S), self._cache)
+                load = await self._read_load(_POLL_TIMEOUT_S)
                 if load.steps < self._progress.steps:
-                    raise InstanceLost(f"{self._control.url} is another process: its counters started again")
+                    raise InstanceLost(f"{self._http.url} is another process: its counters started again")
                 self._emit(Heartbeat(self._progress.judged(load)))
         except PdserveError as error:
             self._over = True

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from scheduler.request import GenerationRequest
-from scheduler.workers.load import KvCache, kv_cache, read_load
+from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
 from scheduler.workers.request_body import generate_body, prefill_body
 from testing.engine.fake_model import expected_tokens
 from testing.vllm_worker.faults import Action, Fault, Point
@@ -29,6 +29,10 @@ def _right(prompt: tuple[int, ...], count: int) -> list[int]:
 
 def _leg_id(one: Received) -> str:
     return next(value for name, value in one.headers.items() if name.lower() == "x-request-id")
+
+
+def _rank(one: Received) -> str | None:
+    return next((value for name, value in one.headers.items() if name.lower() == "x-data-parallel-rank"), None)
 
 
 def _greedy(**changes: Any) -> GenerationRequest:
@@ -127,6 +131,31 @@ async def test_log_probabilities_of_the_prompt_come_on_every_path(roles: str, ma
 
 
 @pytest.mark.anyio
+async def test_each_rank_of_a_worker_is_a_member() -> None:
+    async with WorkerCluster("PD", dataclasses.replace(SETTINGS, num_ranks=2)).serving() as cluster:
+        registry = cluster.control.registry
+        names = ["prefill-0", "prefill-0-rank-1", "decode-0", "decode-0-rank-1"]
+        assert [one.expected.name for one in registry.members] == names
+        assert len({one.in_flight for one in registry.living()}) == 4
+        await asyncio.gather(*(cluster.answer(_greedy()) for _ in range(8)))
+        prefill, decode = (worker.received for worker in cluster.workers)
+        assert {_rank(one) for one in prefill} == {_rank(one) for one in decode} == {"0", "1"}
+        held_by = {_leg_id(one): _rank(one) for one in prefill}
+        for one in decode:
+            assert one.body["kv_transfer_params"]["remote_engine_id"].endswith(f"_dp{held_by[_leg_id(one)]}")
+
+        worker = cluster.workers[0]
+        await worker.kill()
+        worker.settings = dataclasses.replace(worker.settings, num_ranks=1)
+        await worker.start()
+        await until(lambda: [one.expected.name for one in registry.members] == [names[0], *names[2:]])
+        await until(lambda: not (registry.missing() or registry.gaps()))
+        worker.received.clear()
+        assert (await cluster.answer(_greedy())).tokens == {(0, 0): _right(PROMPT, LENGTH)}
+        assert [_rank(one) for one in worker.received] == [None]
+
+
+@pytest.mark.anyio
 async def test_a_stop_by_the_client_aborts_the_request_on_the_worker() -> None:
     async with WorkerCluster("PD", with_fake(step_seconds=0.05)).serving() as cluster:
         wanted = dataclasses.replace(_greedy(), params=SamplingParams(max_tokens=400, temperature=0.0))
@@ -209,18 +238,24 @@ async def test_what_no_worker_can_do_is_refused_with_the_reason(
         assert not cluster.workers[0].received
 
 
-def test_the_load_is_summed_over_the_engines_of_a_worker() -> None:
-    lines = [
-        *(f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}.0' for rank in range(2)),
-        *(f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} 3.0' for rank in range(2)),
-        *(f'vllm:kv_cache_usage_perc{{engine="{rank}",model_name="m"}} 0.25' for rank in range(2)),
-        'vllm:generation_tokens_total{engine="0",model_name="m"} 1e3',
-        'vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e9',
-        'vllm:prompt_tokens_total{engine="0",model_name="m"} 24.0',
-        *(f'vllm:cache_config_info{{block_size="32",engine="{rank}",num_gpu_blocks="100"}} 1.0' for rank in range(2)),
-    ]
-    metrics = "\n".join(lines).encode()
-    cache = kv_cache(metrics)
-    assert cache == KvCache(200, 32)
-    load = read_load(metrics, cache)
-    assert (load.running, load.waiting, load.blocks_used, load.blocks_total, load.steps) == (3, 6, 50, 200, 1024)
+_METRICS = "\n".join((
+    *(f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank}.0' for rank in (10, 9)),
+    *(f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} 3.0' for rank in (10, 9)),
+    *(f'vllm:kv_cache_usage_perc{{engine="{rank}",model_name="m"}} 0.25' for rank in (10, 9)),
+    'vllm:generation_tokens_total{engine="9",model_name="m"} 1e3',
+    'vllm:generation_tokens_created{engine="9",model_name="m"} 1.7e9',
+    'vllm:prompt_tokens_total{engine="10",model_name="m"} 24.0',
+    *(f'vllm:cache_config_info{{block_size="32",engine="{rank}",num_gpu_blocks="100"}} 1.0' for rank in (10, 9)),
+)).encode()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_blocks", "load"),
+    [(b"", 200, (19, 6, 50, 1024)), (b'engine="9"', 100, (9, 3, 25, 1000)), (b'engine="10"', 100, (10, 3, 25, 24))],
+)
+def test_the_load_is_that_of_one_engine_or_of_all(engine: bytes, num_blocks: int, load: tuple[int, ...]) -> None:
+    assert engine_labels(_METRICS) == [b'engine="9"', b'engine="10"']
+    cache = kv_cache(_METRICS, engine)
+    assert cache == KvCache(num_blocks, 32)
+    found = read_load(_METRICS, cache, engine)
+    assert (found.running, found.waiting, found.blocks_used, found.steps) == load
