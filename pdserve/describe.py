@@ -47,13 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def describe(
     path: str, environ: Mapping[str, str], timeout_s: float, tls: TlsFiles | None = None
 ) -> dict[str, Any]:
-    """Query the instances of the global table at `path`. Raises RanktableError, ConfigError."""
+    """Query pdserve's own instances of the global table at `path`. Raises RanktableError, ConfigError."""
     table = read_global(path)
     addresses, _ = instance_addresses(table, environ.get("NODE_PORTS"))
     expected = [
         ExpectedInstance(one.index, one.name, Role(one.role), f"{_bracketed(one.host)}:{one.port}",
                          one.server.server_ip, one.server.device_ids)
         for one in addresses
+        if one.server.worker is None
     ]  # fmt: skip
     trust = find_trust(environ, path, peer_addresses(table), tls)
     answers = await asyncio.gather(*(_describe(one.address, trust, timeout_s) for one in expected))

@@ -21,14 +21,14 @@ from ranktable_tools.generate import (
 )
 from ranktable_tools.save_tables import make_directory
 from ranktable_tools.table_file import read_local, write_global, write_local
-from ranktable_tools.tables import whole
+from ranktable_tools.tables import WorkerKind, whole
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GenArguments:
-    """The arguments of gen. `device_type` and `device_ip_from` are detected if None."""
+    """The arguments of gen. `device_type` and `device_ip_from` are detected if None; `worker`: as in GenRequest."""
 
     prefill_server_list: Sequence[str]
     decode_server_list: Sequence[str]
@@ -39,6 +39,7 @@ class GenArguments:
     device_type: DeviceKind | None = None
     device_ip_from: AddressSource | None = None
     share_devices: bool = False
+    worker: WorkerKind | None = None
 
 
 def gen(
@@ -77,8 +78,9 @@ def _request(arguments: GenArguments) -> GenRequest:
     num_instances = len(prefill) + len(decode)
     ports = () if arguments.ports is None else parse_ports(arguments.ports, num_instances)
     return GenRequest(
-        prefill, decode, arguments.api_server, arguments.ip or own_address(), ports, arguments.share_devices
-    )
+        prefill, decode, arguments.api_server, arguments.ip or own_address(), ports, arguments.share_devices,
+        arguments.worker,
+    )  # fmt: skip
 
 
 def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:

@@ -7,7 +7,7 @@ from ranktable_tools.addresses import canonical
 from ranktable_tools.convert import instance_names
 from ranktable_tools.tables import Table, TableDevice, TableInstance, TableServer
 
-_Key = tuple[tuple[str, tuple[str, ...]], ...]
+_Key = tuple[tuple[str, tuple[str, ...], str | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,17 @@ class _Entry:
 
     @property
     def key(self) -> _Key:
-        """The hosts and devices, by which an instance is identified."""
-        return tuple((canonical(server.server_ip), server.device_ids) for server in self.instance.servers)
+        """The hosts and devices, by which an instance is identified; without devices, the URL in their place."""
+        servers = self.instance.servers
+        return tuple((canonical(one.server_ip), one.device_ids, None if one.devices else one.url) for one in servers)
 
     @property
     def location(self) -> str:
         """The hosts and devices as text."""
         devices = ",".join(device.device_id for device in self.instance.devices)
         hosts = " and ".join(server.server_ip for server in self.instance.servers)
-        return f"{hosts}, device{'s' if ',' in devices else ''} {devices}"
+        urls = "".join(f", {server.url}" for server in self.instance.servers if server.url is not None)
+        return f"{hosts}, device{'s' if ',' in devices else ''} {devices}{urls}" if devices else f"{hosts}{urls}"
 
     def __str__(self) -> str:
         return f"{self.name} ({self.location})"
@@ -101,6 +103,10 @@ def _changes(before: _Entry, after: _Entry) -> Iterator[str]:
     for old, new in zip(before.instance.servers, after.instance.servers, strict=True):
         if old.server_port != new.server_port:
             yield f"{after} {_port_change(old, new)}."
+        if old.worker != new.worker:
+            yield f"{after.name} is now {_engine(new)}, before {_engine(old)}."
+        if old.url != new.url:
+            yield f"{after.name} changes its url from {old.url or 'none'} to {new.url or 'none'}."
         for a, b in zip(old.devices, new.devices, strict=True):
             device = f"{after.name}: device {a.device_id} on {new.server_ip}"
             yield from (f"{device} {change}." for change in _device_changes(a, b))
@@ -127,6 +133,10 @@ def _order(pairs: Sequence[tuple[_Entry, _Entry]]) -> Iterator[str]:
 def _entries(table: Table) -> list[_Entry]:
     named = zip(instance_names(table.instances), table.instances, strict=True)
     return [_Entry(name, order, instance) for order, (name, instance) in enumerate(named)]
+
+
+def _engine(server: TableServer) -> str:
+    return "pdserve's own" if server.worker is None else f"a worker of {server.worker}"
 
 
 def _port_change(old: TableServer, new: TableServer) -> str:

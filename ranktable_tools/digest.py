@@ -8,7 +8,10 @@ from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 
 
 def table_digest(table: GlobalTable) -> str:
-    """Return 16 hex digits of sha256 over the table's members; ports, server ids and formatting are not included."""
+    """Return 16 hex digits of sha256 over the table's members; ports, server ids and formatting are not included.
+
+    A worker's `url` is: with it the entry is another engine elsewhere.
+    """
     form = [_form(table.scheduler), [_form(server) for server in table.prefill], [_form(s) for s in table.decode]]
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()[:16]
 
@@ -20,7 +23,8 @@ def entry_form(server: TableServer) -> str:
 
 def _form(server: TableServer) -> list[object]:
     devices = [[device.device_id, _address(device), device.rank_id] for device in server.devices]
-    return [canonical(server.server_ip), devices]
+    member: list[object] = [canonical(server.server_ip), devices]
+    return member if server.worker is None else [*member, server.worker, server.url]
 
 
 def _address(device: TableDevice) -> str | None:

@@ -3,8 +3,9 @@
 import re
 
 from ranktable_tools.addresses import host_problem
-from ranktable_tools.document import Check, ValueFault
+from ranktable_tools.document import Check, ValueFault, shown
 from ranktable_tools.ports import parse_port
+from ranktable_tools.tables import WORKER_KINDS
 
 MAX_SERVER_ID = 64
 PORT_ADVICE = 'must be a port from "1" to "65535"'
@@ -37,6 +38,12 @@ def short_identity(text: str) -> ValueFault | None:
 def port(text: str) -> ValueFault | None:
     """Require a port number."""
     return ValueFault("bad-port", PORT_ADVICE) if parse_port(text) is None else None
+
+
+def worker_kind(text: str) -> ValueFault | None:
+    """Require an engine whose workers are served."""
+    kinds = " or ".join(map(shown, WORKER_KINDS))
+    return None if text in WORKER_KINDS else ValueFault("worker-kind", f"must be {kinds}")
 
 
 def number(text: str) -> ValueFault | None:

@@ -1,6 +1,7 @@
 """`ranktable gen`: write this host's tables, and print the commands to start with them."""
 
 import argparse
+import os
 from pathlib import Path
 
 from ranktable_tools.arguments import OneLineParser, add_command, add_device_lists, add_ip, add_owner, add_save_dir
@@ -9,7 +10,8 @@ from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.devices.npu_addresses import SOURCES
 from ranktable_tools.next_steps import after_gen
 from ranktable_tools.secret import change_owner, check_owner, check_secret, ensure_secret
-from ranktable_tools.tables import whole
+from ranktable_tools.tables import WORKER_KINDS, whole
+from ranktable_tools.worker_kind import requested_worker
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
@@ -27,6 +29,9 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument("--ports", metavar="P,P", help="write each instance's port into the table, prefill first")
     add_device_flags(parser)
     parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU (never an NPU)")
+    parser.add_argument(
+        "--worker", choices=WORKER_KINDS, help="the instances are workers of this engine (default: PDSERVE_WORKER)"
+    )
     parser.set_defaults(command=_gen)
 
 
@@ -71,4 +76,5 @@ def _gen_arguments(arguments: argparse.Namespace, with_scheduler: bool) -> GenAr
     return GenArguments(
         arguments.prefill_server_list, arguments.decode_server_list, with_scheduler, arguments.save_dir, arguments.ip,
         arguments.ports, arguments.device_type, arguments.device_ip_from, arguments.share_devices,
+        arguments.worker or requested_worker(os.environ),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from ranktable_tools.addresses import host_problem, scope_problem
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.file_names import HOST, global_name, local_name
 from ranktable_tools.ports import counted_ports, parse_port
-from ranktable_tools.tables import LocalTable, TableDevice, TablePart, TableServer
+from ranktable_tools.tables import LocalTable, TableDevice, TablePart, TableServer, WorkerKind
 
 _MAX_DIGITS = 9
 _DEVICE_ID = re.compile(r"[0-9]+")
@@ -18,7 +18,7 @@ _DEVICE_ID = re.compile(r"[0-9]+")
 class GenRequest:
     """What to generate: the device ids of each instance, whether the scheduler is here, this host's address.
 
-    `share_devices` allows two instances to use one GPU.
+    `share_devices` allows two instances to use one GPU. `worker`: the instances are another engine's.
     """
 
     prefill: tuple[tuple[str, ...], ...]
@@ -27,6 +27,7 @@ class GenRequest:
     ip: str
     ports: tuple[int, ...] = ()
     share_devices: bool = False
+    worker: WorkerKind | None = None
 
     @property
     def instances(self) -> tuple[tuple[str, ...], ...]:
@@ -122,7 +123,7 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
     """Return the tables of a checked request; `device_ips` maps device ids to addresses."""
     ports: list[int | None] = list(request.ports) or [None] * len(request.instances)
     instances = [
-        TableServer(request.ip, request.ip, _devices(ids, device_ips), port)
+        TableServer(request.ip, request.ip, _devices(ids, device_ips), port, request.worker)
         for ids, port in zip(request.instances, ports, strict=True)
     ]
     split = len(request.prefill)

@@ -1,6 +1,7 @@
 """The command of Ascend's P/D guide, `pd_ranktable_tools --mode gen|merge|merge-local`: flags, files and messages."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,6 +11,7 @@ from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.gen_command import add_device_flags
 from ranktable_tools.merge_files import merge_files, merge_local_files
+from ranktable_tools.worker_kind import requested_worker
 
 _EXAMPLES = """\
 Write this host's tables, or merge the global tables of several hosts.
@@ -71,7 +73,8 @@ def _run(arguments: argparse.Namespace) -> None:
     else:
         lists = (arguments.prefill_server_list, arguments.decode_server_list)
         devices = (arguments.device_type, arguments.device_ip_from)
-        gen(GenArguments(*lists, arguments.api_server, arguments.save_dir, arguments.ip, None, *devices), _say)
+        place = (arguments.api_server, arguments.save_dir, arguments.ip)
+        gen(GenArguments(*lists, *place, None, *devices, worker=requested_worker(os.environ)), _say)
 
 
 def _refuse_flags_of_other_modes(arguments: argparse.Namespace) -> None:

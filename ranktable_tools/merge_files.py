@@ -25,7 +25,7 @@ def merge_files(paths: Sequence[str], save_dir: str, say: Say, *, share_devices:
     table = merge(parts, share_devices=share_devices)
     for path in save(save_dir, [(MERGED_GLOBAL, modelarts.global_text(table))]):
         say(f"Save {path}")
-    note = tensor_parallel_note([len(instance.server.devices) for instance in table.instances])
+    note = tensor_parallel_note([len(one.server.devices) for one in table.instances if one.server.devices])
     if note is not None:
         say(f"Note: {note}")
     say(f"Merge {len(paths)} global ranktable successful.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ranktable_tools.generate import Generated, NamedLocal
 from ranktable_tools.tables import InstanceEntry, whole
+from ranktable_tools.worker_kind import VARIABLE
 
 _FIRST_PORT, _PUBLIC_PORT = 8088, 9000
 
@@ -40,17 +41,22 @@ def _start_lines(generated: Generated, global_path: str, save_dir: str) -> Itera
     ports = [_port(instance) for instance in generated.part.instances]
     flags = _sharing(generated)
     for instance, local, port in zip(generated.part.instances, generated.instances, ports, strict=True):
-        yield _line(global_path, save_dir, local, "", port) + f"{flags}  # {instance}"
+        yield _line(global_path, save_dir, local, _worker(instance), port) + f"{flags}  # {instance}"
     assert generated.host is not None
     scheduler = _line(global_path, save_dir, generated.host, _node_ports(generated), _public_port(ports))
     yield f"{scheduler}{flags}  # scheduler, the public port"
 
 
-def _line(global_path: str, save_dir: str, local: NamedLocal, node_ports: str, port: int) -> str:
+def _worker(instance: InstanceEntry) -> str:
+    """Return the assignment that a worker of another engine is started with."""
+    return "" if instance.server.worker is None else f"{VARIABLE}={instance.server.worker} "
+
+
+def _line(global_path: str, save_dir: str, local: NamedLocal, variables: str, port: int) -> str:
     local_path = os.path.join(save_dir, local.file_name)
     return (
         f"  GLOBAL_RANK_TABLE_FILE_PATH={shlex.quote(global_path)} RANK_TABLE_FILE_PATH={shlex.quote(local_path)} "
-        f"{node_ports}sh {shlex.quote(_launcher())} --model=MODEL --host=0.0.0.0 --port={port}"
+        f"{variables}sh {shlex.quote(_launcher())} --model=MODEL --host=0.0.0.0 --port={port}"
     )
 
 

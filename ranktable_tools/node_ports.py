@@ -7,11 +7,15 @@ from ranktable_tools.addresses import HostComparer, dial_host
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.ports import counted_ports, parse_port
 from ranktable_tools.tables import GlobalTable, InstanceEntry, Role, TableServer
+from ranktable_tools.worker_urls import listed_port, url_place
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceAddress:
-    """Where one instance listens; `index` counts over the whole table, prefill first, `name` is like `decode-0`."""
+    """Where one instance listens: its gRPC, or a worker's HTTP, API.
+
+    `index` counts over the whole table, prefill first, `name` is like `decode-0`.
+    """
 
     role: Role
     server: TableServer
@@ -26,12 +30,14 @@ def instance_addresses(
 ) -> tuple[tuple[InstanceAddress, ...], tuple[str, ...]]:
     """Return the addresses in the global table's order, and a warning for each instance ignored as it has no port.
 
+    A worker's `url` wins over both.
+
     Raises RanktableError naming NODE_PORTS if its value does not fit the table, or no instance has a port.
     """
     if node_ports is not None:
         ports: Sequence[int | None] = parse_node_ports(node_ports, table)
     else:
-        ports = [instance.server.server_port for instance in table.instances]
+        ports = [listed_port(instance.server) for instance in table.instances]
     pairs = list(zip(table.instances, ports, strict=True))
     addresses = tuple(_address(instance, port) for instance, port in pairs if port is not None)
     if not addresses:
@@ -111,7 +117,8 @@ def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instanc
 
 def _address(instance: InstanceEntry, port: int) -> InstanceAddress:
     server = instance.server
-    return InstanceAddress(instance.role, server, dial_host(server.server_ip), port, instance.index, instance.name)
+    host, port = (server.server_ip, port) if server.url is None else url_place(server.url)
+    return InstanceAddress(instance.role, server, dial_host(host), port, instance.index, instance.name)
 
 
 def _missing(instance: InstanceEntry) -> str:

@@ -1,4 +1,7 @@
-"""The addresses of a global table's hosts: a connection from any other address is not a peer's."""
+"""The addresses of a global table's hosts: a connection from any other address is not a peer's.
+
+Hosts of another engine's workers alone are no peers: a worker is called and never calls.
+"""
 
 from ranktable_tools.addresses import canonical, own_hosts, resolve
 from ranktable_tools.tables import GlobalTable
@@ -10,7 +13,8 @@ def peer_addresses(table: GlobalTable) -> frozenset[str]:
     If the table includes this machine, all its addresses and loopback are included: its processes may use any.
     """
     own, found = own_hosts(), set[str]()
-    for server in (table.scheduler, *(instance.server for instance in table.instances)):
+    own_engine = (instance.server for instance in table.instances if instance.server.worker is None)
+    for server in (table.scheduler, *own_engine):
         spelled = canonical(server.server_ip)
         meaning = {spelled} if spelled in own else {spelled, *resolve(spelled)}
         # Debian's /etc/hosts names the machine itself 127.0.1.1.

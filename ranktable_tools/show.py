@@ -28,7 +28,8 @@ def _cluster(opened: ReadFile, table: Table) -> Iterator[str]:
         yield f"{stem}-- {name:<11} {_servers(instance)}"
     prefill = [name for name, instance in zip(names, table.instances, strict=True) if instance.role == "prefill"]
     decode = [name for name, instance in zip(names, table.instances, strict=True) if instance.role == "decode"]
-    if prefill and decode:
+    engines = {server.worker for instance in table.instances for server in instance.servers}
+    if prefill and decode and len(engines) == 1:  # no KV goes from one engine to another
         yield f"  KV: {_span(prefill)} ==> {_span(decode)}"
 
 
@@ -66,5 +67,6 @@ def _servers(instance: TableInstance) -> str:
 def _server(server: TableServer) -> str:
     where = server.server_ip if server.server_port is None else f"{server.server_ip} port {server.server_port}"
     devices = f"  devices {','.join(server.device_ids)}" if server.devices else ""
+    worker = "" if server.worker is None else f"  worker of {' '.join(filter(None, (server.worker, server.url)))}"
     pod = f"  super pod {server.super_pod_id}" if server.super_pod_id is not None else ""
-    return f"{where}{devices}{pod}"
+    return f"{where}{devices}{worker}{pod}"

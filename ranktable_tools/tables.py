@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Role = Literal["scheduler", "prefill", "decode"]
 InstanceRole = Literal["prefill", "decode"]
+WorkerKind = Literal["vllm", "vllm-ascend"]
+WORKER_KINDS: tuple[WorkerKind, ...] = get_args(WorkerKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,16 @@ class TableDevice:
 class TableServer:
     """One server entry: an instance (or one of its hosts) and its devices, or, without devices, the scheduler.
 
-    The fields after the port come from other dialects.
+    `worker`: another engine serves this entry, at `url` (default: server_ip and server_port) over HTTP; one that runs
+    already may be listed without its devices. The fields after `url` come from other dialects.
     """
 
     server_id: str
     server_ip: str
     devices: tuple[TableDevice, ...] = ()
     server_port: int | None = None
+    worker: WorkerKind | None = None
+    url: str | None = None
     host_ip: str | None = None
     container_ip: str | None = None
     pod_name: str | None = None

@@ -5,12 +5,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ranktable_tools.document import Check, Node
-from ranktable_tools.fields import address, anything, identity, number, port
+from ranktable_tools.fields import address, anything, identity, number, port, worker_kind
 from ranktable_tools.reading import LocatedServer
 from ranktable_tools.tables import TableDevice, TableServer
+from ranktable_tools.worker_kind import worker_named
+from ranktable_tools.worker_urls import worker_url
 
 _SERVER_CHECKS: Mapping[str, Check] = {
     "server_port": port,
+    "worker": worker_kind,
+    "url": worker_url,
     "host_ip": address,
     "container_ip": address,
     "pod_name": anything,
@@ -94,6 +98,8 @@ def _read_server(node: Node, form: Form) -> LocatedServer | None:
         server_ip=server_ip or container_ip or host_ip or server_id,
         devices=devices,
         server_port=None if server_port is None else int(server_port),
+        worker=worker_named(extras.get("worker")),
+        url=extras.get("url"),
         host_ip=host_ip,
         container_ip=container_ip,
         pod_name=extras.get("pod_name"),

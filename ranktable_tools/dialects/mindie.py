@@ -115,7 +115,7 @@ def _matches(document: Document) -> bool:
 
 
 def _only_addresses(group: Document) -> bool:
-    return bool(servers(group)) and not any("device" in server for server in servers(group))
+    return bool(servers(group)) and not any("device" in server or "worker" in server for server in servers(group))
 
 
 DIALECT = Dialect("mindie", "MindIE and ClusterD, including super pods", _matches, _read, aliases=("clusterd",))

@@ -1,7 +1,8 @@
 """The `modelarts` dialect, version 1.0: the guide's global and local tables, byte-stable.
 
 A global table has the groups 0 (the scheduler), 1 (prefill) and 2 (decode); each server entry of a role is one
-instance. A local table has one instance, or the scheduler, at the top level, with group id 0.
+instance, of pdserve or, with the key `worker`, of another engine. A local table has one instance, or the scheduler, at
+the top level, with group id 0.
 """
 
 from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
@@ -19,7 +20,7 @@ from ranktable_tools.fields import completed, exactly
 from ranktable_tools.reading import LocatedInstance, LocatedServer, TableReading
 from ranktable_tools.tables import GlobalTable, InstanceRole, LocalTable, Table, TableInstance, TablePart, TableServer
 
-_FORM = Form(server_keys=("server_port",), device_keys=("device_port",))
+_FORM = Form(server_keys=("server_port", "worker", "url"), device_keys=("device_port",))
 _GROUPS = "0 (scheduler), 1 (prefill) and 2 (decode)"
 _ROLES: dict[str, InstanceRole] = {"1": "prefill", "2": "decode"}
 

@@ -137,14 +137,14 @@ def _requested(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortA
 
 def _check_taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
     where = f"{dial_host(one.server.server_ip)}:{one.port} ({one.role})"
-    if answer.state == "other":
+    if answer.state == "other" and one.server.worker is None:
         owner = listener(machine, one.port)
         step = f"stop {owner or 'what listens there (ss -ltnp)'}, or start the instance on another --port"
         return fail(f"{where} is taken by {owner or 'something'}, which does not speak gRPC", step)
     if answer.state == "free":
         reason = can_listen(dial_host(one.server.server_ip), one.port)
         return None if reason is None else fail(f"{where} cannot be listened on: {reason}", "choose another --port")
-    if answer.state in ("gRPC", "TLS"):
+    if answer.state in ("gRPC", "TLS", "other"):  # a worker of another engine speaks HTTP
         return None
     return fail(f"{where}: {answer.reason}", "check this host's firewall")
 
@@ -156,7 +156,7 @@ def _lost(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
     if answer.state in ("silent", "unreachable"):
         step = f"check firewalls and routes between here and {one.server.server_ip} (docs/ports.md)"
         return fail(f"{where}: {answer.reason}", step)
-    if answer.state == "other":
+    if answer.state == "other" and one.server.worker is None:
         return warn(f"{where} responds, but not with gRPC", "check the --port of that instance")
     return None
 

@@ -18,6 +18,7 @@ from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.table_file import read_global, read_local
 from ranktable_tools.tables import Role
+from ranktable_tools.worker_kind import requested_worker
 
 _SECRET_VARIABLE = "PDSERVE_SECRET_FILE"  # noqa: S105 - the name of a variable
 _SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
@@ -65,6 +66,7 @@ def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Pa
             ids if start.role == "prefill" else (), ids if start.role == "decode" else (), is_scheduler,
             str(start.folder / "own"), start.ip, None if start.port is None or is_scheduler else str(start.port), kind,
             None if is_scheduler else start.device_ip_from,
+            worker=None if is_scheduler else requested_worker(environ),
         ),
         say, environ, root,
     )  # fmt: skip

@@ -23,7 +23,7 @@ def _scheduler_device(reading: TableReading, options: RuleOptions) -> Iterator[P
 
 def _no_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for located in reading.instance_servers:
-        if not located.server.devices:
+        if not located.server.devices and located.server.worker is None:
             advice = "list the devices of this instance"
             yield Problem("no-device", f"{located.json_path}.device", None, "is missing", advice)
 
@@ -54,12 +54,14 @@ def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Probl
 
 
 def _twins(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    """Check instances with the same devices, possible only with shared devices: else `_device_twice` reports them."""
+    """Check instances with the same devices, shared or not listed: else `_device_twice` reports them."""
     claims = [
-        Claim(f"{located.server.device_ids} {located.server.server_port}", located.server.server_ip, located.json_path)
+        Claim(f"{one.device_ids} {one.server_port} {one.url}", one.server_ip, located.json_path)
         for located in reading.instance_servers
+        for one in (located.server,)
+        if options.share_devices or one.worker
     ]
-    for claim, first in clashes(claims) if options.share_devices and reading.kind == "cluster" else ():
+    for claim, first in clashes(claims) if reading.kind == "cluster" else ():
         found = f"has the host, devices and port of {first.json_path}"
         advice = "give both a server_port, so that their local tables differ"
         yield Problem("same-entry", claim.json_path, None, found, advice)
@@ -121,10 +123,10 @@ def _list(values: list[str]) -> str:
 
 DEVICE_RULES = (
     Rule("scheduler-device", "the scheduler has no device", _scheduler_device),
-    Rule("no-device", "each server entry of an instance lists its devices", _no_device),
+    Rule("no-device", "each server entry of an instance lists its devices, except of another engine's", _no_device),
     Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _ranks),
     Rule("device-twice", "a device of a host is used once, in one instance", _device_twice),
-    Rule("same-entry", "instances that share all their devices differ in server_port", _twins),
+    Rule("same-entry", "instances that share all their devices, or list none, differ in their port", _twins),
     Rule(
         "device-name",
         "a device's address is numeric; a host name is accepted only if it is its entry's server_ip (CPU, GPU)",

@@ -8,6 +8,8 @@ from ranktable_tools.document import Problem, shown
 from ranktable_tools.reading import TableReading
 from ranktable_tools.rules.clashes import Claim, clashes
 from ranktable_tools.rules.rule import Rule, RuleOptions
+from ranktable_tools.tables import WORKER_KINDS
+from ranktable_tools.worker_urls import url_place
 
 _MAX_SCHEDULERS = {"mindie": MAX_COORDINATORS}
 
@@ -20,15 +22,33 @@ def _schedulers(reading: TableReading, options: RuleOptions) -> Iterator[Problem
         yield Problem("scheduler-count", json_path, found, f"has {found} schedulers", advice)
 
 
+def _workers(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
+    for located in reading.schedulers:
+        if located.server.worker is not None:
+            found, advice = f"is {shown(located.server.worker)}", "must be absent: the scheduler is pdserve's own"
+            yield Problem("worker-entry", f"{located.json_path}.worker", located.server.worker, found, advice)
+    for located in reading.servers:
+        if located.server.url is not None and located.server.worker is None:
+            kinds = " or ".join(map(shown, WORKER_KINDS))
+            found, advice = f"is {shown(located.server.url)}", f"add the key worker, {kinds}: only a worker has a URL"
+            yield Problem("worker-entry", f"{located.json_path}.url", located.server.url, found, advice)
+
+
 def _port_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    claims = [
-        Claim(str(located.server.server_port), located.server.server_ip, f"{located.json_path}.server_port")
-        for located in reading.servers
-        if located.server.server_port is not None
-    ]
-    for claim, first in clashes(claims):
+    for claim, first in clashes(api_ports(reading)):
         found = f"is {shown(claim.value)} on {claim.host}, which {first.json_path} uses already"
         yield Problem("port-twice", claim.json_path, claim.value, found, "give each instance of a host its own port")
+
+
+def api_ports(reading: TableReading) -> Iterator[Claim]:
+    """Yield the port of every entry's API, with the JSON path of the key that has it."""
+    for located in reading.servers:
+        one, json_path = located.server, located.json_path
+        if one.server_port is not None:
+            yield Claim(str(one.server_port), one.server_ip, f"{json_path}.server_port")
+        if one.url is not None and url_place(one.url) != (one.server_ip, one.server_port):
+            host, port = url_place(one.url)
+            yield Claim(str(port), host, f"{json_path}.url")
 
 
 def _loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
@@ -98,6 +118,7 @@ def _is_loopback(host: str) -> bool:
 
 SERVER_RULES = (
     Rule("scheduler-count", "there is one scheduler (MindIE: at most two coordinators)", _schedulers),
+    Rule("worker-entry", "only an instance is a worker of another engine, and only a worker has a URL", _workers),
     Rule("port-twice", "a port of a host is used by one instance", _port_twice),
     Rule("loopback", "no loopback address if the table has several hosts", _loopback),
     Rule("loopback-device", "no loopback address for a device if the table has several hosts", _loopback_device),

@@ -49,6 +49,14 @@ def changed(base: Callable[[], Document]) -> Callable[..., Broken]:
 
 
 _guide = changed(modelarts)
+_worker = changed(lambda: modelarts(prefill=[server(A, 4, 5, worker="vllm")], decode=[server(B, 6, 7, worker="vllm")]))
+
+
+def _workers(prefill: list[tuple[int, ...]], decode: list[tuple[int, ...]], **more: str) -> Document:
+    """A table of workers on two hosts, by their devices; `more` are keys of all entries."""
+    return modelarts([server(A, *ids, **more) for ids in prefill], [server(B, *ids, **more) for ids in decode])
+
+
 _G1 = "server_group_list.1.server_list.0"
 _G2 = "server_group_list.2.server_list.0"
 _ONE_HOST = modelarts(prefill=[server(A, 0)], decode=[server(A, 1)])
@@ -110,6 +118,15 @@ VALUES = (
     _guide("no port", "bad-port", f"{_G1}.server_port", "80888"),
     _guide("a device_id that is a number", "wrong-type", f"{_G1}.device.0.device_id", 4),
     _guide("a device_id that is not a number", "bad-number", f"{_G1}.device.0.device_id", "davinci4"),
+    _guide("a worker of an engine that is not served", "worker-kind", f"{_G1}.worker", "sglang"),
+    _guide("a URL of no worker", "worker-entry", f"{_G1}.url", "http://192.0.2.1:8101"),
+    _worker("a scheduler of another engine", "worker-entry", "server_group_list.0.server_list.0.worker", "vllm"),
+    _worker("a worker's URL with a user", "bad-url", f"{_G1}.url", "http://root:x@192.0.2.1:8101"),
+    _worker("a worker's URL with a path", "bad-url", f"{_G1}.url", "http://192.0.2.1:8101/v1"),
+    _worker("a worker's URL with a query", "bad-url", f"{_G1}.url", "http://192.0.2.1:8101?a=1"),
+    _worker("a worker's URL over TLS", "bad-url", f"{_G1}.url", "https://192.0.2.1:8101"),
+    _worker("a worker's URL without a port", "bad-url", f"{_G1}.url", "http://192.0.2.1"),
+    _worker("a worker's URL to listen on", "bad-url", f"{_G1}.url", "http://0.0.0.0:8101"),
     _guide("a server_id of blanks", "empty-id", f"{_G1}.server_id", " "),
     _guide("loopback among several hosts", "loopback", "server_group_list.0.server_list.0.server_ip", "127.0.0.1"),
     _guide("a device on loopback among several hosts", "loopback-device", f"{_G1}.device.0.device_ip", "127.0.0.1"),
@@ -157,6 +174,19 @@ CLUSTERS = (
         "one port for two instances of a host",
         "port-twice",
         modelarts(prefill=[server(A, 4, server_port="8088")], decode=[server(A, 6, server_port="8088")]),
+    ),
+    lint_row(
+        "one address for a worker and an instance",
+        "port-twice",
+        modelarts(
+            prefill=[server(A, 4, worker="vllm", url=f"http://{A}:8088")],
+            decode=[server(A, 6, worker="vllm", server_port="8088")],
+        ),
+    ),
+    lint_row(
+        "two workers without devices and ports to tell them apart",
+        "same-entry",
+        _workers([(4, 5)], [(), ()], worker="vllm"),
     ),
     lint_row(
         "prefill instances of unlike sizes",

@@ -28,6 +28,8 @@ READING_RULES: Mapping[str, str] = {
     "bad-address": "an address is numeric or a host name",
     "listen-address": "an address is one to connect to, not one to listen on",
     "bad-port": "a port is from 1 to 65535",
+    "worker-kind": "a worker is of an engine that is served",
+    "bad-url": "a worker's URL is `http://HOST:PORT`",
     "bad-number": "ids and ranks are whole numbers, as strings",
     "number-range": "MindIE and HCCL: ids are within their range",
     "super-pod-missing": "each server is in super_pod_list",

@@ -197,6 +197,18 @@ def test_npu_addresses_are_read_from_the_devices(tmp_path: Path, monkeypatch: py
     assert [device["device_ip"] for device in devices] == ["10.20.0.6", "10.20.0.7"]
 
 
+@pytest.mark.parametrize("requested", [["--worker", "vllm"], []])
+def test_gen_lists_and_starts_workers_of_another_engine(
+    requested: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_WORKER", "" if requested else "vllm")
+
+    assert main([*GEN, *requested]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "start_servers.sh" in line]
+    assert [" PDSERVE_WORKER=vllm sh " in line for line in lines] == [True, True, False]
+    assert main(["lint", f"global_ranktable_{IP}.json"]) == 0
+
+
 def test_show_lists_instances_and_connections(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GEN, "--ports", "8088,8089"])
     capsys.readouterr()

@@ -68,6 +68,20 @@ def test_ports_and_addresses_and_ranks(save: Save, capsys: Say) -> None:
     ]
 
 
+def test_workers_of_another_engine_come_and_change(save: Save, capsys: Say) -> None:
+    one, other = ({"worker": "vllm", "url": f"http://{B}:{port}"} for port in (8101, 8102))
+    old = modelarts(prefill=[server(A, 0)], decode=[server(B, **one)])
+    new = modelarts(prefill=[server(A, 0, worker="vllm")], decode=[server(B, **other), server(B, **one)])
+
+    assert _diff(save, capsys, old, new) == [
+        "prefill-0 is now a worker of vllm, before pdserve's own.",
+        "decode-0 (192.0.2.2, http://192.0.2.2:8102) is new.",
+    ]
+    assert _diff(save, capsys, old, modelarts(prefill=[server(A, 0)], decode=[server(B, **other)])) == [
+        "decode-0 (192.0.2.2, http://192.0.2.2:8101) moves to 192.0.2.2, http://192.0.2.2:8102."
+    ]
+
+
 def test_the_scheduler_moves_and_goes(save: Save, capsys: Say) -> None:
     moved, part = modelarts(), modelarts()
     moved["server_group_list"][0] = group(0, server(C))

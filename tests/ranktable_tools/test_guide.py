@@ -42,6 +42,21 @@ def test_the_guides_line_writes_exactly_the_guides_files(tmp_path: Path, capsys:
     ]
 
 
+def test_the_guides_line_lists_workers_if_the_variable_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDSERVE_WORKER", "vllm-ascend")
+
+    assert main([*GEN, "--api-server"]) == 0
+    table = json.loads((tmp_path / f"global_ranktable_{IP}.json").read_text())
+    entries = [group["server_list"][0] for group in table["server_group_list"]]
+    assert [entry.get("worker") for entry in entries] == [None, "vllm-ascend", "vllm-ascend"]
+
+    monkeypatch.setenv("PDSERVE_WORKER", "sglang")
+    assert main([*GEN, "--api-server"]) == 2
+    assert 'PDSERVE_WORKER is "sglang": must be vllm or vllm-ascend' in capsys.readouterr().err
+
+
 def test_only_api_server_adds_the_scheduler(tmp_path: Path) -> None:
     assert main(GEN) == 0
 

@@ -262,6 +262,20 @@ def test_node_ports_take_precedence_over_the_tables_ports(
     assert [address.port for address in resolve(environ).instance_addresses] == [7001, 7002]
 
 
+def test_a_workers_url_takes_precedence_over_node_ports(
+    environ: dict[str, str], save: Save, guide_global: Document
+) -> None:
+    entry = guide_global["server_group_list"][2]["server_list"][0]
+    entry.update(worker="vllm", url="http://192.0.2.9:8101")
+    del entry["device"]
+    environ["GLOBAL_RANK_TABLE_FILE_PATH"] = save("global.json", guide_global)
+
+    expected = [("prefill", "127.0.0.1", 8088, 0), ("decode", "192.0.2.9", 8101, 1)]
+    assert _addresses(resolve(environ)) == expected
+    del environ["NODE_PORTS"]
+    assert _addresses(resolve(environ)) == expected[1:]
+
+
 def test_an_entry_without_a_port_is_left_out_with_a_warning(two_by_two: dict[str, str]) -> None:
     path = Path(two_by_two["GLOBAL_RANK_TABLE_FILE_PATH"])
     document = json.loads(path.read_text())

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from ranktable_tools.dialects.modelarts import global_text, local_text
+from ranktable_tools.digest import table_digest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.table_file import examine_global, read_global, read_local, read_part
 from ranktable_tools.tables import GlobalTable, LocalTable, TableDevice, TableServer
+from ranktable_tools.worker_urls import listed_port
 
 Document = dict[str, Any]
 Save = Callable[[str, object], str]
@@ -62,6 +64,40 @@ def test_server_port_is_read_from_a_string(save: Save, guide_global: Document) -
     _group(guide_global, 2)["server_list"][0]["server_port"] = "8089"
 
     assert read_global(save("g.json", guide_global)).decode[0].server_port == 8089
+
+
+@pytest.mark.parametrize(
+    ("keys", "worker", "url", "port"),
+    [
+        ({"worker": "vllm", "server_port": "8101"}, "vllm", None, 8101),
+        ({"worker": "vllm-ascend", "url": "http://192.0.2.9:8102"}, "vllm-ascend", "http://192.0.2.9:8102", 8102),
+        ({"worker": "vllm", "url": "http://[2001:db8::1]:80"}, "vllm", "http://[2001:db8::1]:80", 80),
+        ({"worker": "vllm", "url": "http://node-1.example:65535"}, "vllm", "http://node-1.example:65535", 65535),
+        ({}, None, None, None),
+    ],
+)
+def test_a_worker_of_another_engine_reads_and_writes_back(
+    save: Save, guide_global: Document, keys: dict[str, str], worker: str | None, url: str | None, port: int | None
+) -> None:
+    entry = _group(guide_global, 2)["server_list"][0]
+    entry.update(keys)
+    if worker is not None:
+        del entry["device"]  # a worker that runs already
+
+    table = read_global(save("g.json", guide_global))
+
+    found = table.decode[0]
+    assert (found.worker, found.url, listed_port(found)) == (worker, url, port)
+    assert json.loads(global_text(table)) == guide_global
+
+
+def test_a_worker_changes_the_digest_and_its_url_too(save: Save, guide_global: Document) -> None:
+    digests = []
+    for keys in ({}, {"worker": "vllm"}, {"worker": "vllm-ascend"}, {"url": "http://192.0.2.9:8102"}):
+        _group(guide_global, 2)["server_list"][0].update(keys)
+        digests.append(table_digest(read_global(save("g.json", guide_global))))
+
+    assert len(set(digests)) == 4
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])

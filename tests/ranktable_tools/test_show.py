@@ -46,6 +46,13 @@ def test_the_guides_cluster_has_clients_a_scheduler_instances_and_kv(save: Save,
     ]
 
 
+def test_workers_of_another_engine_are_marked(save: Save, capsys: Say) -> None:
+    ours, theirs = server("192.0.2.2", 6), server("192.0.2.3", worker="vllm", url="http://192.0.2.3:8101")
+    _, *lines = _shown(save, capsys, modelarts(decode=[ours, theirs]))
+
+    assert lines[-1] == "   |-- decode 1    192.0.2.3  worker of vllm http://192.0.2.3:8101"
+
+
 def test_one_hosts_table_has_no_clients_yet(save: Save, capsys: Say) -> None:
     assert _shown(save, capsys, grouped(group(2, server("192.0.2.2", 6)))) == [
         "modelarts, 0 prefill, 1 decode, one host's table, to be merged",
