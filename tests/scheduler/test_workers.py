@@ -145,7 +145,7 @@ async def test_each_rank_of_a_worker_is_a_member() -> None:
             assert one.body["kv_transfer_params"]["remote_engine_id"].endswith(f"_dp{held_by[_leg_id(one)]}")
 
         worker = cluster.workers[0]
-        await worker.kill()
+        await worker.stop()
         worker.settings = dataclasses.replace(worker.settings, num_ranks=1)
         await worker.start()
         await until(lambda: [one.expected.name for one in registry.members] == [names[0], *names[2:]])
