@@ -59,8 +59,7 @@ def main(argv: Sequence[str]) -> int:
     key = _key(routes.worker_api_key_file)
     expected = tuple(_expected(routes))
     start_ticker()
-    if not engine.model:
-        engine = _with_model_of(engine, expected, key)
+    engine = _with_model_of(engine, expected, key)
     engine = with_plain_model(engine, os.environ, weights=False)
     cluster = Cluster(expected, lambda url: WorkerConnection(url, api_key=key))
     run(serve_cluster(SchedulerConfig(engine, options), cluster))
@@ -113,8 +112,10 @@ def _checked_url(text: str, flag_name: str) -> str:
         raise ConfigError(f"{flag_name} {text}: {error}") from None
     if found.scheme not in ("http", "https") or not found.hostname:
         raise ConfigError(f"{flag_name} {text} is not a URL such as http://10.0.0.1:8100")
-    if found.username is not None or found.path.strip("/") or found.query or found.fragment:
-        raise ConfigError(f"{flag_name} {text}: give scheme, host and port only, and a key by --worker-api-key-file")
+    if found.username is not None:
+        raise ConfigError(f"{flag_name}: the URL of {found.hostname} has a user: give a key by --worker-api-key-file")
+    if found.path.strip("/") or found.query or found.fragment:
+        raise ConfigError(f"{flag_name} {text}: give scheme, host and port only")
     host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
     return f"{found.scheme}://{host}:{port or (443 if found.scheme == 'https' else 80)}"
 
@@ -125,14 +126,23 @@ def _key(path: str | None) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--worker-api-key-file {path}: {error}") from error
+        raise ConfigError(f"--worker-api-key-file {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _with_model_of(engine: EngineOptions, expected: Sequence[ExpectedInstance], key: str) -> EngineOptions:
-    """Return the options with the model that the workers serve. Raises ConfigError."""
-    urls = [one.address for one in expected]
+    """Return the options with what the workers serve, where no flag says otherwise. Raises ConfigError."""
     try:
-        found: ServedModel = asyncio.run(find_served_model(urls, key))
+        found: ServedModel = asyncio.run(find_served_model([one.address for one in expected], key))
     except Unavailable as error:
+        if engine.model:
+            return engine
         raise ConfigError(f"no worker answers, so the model is not known: {error}; or give --model") from None
-    return dataclasses.replace(engine, model=found.root, served_model_name=engine.served_model_name or found.names)
+    longest = engine.max_model_len
+    if longest is not None and 0 < found.max_model_len < longest:
+        raise ConfigError(f"--max-model-len {longest} is more than the workers' {found.max_model_len}")
+    return dataclasses.replace(
+        engine,
+        model=engine.model or found.root,
+        served_model_name=engine.served_model_name or found.names,
+        max_model_len=longest or found.max_model_len or None,
+    )

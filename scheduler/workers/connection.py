@@ -45,8 +45,7 @@ class WorkerConnection:
         """
         await self._control.get("/health", timeout_s)
         version = str((await self._control.get_json("/version", timeout_s)).get("version") or "")
-        answer = await self._control.get_json("/v1/models", timeout_s)
-        served = read_cards(self._url, answer)
+        served = read_cards(self._url, await self._control.get_json("/v1/models", timeout_s))
         metrics = await self._control.get("/metrics", timeout_s)
         self._engines = engine_labels(metrics)
         num_ranks = max(1, len(self._engines))
@@ -69,7 +68,7 @@ class WorkerConnection:
             table_digest="",
             protocol_version=PROTOCOL_VERSION,
             model=ModelIdentity(served.root, "", ""),
-            max_model_len=int(answer["data"][0].get("max_model_len") or 0),
+            max_model_len=served.max_model_len,
             vocab_size=0,
             dtype="",
             block_size=self._cache.block_size,

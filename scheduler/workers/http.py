@@ -1,6 +1,7 @@
 """HTTP with one worker: no proxy, no redirect, no cookie, and errors that name the URL and what came."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -90,8 +91,7 @@ class WorkerHttp:
                     raise self._error(path, response, await response.content.read(_MAX_ERROR_BYTES))
                 yield response
         except (aiohttp.ClientError, ConnectionError) as error:
-            why = getattr(getattr(error, "os_error", error), "strerror", None) or str(error) or type(error).__name__
-            raise InstanceLost(f"{self.url}{path}: {why}") from error
+            raise InstanceLost(f"{self.url}{path}: {_why(error)}") from error
 
     def _error(self, path: str, response: aiohttp.ClientResponse, body: bytes) -> PdserveError:
         """Return the error of an answer that is not 200."""
@@ -121,6 +121,11 @@ class WorkerHttp:
         if not isinstance(found, dict):
             raise Incompatible(f"{self.url}{path} answered {_shown(body)!r}, not a JSON object: is it a vLLM server?")
         return found
+
+
+def _why(error: aiohttp.ClientError | ConnectionError) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number else str(error) or type(error).__name__
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:

@@ -11,10 +11,11 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The folder or hub name of the model, and the names that clients use."""
+    """The folder or hub name of the model, the names that clients use, and its longest sequence, 0 if unknown."""
 
     root: str
     names: tuple[str, ...]
+    max_model_len: int
 
 
 async def find_served_model(urls: Sequence[str], api_key: str) -> ServedModel:
@@ -38,4 +39,4 @@ def read_cards(url: str, answer: dict[str, object]) -> ServedModel:
         raise Incompatible(f"{url}/v1/models names no model: {str(cards)[:200]}")
     root = str(cards[0].get("root") or cards[0]["id"])
     names = tuple(str(card["id"]) for card in cards if isinstance(card, dict) and card.get("root", root) == root)
-    return ServedModel(root, names)
+    return ServedModel(root, names, int(cards[0].get("max_model_len") or 0))

@@ -1,6 +1,8 @@
 """How a test makes a fake vLLM worker fail."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +12,7 @@ from aiohttp import web
 from testing.vllm_worker.answer_body import error_body
 from testing.vllm_worker.request import Leg
 
-Action = Literal["hang", "die", "drop", "cut", "html", "unauthorized", "empty", "error"]
+Action = Literal["hang", "die", "stop", "drop", "cut", "html", "unauthorized", "empty", "error"]
 Point = Literal["before", "during", "after"]
 
 FAILED = error_body("Internal server error", "InternalServerError", 500)
@@ -66,6 +68,8 @@ class Faults:
                 return web.Response()
             case "die":
                 self._die()
+            case "stop":  # for a worker that is a process of its own
+                os.kill(os.getpid(), signal.SIGSTOP)
             case "drop" if request.transport is not None:
                 request.transport.abort()
         await asyncio.sleep(_FOREVER_S)

@@ -23,12 +23,12 @@ class Seen:
     num_tokens: int = 0
 
 
-async def ask(client: httpx.AsyncClient, prompt: list[int], max_tokens: int) -> Seen:
+async def ask(client: httpx.AsyncClient, prompt: list[int], max_tokens: int, **fields: float) -> Seen:
     """Send one request and read its answer to whatever outcome it has; fails if that is none of the three."""
     seen = Seen()
     body = {
         "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
-        "stream": True, "stream_options": {"include_usage": True},
+        "stream": True, "stream_options": {"include_usage": True}, **fields,
     }  # fmt: skip
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
