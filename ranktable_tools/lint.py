@@ -10,7 +10,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.finding import Finding, of_error, of_problem
 from ranktable_tools.keys import misspelt_keys
 from ranktable_tools.lint_across import lint_across
-from ranktable_tools.rules.catalogue import broken
+from ranktable_tools.rules.catalogue import LINT_RULES, broken
 from ranktable_tools.rules.rule import RuleOptions
 
 
@@ -53,5 +53,5 @@ def _lint_one(opened: ReadFile, options: LintOptions) -> Iterator[Finding]:
         modelarts.check_whole(opened.document)
     yield from (of_problem(opened.path, problem) for problem in opened.problems)
     yield from (of_problem(opened.path, problem, "note") for problem in misspelt_keys(opened.document.value))
-    for severity, problem in broken(opened.reading, RuleOptions(options.share_devices), opened.problems):
+    for severity, problem in broken(opened.reading, RuleOptions(options.share_devices), opened.problems, LINT_RULES):
         yield of_problem(opened.path, problem, severity)

@@ -1,4 +1,4 @@
-"""All rules that are checked on a table after reading."""
+"""All rules that are checked on a table after reading; those of LINT_RULES beyond TABLE_RULES by lint alone."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,19 +8,21 @@ from ranktable_tools.rules.devices import DEVICE_RULES
 from ranktable_tools.rules.hccl import HCCL_RULES
 from ranktable_tools.rules.rule import Rule, RuleOptions, Severity
 from ranktable_tools.rules.servers import SERVER_RULES
+from ranktable_tools.rules.workers import WORKER_RULES
 
 TABLE_RULES: tuple[Rule, ...] = (*DEVICE_RULES, *SERVER_RULES, *HCCL_RULES)
+LINT_RULES: tuple[Rule, ...] = (*TABLE_RULES, *WORKER_RULES)
 
 
 def broken(
-    reading: TableReading, options: RuleOptions, known: Sequence[Problem] = ()
+    reading: TableReading, options: RuleOptions, known: Sequence[Problem] = (), rules: Sequence[Rule] = TABLE_RULES
 ) -> Iterator[tuple[Severity, Problem]]:
     """Yield each problem of a table that was read, with its severity.
 
     `known` are the problems found while reading. If there are any, notes are omitted, and so are problems at the same
     place or around it, since they only follow from those.
     """
-    for rule in TABLE_RULES:
+    for rule in rules:
         for problem in rule.check(reading, options):
             if not known or (rule.severity == "error" and not any(_follows(problem, other) for other in known)):
                 yield rule.severity, problem

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ranktable_tools.rules.catalogue import TABLE_RULES
+from ranktable_tools.rules.catalogue import LINT_RULES
 from tests.docs.broken_input import Broken, answer
 from tests.docs.broken_inputs import SECTIONS
 from tests.ranktable_tools.rules_in_chinese import RULES_IN_CHINESE
@@ -72,7 +72,7 @@ def rules() -> Iterator[tuple[str, str, bool]]:
     """Yield code and sentence of each rule, and whether breaking it is a note."""
     for code, says in (*READING_RULES.items(), *KEY_RULES.items(), *ACROSS_RULES.items()):
         yield code, says, code in _NOTES
-    for rule in TABLE_RULES:
+    for rule in LINT_RULES:
         yield rule.code, rule.description, rule.severity == "note"
 
 

@@ -207,6 +207,50 @@ CLUSTERS = (
         "--strict",
     ),
     lint_row(
+        "a worker's KV port that is another's --port",
+        "worker-port-twice",
+        modelarts(
+            prefill=[server(A, 4, 5, worker="vllm")], decode=[server(A, 6, 7, worker="vllm", server_port="5665")]
+        ),
+    ),
+    lint_row(
+        "KV ports of two workers that share a GPU",
+        "worker-port-twice",
+        modelarts(
+            prefill=[server(A, 4, worker="vllm", server_port="8088")],
+            decode=[server(A, 4, worker="vllm", server_port="8089")],
+        ),
+        "--share-devices",
+    ),
+    lint_row(
+        "sizes of vLLM's workers that do not divide each other",
+        "worker-sizes",
+        _workers([(0, 1)], [(0, 1, 2)], worker="vllm"),
+        "--strict",
+    ),
+    lint_row(
+        "a decode worker of vllm-ascend above the prefill worker's size",
+        "worker-sizes",
+        _workers([(0,)], [(0, 1)], worker="vllm-ascend"),
+        "--strict",
+    ),
+    lint_row(
+        "prefill workers of vllm-ascend of unlike sizes",
+        "worker-sizes",
+        _workers([(0, 1), (2, 3, 4, 5)], [(0, 1)], worker="vllm-ascend"),
+        "--strict",
+    ),
+    lint_row(
+        "workers of one engine in prefill and of another in decode",
+        "worker-kinds",
+        modelarts(prefill=[server(A, 4, 5, worker="vllm")], decode=[server(B, 6, 7, worker="vllm-ascend")]),
+    ),
+    lint_row(
+        "workers of another engine in decode only",
+        "worker-kinds",
+        modelarts(decode=[server(B, 6, 7, worker="vllm")]),
+    ),
+    lint_row(
         "a local table over two servers, for pdserve",
         "instance-over-servers",
         local(server(A, 0), server(B, 0, first_rank=1)),

@@ -65,4 +65,7 @@ RULES_IN_CHINESE: Mapping[str, str] = {
     "no-super-device": "HCCL 1.2：每张卡都有 super_device_id",
     "super-device-twice": "一个 super_device_id 在它的超节点中只出现一次",
     "super-pod-apart": "HCCL 1.2：同一超节点的服务器排在一起",
+    "worker-port-twice": "worker 的 KV 端口由卡得出，没有被占用",
+    "worker-sizes": "worker 的连接器支持两个角色的卡数",
+    "worker-kinds": "每种引擎两个角色的实例都有",
 }

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.lint import lint
 from ranktable_tools.table_file import read_global, read_local, read_part
 from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
-from tests.ranktable_tools.documents import SAMPLES
+from tests.ranktable_tools.documents import SAMPLES, A, B, Document, modelarts, server
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -50,6 +51,22 @@ def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
         target = target[key]
     target[place[-1]] = value
     return changed
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        modelarts([server(A, 0, 1, worker="vllm")], [server(A, 2, 3, worker="vllm"), server(B, 0, worker="vllm")]),
+        modelarts([server(A, 0, 1, worker="vllm-ascend")], [server(B, 0, worker="vllm-ascend")]),
+        modelarts([server(A, 0), server(A, 1, worker="vllm")], [server(B, 0), server(B, 1, worker="vllm")]),
+        modelarts([server(A, worker="vllm", url=f"http://{A}:1")], [server(A, worker="vllm", url=f"http://{A}:2")]),
+    ],
+)
+def test_workers_that_fit_are_no_error(tmp_path: Path, table: Document) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(table))
+
+    assert [str(finding) for finding in lint([str(path)]) if finding.severity == "error"] == []
 
 
 def _refusal(read: Callable[[str], object], path: str) -> str:
