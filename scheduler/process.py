@@ -1,7 +1,6 @@
 """The scheduler process: serve the HTTP API and the control plane on its port until a signal."""
 
 import asyncio
-import functools
 import os
 import socket
 
@@ -15,11 +14,14 @@ from scheduler.http.server import listen, serve
 from scheduler.links.admin_socket import serve_admin_socket, socket_name
 from scheduler.links.probe import LinkProbe
 from scheduler.loop import run as run_loop
+from scheduler.membership.compatibility import is_url
 from scheduler.membership.entries import Entries
 from scheduler.serving import Cluster, open_serving
 from scheduler.table_watch import TableWatch
+from scheduler.workers.connection import WorkerConnection
 from security.trust import Trust
 from telemetry.logs import EventLogger
+from wire.connection import Connection
 
 _log = EventLogger("scheduler")
 
@@ -34,9 +36,13 @@ def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
 
 def cluster_of(plan: LaunchPlan, trust: Trust) -> Cluster:
     """Return the cluster described by a ranktable; `trust` authenticates its instances and the scheduler."""
+
+    def connect(address: str) -> Connection:
+        return WorkerConnection(address) if is_url(address) else GrpcConnection(address, trust)
+
     return Cluster(
         Entries(plan).expected,
-        functools.partial(GrpcConnection, trust=trust),
+        connect,
         plan.table_digest,
         follow=lambda registry: TableWatch(plan, registry).run(),
     )

@@ -1,4 +1,7 @@
-"""Log which instances use another global table than the scheduler: a warning if it lasts, and when it is resolved."""
+"""Log which instances use another global table than the scheduler: a warning if it lasts, and when it is resolved.
+
+Workers of other engines use none.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +36,7 @@ class TableAgreement:
         for instance in living:
             key = instance.index, instance.description.epoch
             difference = before.pop(key, None)
-            if instance.table_digest != digest:
+            if instance.description.worker is None and instance.table_digest != digest:
                 self._differences[key] = difference or _Difference(instance.name, now)
                 self._warn(self._differences[key], instance.table_digest, digest, now)
             elif difference is not None and difference.logged:

@@ -29,6 +29,11 @@ class InstanceView:
         return self.address if self.description is None else self.description.instance_id
 
     @property
+    def is_worker(self) -> bool:
+        """Whether it is known to be a worker of another engine."""
+        return self.description is not None and self.description.worker is not None
+
+    @property
     def kv_digests(self) -> str:
         """Whether it requires digests of KV frames, `on` or `off`; empty until it was first reached."""
         return "" if self.description is None else "on" if self.description.kv_digests else "off"
@@ -94,9 +99,10 @@ class ClusterView:
 
     @property
     def table_agrees(self) -> dict[str, int]:
-        """Whether each living instance uses the current table, by its id."""
+        """Whether each living instance uses the current table, by its id; workers of other engines use none."""
         digest = self.table.digest
-        return {one.instance_id: int(one.table_digest == digest) for one in self.instances if one.load is not None}
+        living = [one for one in self.instances if one.load is not None and not one.is_worker]
+        return {one.instance_id: int(one.table_digest == digest) for one in living}
 
     @property
     def instance_info(self) -> dict[tuple[str, ...], int]:

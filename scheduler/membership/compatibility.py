@@ -27,10 +27,15 @@ class ExpectedInstance:
     @property
     def is_worker(self) -> bool:
         """Whether another engine serves it: its address is the URL of its HTTP API."""
-        return "://" in self.address
+        return is_url(self.address)
 
     def __str__(self) -> str:
         return f"{self.name} at {self.address}"
+
+
+def is_url(address: str) -> bool:
+    """Return whether an instance's address is the URL of another engine's worker."""
+    return "://" in address
 
 
 def check_version(expected: ExpectedInstance, found: InstanceDescription) -> None:

@@ -8,6 +8,7 @@ from ranktable_tools.digest import entry_form
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.tables import GlobalTable
 from ranktable_tools.tables import InstanceEntry as TableInstance
+from ranktable_tools.worker_urls import listed_port, url_of
 from scheduler.membership.compatibility import ExpectedInstance
 from wire.types import Role
 
@@ -16,11 +17,14 @@ _MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One instance of the table in use; `has_node_port`: its port is from NODE_PORTS, which overrides the table."""
+    """One instance of the table in use; `listed` is the table's port of it.
+
+    `has_node_port`: its port is from NODE_PORTS, which overrides the table.
+    """
 
     expected: ExpectedInstance
     form: str
-    server_port: int | None
+    listed: int | None
     port: int
     has_node_port: bool
 
@@ -50,7 +54,8 @@ class Entries:
         by_index = {instance.index: instance for instance in plan.global_table.instances}
         for one in plan.instance_addresses:
             expected = _expected(by_index[one.index], one.port, one.index, one.name)
-            entry = _Entry(expected, entry_form(one.server), one.server.server_port, one.port, plan.has_node_ports)
+            has_node_port = plan.has_node_ports and one.server.url is None
+            entry = _Entry(expected, entry_form(one.server), listed_port(one.server), one.port, has_node_port)
             self._current.append(entry)
             self._know(entry)
 
@@ -77,15 +82,15 @@ class Entries:
         return Followed(self.expected, tuple(left_out))
 
     def _entry(self, instance: TableInstance, port: int, before: _Entry | None) -> _Entry:
-        form, server_port = entry_form(instance.server), instance.server.server_port
+        form, listed = entry_form(instance.server), listed_port(instance.server)
         if before is not None and before.port == port:
-            return _Entry(before.expected, form, server_port, port, before.has_node_port)
+            return _Entry(before.expected, form, listed, port, before.has_node_port)
         made = _expected(instance, port, self._num_instances, f"{instance.role}-{self._num_named[instance.role]}")
         known = self._known.get(_key(made, form))
         if known is None:
             self._num_instances += 1
             self._num_named[instance.role] += 1
-        entry = _Entry(known or made, form, server_port, port, has_node_port=False)
+        entry = _Entry(known or made, form, listed, port, has_node_port=False)
         self._know(entry)
         return entry
 
@@ -103,7 +108,7 @@ def _take(left: list[_Entry], instance: TableInstance) -> _Entry | None:
     """Remove and return the matching entry of the previous table: by port if two have the same devices."""
     form, role = entry_form(instance.server), Role(instance.role)
     same = [entry for entry in left if entry.form == form and entry.expected.role is role]
-    found = next((entry for entry in same if entry.server_port == instance.server.server_port), None)
+    found = next((entry for entry in same if entry.listed == listed_port(instance.server)), None)
     found = found or next(iter(same), None)
     if found is not None:
         left.remove(found)
@@ -112,16 +117,16 @@ def _take(left: list[_Entry], instance: TableInstance) -> _Entry | None:
 
 def _port(before: _Entry | None, instance: TableInstance) -> int | None:
     if before is None:
-        return instance.server.server_port
+        return listed_port(instance.server)
     if before.has_node_port:
         return before.port
-    return instance.server.server_port or before.port
+    return listed_port(instance.server) or before.port
 
 
 def _expected(instance: TableInstance, port: int, index: int, name: str) -> ExpectedInstance:
-    host = dial_host(instance.server.server_ip)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     server = instance.server
+    url = server.url or url_of(dial_host(server.server_ip), port)
+    address = url.partition("://")[2] if server.worker is None else url
     return ExpectedInstance(index, name, Role(instance.role), address, server.server_ip, server.device_ids)
 
 

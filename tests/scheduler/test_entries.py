@@ -47,6 +47,19 @@ def test_the_first_entries_are_those_of_the_table_at_startup() -> None:
     assert seats(entries(table([P], [D]))) == [("prefill-0", "10.0.0.2:8088"), ("decode-0", "10.0.0.3:8089")]
 
 
+def test_a_worker_is_reached_by_its_url_and_followed() -> None:
+    listed, own = replace(P, worker="vllm"), replace(D, worker="vllm", url="http://10.0.0.9:8101", devices=())
+    followed = entries(table([listed], [own]), "7088,7089")
+
+    urls = [("prefill-0", "http://10.0.0.2:7088"), ("decode-0", "http://10.0.0.9:8101")]
+    assert seats(followed) == urls
+    assert followed.expected[0].is_worker
+
+    other = replace(own, url="http://10.0.0.9:8102")
+    followed.follow(table([listed], [own, other]))
+    assert seats(followed) == [*urls, ("decode-1", "http://10.0.0.9:8102")]
+
+
 def test_entries_keep_their_number_and_new_ones_get_the_next() -> None:
     followed = entries(table([P], [D]))
     before = followed.expected

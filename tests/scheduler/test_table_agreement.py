@@ -8,6 +8,7 @@ from scheduler.observability.metrics import Metrics
 from scheduler.table_agreement import AGREE_S, TableAgreement
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
 from tests.scheduler.virtual_time import until, virtual
+from tests.scheduler.worker_cluster import WorkerCluster
 from wire.messages import TableRead
 
 NEW = "7ab1e2"
@@ -83,3 +84,15 @@ async def test_a_restarted_instance_has_its_full_time_again(caplog: pytest.LogCa
 
         assert looking.at(AGREE_S) == []
         assert len(looking.at(2 * AGREE_S)) == 1
+
+
+@pytest.mark.anyio
+async def test_workers_of_another_engine_have_no_table_to_agree_on(caplog: pytest.LogCaptureFixture) -> None:
+    async with WorkerCluster("PD").serving() as cluster:
+        agreement, registry = TableAgreement(), cluster.control.registry
+        for now in (0.0, AGREE_S):
+            agreement.compare(registry.living(), NEW, now)
+
+        assert len(registry.living()) == 2
+        assert not [line for line in caplog.messages if line.startswith("table_differs")]
+        assert cluster.control.view().table_agrees == {}
