@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from devices.network import interface_variables
 from devices.table import traits_of
@@ -10,8 +10,10 @@ from flags.options import EngineOptions
 from ranktable_tools.addresses import LOOPBACK, canonical, is_address
 from ranktable_tools.devices.kinds import DeviceKind
 from ranktable_tools.interfaces import interface_addresses, interface_of
-from security.trust import Trust
 from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from security.trust import Trust  # imports grpc, which a container with vLLM alone may lack
 
 _DEFAULT_HOST: Final = EngineOptions().host
 
@@ -31,7 +33,9 @@ def with_own_address(options: EngineOptions, server_ip: str) -> EngineOptions:
     return replace(options, host=options.ip) if options.host == _DEFAULT_HOST else options
 
 
-def check_kv_address(kv_ip: str | None, trust: Trust, own: Callable[[], tuple[str, ...]] = interface_addresses) -> None:
+def check_kv_address(
+    kv_ip: str | None, trust: "Trust", own: Callable[[], tuple[str, ...]] = interface_addresses
+) -> None:
     """Raise ConfigError unless --kv-ip is an address of this machine, Incompatible unless peers accept it."""
     if kv_ip is None:
         return

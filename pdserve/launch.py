@@ -33,6 +33,8 @@ from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from ranktable_tools.node_ports import refuse_port_of_scheduler, swapped_ports_warning
+from ranktable_tools.worker_kind import VARIABLE as WORKER
+from ranktable_tools.worker_kind import requested_worker
 from telemetry.start_marks import PROCESS, StartMarks
 from wire.errors import ConfigError
 
@@ -43,6 +45,7 @@ start_servers.sh starts one process of a cluster; its local ranktable determines
   NODE_PORTS                   scheduler: ports of the instances in table order, such as 8088,8089
   USE_OPENAI                   scheduler: 1 (the OpenAI API, the default) or 0 (/generate)
   PDSERVE_SECRET_FILE          the cluster secret (default: cluster_secret beside the global ranktable, if it exists)
+  PDSERVE_WORKER               instance: vllm or vllm-ascend, the engine to start in place of pdserve's own
 """
 
 
@@ -83,6 +86,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
             raise
         advice = f"{error} Two instances may share a GPU if every process is started with --share-devices"
         raise RanktableError(advice, code=error.code, json_path=error.json_path, value=error.value) from error
+    _check_engine(plan)
     _check_port(namespace, plan)
     _check_model(namespace)
     if plan.index is None or "port" not in namespace:
@@ -90,6 +94,15 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     node_ports = table_variables(namespace, environ).get("NODE_PORTS", "")
     warning = swapped_ports_warning(node_ports, plan.global_table, plan.index, namespace.port)
     return replace(plan, warnings=tuple(filter(None, (*plan.warnings, warning))))
+
+
+def _check_engine(plan: LaunchPlan) -> None:
+    """Refuse the entry of another engine's worker."""
+    if plan.own.worker is not None:
+        raise ConfigError(
+            f"{plan.name} of {plan.global_path} is a worker of {plan.own.worker}: set {WORKER}={plan.own.worker} to "
+            "start it, or remove the key worker from its entry"
+        )
 
 
 def _check_model(namespace: argparse.Namespace) -> None:
@@ -136,6 +149,8 @@ def _launch(argv: Sequence[str]) -> int:
     marks = StartMarks.take(os.environ)
     marks.set(PROCESS)
     process_failpoints()  # a wrong setting ends the process before it serves
+    if requested_worker(os.environ) is not None and (status := _worker_status(argv)) is not None:
+        return status
     with kept_config(argv) as kept:
         plan = plan_of(kept, os.environ)
         say((describe(plan), *plan.notes))
@@ -144,6 +159,19 @@ def _launch(argv: Sequence[str]) -> int:
         from pdserve import role_process  # slow imports, only for a valid plan
 
         return role_process.run(kept, plan, marks)
+
+
+def _worker_status(argv: Sequence[str]) -> int | None:
+    """Become a worker of another engine; None in the scheduler's process, which PDSERVE_WORKER does not change."""
+    from pdserve.workers.plan import plan_of_worker
+
+    plan = plan_of_worker(argv, os.environ)
+    if plan is None:
+        return None
+    say((describe(plan), *plan.notes))
+    from pdserve.workers import start  # slow imports, only for a valid plan
+
+    return start.run(argv, plan, os.environ)
 
 
 def _help() -> int:

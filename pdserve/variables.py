@@ -20,6 +20,9 @@ VARIABLES: Final[Mapping[str, str]] = {
     "PDSERVE_PYTHON": "the Python that the scripts of `deploy/` run",
     "PDSERVE_RUN_DIR": "folder of state and logs (`--run-dir`; default: `~/.local/state/pdserve`)",
     "PDSERVE_SECRET_FILE": "the cluster secret (default: `cluster_secret` beside the global ranktable)",
+    "PDSERVE_VLLM_COMMAND": "the program of workers of vLLM and vllm-ascend, with its first words (default: `vllm`)",
+    "PDSERVE_WORKER": "`vllm` or `vllm-ascend`: `ranktable gen` lists instances as workers of that engine, and "
+    "`start_servers.sh` starts them",
 }
 OF_PARENT: Final = "PDSERVE_PARENT_PIPE"
 STATE_FILE: Final = "PDSERVE_STATE_FILE"

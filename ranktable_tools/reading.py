@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstance, TableServer
+from ranktable_tools.tables import GlobalTable, InstanceRole, Table, TableDevice, TableInstance, TableServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +68,13 @@ class TableReading:
         """All server entries, the schedulers' first."""
         yield from self.schedulers
         yield from self.instance_servers
+
+
+def reading_of(table: GlobalTable) -> TableReading:
+    """Return a complete table of the guide's dialect with its paths."""
+    located = [
+        (one.role, LocatedServer(one.server, one.json_path)) for one in table.instances if one.role != "scheduler"
+    ]
+    instances = tuple(LocatedInstance(role, (server,), server.json_path) for role, server in located)
+    scheduler = LocatedServer(table.scheduler, "server_group_list[0].server_list[0]")
+    return TableReading("modelarts", "cluster", (scheduler,), instances)

@@ -66,10 +66,19 @@ TABLES = (
     _scheduler("scheduler: port 0", "--port=0"),
     _decode("port 0", "--port=0"),
     _scheduler("scheduler: USE_OPENAI is neither 1 nor 0", USE_OPENAI="yes"),
+    _decode("a worker of an engine that is not served", PDSERVE_WORKER="sglang"),
+    _decode("a worker that the table lists as pdserve's own", PDSERVE_WORKER="vllm"),
 )  # fmt: skip
+
+_WORKERS = {**_TABLES, "g.json": modelarts(decode=[server(B, 6, 7, worker="vllm")])}
 
 START_SERVERS = (
     *TABLES,
+    _decode("a worker of another engine than the table lists", files=_WORKERS, PDSERVE_WORKER="vllm-ascend"),
+    _decode("a worker without the variable that names its engine", files=_WORKERS),
+    _decode(
+        "a worker whose program is not there", files=_WORKERS, PDSERVE_WORKER="vllm", PDSERVE_VLLM_COMMAND="/no/vllm"
+    ),
     _decode("a slip in a variable", PDSERVE_API_KYE="x"),
     _decode("a model that is not there", "--model=/nope"),
     _decode("a slip in a flag", "--max-modellen=4096"),
@@ -86,8 +95,8 @@ START_SERVERS = (
 )  # fmt: skip
 
 
-def _up(what: str, *words: str, files: Mapping[str, Any] | None = None) -> Broken:
-    return Broken(what, None, _MODEL if files is None else files, ("up", "--model=.", *words), _UP)
+def _up(what: str, *words: str, files: Mapping[str, Any] | None = None, **environ: str) -> Broken:
+    return Broken(what, None, _MODEL if files is None else files, ("up", "--model=.", *words), _UP, environ)
 
 
 PDSERVE_UP = (

@@ -1,0 +1,1 @@
+"""Start workers of other engines, vLLM and vllm-ascend, with the flags that the ranktables imply."""
