@@ -38,6 +38,7 @@ class InstanceRow:
     running: float | None = None
     waiting: float | None = None
     digests: bool | None = None
+    engine: str = ""
     links: dict[str, LinkRow] = field(default_factory=dict)
 
     def link(self, peer: str) -> LinkRow:
@@ -63,6 +64,7 @@ def read_page(samples: Sequence[Sample]) -> tuple[InstanceRow, ...]:
             name = sample.labels.get("name") or f"{role}-{seen[role]}"
             found = InstanceRow(name, role, sample.labels["address"], sample.labels["state"])
             found.digests = {"on": True, "off": False}.get(sample.labels.get("kv_digests", ""))
+            found.engine = sample.labels.get("engine", "")
             by_id[sample.labels["instance"]] = found
             seen[role] += 1
     for sample in samples:

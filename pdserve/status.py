@@ -78,7 +78,17 @@ def table(
             pid, condition = _condition(process, seen)
             rows.append(_row(process.name, process.role, process.address, pid, condition, str(process.restarts), seen))
     replaced = () if state is None else state.processes
-    return [*text_table(_HEADER, rows), *_wrong(rows, reasons or {}), *map(_replaced, filter(_was_replaced, replaced))]
+    notes = [*_engines(instances), *_wrong(rows, reasons or {}), *map(_replaced, filter(_was_replaced, replaced))]
+    return [*text_table(_HEADER, rows), *notes]
+
+
+def _engines(instances: Sequence[InstanceRow]) -> list[str]:
+    """Return which instances are workers of another engine, by engine."""
+    names: dict[str, list[str]] = {}
+    for one in instances:
+        if one.engine not in ("", "pdserve"):
+            names.setdefault(one.engine, []).append(one.name)
+    return [printable(f"{', '.join(those)}: {engine}") for engine, those in names.items()]
 
 
 def _condition(process: ProcessRecord, seen: InstanceRow | None) -> tuple[str, str]:

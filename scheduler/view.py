@@ -35,8 +35,15 @@ class InstanceView:
 
     @property
     def kv_digests(self) -> str:
-        """Whether it requires digests of KV frames, `on` or `off`; empty until it was first reached."""
-        return "" if self.description is None else "on" if self.description.kv_digests else "off"
+        """Whether it requires digests of KV frames, `on` or `off`; empty for a worker, or before it was reached."""
+        if self.description is None or self.is_worker:
+            return ""
+        return "on" if self.description.kv_digests else "off"
+
+    @property
+    def engine(self) -> str:
+        """The program that serves it, such as `vLLM 0.32.0`; empty until it was first reached."""
+        return "" if self.description is None else self.description.engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,8 @@ class ClusterView:
 
     @property
     def instance_info(self) -> dict[tuple[str, ...], int]:
-        """1 by each instance's id, name, role, address, state and whether it requires digests."""
+        """1 by each instance's id, name, role, address, state, whether it requires digests, and its engine."""
         return {
-            (one.instance_id, one.name, one.role.value, one.address, one.state, one.kv_digests): 1
+            (one.instance_id, one.name, one.role.value, one.address, one.state, one.kv_digests, one.engine): 1
             for one in self.instances
         }

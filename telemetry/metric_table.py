@@ -96,7 +96,7 @@ CLUSTER = (
     _row(_GAUGE, "table_agrees", "table_agrees", "1 if the instance uses the current table", labels=("instance",)),
     _row(
         _GAUGE, "instance_info", "instance_info", "Instances of the table",
-        labels=("instance", "name", "role", "address", "state", "kv_digests"),
+        labels=("instance", "name", "role", "address", "state", "kv_digests", "engine"),
     ),
 )  # fmt: skip
 REQUESTS = (

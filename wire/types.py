@@ -330,3 +330,8 @@ class InstanceDescription:
     def path(self) -> str:
         """How its prompts get from prefill to decode."""
         return "handoff" if self.worker is None else self.worker.path
+
+    @property
+    def engine(self) -> str:
+        """The program that it is, such as `vLLM 0.32.0`."""
+        return "pdserve" if self.worker is None else self.worker.engine

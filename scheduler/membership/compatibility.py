@@ -91,16 +91,12 @@ def check_pair(one: InstanceDescription, other: InstanceDescription) -> None:
 def check_workers(one: InstanceDescription, other: InstanceDescription) -> None:
     """Raise Incompatible, naming both URLs and both values, unless two workers serve one model by one version."""
     for what, mine, theirs in (
-        ("engines", _engine(one), _engine(other)),
+        ("engines", one.engine, other.engine),
         ("models", one.model.name, other.model.name),
         ("longest sequences", one.max_model_len, other.max_model_len),
     ):
         if mine != theirs:
             raise Incompatible(f"{what} differ: {_url(one)} has {mine}, {_url(other)} has {theirs}")
-
-
-def _engine(found: InstanceDescription) -> str:
-    return "pdserve" if found.worker is None else found.worker.engine
 
 
 def _url(found: InstanceDescription) -> str:

@@ -1,48 +1,91 @@
-"""Whether a worker's engine progresses, judged from its counters: what an instance of ours says of itself."""
+"""Whether a worker progresses, by its counters and its answers: what an instance of ours reports of itself."""
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+from wire.errors import InstanceLost
 from wire.load import LoadSnapshot
+from wire.shared_limits import progress_limit
 
 _SLOWEST_RATE = 50.0
 """Prompt tokens a second, until a prompt was computed: a slow CPU worker has more."""
+_MAX_STEP_S = 2.0
+"""The most that one look adds to a silence: in the rest of a longer time this process could not run."""
+
+
+class Leg:
+    """One request on the worker: how long it has been silent, by the worker's time, and its `num_tokens` to compute."""
+
+    def __init__(self, num_tokens: int, scope: asyncio.Timeout) -> None:
+        self.num_tokens = num_tokens
+        self.silent_s = 0.0
+        self._scope = scope
+
+    def heard(self) -> None:
+        """Record that a part of the answer came: nothing is left to compute before the next."""
+        self.silent_s, self.num_tokens = 0.0, 0
+
+    def end(self, now: float) -> None:
+        """End the request: it has been silent for too long."""
+        self._scope.reschedule(now)
 
 
 class Progress:
-    """Owner of the counters' last movement and the prompts being computed. `steps` is their last sum, -1 before it."""
+    """Owner of the running requests and the counters' last movement. `steps` is their last sum, -1 before it."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, least_s: float = 8.5) -> None:
+        """`least_s`: the shortest silence that ends a request, in seconds."""
         self._clock = clock
+        self._least_s = least_s
         self.steps = -1
         self.prompts_recomputed = 0
-        self._moved_at = clock()
-        self._uncomputed = 0
-        self._rate = _SLOWEST_RATE
+        self._looked_at = self._moved_at = clock()
+        self._legs: set[Leg] = set()
+        self._rates: deque[float] = deque(maxlen=32)
 
-    @contextmanager
-    def prefilling(self, num_tokens: int) -> Iterator[None]:
-        """Count a prompt as uncomputed, and measure its rate."""
-        began = self._clock()
-        self._uncomputed += num_tokens
+    @asynccontextmanager
+    async def leg(self, num_tokens: int) -> AsyncIterator[Leg]:
+        """Watch one request. Raises InstanceLost if the worker is silent for too long."""
+        leg = None
         try:
-            yield
-            if num_tokens:
-                self._moved_at = self._clock()
-                self._rate = min(1e6, max(_SLOWEST_RATE, num_tokens / max(1e-3, self._moved_at - began)))
+            async with asyncio.timeout(None) as scope:
+                leg = Leg(num_tokens, scope)
+                self._legs.add(leg)
+                yield leg
+        except TimeoutError:
+            assert leg is not None
+            raise InstanceLost(f"no answer for {leg.silent_s:.1f} s, {leg.num_tokens} tokens to compute") from None
         finally:
-            self._uncomputed -= num_tokens
+            if leg is not None:
+                self._legs.discard(leg)
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Record how long a prompt took; `num_tokens` were not in the worker's cache."""
+        if num_tokens > 0:
+            self._rates.append(num_tokens / max(1e-3, seconds))
 
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
-        """Return the load with what this side knows of the worker's progress."""
+        """Return the load with what this side knows of the worker's progress; end the requests it has forgotten.
+
+        While requests wait there, silence is no sign.
+        """
         now = self._clock()
+        elapsed_s, self._looked_at = min(now - self._looked_at, _MAX_STEP_S), now
         if load.steps != self.steps or not (load.running or load.waiting):
             self.steps, self._moved_at = load.steps, now
+        uncomputed = sum(leg.num_tokens for leg in self._legs)
+        expected_s = uncomputed / min(self._rates, default=_SLOWEST_RATE)
+        for leg in tuple(self._legs) if not load.waiting else ():
+            leg.silent_s += elapsed_s
+            if leg.silent_s > progress_limit(expected_s if leg.num_tokens else 0.0, least_s=self._least_s):
+                leg.end(now)
         return dataclasses.replace(
             load,
-            uncomputed_tokens=self._uncomputed,
+            uncomputed_tokens=uncomputed,
             progress_age_s=now - self._moved_at,
             prompts_recomputed=self.prompts_recomputed,
-            slowest_turn_s=self._uncomputed / self._rate,
+            slowest_turn_s=expected_s,
         )

@@ -125,18 +125,19 @@ class WorkerSession:
                 self._emit(Refused(prompt.prompt_id, InternalError.__name__, message))
 
     def _start(self, prompt: PromptState, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._run(prompt.prompt_id, work))
+        task = asyncio.create_task(self._run(prompt, work))
         self._prompts[prompt.prompt_id] = task
         task.add_done_callback(lambda _: self._prompts.pop(prompt.prompt_id, None))
 
-    async def _run(self, prompt_id: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, prompt: PromptState, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - the task's outermost frame: a bug must end the prompt
-            self._emit(self._failure(prompt_id, error))
+            self._emit(self._failure(prompt, error))
 
-    def _failure(self, prompt_id: str, error: Exception) -> Refused | Failed:
+    def _failure(self, prompt: PromptState, error: Exception) -> Refused | Failed:
         """Return the event for what ended a prompt: all but a wrong request and a full worker is tried elsewhere."""
+        prompt_id = prompt.prompt_id
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         match error:
@@ -149,7 +150,7 @@ class WorkerSession:
                 return Failed(prompt_id, InstanceLost.__name__, str(error))
             case PdserveError():
                 return Failed(prompt_id, InternalError.__name__, str(error))
-        _log.error("worker_prompt_failed", error, prompt_id=prompt_id)
+        _log.error("worker_prompt_failed", error, request_id=prompt.request_id, prompt_id=prompt_id)
         return Failed(prompt_id, InternalError.__name__, f"internal error: {error!r}")
 
     async def _prefill(self, prompt: PromptState) -> None:
@@ -160,14 +161,18 @@ class WorkerSession:
         for number, sequence in enumerate(_unfinished(prompt)):
             request_id = secrets.token_hex(16)
             body = prefill_body(self._model, prompt, sequence)
-            with self._progress.prefilling(len(prompt.token_ids) if number == 0 else 0):
-                answer = await self._http.post_json(_COMPLETIONS, body, {"X-Request-Id": request_id})
+            answer = await self._post(body, request_id, 0 if number else len(prompt.token_ids))
             if number == 0:
                 cached = cached_tokens(answer)
+                self._progress.computed(len(prompt.token_ids) - cached, asyncio.get_running_loop().time() - began)
                 self._emit_scores(answer, prompt)
             references.append(orjson.dumps([request_id, kv_transfer_params(answer)]))
         times = StageTimes(prefill_s=asyncio.get_running_loop().time() - began, cached_tokens=cached)
         self._emit(PrefillHeld(prompt.prompt_id, tuple(references), LEASE_S, times))
+
+    async def _post(self, body: bytes, request_id: str, num_tokens: int) -> dict[str, Any]:
+        async with self._progress.leg(num_tokens):
+            return await self._http.post_json(_COMPLETIONS, body, {"X-Request-Id": request_id})
 
     def _emit_scores(self, answer: dict[str, Any], prompt: PromptState) -> None:
         scored = prompt_logprobs(answer, prompt)
@@ -179,8 +184,7 @@ class WorkerSession:
         check_prompt(prompt)
         if prompt.params.prompt_logprobs is not None and not prompt.outputs:
             body = prefill_body(self._model, prompt, 0, hold=False)
-            answer = await self._http.post_json(_COMPLETIONS, body, {"X-Request-Id": secrets.token_hex(16)})
-            self._emit_scores(answer, prompt)
+            self._emit_scores(await self._post(body, secrets.token_hex(16), len(prompt.token_ids)), prompt)
         await self._generate(prompt, ())
 
     async def _generate(self, prompt: PromptState, references: tuple[bytes, ...]) -> None:
@@ -204,8 +208,12 @@ class WorkerSession:
         body = generate_body(self._model, prompt, sequence, fetched)
         start = len(continued_ids(prompt, sequence)) - len(prompt.token_ids)
         stream = SequenceStream(prompt, sequence, start)
-        async with self._http.post_stream(_COMPLETIONS, body, {"X-Request-Id": request_id}) as content:
+        async with (
+            self._progress.leg(len(prompt.token_ids)) as leg,
+            self._http.post_stream(_COMPLETIONS, body, {"X-Request-Id": request_id}) as content,
+        ):
             async for data in content.iter_any():
+                leg.heard()
                 if tokens := stream.feed(data):
                     self._emit(Step(tuple(tokens), None))
         stream.end()

@@ -44,6 +44,18 @@ def test_the_table_shows_metrics_and_lost_processes() -> None:
     assert lines[2].split()[4:7] == ["gone", "0", "-"]
 
 
+def test_workers_of_another_engine_are_named_below_the_table() -> None:
+    rows = [("prefill-0", "vLLM 0.32.0"), ("prefill-1", "pdserve"), ("decode-0", "vLLM 0.32.0"), ("decode-1", "")]
+    page = "".join(
+        f'pdserve_instance_info{{address="http://h:{at}",instance="{at}",name="{name}",role="{name[:-2]}",'
+        f'state="living",kv_digests="",engine="{engine}"}} 1\n'
+        for at, (name, engine) in enumerate(rows)
+    )
+    lines = table(None, read_page(parse_metrics(page)))
+    assert lines[5:] == ["prefill-0, decode-0: vLLM 0.32.0"]
+    assert lines[1].split()[-2:] == ["-", "-"]
+
+
 def test_an_instance_restarted_by_hand_is_living() -> None:
     page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="living"} 1\n'
 

@@ -9,14 +9,16 @@ import pytest
 
 from scheduler.request import GenerationRequest
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
+from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import generate_body, prefill_body
 from testing.engine.fake_model import expected_tokens
 from testing.vllm_worker.faults import Action, Fault, Point
 from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
-from tests.scheduler.virtual_time import until
+from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, with_fake
-from wire.errors import DeadlineExceeded, InvalidRequest
+from wire.errors import DeadlineExceeded, InstanceLost, InvalidRequest
+from wire.load import LoadSnapshot
 from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, Role, SamplingParams, StructuredOutput
 
 PROMPT = tuple(range(10, 60))
@@ -259,3 +261,42 @@ def test_the_load_is_that_of_one_engine_or_of_all(engine: bytes, num_blocks: int
     assert cache == KvCache(num_blocks, 32)
     found = read_load(_METRICS, cache, engine)
     assert (found.running, found.waiting, found.blocks_used, found.steps) == load
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "rate", "waiting", "look_s", "ends_after_s"),
+    [
+        (100, 1000.0, 0, 1.0, 9),
+        (100, 10.0, 0, 1.0, 41),
+        (0, 1.0, 0, 1.0, 9),
+        (100, 1000.0, 1, 1.0, None),
+        (100, 1000.0, 0, 30.0, 150),
+    ],
+    ids=["fast worker", "slow worker", "in mid-stream", "requests wait there", "this process could not run"],
+)
+@virtual
+async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
+    num_tokens: int, rate: float, waiting: int, look_s: float, ends_after_s: int | None
+) -> None:
+    clock = asyncio.get_running_loop().time
+    progress = Progress(clock)
+    progress.computed(100, 100 / rate)
+    began = clock()
+
+    async def wait_for_an_answer() -> float:
+        with pytest.raises(InstanceLost, match="no answer for"):
+            async with progress.leg(num_tokens):
+                await asyncio.sleep(3600.0)
+        return clock() - began
+
+    leg = asyncio.create_task(wait_for_an_answer())
+    for step in range(200):
+        await asyncio.sleep(look_s)
+        progress.judged(LoadSnapshot(running=1, waiting=waiting, steps=step))
+        if leg.done():
+            break
+    if ends_after_s is None:
+        assert not leg.done()
+        leg.cancel()
+    else:
+        assert await leg == pytest.approx(ends_after_s, abs=look_s)
