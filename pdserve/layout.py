@@ -14,6 +14,9 @@ from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import kind_named
 from ranktable_tools.generate import Generated
 from ranktable_tools.secret import ensure_secret
+from ranktable_tools.tables import WorkerKind
+from ranktable_tools.worker_kind import VARIABLE
+from ranktable_tools.worker_ports import PORT_NAMES
 
 HOST = "127.0.0.1"
 __all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
@@ -21,7 +24,10 @@ __all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """The number of instances and ranks, and the flags of all their processes."""
+    """The number of instances and ranks, and the flags of all their processes.
+
+    With a `worker` the instances are another engine's, and have `worker_flags`.
+    """
 
     num_prefill: int
     num_decode: int
@@ -30,6 +36,8 @@ class ClusterShape:
     flags: tuple[str, ...]
     device: str = AUTO
     num_ranks: int = 1
+    worker: WorkerKind | None = None
+    worker_flags: tuple[str, ...] = ()
 
 
 def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
@@ -43,13 +51,22 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     generated = _generate(shape, ports, tables)
     ensure_secret(tables)
     names = [f"prefill-{i}" for i in range(shape.num_prefill)] + [f"decode-{i}" for i in range(shape.num_decode)]
+    flags = shape.flags if shape.worker is None else shape.worker_flags
     instances = [
-        _process(tables, generated, local.file_name, name, HOST, port, shape.flags, cards)
+        _process(tables, generated, local.file_name, name, HOST, port, flags, {**cards, **_of_worker(shape.worker)})
         for name, local, port, cards in zip(names, generated.instances, ports, dealt, strict=True)
     ]
     assert generated.host is not None, "gen was called with api_server=True"
     host_file = generated.host.file_name
     return (*instances, _process(tables, generated, host_file, "scheduler", shape.host, shape.port, shape.flags))
+
+
+def _of_worker(worker: WorkerKind | None) -> dict[str, str]:
+    """Return the variables of a worker: its engine, and a KV port that another cluster of this machine does not use."""
+    if worker is None:
+        return {}
+    side_channel = {PORT_NAMES[worker]: str(free_ports(1, HOST)[0])} if worker == "vllm" else {}
+    return {VARIABLE: worker, **side_channel}
 
 
 def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Generated:
@@ -63,6 +80,7 @@ def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Genera
         ip=HOST,
         ports=",".join(map(str, ports)),
         device_type=kind_named(shape.device),
+        worker=shape.worker,
     )
     return gen(arguments, lambda line: None, os.environ)
 

@@ -86,7 +86,8 @@ def _addresses(reply: Reply | None, state: str | None = None) -> set[str]:
 
 
 def _plain(address: str) -> str:
-    return address.replace("[", "").replace("]", "")
+    """Return an address without the scheme of a worker's URL and the brackets of IPv6."""
+    return address.removeprefix("http://").replace("[", "").replace("]", "")
 
 
 def _missing(body: object) -> str:

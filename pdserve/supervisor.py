@@ -15,6 +15,7 @@ from pdserve.processes import Watched
 from pdserve.replacement import Phase, describe, phases_of
 from pdserve.restarts import RestartLimits, Restarts
 from pdserve.run_folder import ProcessRecord, last_lines
+from ranktable_tools.worker_kind import VARIABLE as WORKER
 from telemetry.start_marks import SESSION, WARM
 from wire.errors import Unavailable
 
@@ -121,7 +122,7 @@ class Supervisor:
     def _follow(self, place: _Place, died_at: float, now: float) -> None:
         """Update the phases of a replacement; a process on another machine reports none."""
         marks, record = place.child.marks, place.child.record
-        may_serve = SESSION in marks or record.role == "scheduler"
+        may_serve = SESSION in marks or record.role == "scheduler" or WORKER in place.plan.env
         does_serve = may_serve and self._serves(record)
         place.phases = phases_of(died_at, marks, now if does_serve else None)
         if does_serve:

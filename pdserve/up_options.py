@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from flags.options import flag
 from pdserve.ray_cluster.need import STRATEGIES
+from ranktable_tools.tables import WORKER_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,4 +20,10 @@ class UpOptions:
     ray: bool = flag(False, "place the instances on the nodes of a Ray cluster (docs/ray.md)")
     address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a local Ray of its own)")
     ray_strategy: str = flag("spread", "with --ray: how instances are placed on nodes", choices=STRATEGIES)
+    worker: str | None = flag(
+        None, "start workers of this engine in place of pdserve's own instances (docs/launch.md)", choices=WORKER_KINDS
+    )
+    worker_args: str | None = flag(
+        None, "with --worker: more flags of vllm serve, in one word: '--enforce-eager -q awq'"
+    )
     run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")

@@ -18,6 +18,9 @@ from pdserve.model_flags import download_flags, with_plain_model
 from pdserve.ray_cluster.address import parse_address
 from pdserve.subprocess_call import run_in_fork
 from pdserve.up_options import UpOptions
+from pdserve.workers.up_flags import check_up, shared_flags, typed_args
+from ranktable_tools.tables import WorkerKind
+from ranktable_tools.worker_kind import worker_named
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
@@ -31,6 +34,8 @@ examples:
   pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
   pdserve up --ray --address 10.0.0.18:6379 --device npu --tensor-parallel-size 2 --prefill 2 --decode 2
                                                    on the nodes of a Ray cluster; not run on NPUs yet
+  pdserve up --worker vllm --model ~/models/Qwen3-0.6B
+                                                   vLLM's workers in place of pdserve's own instances
 """
 _DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
 _MAX_HERE = 64  # instances; each is a process with its own KV pool
@@ -40,7 +45,7 @@ _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """A cluster to start; `flags` are passed to every process besides host and port."""
+    """A cluster to start; `flags` are passed to every process besides host and port, `worker_flags` to each worker."""
 
     options: UpOptions
     engine: EngineOptions
@@ -49,6 +54,12 @@ class UpRequest:
     flags: tuple[str, ...]
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     certfile: str | None = None
+    worker_flags: tuple[str, ...] = ()
+
+    @property
+    def worker(self) -> WorkerKind | None:
+        """The engine of the instances, None for pdserve's own."""
+        return worker_named(self.options.worker)
 
     @property
     def base_url(self) -> str:
@@ -93,7 +104,8 @@ def parse(argv: Sequence[str]) -> UpRequest:
     if not 0 < namespace.port < 65536:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
-    if not options.ray:
+    check_up(options, vars(namespace).keys() - set(parser.from_file), os.environ)
+    if not options.ray and options.worker is None:
         check_device(from_namespace(EngineOptions, namespace))
         use_cpu_for_few_cards(namespace, options.prefill + options.decode)
     downloads = download_flags(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
@@ -101,7 +113,9 @@ def parse(argv: Sequence[str]) -> UpRequest:
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
     waits = config.options.startup_timeout, config.options.shutdown_timeout
     flags = to_flags(argparse.Namespace(**vars(namespace) | downloads))
-    return UpRequest(options, config.engine, *waits, flags, config.options.api_key, config.options.ssl_certfile)
+    workers = (*to_flags(shared_flags(namespace)), *typed_args(options)) if options.worker else ()
+    keys, certificate = config.options.api_key, config.options.ssl_certfile
+    return UpRequest(options, config.engine, *waits, flags, keys, certificate, workers)
 
 
 def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> None:

@@ -1,23 +1,18 @@
-"""Run a fake vLLM worker as a process: `python -m testing.vllm_worker --port 8101 [--settings JSON]`."""
+"""Run a fake vLLM worker as a process: `python -m testing.vllm_worker [--settings JSON] [serve MODEL] [flags]`."""
 
-import argparse
 import asyncio
 import os
 import signal
 import sys
-from dataclasses import replace
 
-from testing.vllm_worker.settings import WorkerSettings, settings_from
+from testing.vllm_worker.serve_flags import settings_of
+from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker
 
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT; the first line printed is the URL."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--settings", default="{}", help="fields of WorkerSettings as JSON")
-    args = parser.parse_args()
-    asyncio.run(_serve(replace(settings_from(args.settings), port=args.port)))
+    asyncio.run(_serve(settings_of(sys.argv[1:])))
 
 
 async def _serve(settings: WorkerSettings) -> None:

@@ -19,7 +19,6 @@ def _start(arguments: Sequence[str]) -> int:
 
 _SERVERS = Command(_start, "pdserve.launch: ")
 _UP = Command(cli.main, "pdserve up: ")
-_ROUTE = Command(cli.main, "pdserve route: ")
 _TABLES: Mapping[str, Document] = {"g.json": modelarts(), "l.json": local(), "host.json": local(server(A))}
 _DECODE = {"GLOBAL_RANK_TABLE_FILE_PATH": "g.json", "RANK_TABLE_FILE_PATH": "l.json"}
 _SCHEDULER = _DECODE | {"RANK_TABLE_FILE_PATH": "host.json", "NODE_PORTS": "8088,8089"}
@@ -116,26 +115,12 @@ PDSERVE_UP = (
     _up("a length above the model's", "--max-model-len=4096"),
     _up("a KV pool without room for a sequence", "--kv-cache-memory=4096", "--dtype=float32"),
     _up("an invalid size", "--kv-cache-memory=plenty"),
+    _up("workers without a vLLM", "--worker=vllm", PDSERVE_VLLM_COMMAND="/no/vllm"),
+    _up("workers of an engine that is not served", "--worker=sglang"),
+    _up("workers with a flag of pdserve's own engine", "--worker=vllm", "--kv-transport=tcp"),
+    _up("workers on a Ray cluster", "--worker=vllm", "--ray"),
+    _up("flags of workers without workers", "--worker-args=--seed=1"),
     _up("fewer KV ports than ranks", "--kv-transport=tcp", "--kv-port-range=20000-20000"),
 )
 
-
-def _route(what: str, *words: str) -> Broken:
-    return Broken(what, None, {}, ("route", *words), _ROUTE)
-
-
-_PAIR = ("--prefill=http://127.0.0.1:9", "--decode=http://127.0.0.1:19")
-PDSERVE_ROUTE = (
-    _route("no worker", "--model=."),
-    _route("no decode worker", "--prefill=http://127.0.0.1:9"),
-    _route("a URL that is none", "--combined=127.0.0.1:9"),
-    _route("a URL with a path", "--combined=http://127.0.0.1:9/v1"),
-    _route("a key in a URL", "--combined=http://user:key@127.0.0.1:9"),
-    _route("a worker named twice", *_PAIR, "--combined=http://127.0.0.1:9"),
-    _route("a file of keys that is not there", *_PAIR, "--worker-api-key-file=/nope"),
-    _route("workers that do not answer, and no model", *_PAIR, "--port=9"),
-)
-
-SECTIONS: Mapping[str, tuple[Broken, ...]] = {
-    "`start_servers.sh`": START_SERVERS, "`pdserve up`": PDSERVE_UP, "`pdserve route`": PDSERVE_ROUTE,
-}  # fmt: skip
+SECTIONS: Mapping[str, tuple[Broken, ...]] = {"`start_servers.sh`": START_SERVERS, "`pdserve up`": PDSERVE_UP}

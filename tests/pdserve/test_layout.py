@@ -26,6 +26,17 @@ def test_every_process_resolves_to_its_role_and_port(tmp_path: Path, shape: Clus
     assert plans[-1].command[-6:] == ("--host", "127.0.0.1", "--port", "9000", "--model", "/m")
 
 
+def test_workers_of_another_engine_have_flags_and_ports_of_their_own(tmp_path: Path) -> None:
+    shape = ClusterShape(1, 1, "h", 9000, ("--kv-digests",), worker="vllm", worker_flags=("--model", "/m"))
+    *workers, scheduler = lay_out(shape, tmp_path)
+
+    assert [plan.command[-2:] for plan in workers] == [("--model", "/m")] * 2
+    assert scheduler.command[-1] == "--kv-digests"
+    assert [plan.env.get("PDSERVE_WORKER") for plan in (*workers, scheduler)] == ["vllm", "vllm", None]
+    assert len({plan.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for plan in workers}) == 2
+    assert {resolve(environment(plan, {})).own.worker for plan in workers} == {"vllm"}
+
+
 def test_an_instance_has_a_device_for_each_of_its_ranks(tmp_path: Path) -> None:
     plans = lay_out(ClusterShape(1, 2, "127.0.0.1", 9000, ("--model", "/m"), num_ranks=2), tmp_path)
 

@@ -8,6 +8,7 @@ from flags.options import EngineOptions, Parser, add_flags, from_namespace
 from pdserve.flags.parser import CommandParser
 from pdserve.up_options import UpOptions
 from pdserve.up_request import parse, to_flags
+from pdserve.workers.up_flags import shared_flags, typed_args
 from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
 
@@ -39,6 +40,29 @@ def test_lists_are_passed_on_and_keys_are_on_no_command_line() -> None:
 
     assert from_namespace(SchedulerOptions, parser.parse_args(flags)).allowed_origins == ("a", "b")
     assert "sk-0123456789" not in " ".join(flags)
+
+
+def test_workers_get_the_flags_that_vllm_has_too() -> None:
+    parser: argparse.ArgumentParser = Parser()
+    add_flags(parser, EngineOptions, "engine")
+    typed = [
+        "--model",
+        "/m",
+        "--max-model-len",
+        "64",
+        "--no-enable-prefix-caching",
+        "--host",
+        "h",
+        "--log-level",
+        "DEBUG",
+    ]
+
+    flags = to_flags(shared_flags(parser.parse_args(typed)))
+
+    assert flags == ("--model", "/m", "--max-model-len", "64", "--no-enable-prefix-caching")
+    assert typed_args(UpOptions(worker_args="--seed 1 '-q=a b'")) == ("--seed", "1", "-q=a b")
+    with pytest.raises(ConfigError, match="--worker-args"):
+        typed_args(UpOptions(worker_args="'"))
 
 
 @pytest.mark.parametrize("flag", ["--global-rank-table", "--node-ports", "--use-openai", "--http-port"])

@@ -52,9 +52,10 @@ _guide = changed(modelarts)
 _worker = changed(lambda: modelarts(prefill=[server(A, 4, 5, worker="vllm")], decode=[server(B, 6, 7, worker="vllm")]))
 
 
-def _workers(prefill: list[tuple[int, ...]], decode: list[tuple[int, ...]], **more: str) -> Document:
-    """A table of workers on two hosts, by their devices; `more` are keys of all entries."""
-    return modelarts([server(A, *ids, **more) for ids in prefill], [server(B, *ids, **more) for ids in decode])
+def _workers(prefill: list[tuple[int, ...]], decode: list[tuple[int, ...]], worker: str) -> Document:
+    """A table of workers on two hosts, by their devices."""
+    listed = [[server(ip, *ids, worker=worker) for ids in role] for ip, role in ((A, prefill), (B, decode))]
+    return modelarts(*listed)
 
 
 _G1 = "server_group_list.1.server_list.0"

@@ -69,15 +69,15 @@ def test_ports_and_addresses_and_ranks(save: Save, capsys: Say) -> None:
 
 
 def test_workers_of_another_engine_come_and_change(save: Save, capsys: Say) -> None:
-    one, other = ({"worker": "vllm", "url": f"http://{B}:{port}"} for port in (8101, 8102))
-    old = modelarts(prefill=[server(A, 0)], decode=[server(B, **one)])
-    new = modelarts(prefill=[server(A, 0, worker="vllm")], decode=[server(B, **other), server(B, **one)])
+    one, other = (server(B, worker="vllm", url=f"http://{B}:{port}") for port in (8101, 8102))
+    old = modelarts(prefill=[server(A, 0)], decode=[one])
+    new = modelarts(prefill=[server(A, 0, worker="vllm")], decode=[other, one])
 
     assert _diff(save, capsys, old, new) == [
         "prefill-0 is now a worker of vllm, before pdserve's own.",
         "decode-0 (192.0.2.2, http://192.0.2.2:8102) is new.",
     ]
-    assert _diff(save, capsys, old, modelarts(prefill=[server(A, 0)], decode=[server(B, **other)])) == [
+    assert _diff(save, capsys, old, modelarts(prefill=[server(A, 0)], decode=[other])) == [
         "decode-0 (192.0.2.2, http://192.0.2.2:8101) moves to 192.0.2.2, http://192.0.2.2:8102."
     ]
 

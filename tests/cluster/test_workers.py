@@ -1,0 +1,68 @@
+"""Workers of another engine, started by the guide's shells and by `pdserve up`: fake ones in place of vLLM."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.ports import free_ports
+from ranktable_tools.commands import GenArguments, gen
+from tests.cluster.guide import CLONE, GuideCluster, Tables
+from tests.cluster.pdserve_command import Pdserve
+from tests.engine.tiny_models import VOCAB_SIZE
+
+pytestmark = pytest.mark.cluster
+
+_SETTINGS = json.dumps({"fake": {"vocab_size": VOCAB_SIZE}})
+_PROGRAM = ("env", f"PYTHONPATH={CLONE}", sys.executable, "-P", "-m", "testing.vllm_worker", "--settings", _SETTINGS)
+_VARIABLES = {"PDSERVE_VLLM_COMMAND": shlex.join(_PROGRAM)}
+_LENGTH = ("--max-model-len", "512")
+_BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+def test_the_guides_shells_start_and_serve_workers(tmp_path: Path, fake_model: Path) -> None:
+    made = gen(
+        GenArguments(["4,5"], ["6,7"], True, str(tmp_path), None, None, "cpu", worker="vllm"), lambda line: None, {}
+    )
+    tables = Tables(tmp_path / made.global_name, tuple(tmp_path / local.file_name for local in made.locals))
+    variables = _VARIABLES | {"PDSERVE_WORKER": "vllm"}
+    with GuideCluster(tmp_path, fake_model, flags=_LENGTH, tables=tables) as cluster:
+        for name, port in zip(("prefill-0", "decode-0"), free_ports(2), strict=True):
+            cluster.start(name, env=variables | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
+        cluster.start("scheduler", env=variables)
+        cluster.wait_ready()
+
+        reply = cluster.client.post("/v1/completions", _BODY)
+
+        assert reply.status == 200, reply.body
+        assert reply.json()["usage"]["completion_tokens"] == 8
+        lines = {name: cluster.processes[name].log for name in ("prefill-0", "decode-0", "scheduler")}
+        assert ["kv_producer" in log for log in lines.values()] == [True, False, False]
+        assert ["kv_consumer" in log for log in lines.values()] == [False, True, False]
+
+
+def test_up_starts_serves_and_restarts_workers(tmp_path: Path, fake_model: Path) -> None:
+    pdserve = Pdserve(tmp_path / "run", fake_model)
+    pdserve.engine, pdserve.environ = ("--worker", "vllm", *_LENGTH), _VARIABLES
+    try:
+        up = pdserve.up()
+        assert up.returncode == 0, up.stderr
+        first = pdserve.client.post("/v1/completions", _BODY)
+        assert first.status == 200, first.body
+
+        decode = pdserve.record("decode-0")
+        os.kill(decode.pid, signal.SIGKILL)
+        pdserve.wait_replaced(decode)
+
+        again = pdserve.client.post("/v1/completions", _BODY)
+        assert again.status == 200, again.body
+        assert again.json()["choices"][0]["text"] == first.json()["choices"][0]["text"]
+        status = pdserve("status").stdout
+        assert [line.split()[0] for line in status.splitlines()[2:5]] == ["prefill-0", "decode-0", "scheduler"]
+    finally:
+        assert pdserve("down").returncode == 0
+    assert "SIGKILL" in (pdserve.folder.log("supervisor")).read_text()
