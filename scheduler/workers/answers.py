@@ -13,17 +13,19 @@ _FINISHES = {
     "stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.REPETITION,
 }  # fmt: skip
 _TOKEN_ID = len("token_id:")
+_REFERENCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
 
 
 class SequenceStream:
     """Turns the bytes of one sequence's event stream into tokens.
 
     `start` is the output position of its first token. Tokens that the client has are compared with those and dropped:
-    a sequence that is generated again from its start must be the same one.
+    a sequence that is generated again from its start must be the same one. `was_recomputed`: part of the prompt was
+    neither fetched nor cached, so far as the worker says.
     """
 
     def __init__(self, prompt: PromptState, sequence: int, start: int) -> None:
-        self.cached_tokens: int | None = None
+        self.was_recomputed = False
         self.finished = False
         self._prompt = prompt
         self._sequence = sequence
@@ -48,8 +50,9 @@ class SequenceStream:
     def _take(self, chunk: dict[str, Any], tokens: list[TokenOutput]) -> None:
         if "error" in chunk:
             raise _reported(chunk["error"])
-        if chunk.get("usage"):
-            self.cached_tokens = (chunk["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
+        if usage := chunk.get("usage"):
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            self.was_recomputed = cached is not None and cached < usage["prompt_tokens"] - 1
         for choice in chunk.get("choices") or ():
             self._take_choice(choice, tokens)
 
@@ -94,6 +97,8 @@ def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
     found = answer.get("kv_transfer_params")
     if not isinstance(found, dict) or not found.get("do_remote_prefill"):
         raise HandoffFailed("it holds no KV for another worker: is --kv-transfer-config set?")
+    if missing := [name for name in _REFERENCE if not found.get(name)]:
+        raise HandoffFailed(f"its reference has no {', '.join(missing)}, without which vLLM's decode worker dies")
     return {name: value for name, value in found.items() if name != "remote_prefill_cached_tokens"}
 
 

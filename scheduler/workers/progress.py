@@ -10,22 +10,27 @@ from wire.errors import InstanceLost
 from wire.load import LoadSnapshot
 from wire.shared_limits import progress_limit
 
-_SLOWEST_RATE = 50.0
-"""Prompt tokens a second, until a prompt was computed: a slow CPU worker has more."""
+_FIRST_ANSWER_S = 15.0
+"""What the first prompt may be expected to take: some workers compile kernels then."""
 _MAX_STEP_S = 2.0
 """The most that one look adds to a silence: in the rest of a longer time this process could not run."""
 
 
 class Leg:
-    """One request on the worker: how long it has been silent, by the worker's time, and its `num_tokens` to compute."""
+    """One request on the worker: for how long it has been silent, and its `num_tokens` to compute or to fetch first."""
 
-    def __init__(self, num_tokens: int, scope: asyncio.Timeout) -> None:
+    def __init__(self, num_tokens: int, scope: asyncio.Timeout, rates: deque[float]) -> None:
         self.num_tokens = num_tokens
         self.silent_s = 0.0
         self._scope = scope
+        self._rates = rates
+        self._began = asyncio.get_running_loop().time()
 
-    def heard(self) -> None:
+    def heard(self, num_cached: int = 0) -> None:
         """Record that a part of the answer came: nothing is left to compute before the next."""
+        if self.num_tokens > num_cached:
+            seconds = asyncio.get_running_loop().time() - self._began
+            self._rates.append((self.num_tokens - num_cached) / max(1e-3, seconds))
         self.silent_s, self.num_tokens = 0.0, 0
 
     def end(self, now: float) -> None:
@@ -52,20 +57,17 @@ class Progress:
         leg = None
         try:
             async with asyncio.timeout(None) as scope:
-                leg = Leg(num_tokens, scope)
+                leg = Leg(num_tokens, scope, self._rates)
                 self._legs.add(leg)
                 yield leg
         except TimeoutError:
             assert leg is not None
-            raise InstanceLost(f"no answer for {leg.silent_s:.1f} s, {leg.num_tokens} tokens to compute") from None
+            raise InstanceLost(
+                f"no answer for {leg.silent_s:.1f} s, {leg.num_tokens} tokens to compute or fetch"
+            ) from None
         finally:
             if leg is not None:
                 self._legs.discard(leg)
-
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        """Record how long a prompt took; `num_tokens` were not in the worker's cache."""
-        if num_tokens > 0:
-            self._rates.append(num_tokens / max(1e-3, seconds))
 
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
         """Return the load with what this side knows of the worker's progress; end the requests it has forgotten.
@@ -77,7 +79,7 @@ class Progress:
         if load.steps != self.steps or not (load.running or load.waiting):
             self.steps, self._moved_at = load.steps, now
         uncomputed = sum(leg.num_tokens for leg in self._legs)
-        expected_s = uncomputed / min(self._rates, default=_SLOWEST_RATE)
+        expected_s = uncomputed / min(self._rates) if self._rates else _FIRST_ANSWER_S
         for leg in tuple(self._legs) if not load.waiting else ():
             leg.silent_s += elapsed_s
             if leg.silent_s > progress_limit(expected_s if leg.num_tokens else 0.0, least_s=self._least_s):

@@ -164,15 +164,16 @@ class WorkerSession:
             answer = await self._post(body, request_id, 0 if number else len(prompt.token_ids))
             if number == 0:
                 cached = cached_tokens(answer)
-                self._progress.computed(len(prompt.token_ids) - cached, asyncio.get_running_loop().time() - began)
                 self._emit_scores(answer, prompt)
             references.append(orjson.dumps([request_id, kv_transfer_params(answer)]))
         times = StageTimes(prefill_s=asyncio.get_running_loop().time() - began, cached_tokens=cached)
         self._emit(PrefillHeld(prompt.prompt_id, tuple(references), LEASE_S, times))
 
     async def _post(self, body: bytes, request_id: str, num_tokens: int) -> dict[str, Any]:
-        async with self._progress.leg(num_tokens):
-            return await self._http.post_json(_COMPLETIONS, body, {"X-Request-Id": request_id})
+        async with self._progress.leg(num_tokens) as leg:
+            answer = await self._http.post_json(_COMPLETIONS, body, {"X-Request-Id": request_id})
+            leg.heard(cached_tokens(answer))
+            return answer
 
     def _emit_scores(self, answer: dict[str, Any], prompt: PromptState) -> None:
         scored = prompt_logprobs(answer, prompt)
@@ -217,11 +218,11 @@ class WorkerSession:
                 if tokens := stream.feed(data):
                     self._emit(Step(tuple(tokens), None))
         stream.end()
-        if reference and stream.cached_tokens is not None and stream.cached_tokens < len(prompt.token_ids) // 2:
+        if reference and stream.was_recomputed:
             self._progress.prompts_recomputed += 1
             self._recomputed.warning(
                 "prompt_recomputed", f"{self._http.url} computed a prompt although its KV was held for it",
-                url=self._http.url, prompt_tokens=len(prompt.token_ids), cached_tokens=stream.cached_tokens,
+                request_id=prompt.request_id, url=self._http.url, prompt_tokens=len(prompt.token_ids),
             )  # fmt: skip
 
     def _emit(self, event: Event) -> None:

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from scheduler.request import GenerationRequest
+from scheduler.workers.answers import kv_transfer_params
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import generate_body, prefill_body
@@ -17,7 +18,7 @@ from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, with_fake
-from wire.errors import DeadlineExceeded, InstanceLost, InvalidRequest
+from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InvalidRequest
 from wire.load import LoadSnapshot
 from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, Role, SamplingParams, StructuredOutput
 
@@ -280,7 +281,9 @@ async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
 ) -> None:
     clock = asyncio.get_running_loop().time
     progress = Progress(clock)
-    progress.computed(100, 100 / rate)
+    async with progress.leg(100) as first:
+        await asyncio.sleep(100 / rate)
+        first.heard()
     began = clock()
 
     async def wait_for_an_answer() -> float:
@@ -300,3 +303,27 @@ async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
         leg.cancel()
     else:
         assert await leg == pytest.approx(ends_after_s, abs=look_s)
+
+
+_ANSWER = {
+    "do_remote_prefill": True, "remote_engine_id": "e", "remote_request_id": "r", "remote_host": "h", "remote_port": 1,
+    "remote_block_ids": [[1]], "remote_prefill_cached_tokens": 0, "tp_size": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"do_remote_prefill": False}, "it holds no KV"),
+        ({"remote_host": None}, "no remote_host, without which vLLM's decode worker dies"),
+        ({"remote_block_ids": [], "remote_port": None}, "no remote_port, remote_block_ids"),
+    ],
+)
+def test_only_a_whole_reference_is_passed_on(changes: dict[str, Any], message: str | None) -> None:
+    answer = {"kv_transfer_params": _ANSWER | changes}
+    if message is None:
+        assert kv_transfer_params(answer) == {key: _ANSWER[key] for key in _ANSWER if "cached" not in key}
+    else:
+        with pytest.raises(HandoffFailed, match=message):
+            kv_transfer_params(answer)
