@@ -29,18 +29,14 @@ class Answer:
     generations: list[Generation]
     faults: Faults
     fault: Fault | None = None
+    tokens_per_chunk: int = 1
     num_tokens: int = 0
     finished: list[str] = field(default_factory=list)
 
     async def send(self) -> web.StreamResponse:
         """Return the response, complete unless a fault is in the way."""
-        self.rank.counts.prompt_tokens += sum(map(len, self.form.body.prompts))
-        reasons = self.rank.counts.requests
-        try:
-            answer = await (self._stream() if self.form.body.stream else self._whole())
-        except BaseException:
-            reasons["abort"] = reasons.get("abort", 0) + 1
-            raise
+        answer = await (self._stream() if self.form.body.stream else self._whole())
+        reasons = self.rank.counts.requests  # an aborted request is in none of vLLM's counts
         for reason in self.finished or ["error"]:
             reasons[reason] = reasons.get(reason, 0) + 1
         return answer
@@ -63,10 +59,14 @@ class Answer:
     async def _stream(self) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(self.request)
+        waiting: dict[int, Choice] = {}
         try:
             async with aclosing(self._pieces()) as pieces:
                 async for piece in pieces:
-                    await response.write(self.form.chunk(piece))
+                    _join(waiting, piece)
+                    is_full = len(waiting[piece.index].token_ids) >= self.tokens_per_chunk
+                    if is_full or piece.prompt is not None or piece.finish_reason is not None:
+                        await response.write(self.form.chunk(waiting.pop(piece.index)))
             if self.form.body.include_usage:
                 await response.write(self.form.last_chunk(self.form.usage(self.num_tokens, self._cached)))
             await response.write(_DONE)

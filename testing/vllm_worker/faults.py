@@ -55,6 +55,15 @@ class Faults:
                 return fault
         return None
 
+    async def crash(self, *, at_once: bool) -> web.Response:
+        """Die of a reference that lacks a field, as vLLM 0.32 does: at once, or once the client gives up."""
+        try:
+            await asyncio.sleep(0 if at_once else _FOREVER_S)
+        finally:
+            self._die()
+        await asyncio.sleep(_FOREVER_S)
+        return web.Response()
+
     async def meet(self, fault: Fault, request: web.Request) -> web.Response:
         """Return the answer that the fault makes; break the connection, or never return."""
         match fault.action:

@@ -35,7 +35,7 @@ class Generation:
         """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
         params, fake = self.body.params, self.settings.fake
         room = len(self.prompt) + params.max_tokens * params.n
-        is_remote = self.body.leg == "decode" and self.settings.connector and self.body.is_complete
+        is_remote = self.body.leg == "decode" and self.settings.connector
         remote = RemoteBlocks(self.session, self.body.transfer) if is_remote else None
         try:
             async with self.rank.run(room) as block_ids:
@@ -61,17 +61,18 @@ class Generation:
 
     async def _read(self, remote: RemoteBlocks) -> list[KvEntry]:
         try:
-            kv = await remote.read(len(self.prompt), checked=not self.settings.wrong_200)
+            kv = await remote.read(len(self.prompt))
         except LoadFailed:
             self.rank.counts.failed_transfers += 1
             raise
-        self.rank.counts.transfers += 1
+        self.rank.counts.transferred_tokens += len(self.prompt)
         self.cached_tokens = self.body.transfer.get("remote_prefill_cached_tokens", len(self.prompt))
         return kv
 
     async def _compute(self) -> list[KvEntry]:
         fake = self.settings.fake
         await asyncio.sleep(fake.step_seconds + fake.token_seconds * len(self.prompt))
+        self.rank.counts.computed_tokens += len(self.prompt)
         return [(token_id, fake.salt) for token_id in self.prompt]
 
     def _piece(self, sequence: FakeContinuation, index: int, position: int) -> Choice:

@@ -30,9 +30,9 @@ class Counts:
     """What a rank has counted since it started."""
 
     requests: dict[str, int] = field(default_factory=dict)  # finished, by reason
-    prompt_tokens: int = 0
+    computed_tokens: int = 0  # of prompts
+    transferred_tokens: int = 0
     generation_tokens: int = 0
-    transfers: int = 0
     failed_transfers: int = 0
     expired: int = 0
     reads_after_expiry: int = 0

@@ -48,16 +48,20 @@ class CompletionBody:
 
 def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> CompletionBody:
     """Return the body of a request for `model`. Raises BadRequest."""
-    if body.get("model", model) != model:
-        message = f"The model `{body['model']}` does not exist."
+    if (body.get("model") or model) != model:
+        message = f"The model `{body['model']}` does not exist. Valid aliases: {model}."
         raise BadRequest(message, status=404, kind="NotFoundError", param="model")
     stream = bool(body.get("stream"))
     if body.get("stream_options") and not stream:
         raise BadRequest("Stream options can only be defined when `stream=True`.", param="stream_options")
     prompts, max_tokens = _prompts(body.get("prompt")), body.get("max_tokens")
-    params = _params(body, 16 if max_tokens is None else max_tokens, fake)
-    for prompt in prompts:
-        _check_length(len(prompt), params.max_tokens, fake.max_model_len)
+    room = fake.max_model_len - max(map(len, prompts))
+    params = _params(body, _max_tokens(16 if max_tokens is None else max_tokens, room, fake.max_model_len), fake)
+    if params.n > 1 and params.temperature == 0:
+        raise BadRequest(f"n must be 1 when using greedy sampling, got {params.n}.")
+    if params.min_tokens > params.max_tokens:
+        text = f"min_tokens must be less than or equal to max_tokens={params.max_tokens}, got {params.min_tokens}."
+        raise BadRequest(text)
     return CompletionBody(
         prompts,
         params,
@@ -91,10 +95,20 @@ def _params(body: Mapping[str, Any], max_tokens: int, fake: FakeConfig) -> Sampl
     )
 
 
-def _check_length(prompt: int, max_tokens: int, limit: int) -> None:
-    if prompt + max_tokens > limit:
+def _max_tokens(max_tokens: int, room: int, limit: int) -> int:
+    """Return how many tokens may be generated: vLLM cuts what is beyond the room that the prompt leaves."""
+    if room < 0:
         raise BadRequest(
-            f"This model's maximum context length is {limit} tokens. However, you requested {max_tokens} output tokens "
-            f"and your prompt contains {prompt} input tokens, for a total of {prompt + max_tokens} tokens.",
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {limit - room} "
+            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+            f"input prompt. (parameter=input_tokens, value={limit - room})",
             param="input_tokens",
         )
+    if max_tokens > limit:
+        text = (
+            f"max_tokens={max_tokens} cannot be greater than max_model_len={limit}. Please request fewer output tokens."
+        )
+        raise BadRequest(f"{text} (parameter=max_tokens, value={max_tokens})", param="max_tokens")
+    if min(max_tokens, room) < 1:
+        raise BadRequest(f"max_tokens must be at least 1, got {min(max_tokens, room)}.", param="max_tokens")
+    return min(max_tokens, room)

@@ -13,8 +13,9 @@ _FAKE = FakeConfig(num_layers=1)
 class WorkerSettings:
     """Parameters of a worker. `fake` is the model: its `salt`, which other workers may share, its sizes and delays.
 
-    Without a `connector` it ignores `kv_transfer_params`. `wrong_200`: a decode worker reads blocks without a question,
-    so that a reference that is no longer valid returns a wrong answer with status 200 (vllm#52234).
+    Without a `connector` it ignores `kv_transfer_params`. A decode worker reads the blocks that a reference names, held
+    or not, as vLLM does: once they are freed the answer is right until another prompt takes them. `wrong_200`: freed
+    blocks of this prefill worker are garbage at once (vllm#52234). A chunk of a stream carries `tokens_per_chunk`.
     """
 
     fake: FakeConfig = _FAKE
@@ -28,6 +29,7 @@ class WorkerSettings:
     max_num_seqs: int = 64
     lease_s: float = 30.0
     wrong_200: bool = False
+    tokens_per_chunk: int = 1
 
 
 def settings_from(text: str) -> WorkerSettings:

@@ -16,15 +16,14 @@ class LoadFailed(Exception):
     """The KV of a reference cannot be read."""
 
 
-async def serve_rank(request: web.Request, rank: WorkerRank) -> web.Response:
+async def serve_rank(request: web.Request, rank: WorkerRank, *, wrong_200: bool) -> web.Response:
     """Answer one message of a decode worker: `read`, or `end`, which frees the blocks unread."""
     message = await request.json()
     request_id = message["request_id"]
     if message["engine_id"] != rank.engine_id:
         raise web.HTTPConflict(text="engine id")
-    if message["checked"] and not rank.holds(request_id):
-        raise web.HTTPGone(text="reference")
-    kv = rank.read(message["block_ids"]) if message["verb"] == "read" else []
+    is_garbage = wrong_200 and not rank.holds(request_id)
+    kv = rank.read(message["block_ids"]) if message["verb"] == "read" and not is_garbage else []
     rank.end(request_id)
     return web.json_response({"kv": kv})
 
@@ -35,20 +34,19 @@ class RemoteBlocks:
     def __init__(self, session: aiohttp.ClientSession, reference: dict[str, Any]) -> None:
         self._session, self._reference = session, reference
 
-    async def read(self, num_tokens: int, *, checked: bool) -> list[KvEntry]:
-        """Read the KV of `num_tokens` tokens and free the blocks; unless `checked`, whatever lies there."""
-        kv = [(int(token_id), int(salt)) for token_id, salt in await self._post("read", checked=checked)]
+    async def read(self, num_tokens: int) -> list[KvEntry]:
+        """Read the KV of `num_tokens` tokens, whatever lies there, and free the blocks."""
+        kv = [(int(token_id), int(salt)) for token_id, salt in await self._post("read")]
         return [*kv, *[(0, 0)] * (num_tokens - len(kv))][:num_tokens]
 
     async def end(self) -> None:
         """Free the blocks without reading them."""
         await self._post("end")
 
-    async def _post(self, verb: str, *, checked: bool = True) -> Sequence[Any]:
+    async def _post(self, verb: str) -> Sequence[Any]:
         reference = self._reference
         message = {
             "verb": verb,
-            "checked": checked,
             "engine_id": reference["remote_engine_id"],
             "request_id": reference["remote_request_id"],
             "block_ids": [block_id for group in reference["remote_block_ids"] for block_id in group],

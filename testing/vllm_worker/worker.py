@@ -102,7 +102,7 @@ class FakeVllmWorker:
 
     def _side_channel(self, rank: WorkerRank) -> web.Application:
         async def serve(request: web.Request) -> web.Response:
-            return await serve_rank(request, rank)
+            return await serve_rank(request, rank, wrong_200=self.settings.wrong_200)
 
         app = web.Application()
         app.router.add_post("/", serve)
@@ -157,6 +157,8 @@ class FakeVllmWorker:
             await self._free_remote(raw.get("kv_transfer_params"))
             return web.json_response(error_body(str(error), error.kind, error.status, error.param), status=error.status)
         self.received.append(Received(body.leg, {name.lower(): value for name, value in request.headers.items()}, raw))
+        if body.leg == "decode" and self.settings.connector and not body.is_complete:
+            return await self.faults.crash(at_once=not body.transfer.get("remote_block_ids"))
         fault = self.faults.take(body.leg)
         if fault is not None and fault.point == "before":
             return await self.faults.meet(fault, request)
@@ -172,7 +174,8 @@ class FakeVllmWorker:
             Generation(settings, rank, session, f"{request_id}-{number}-{uuid.uuid4().hex[:8]}", body, prompt)
             for number, prompt in enumerate(body.prompts)
         ]
-        return Answer(request, rank, AnswerBody(request_id, settings.model, body), generations, self.faults, fault)
+        form = AnswerBody(request_id, settings.model, body)
+        return Answer(request, rank, form, generations, self.faults, fault, settings.tokens_per_chunk)
 
     def _rank(self, named: str | None) -> WorkerRank:
         if named is None or not named.isdecimal():

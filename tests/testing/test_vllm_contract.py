@@ -6,6 +6,7 @@ A real pair is named by PDSERVE_VLLM_PREFILL and PDSERVE_VLLM_DECODE: NixlConnec
 
 import asyncio
 import os
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from tests.testing.vllm_client import LIMIT, WorkerClient
 
 PROMPT = [5, 9, 13, *range(20, 60)]
 GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "ignore_eos": True}
+LEASE_S = 60.0
+"""Longer than a lease, which a row before may have left to run out."""
 REAL = ("PDSERVE_VLLM_PREFILL", "PDSERVE_VLLM_DECODE")
 
 
@@ -60,7 +63,7 @@ async def a_prefill_answers_a_reference(pair: Pair) -> None:
 
 async def blocks_are_held_until_they_are_read(pair: Pair) -> None:
     usage = "vllm:kv_cache_usage_perc"
-    await pair.client.until(pair.prefill, usage, lambda value: value == 0)
+    await pair.client.until(pair.prefill, usage, lambda value: value == 0, LEASE_S)
     answer = await pair.client.prefill(pair.prefill, **GREEDY)
     await pair.client.until(pair.prefill, usage, lambda value: value > 0)
 
@@ -75,7 +78,9 @@ async def a_stream_has_ids_usage_and_done(pair: Pair) -> None:
 
     assert first["prompt_token_ids"] == PROMPT
     assert all(one.get("prompt_token_ids") is None for one in rest)
-    assert [one["finish_reason"] for one in (first, *rest)] == [None] * 5 + ["length"]
+    assert all(one["token_ids"] for one in (first, *rest)), "a chunk has one token or more"
+    assert [one["finish_reason"] for one in (first, *rest)] == [None] * len(rest) + ["length"]
+    assert len(answer.token_ids) == 6
     assert answer.events[-1]["choices"] == []
     assert (answer.usage["prompt_tokens"], answer.usage["completion_tokens"]) == (len(PROMPT), 6)
     assert answer.is_done
@@ -90,10 +95,13 @@ async def a_whole_answer_has_the_same_tokens(pair: Pair) -> None:
 
 
 async def sequences_have_indices(pair: Pair) -> None:
-    answer = await pair.client.stream(pair.decode, **GREEDY | {"n": 2})
+    sampled = GREEDY | {"temperature": 1, "seed": 3}
+    one = await pair.client.stream(pair.decode, **sampled)
+    two = await pair.client.stream(pair.decode, **sampled, n=2)
 
-    assert answer.tokens_of(0) == answer.tokens_of(1)
-    assert answer.usage["completion_tokens"] == 12
+    assert two.tokens_of(0) == one.token_ids
+    assert two.tokens_of(1) != one.token_ids
+    assert two.usage["completion_tokens"] == 12
 
 
 async def a_stop_token_is_the_reason(pair: Pair) -> None:
@@ -127,8 +135,39 @@ async def without_a_reference_it_prefills_itself(pair: Pair) -> None:
     answer = await pair.client.stream(pair.decode, **GREEDY)
 
     assert answer.status == 200
-    assert answer.usage["prompt_tokens_details"] in (None, {"cached_tokens": 0})
+    assert answer.usage["prompt_tokens_details"]["cached_tokens"] < len(PROMPT)
     assert await pair.client.gauge(pair.decode, "vllm:nixl_num_failed_transfers_total") == before
+
+
+async def cached_tokens_show_whether_kv_was_remote(pair: Pair) -> None:
+    prompt = _unseen()
+    first = await pair.client.prefill(pair.prefill, **GREEDY | {"prompt": prompt})
+    reference = first.body["kv_transfer_params"]
+    assert reference.pop("remote_prefill_cached_tokens") == 0, "D would report this number as its own"
+
+    answer = await pair.client.stream(pair.decode, **GREEDY | {"prompt": prompt}, kv_transfer_params=reference)
+
+    assert answer.usage["prompt_tokens_details"]["cached_tokens"] == len(prompt)
+
+
+async def a_reference_of_another_prompt_is_a_wrong_200(pair: Pair) -> None:
+    prompt, other = _unseen(), _unseen()
+    right = (await pair.client.stream(pair.prefill, **GREEDY | {"prompt": prompt})).token_ids
+    first = await pair.client.prefill(pair.prefill, **GREEDY | {"prompt": other})
+
+    answer = await pair.client.stream(
+        pair.decode, **GREEDY | {"prompt": prompt}, kv_transfer_params=first.body["kv_transfer_params"]
+    )
+
+    assert (answer.status, answer.is_done, len(answer.token_ids)) == (200, True, 6)
+    assert answer.token_ids != right
+
+
+async def tokens_beyond_the_context_are_cut(pair: Pair) -> None:
+    prompt = [7] * (pair.max_model_len - 3)
+    answer = await pair.client.complete(pair.decode, **GREEDY | {"prompt": prompt, "max_tokens": 10})
+
+    assert (answer.status, len(answer.token_ids)) == (200, 3)
 
 
 async def a_foreign_engine_is_an_error(pair: Pair) -> None:
@@ -145,12 +184,12 @@ async def a_foreign_engine_is_an_error(pair: Pair) -> None:
 async def a_request_refused_by_decode_frees_prefill(pair: Pair) -> None:
     first = await pair.client.prefill(pair.prefill, **GREEDY)
     reference = first.body["kv_transfer_params"]
-    many = GREEDY | {"max_tokens": pair.max_model_len}
+    many = GREEDY | {"max_tokens": pair.max_model_len + 1}
 
     answer = await pair.client.stream(pair.decode, **many, kv_transfer_params=reference)
 
     assert answer.status == 400
-    await pair.client.until(pair.prefill, "vllm:kv_cache_usage_perc", lambda value: value == 0)
+    await pair.client.until(pair.prefill, "vllm:kv_cache_usage_perc", lambda value: value == 0, LEASE_S)
 
 
 async def it_describes_itself(pair: Pair) -> None:
@@ -177,6 +216,9 @@ ROWS: list[Row] = [
     prompt_logprobs_have_a_row_for_each_token,
     an_aborted_request_stops,
     without_a_reference_it_prefills_itself,
+    cached_tokens_show_whether_kv_was_remote,
+    a_reference_of_another_prompt_is_a_wrong_200,
+    tokens_beyond_the_context_are_cut,
     a_foreign_engine_is_an_error,
     a_request_refused_by_decode_frees_prefill,
     it_describes_itself,
@@ -185,6 +227,9 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "another"}, 404, "NotFoundError"),
     ({"max_tokens": 100_000}, 400, "BadRequestError"),
     ({"prompt": None}, 400, "BadRequestError"),
+    ({"prompt": [7] * 10_000}, 400, "BadRequestError"),
+    ({"n": 2}, 400, "BadRequestError"),
+    ({"min_tokens": 7}, 400, "BadRequestError"),
     ({"stream_options": {"include_usage": True}}, 400, "BadRequestError"),
 ]
 
@@ -209,6 +254,11 @@ def test_a_real_pair_keeps_the_contract(row: Row) -> None:
 @pytest.mark.parametrize(("fields", "status", "kind"), REFUSED, ids=lambda value: str(value)[:40])
 def test_a_real_worker_refuses(fields: dict[str, Any], status: int, kind: str) -> None:
     asyncio.run(_on_real(_refusal(fields, status, kind)))
+
+
+def _unseen() -> list[int]:
+    """Return a prompt that no prefix cache contains."""
+    return random.SystemRandom().sample(range(5, 195), 43)
 
 
 def _refusal(fields: dict[str, Any], status: int, kind: str) -> Row:

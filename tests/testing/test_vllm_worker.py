@@ -148,16 +148,20 @@ async def used_twice(made: Cluster) -> dict[str, Any]:
     return reference
 
 
+async def expired(made: Cluster) -> dict[str, Any]:
+    reference = await made.reference()
+    await made.client.until(made.prefill.url, "vllm:nixl_num_kv_expired_reqs_total", lambda value: value == 1)
+    return reference
+
+
+async def of_no_request(made: Cluster) -> dict[str, Any]:
+    return await made.reference() | {"remote_request_id": "nobody"}
+
+
 async def after_a_restart(made: Cluster) -> dict[str, Any]:
     reference = await made.reference()
     await made.prefill.stop()
     await made.prefill.start()
-    return reference
-
-
-async def expired(made: Cluster) -> dict[str, Any]:
-    reference = await made.reference()
-    await made.client.until(made.prefill.url, "vllm:nixl_num_kv_expired_reqs_total", lambda value: value == 1)
     return reference
 
 
@@ -167,30 +171,72 @@ async def of_a_dead_worker(made: Cluster) -> dict[str, Any]:
     return reference
 
 
-@pytest.mark.parametrize("stale", [used_twice, after_a_restart, expired, of_a_dead_worker])
-def test_a_stale_reference_fails(stale: Callable[[Cluster], Awaitable[dict[str, Any]]]) -> None:
+Stale = Callable[[Cluster], Awaitable[dict[str, Any]]]
+
+
+@pytest.mark.parametrize("stale", [after_a_restart, of_a_dead_worker])
+def test_a_reference_of_a_lost_worker_fails(stale: Stale) -> None:
     async def test(made: Cluster) -> None:
         answer = await made.decoded(await stale(made))
 
         assert (answer.status, answer.token_ids, answer.error["code"]) == (200, [], 500)
 
-    run(test, WorkerSettings(fake=FAKE, lease_s=0.2 if stale is expired else 30))
+    run(test)
 
 
-def test_a_wrong_200_is_another_prompts_answer() -> None:
+@pytest.mark.parametrize("stale", [used_twice, expired, of_no_request])
+@pytest.mark.parametrize("wrong_200", [False, True])
+def test_a_stale_reference_reads_what_lies_there(stale: Stale, wrong_200: bool) -> None:
     async def test(made: Cluster) -> None:
         right = (await made.client.stream(made.decode.url, **GREEDY)).token_ids
-        reference = await made.reference()
-        await made.decoded(reference)
-        for first in range(4):  # other prompts fill the blocks that were freed
-            await made.client.complete(made.prefill.url, **GREEDY | {"prompt": list(range(first + 60, first + 95))})
-        answer = await made.decoded(reference)
+        answer = await made.decoded(await stale(made))
 
         assert (answer.status, answer.is_done, len(answer.token_ids)) == (200, True, 5)
-        assert answer.token_ids != right
+        assert (answer.token_ids == right) != wrong_200
+        assert await made.client.gauge(made.prefill.url, "vllm:nixl_num_notifications_after_expiry_total") == 1
 
-    small = WorkerSettings(fake=replace(FAKE, num_blocks=9))
-    run(test, small, WorkerSettings(fake=FAKE, wrong_200=True))
+    run(test, WorkerSettings(fake=FAKE, lease_s=0.2 if stale is expired else 30, wrong_200=wrong_200))
+
+
+def test_a_stale_reference_may_be_another_prompts_answer() -> None:
+    async def test(made: Cluster) -> None:
+        right = (await made.client.stream(made.decode.url, **GREEDY)).token_ids
+        reference = await used_twice(made)
+        for first in range(4):  # other prompts fill the blocks that were freed
+            await made.client.complete(made.prefill.url, **GREEDY | {"prompt": list(range(first + 60, first + 95))})
+
+        assert (await made.decoded(reference)).token_ids not in ([], right)
+
+    run(test, WorkerSettings(fake=replace(FAKE, num_blocks=9)))
+
+
+@pytest.mark.parametrize("missing", ["remote_engine_id", "remote_block_ids"])
+def test_an_incomplete_reference_kills_the_decode_worker(missing: str) -> None:
+    async def test(made: Cluster) -> None:
+        reference = {key: value for key, value in (await made.reference()).items() if key != missing}
+        with pytest.raises((TimeoutError, aiohttp.ClientError)):
+            await asyncio.wait_for(made.decoded(reference), 0.3)
+
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await made.client.gauge(made.decode.url, "vllm:num_requests_running")
+                except aiohttp.ClientError:
+                    return
+
+    run(test)
+
+
+def test_a_chunk_may_carry_several_tokens() -> None:
+    async def test(made: Cluster) -> None:
+        single = await made.client.stream(made.prefill.url, **GREEDY, logprobs=0)
+        joined = await made.client.stream(made.decode.url, **GREEDY, logprobs=0)
+
+        assert [len(one["token_ids"]) for one in joined.choices] == [1, 3, 1]
+        assert [len(one["logprobs"]["tokens"]) for one in joined.choices] == [1, 3, 1]
+        assert joined.token_ids == single.token_ids
+
+    run(test, None, WorkerSettings(fake=FAKE, tokens_per_chunk=3))
 
 
 def test_without_a_connector_nothing_is_handed_off() -> None:
