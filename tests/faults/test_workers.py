@@ -28,7 +28,7 @@ from wire.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
 
-RESULTS = "PDSERVE_WORKER_FAULT_RESULTS"
+RESULTS = "WORKER_FAULT_RESULTS"
 """A file's name here gets a line of Markdown for each row."""
 REQUESTS = 20
 AT_ONCE = 5
@@ -110,6 +110,7 @@ class Processes:
                     return
             except Unavailable:
                 ready = None
+            assert self._scheduler is None or self._scheduler.poll() is None, "the scheduler has ended"
             assert time.monotonic() < deadline, ready
             time.sleep(0.1)
 
