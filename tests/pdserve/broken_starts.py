@@ -19,6 +19,7 @@ def _start(arguments: Sequence[str]) -> int:
 
 _SERVERS = Command(_start, "pdserve.launch: ")
 _UP = Command(cli.main, "pdserve up: ")
+_ROUTE = Command(cli.main, "pdserve route: ")
 _TABLES: Mapping[str, Document] = {"g.json": modelarts(), "l.json": local(), "host.json": local(server(A))}
 _DECODE = {"GLOBAL_RANK_TABLE_FILE_PATH": "g.json", "RANK_TABLE_FILE_PATH": "l.json"}
 _SCHEDULER = _DECODE | {"RANK_TABLE_FILE_PATH": "host.json", "NODE_PORTS": "8088,8089"}
@@ -123,4 +124,23 @@ PDSERVE_UP = (
     _up("fewer KV ports than ranks", "--kv-transport=tcp", "--kv-port-range=20000-20000"),
 )
 
-SECTIONS: Mapping[str, tuple[Broken, ...]] = {"`start_servers.sh`": START_SERVERS, "`pdserve up`": PDSERVE_UP}
+
+def _route(what: str, *words: str) -> Broken:
+    return Broken(what, None, {}, ("route", *words), _ROUTE)
+
+
+_PAIR = ("--prefill=http://127.0.0.1:9", "--decode=http://127.0.0.1:19")
+PDSERVE_ROUTE = (
+    _route("no worker", "--model=."),
+    _route("no decode worker", "--prefill=http://127.0.0.1:9"),
+    _route("a URL that is none", "--combined=127.0.0.1:9"),
+    _route("a URL with a path", "--combined=http://127.0.0.1:9/v1"),
+    _route("a key in a URL", "--combined=http://user:key@127.0.0.1:9"),
+    _route("a worker named twice", *_PAIR, "--combined=http://127.0.0.1:9"),
+    _route("a file of keys that is not there", *_PAIR, "--worker-api-key-file=/nope"),
+    _route("workers that do not answer, and no model", *_PAIR, "--port=9"),
+)
+
+SECTIONS: Mapping[str, tuple[Broken, ...]] = {
+    "`start_servers.sh`": START_SERVERS, "`pdserve up`": PDSERVE_UP, "`pdserve route`": PDSERVE_ROUTE,
+}  # fmt: skip
