@@ -3,7 +3,7 @@
 int4pack, int4pack-host   4-bit weights in groups, by torch's kernel for GPUs and by its CPU counterpart
 int8, float8              weights of that type, inputs rounded to it token by token
 float8-blocks, widened    float8 with scales by block, by torch's product and by widening (kept_blocks.py)
-experts-float8, -widened  experts (kept_experts.py)
+experts-float8, -widened, npu-experts-int8   experts (kept_experts.py)
 npu-int8, npu-antiquant   W8A8, and 4- or 8-bit weights with float inputs, by torch_npu's ops
 """
 
@@ -14,6 +14,7 @@ from engine.quantization.kept_blocks import BLOCKS_BY_TORCH, WidenedFormat
 from engine.quantization.kept_experts import FLOAT8_EXPERTS, ExpertsFormat, RoundedExperts, WidenedExperts
 from engine.quantization.kept_int4pack import ON_CARD, ON_HOST, Int4Format
 from engine.quantization.kept_npu import W8A8, AntiquantFormat
+from engine.quantization.kept_npu_experts import W8A8_EXPERTS
 from engine.quantization.kept_rounded import FLOAT8_BY_TORCH, INT8_BY_TORCH, RoundedFormat
 
 FORMATS: dict[str, KeptFormat] = {
@@ -30,6 +31,7 @@ FORMATS: dict[str, KeptFormat] = {
 
 EXPERTS: dict[str, ExpertsFormat] = {
     "experts-float8": RoundedExperts(FLOAT8_EXPERTS),
+    "npu-experts-int8": RoundedExperts(W8A8_EXPERTS),
     "experts-widened": WidenedExperts(),
 }
 
