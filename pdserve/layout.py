@@ -17,6 +17,7 @@ from ranktable_tools.secret import ensure_secret
 from ranktable_tools.tables import WorkerKind
 from ranktable_tools.worker_kind import VARIABLE
 from ranktable_tools.worker_ports import PORT_NAMES
+from ranktable_tools.worker_urls import url_of
 
 HOST = "127.0.0.1"
 __all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
@@ -87,16 +88,16 @@ def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Genera
 
 def _process(
     tables: Path, generated: Generated, local: str, name: str, host: str, port: int, flags: tuple[str, ...],
-    cards: Mapping[str, str] = MappingProxyType({}),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> ProcessPlan:  # fmt: skip
     return ProcessPlan(
         name=name,
         role=name.partition("-")[0],
-        address=f"{host}:{port}",
+        address=url_of(host, port) if VARIABLE in variables else f"{host}:{port}",
         command=launch_command(host, port, flags),
         env={
             "GLOBAL_RANK_TABLE_FILE_PATH": str(tables / generated.global_name),
             "RANK_TABLE_FILE_PATH": str(tables / local),
-            **cards,
+            **variables,
         },
     )

@@ -7,6 +7,7 @@ from ranktable_tools.launch_plan import GLOBAL_VARIABLE
 from ranktable_tools.table_file import read_global
 from ranktable_tools.tables import GlobalTable, TableServer
 from ranktable_tools.watched_table import WatchedTable
+from ranktable_tools.worker_urls import url_place
 
 
 class TableMembership:
@@ -36,5 +37,5 @@ def _read(path: str) -> GlobalTable:
 
 
 def _is(server: TableServer, address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return canonical(dial_host(server.server_ip)) == canonical(host) and server.server_port == int(port)
+    host, port = url_place(address)
+    return canonical(dial_host(server.server_ip)) == canonical(host) and server.server_port == port

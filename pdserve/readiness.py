@@ -86,8 +86,7 @@ def _addresses(reply: Reply | None, state: str | None = None) -> set[str]:
 
 
 def _plain(address: str) -> str:
-    """Return an address without the scheme of a worker's URL and the brackets of IPv6."""
-    return address.removeprefix("http://").replace("[", "").replace("]", "")
+    return address.replace("[", "").replace("]", "")
 
 
 def _missing(body: object) -> str:

@@ -14,6 +14,7 @@ from pdserve.run_folder import ClusterState, ProcessRecord, resident_bytes
 from pdserve.supervisor_log import in_utc
 from pdserve.target_cluster import TargetCluster, add_where, find
 from pdserve.text_table import on_or_off, printable, text_table
+from ranktable_tools.worker_urls import url_place
 from wire.errors import Unavailable
 from wire.link_reasons import is_failure
 
@@ -105,9 +106,8 @@ def _condition(process: ProcessRecord, seen: InstanceRow | None) -> tuple[str, s
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S):
+        with socket.create_connection(url_place(address), _ANSWER_S):
             return True
     except (OSError, ValueError):
         return False

@@ -17,8 +17,8 @@ def worker_url(text: str) -> ValueFault | None:
 
 
 def url_place(url: str) -> tuple[str, int]:
-    """Return host and port of a URL that `worker_url` accepts."""
-    host, _, port = url.partition("://")[2].rpartition(":")
+    """Return host and port of a URL that `worker_url` accepts, or of an address without a scheme."""
+    host, _, port = url.rpartition("//")[2].rpartition(":")
     return host.strip("[]"), int(port)
 
 

@@ -36,7 +36,10 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """A worker's command line, the variables to set, and where it listens: at `port` for HTTP, the others for KV."""
+    """A worker's command line, its variables, and where it listens: at `port` for HTTP, the others for KV.
+
+    `variables` has those that were set before too: what is printed can be typed elsewhere.
+    """
 
     argv: tuple[str, ...]
     variables: Mapping[str, str]
@@ -66,9 +69,9 @@ def worker_line(plan: LaunchPlan, typed: TypedFlags, environ: Mapping[str, str],
     if not {_DETAILS, f"no-{_DETAILS}"} & typed.values.keys():
         added.append(f"--{_DETAILS}")
     argv = (*place.program, "serve", model, *added, f"--{KV_CONFIG}", json.dumps(config), *typed.passed)
-    variables = {**place.variables, **_variables(plan, kv_host, used), **_cpu(place.cores, len(plan.own.devices))}
-    chosen = {name: value for name, value in variables.items() if not environ.get(name) or name in place.variables}
-    return WorkerLine(argv, chosen, host, port, kv_host, used)
+    implied = {**_variables(plan, kv_host, used), **_cpu(place.cores, len(plan.own.devices))}
+    effective = {name: environ.get(name) or value for name, value in implied.items()}
+    return WorkerLine(argv, {**place.variables, **effective}, host, port, kv_host, used)
 
 
 def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:

@@ -62,7 +62,12 @@ def test_up_starts_serves_and_restarts_workers(tmp_path: Path, fake_model: Path)
         assert again.status == 200, again.body
         assert again.json()["choices"][0]["text"] == first.json()["choices"][0]["text"]
         status = pdserve("status").stdout
-        assert [line.split()[0] for line in status.splitlines()[2:5]] == ["prefill-0", "decode-0", "scheduler"]
+        rows = [line.split() for line in status.splitlines()[2:5]]
+        assert [(row[0], row[4]) for row in rows] == [
+            ("prefill-0", "living"),
+            ("decode-0", "living"),
+            ("scheduler", "running"),
+        ]
     finally:
         assert pdserve("down").returncode == 0
     assert "SIGKILL" in (pdserve.folder.log("supervisor")).read_text()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.layout import ClusterShape, environment, lay_out
+from pdserve.membership import TableMembership
 from ranktable_tools.launch_plan import resolve
 from wire.errors import ConfigError
 
@@ -33,6 +34,8 @@ def test_workers_of_another_engine_have_flags_and_ports_of_their_own(tmp_path: P
     assert [plan.command[-2:] for plan in workers] == [("--model", "/m")] * 2
     assert scheduler.command[-1] == "--kv-digests"
     assert [plan.env.get("PDSERVE_WORKER") for plan in (*workers, scheduler)] == ["vllm", "vllm", None]
+    assert all(plan.address.startswith("http://127.0.0.1:") for plan in workers)
+    assert all(TableMembership().has(plan) for plan in workers)
     assert len({plan.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for plan in workers}) == 2
     assert {resolve(environment(plan, {})).own.worker for plan in workers} == {"vllm"}
 

@@ -92,19 +92,22 @@ ROWS = {
         config=_VLLM | {"kv_role": "kv_both", "kv_connector_extra_config": {"x": 9}},
     ),
     "the side channel that is set": Row(
-        environ={"VLLM_NIXL_SIDE_CHANNEL_PORT": "7000", "VLLM_NIXL_SIDE_CHANNEL_HOST": B}, variables={}
+        environ={"VLLM_NIXL_SIDE_CHANNEL_PORT": "7000", "VLLM_NIXL_SIDE_CHANNEL_HOST": B},
+        variables={"VLLM_NIXL_SIDE_CHANNEL_PORT": "7000", "VLLM_NIXL_SIDE_CHANNEL_HOST": B},
     ),
     "cores of a CPU": Row(cores=(2, 3, 4, 5), variables=_SIDE | {
         "VLLM_CPU_OMP_THREADS_BIND": "2,3|4,5", "VLLM_CPU_KVCACHE_SPACE": "1",
     }),
     "fewer cores than ranks": Row(cores=(3,), environ={"VLLM_CPU_KVCACHE_SPACE": "4"}, variables=_SIDE | {
-        "VLLM_CPU_OMP_THREADS_BIND": "3|3",
+        "VLLM_CPU_OMP_THREADS_BIND": "3|3", "VLLM_CPU_KVCACHE_SPACE": "4",
     }),
     "vllm-ascend, prefill": Row(worker="vllm-ascend", sizes=(4, 2), variables={"VLLM_HOST_IP": A}, config={
         "kv_connector": "MooncakeConnectorV1", "kv_role": "kv_producer", "kv_load_failure_policy": "fail",
         "kv_port": 18000, "engine_id": "prefill-0-c0ffee", "kv_connector_extra_config": _ascend((1, 4), (1, 2)),
     }),
-    "vllm-ascend, decode": Row("decode", (4, 2), "vllm-ascend", environ={"VLLM_HOST_IP": B}, variables={}, config={
+    "vllm-ascend, decode": Row("decode", (4, 2), "vllm-ascend", environ={"VLLM_HOST_IP": "h"}, variables={
+        "VLLM_HOST_IP": "h",
+    }, config={
         "kv_connector": "MooncakeConnectorV1", "kv_role": "kv_consumer", "kv_load_failure_policy": "fail",
         "kv_port": 18000, "engine_id": "decode-0-c0ffee", "kv_connector_extra_config": _ascend((1, 4), (1, 2)),
     }),
