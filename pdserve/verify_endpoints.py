@@ -19,7 +19,11 @@ _TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One output position of one endpoint: the token as text, its log probability, and those of the most likely."""
+    """One output position of one endpoint: the token, its log probability, and those of the most likely.
+
+    The token is `token_id:N` where both endpoints can say so, else its text, which servers show differently where it is
+    no whole character.
+    """
 
     token: str
     logprob: float
@@ -49,9 +53,11 @@ def verify_endpoints(base_url: str, reference_url: str, count: int, max_tokens: 
     """
     found, reference = (_Endpoint(url) for url in (base_url, reference_url))
     print(f"{found} against {reference}: {count} prompts, {max_tokens} tokens each, greedy", flush=True)
+    by_id = found.names_tokens_by_id() and reference.names_tokens_by_id()
     compared = []
     for prompt in tqdm(texts(count), unit="prompt", leave=False):
-        compared.append(compare(reference.answer(prompt, max_tokens), found.answer(prompt, max_tokens)))
+        answers = [one.answer(prompt, max_tokens, by_id=by_id) for one in (reference, found)]
+        compared.append(compare(*answers))
     for number, one in enumerate(compared):
         if one.divergence is not None:
             print(f"{'close' if one.is_close else 'DIFFERENT'}: prompt {number}, {one.divergence}")
@@ -95,9 +101,16 @@ class _Endpoint:
     def __str__(self) -> str:
         return f"{self._client.base_url} ({self._model})"
 
-    def answer(self, prompt: str, max_tokens: int) -> list[Position]:
+    def names_tokens_by_id(self) -> bool:
+        """Return whether it can name tokens by id in log probabilities, as vLLM and pdserve do."""
+        try:
+            return self.answer("a", 1, by_id=True)[0].token.startswith("token_id:")
+        except Unavailable:  # it refuses the field
+            return False
+
+    def answer(self, prompt: str, max_tokens: int, *, by_id: bool) -> list[Position]:
         body = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": _TOP}
-        reply = self._client.post("/v1/completions", body)
+        reply = self._client.post("/v1/completions", body | ({"return_tokens_as_token_ids": True} if by_id else {}))
         answer = reply.json()
         if reply.status != 200 or not isinstance(answer, dict):
             raise Unavailable(f"{self} answered {reply.status}: {reply.body[:300].decode(errors='replace')}")
