@@ -17,19 +17,24 @@ if TYPE_CHECKING:
 
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
-    pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8", "float8"), is_asynchronous=True,
+    pool_alignment=512, attention="cuda", is_asynchronous=True,
+    kept_linears=("int4pack", "int8", "float8", "float8-blocks", "widened", "experts-float8", "experts-widened"),
     ray_resource="GPU", packages=("flashinfer-python", "flash-attn-3"),
 )  # fmt: skip
 
 
-_FLOAT8_FROM = (8, 9)
-
-
 def card_traits(capability: tuple[int, int]) -> Traits:
-    """Return the traits of a GPU: float8 products need compute capability 8.9 (ATen/native/cuda/ScaledBlas.cpp)."""
-    if capability >= _FLOAT8_FROM:
-        return TRAITS
-    return replace(TRAITS, kept_linears=tuple(name for name in TRAITS.kept_linears if name != "float8"))
+    """Return the traits of a GPU: it keeps weights in those formats that it multiplies."""
+    return replace(TRAITS, kept_linears=tuple(name for name in TRAITS.kept_linears if _multiplies(name, capability)))
+
+
+def _multiplies(name: str, capability: tuple[int, int]) -> bool:
+    """Return whether torch has the product: ATen/native/cuda/ScaledBlas.cpp and GroupedBlas.cpp for float8."""
+    if name == "float8":
+        return capability >= (8, 9)
+    if name == "float8-blocks":
+        return capability[0] == 9
+    return name != "experts-float8" or capability in ((9, 0), (10, 0))
 
 
 class CudaKind:

@@ -29,12 +29,12 @@ class Traits:
     that limits the cards a process can use. `collective` is its process group backend in torch. `block_size` and
     `prefill_chunk_size` (tokens) are the defaults of these flags. A pool's base address is a multiple of
     `pool_alignment` bytes. `attention` names its own attention backend. `pools_on_host`: its pools are in host memory,
-    which peers may map and native kernels may read. `kept_linears` names the formats in which its linear layers can
-    stay quantised, best first (engine/quantization/kept_table.py). `is_asynchronous`: launches return before the work
-    is done, so a step may be launched before the previous one is collected. `one_sided` is the protocol with which
-    Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py). `ray_resource` is Ray's name for one of its
-    devices. `image` is the kind of container image for it, if that is not `kind`. `packages` are Python packages of its
-    own, whose versions a bug report shows.
+    which peers may map and native kernels may read. `kept_linears` names the formats in which its linear layers and
+    experts can stay quantised, best first (engine/quantization/kept_table.py). `is_asynchronous`: launches return
+    before the work is done, so a step may be launched before the previous one is collected. `one_sided` is the protocol
+    with which Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py). `ray_resource` is Ray's name for one
+    of its devices. `image` is the kind of container image for it, if that is not `kind`. `packages` are Python packages
+    of its own, whose versions a bug report shows.
     """
 
     kind: str

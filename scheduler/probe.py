@@ -23,6 +23,7 @@ _PROBE_PARAMS = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
 _POOLINGS = {ModelKind.VECTORS: (Pooling(),), ModelKind.SCORES: (Pooling("score", second_text=2),)}
 _ROUND_S = 1.0
 _EAGER_ROUND_S = 0.05
+_PROOFS_AT_ONCE = 8
 
 
 class PathProbe:
@@ -38,8 +39,8 @@ class PathProbe:
     async def run(self) -> None:
         """Probe until cancelled; while nothing is ready, probe new pairs almost at once."""
         while True:
-            for gap in self._readiness.unproven():
-                await self._prove(gap.sender, gap.receiver)
+            proofs = (self._prove(gap.sender, gap.receiver) for gap in self._readiness.unproven()[:_PROOFS_AT_ONCE])
+            await asyncio.gather(*proofs)
             answered = [await self._probe(plan) for plan in self._readiness.due()]
             eager = not self._readiness.ready() and all(answered)
             await asyncio.sleep(_EAGER_ROUND_S if eager else _ROUND_S)

@@ -98,8 +98,13 @@ def run_experts(
 
 def _layers(network: Any) -> Iterator[nn.Module]:
     """Yield the experts of each layer that uses the experts interface."""
+    return (module for module in network.modules() if is_layer_of_experts(module))
+
+
+def is_layer_of_experts(module: Any) -> bool:
+    """Return whether a module is a layer's experts and uses the experts interface, with floats as its weights."""
     marks = ("_apply_gate", "has_gate", "is_transposed", "num_experts", "down_proj")
-    return (module for module in network.modules() if all(hasattr(module, mark) for mark in marks))
+    return all(hasattr(module, mark) for mark in marks) and isinstance(module.down_proj, torch.Tensor)
 
 
 @torch.inference_mode()

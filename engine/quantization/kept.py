@@ -72,6 +72,11 @@ class Kernel(Protocol):
 class KeptFormat(Protocol):
     """A method by which a device computes with quantised weights."""
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs are rounded to the type of the codes."""
+        ...
+
     def takes(self, weight: KeptWeight) -> bool:
         """Return whether it is meant for this type of codes."""
         ...
@@ -100,8 +105,11 @@ class KeptLinear(nn.Module):
     buffers, so nothing moves, casts or initialises them.
     """
 
-    def __init__(self, linear: nn.Linear, kernel: Kernel, order: torch.Tensor | None) -> None:
+    def __init__(
+        self, linear: nn.Linear, kernel: Kernel, order: torch.Tensor | None, *, rounds_inputs: bool = False
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.rounds_inputs = rounds_inputs
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         self._forward_hooks.update(linear._forward_hooks)
         self._kernel, self._order = kernel, order

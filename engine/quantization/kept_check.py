@@ -4,18 +4,34 @@ Rows are standard normal, so an output of a weight row w has the deviation |w|, 
 format's rounding. The mean square over the rows estimates it; with 32 rows, twice that is never reached by chance.
 """
 
+from typing import Protocol
+
 import torch
 
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.interface import Grouped
-from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight
+from engine.quantization.kept import KeptFormat, KeptWeight
+from engine.quantization.kept_experts import ExpertsFormat
 
 _TOGETHER, _ALONE, _AGAIN = 24, 8, 8
 _SLACK = 2.0
 
 
+class KeptProduct(Protocol):
+    """A layer that stays quantised (KeptLinear), or one expert of several."""
+
+    @property
+    def in_features(self) -> int:
+        """Columns of a row."""
+        ...
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [num_rows, outputs] of [num_rows, in_features], without a bias."""
+        ...
+
+
 def disagreement(
-    kept: KeptLinear, grouped: Grouped, weight: KeptWeight, form: KeptFormat, dtype: torch.dtype
+    kept: KeptProduct, grouped: Grouped, weight: KeptWeight, form: KeptFormat | ExpertsFormat, dtype: torch.dtype
 ) -> str | None:  # fmt: skip
     """Describe how far the kept layer is from the dequantised one; None where its rounding explains the difference.
 

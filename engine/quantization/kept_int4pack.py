@@ -110,6 +110,11 @@ class Int4Format:
 
     ops: Int4Ops
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """See KeptFormat."""
+        return False
+
     def takes(self, weight: KeptWeight) -> bool:
         """See KeptFormat."""
         return weight.num_bits == 4

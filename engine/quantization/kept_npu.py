@@ -50,6 +50,11 @@ class AntiquantKernel:
 class AntiquantFormat:
     """Implements KeptFormat for codes of 4 and 8 bits."""
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """See KeptFormat."""
+        return False
+
     def takes(self, weight: KeptWeight) -> bool:
         """See KeptFormat."""
         return weight.num_bits is not None

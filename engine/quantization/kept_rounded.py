@@ -56,6 +56,11 @@ class RoundedFormat:
 
     op: RoundedOp
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """See KeptFormat."""
+        return True
+
     def takes(self, weight: KeptWeight) -> bool:
         """See KeptFormat: codes of a checkpoint whose inputs are rounded to their type."""
         return weight.codes.dtype == self.op.codes == weight.rounded_inputs

@@ -8,7 +8,7 @@ import torch
 from engine.checkpoints.weights import Weights
 from engine.quantization.interface import Layout
 from engine.quantization.kept_load import Keeper
-from engine.quantization.kept_table import formats_named
+from engine.quantization.kept_table import experts_named, formats_named
 from engine.quantization.weights import DequantisingWeights
 
 _GIB = 1 << 30
@@ -39,7 +39,10 @@ def make_keeper(plain: PlainWeights, layout: Layout | None, formats: Sequence[st
     """
     if layout is None or not formats or not isinstance(plain.weights, DequantisingWeights):
         return None
-    return Keeper(plain.weights, formats_named(formats), rounded_inputs=layout.rounded_inputs, prefix=prefix)
+    return Keeper(
+        plain.weights, formats_named(formats), experts_named(formats), rounded_inputs=layout.rounded_inputs,
+        prefix=prefix,
+    )  # fmt: skip
 
 
 def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Keeper | None) -> str | None:
@@ -54,7 +57,8 @@ def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Ke
     held = keeper.network_bytes
     kept = held - keeper.float_bytes + keeper.kept_bytes
     rounded = str(layout.rounded_inputs).removeprefix("torch.").removesuffix("_e4m3fn")
-    inputs = "" if layout.rounded_inputs is None else f"; inputs are rounded to {rounded}, token by token"
+    which = "inputs are" if keeper.num_rounded == keeper.kept else f"inputs of {keeper.num_rounded} layers are"
+    inputs = f"; {which} rounded to {rounded}, token by token" if keeper.num_rounded else ""
     whose = "this rank's weights" if keeper.is_cut else "weights"
     return (
         f"{layout.name}, {_count(weights, keeper)}; {whose} take {_size(kept)} of memory, dequantised to {dtype} "

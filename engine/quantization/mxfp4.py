@@ -19,7 +19,8 @@ from wire.errors import ConfigError
 
 _GROUP = 32
 _BLOCKS, _SCALES = "_blocks", "_scales"
-_HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice each nibble's value, so that all are whole
+HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice each nibble's value, so that all are whole."""
 _BIAS = 127 + 1
 
 
@@ -56,15 +57,15 @@ class Experts:
         """Return [experts, inputs, outputs] or a range of one of them; a range of inputs reads whole groups."""
         blocks, scales, inside = self._read(part)
         made = torch.empty(len(blocks), len(inside), blocks.shape[1], dtype=dtype)
-        halves = torch.tensor(_HALVES, dtype=torch.int8)
-        pairs = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), dim=1)  # [256, 2], low nibble first
         for expert, block in enumerate(blocks):
-            codes = pairs[block.to(torch.int32)].flatten(1)  # [outputs, inputs]
-            exponents = scales[expert].to(torch.int32) - _BIAS
-            powers = torch.ldexp(torch.ones(exponents.shape), exponents)
-            values = dequantise(Grouped(codes, powers, None, EvenGroups(_GROUP)), dtype)
+            values = dequantise(_grouped(block, scales[expert]), dtype)
             made[expert] = values[:, inside.start : inside.stop].t()
         return made
+
+    @property
+    def modules(self) -> tuple["Expert", ...]:
+        """Each expert's weight."""
+        return tuple(Expert(self, number) for number in range(self.shape[0]))
 
     def _read(self, part: TensorSlice | None) -> tuple[torch.Tensor, torch.Tensor, range]:
         """Return blocks, scales, and the range of the requested inputs in them."""
@@ -77,6 +78,41 @@ class Experts:
             part = TensorSlice(1, part.start, part.end)
         read = self.stored.read
         return read(f"{self.name}{_BLOCKS}", part), read(f"{self.name}{_SCALES}", part), inside
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """Implements QuantisedModule: one of the weights in one tensor."""
+
+    experts: Experts
+    number: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        _, inputs, outputs = self.experts.shape
+        return outputs, inputs
+
+    def read(self, rows: range, columns: range) -> Grouped:
+        """Read the whole expert and return the range of it, with scales in bfloat16, which has every power."""
+        part, name = TensorSlice(0, self.number, self.number + 1), self.experts.name
+        groups = slice(columns.start // _GROUP, -(-columns.stop // _GROUP))
+        blocks, scales = (
+            self.experts.stored.read(f"{name}{kind}", part)[0, rows.start : rows.stop, groups]
+            for kind in (_BLOCKS, _SCALES)
+        )
+        grouped, skipped = _grouped(blocks, scales), columns.start % _GROUP
+        codes = grouped.codes[:, skipped : skipped + len(columns)]
+        return Grouped(codes, grouped.scales.to(torch.bfloat16), None, EvenGroups(_GROUP, skipped))
+
+
+def _grouped(blocks: torch.Tensor, scales: torch.Tensor) -> Grouped:
+    """Return blocks [outputs, groups, 16] and exponents [outputs, groups] as int8 codes and powers of two."""
+    halves = torch.tensor(HALVES, dtype=torch.int8)
+    pairs = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), dim=1)  # [256, 2], low nibble first
+    exponents = scales.to(torch.int32) - _BIAS
+    powers = torch.ldexp(torch.ones(exponents.shape), exponents)
+    return Grouped(pairs[blocks.to(torch.int32)].flatten(1), powers, None, EvenGroups(_GROUP))
 
 
 def _experts(stored: Weights, name: str) -> Experts:

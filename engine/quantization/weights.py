@@ -7,6 +7,7 @@ import torch
 from engine.checkpoints.weights import TensorSlice, Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.interface import Layout, QuantisedModule
+from engine.quantization.mxfp4 import Experts
 from wire.errors import ConfigError
 
 
@@ -57,6 +58,11 @@ class DequantisingWeights:
         """Return the quantised linear layer whose weight is `name`, None where it is not such a weight."""
         tensor = self._tensors.get(name)
         return tensor.module if isinstance(tensor, Matrix) else None
+
+    def experts(self, name: str) -> tuple[QuantisedModule, ...]:
+        """Return the weight of each expert where `name` is one quantised tensor of a layer's experts, else nothing."""
+        tensor = self._tensors.get(name)
+        return tensor.modules if isinstance(tensor, Experts) else ()
 
     @property
     def num_quantised(self) -> int:

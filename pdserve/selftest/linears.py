@@ -1,4 +1,4 @@
-"""Compare linear layers in each quantised format of the device's traits with their dequantised weights."""
+"""Compare linear layers and experts in each quantised format of the device's traits with their dequantised weights."""
 
 import functools
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 
 _OUTPUTS, _INPUTS, _GROUP = 256, 512, 128
+_EXPERTS = 4
 
 
 def linear_checks(device: Device) -> Iterator[SelftestCheck]:
@@ -27,9 +28,11 @@ def _none(device: Device) -> str:
 def _compare(device: Device, name: str) -> str:
     from engine.quantization.kept import KeptLinear, kept_weight
     from engine.quantization.kept_check import disagreement
-    from engine.quantization.kept_table import formats_named
+    from engine.quantization.kept_table import EXPERTS, FORMATS
 
-    (form,), tried, reasons = formats_named([name]), [], []
+    if name in EXPERTS:
+        return _compare_experts(device, name)
+    form, tried, reasons = FORMATS[name], list[str](), list[str]()
     for sort, grouped, rounded_inputs in _weights(device.torch_device):
         weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
         if isinstance(weight, str) or not form.takes(weight):
@@ -45,6 +48,36 @@ def _compare(device: Device, name: str) -> str:
         if why is not None:
             raise Wrong(f"{sort}: {why}")
         tried.append(sort)
+    return _result(tried, reasons)
+
+
+def _compare_experts(device: Device, name: str) -> str:
+    from engine.quantization.compact import compact_experts
+    from engine.quantization.kept import kept_weight
+    from engine.quantization.kept_experts_load import choose_format
+    from engine.quantization.kept_table import EXPERTS
+
+    form, tried, reasons = EXPERTS[name], list[str](), list[str]()
+    for sort, grouped, rounded_inputs in _weights(device.torch_device):
+        weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
+        assert not isinstance(weight, str)
+        weights = compact_experts([weight] * _EXPERTS, _EXPERTS, device.torch_device)
+        assert not isinstance(weights, str)
+        if not form.takes(weights, rounded_inputs):
+            continue
+        lacking = form.lacking(weights, torch.bfloat16)
+        if lacking is not None:
+            reasons.append(lacking)
+            continue
+        with torch.inference_mode():
+            made = choose_format(weights, {0: weight, _EXPERTS - 1: weight}, [form], rounded_inputs, torch.bfloat16)
+        if isinstance(made, str):
+            raise Wrong(f"{sort}: {made}")
+        tried.append(sort)
+    return _result(tried, reasons)
+
+
+def _result(tried: list[str], reasons: list[str]) -> str:
     if not tried:
         raise NotHere("; ".join(reasons) or "it supports none of the formats tested here")
     return ", ".join(tried)
@@ -53,7 +86,7 @@ def _compare(device: Device, name: str) -> str:
 def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, torch.dtype | None]]:
     """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros), W8A8 and fp8 (8 bits, one scale a row).
 
-    The last of each is the type of rounded inputs.
+    The last is fp8 with scales by block. The last of each is the type of rounded inputs.
     """
     numbers = torch.Generator().manual_seed(1)
 
@@ -69,3 +102,5 @@ def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, torch.dtype |
     yield "W8A8", Grouped(codes(-127, 128, torch.int8), scales(1), None, EvenGroups(_INPUTS)), torch.int8
     float8 = torch.float8_e4m3fn
     yield "fp8", Grouped(codes(-127, 128, float8), scales(1), None, EvenGroups(_INPUTS)), float8
+    blocks = scales(groups)[::_GROUP].repeat_interleave(_GROUP, 0)
+    yield "fp8 by block", Grouped(codes(-127, 128, float8), blocks, None, EvenGroups(_GROUP)), float8

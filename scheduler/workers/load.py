@@ -46,7 +46,7 @@ def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> LoadSnapsh
     sums: dict[bytes, float] = {}
     engines = 0
     for name, labels, value in _LINE.findall(metrics):
-        if engine not in labels:
+        if engine not in labels or value == b"NaN":
             continue
         sums[name] = sums.get(name, 0.0) + float(value)
         engines += name == b"num_requests_running"

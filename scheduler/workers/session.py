@@ -22,7 +22,9 @@ from scheduler.workers.request_body import check_prompt, continued_ids, generate
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import (
+    DeadlineExceeded,
     HandoffFailed,
+    Incompatible,
     InstanceLost,
     InternalError,
     InvalidRequest,
@@ -236,11 +238,18 @@ class WorkerSession:
         self._poll_now.clear()
 
     async def _poll(self) -> None:
-        """Report the load each second; a failed poll, or one that another process answers, ends the session."""
+        """Report the load each second; a broken connection, or another process that answers, ends the session.
+
+        An answer that is no load is not reported: scheduler/instances.py judges the silence.
+        """
         try:
             while True:
                 await self._next_poll()
-                load = await self._read_load(_POLL_TIMEOUT_S)
+                try:
+                    load = await self._read_load(_POLL_TIMEOUT_S)
+                except (DeadlineExceeded, Incompatible, InternalError, NoCapacity) as error:
+                    _log.debug("worker_without_load", url=self._http.url, error=error)
+                    continue
                 if load.steps < self._progress.steps:
                     raise InstanceLost(f"{self._http.url} is another process: its counters started again")
                 self._emit(Heartbeat(self._progress.judged(load)))

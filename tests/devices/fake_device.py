@@ -120,11 +120,11 @@ class FakeEvent:
 class CardKind(FakeKind):
     """The same with steps that are collected later, and devices that name the card visible to their process.
 
-    Their quantised layers stay so by the CPU's kernels.
+    Their quantised layers and experts stay so by the CPU's kernels.
     """
 
     def __init__(self) -> None:
-        kept = ("int4pack-host", "int8")
+        kept = ("int4pack-host", "int8", "experts-widened")
         super().__init__(replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True, kept_linears=kept))
 
     def open(self, index: int = 0) -> "FakeDevice":

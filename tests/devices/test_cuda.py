@@ -113,11 +113,21 @@ def test_a_graph_takes_no_lists_from_the_host(calls: list[str]) -> None:
     assert calls.count("replay") == 1
 
 
-@pytest.mark.parametrize(("capability", "has_float8"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
-def test_float8_layers_stay_so_on_cards_that_multiply_them(capability: tuple[int, int], has_float8: bool) -> None:
+@pytest.mark.parametrize(
+    ("capability", "float8"),
+    [
+        ((8, 0), []),
+        ((8, 9), ["float8"]),
+        ((9, 0), ["float8", "float8-blocks", "experts-float8"]),
+        ((10, 0), ["float8", "experts-float8"]),
+        ((12, 0), ["float8"]),
+    ],
+)
+def test_float8_layers_stay_so_on_cards_that_multiply_them(capability: tuple[int, int], float8: list[str]) -> None:
     kept = card_traits(capability).kept_linears
 
-    assert kept == ("int4pack", "int8", *(["float8"] if has_float8 else []))
+    assert [name for name in kept if "float8" in name] == float8
+    assert [name for name in kept if "float8" not in name] == ["int4pack", "int8", "widened", "experts-widened"]
 
 
 def test_the_description_has_the_driver_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _MIN_ROWS = 20
 _SOURCES = "tested against the sources"
-_MARKS = ("flashinfer_wheel", "hccl_rules", "nccl_rules", "tests.devices.stream", "include/torch")
+_MARKS = ("flashinfer_wheel", "hccl_rules", "nccl_rules", "tests.devices.stream", "card_float8", "include/torch")
 
 
 def table_of(page: str) -> tuple[list[str], dict[str, dict[str, str]]]:

@@ -14,7 +14,7 @@ from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_we
 from engine.quantization.kept_check import disagreement
 from engine.quantization.kept_int4pack import MANY_ROWS, ON_CARD, ON_HOST, Int4Format, Int4Kernel
 from engine.quantization.kept_rounded import FLOAT8_BY_TORCH, INT8_BY_TORCH, RoundedFormat, round_by_token
-from engine.quantization.kept_table import FORMATS, formats_named
+from engine.quantization.kept_table import EXPERTS, FORMATS, experts_named, formats_named
 from tests.devices.fake_device import TRAITS
 from tests.engine.card_int4 import CardInt4
 
@@ -351,7 +351,8 @@ def test_the_cards_shapes_are_those_of_torchs_own_shape_functions() -> None:
 
 
 def test_a_device_names_formats_of_the_table() -> None:
-    assert formats_named(("int8", "int4pack")) == (FORMATS["int8"], FORMATS["int4pack"])
+    assert formats_named(("int8", "experts-widened", "int4pack")) == (FORMATS["int8"], FORMATS["int4pack"])
+    assert experts_named(("int8", "experts-widened", "int4pack")) == (EXPERTS["experts-widened"],)
     assert formats_named(TRAITS.kept_linears) == ()
     with pytest.raises(KeyError):
         formats_named(("int3",))

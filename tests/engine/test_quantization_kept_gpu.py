@@ -9,11 +9,16 @@ from torch import nn
 
 from devices.table import find_kind
 from engine.loader import load_model
+from engine.quantization.compact import compact_experts
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
-from engine.quantization.kept_table import FORMATS
+from engine.quantization.kept_experts import KeptExperts
+from engine.quantization.kept_experts_load import choose_format
+from engine.quantization.kept_table import EXPERTS, FORMATS
 from tests.engine.step_runner import generate
+from tests.engine.test_quantization_kept import float8_layer
+from tests.engine.test_quantization_kept_experts import block_layer
 from tests.engine.tiny_models import make_tiny_model
 from tests.engine.tiny_quantised import Scheme, awq, gptq, quantise_checkpoint, w8a8
 
@@ -21,6 +26,7 @@ if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device: all of what only a GPU can show", allow_module_level=True)
 
 _GPU = torch.device("cuda", 0)
+_KEPT = find_kind("cuda").open().traits.kept_linears
 _PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]
 
 
@@ -60,7 +66,7 @@ def test_int8_multiplies_as_its_weights_and_rounded_inputs(outputs: int, inputs:
     assert compared(grouped, FORMATS["int8"], dtype, True) is not None
 
 
-@pytest.mark.skipif("float8" not in find_kind("cuda").open().traits.kept_linears, reason="this GPU has no float8")
+@pytest.mark.skipif("float8" not in _KEPT, reason="this GPU has no float8")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 16), (1024, 512), (4096, 11_008)])
 def test_float8_multiplies_as_its_weights_and_rounded_inputs(outputs: int, inputs: int, dtype: torch.dtype) -> None:
@@ -68,6 +74,30 @@ def test_float8_multiplies_as_its_weights_and_rounded_inputs(outputs: int, input
     grouped = Grouped(codes, torch.rand(outputs, 1, device=_GPU) * 0.01 + 1e-3, None, EvenGroups(inputs))
 
     assert compared(grouped, FORMATS["float8"], dtype, False) is None
+
+
+@pytest.mark.parametrize("name", [name for name in ("float8-blocks", "widened") if name in _KEPT])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (1024, 512), (4096, 7168)])
+def test_float8_by_block_multiplies_as_its_weights(outputs: int, inputs: int, dtype: torch.dtype, name: str) -> None:
+    grouped = block_layer(outputs, inputs, 128, 128)
+    moved = Grouped(grouped.codes.to(_GPU), grouped.scales.to(_GPU), None, grouped.groups)
+
+    assert compared(moved, FORMATS[name], dtype, False) is None
+
+
+@pytest.mark.parametrize("name", [name for name in ("experts-float8", "experts-widened") if name in _KEPT])
+def test_experts_multiply_as_their_weights(name: str) -> None:
+    rounded = torch.float8_e4m3fn
+    layers = [float8_layer(1024, 512) for _ in range(16)]
+    weights = [kept_weight(one, rounded_inputs=rounded) for one in layers]
+    held = compact_experts(weights, 16, _GPU)
+    assert not isinstance(held, str)
+    checked = {number: one for number, one in enumerate(weights) if isinstance(one, KeptWeight)}
+
+    made = choose_format(held, checked, [EXPERTS[name]], rounded, torch.bfloat16)
+
+    assert isinstance(made, KeptExperts), made
 
 
 @pytest.mark.parametrize("scheme", [awq(32), gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)

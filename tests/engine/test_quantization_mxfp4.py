@@ -1,6 +1,7 @@
 """MXFP4 experts of gpt-oss: against transformers' own arithmetic, part by part, and served."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ from engine.checkpoints.stored_weights import StoredWeights
 from engine.checkpoints.weights import TensorSlice
 from engine.loader import load_model
 from engine.oracle import Oracle, load_plain
+from engine.quantization.kept_experts import KeptExperts
 from engine.quantization.mxfp4 import Mxfp4Layout
 from engine.quantization.weights import DequantisingWeights
-from tests.engine.rank_logits import rank_logits
+from tests.devices.fake_device import TRAITS, FakeDevice
+from tests.engine.rank_logits import load_rank, rank_logits
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
 from wire.errors import ConfigError
+from wire.kv_layout import Rank
 
 _DOWN = "model.layers.0.mlp.experts.down_proj"
 _PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]
@@ -82,29 +86,48 @@ def test_every_nibble_and_scale_is_exact(tmp_path: Path) -> None:
     assert torch.equal(got, expected)
 
 
-def test_tokens_equal_transformers_on_the_dequantised_weights(gpt_oss: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("formats", [(), ("experts-widened",)], ids=["dequantised", "kept"])
+def test_tokens_equal_transformers_on_the_dequantised_weights(
+    formats: tuple[str, ...], gpt_oss: Path, tmp_path: Path
+) -> None:
     plain = make_family("gpt_oss", tmp_path / "plain", intermediate_size=96)
     save_file(_quantise(gpt_oss), plain / "model.safetensors", metadata={"format": "pt"})
     expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
     loaded = load_model(
-        gpt_oss, dtype="float32", block_size=16, kv_cache_memory=1 << 20, num_threads=1, quantization="mxfp4"
-    )
+        gpt_oss, dtype="float32", block_size=16, kv_cache_memory=1 << 20, num_threads=1, quantization="mxfp4",
+        device=FakeDevice(traits=replace(TRAITS, kept_linears=formats)),
+    )  # fmt: skip
 
     assert generate(loaded.model, _PROMPTS, 12, chunk=16) == expected
-    assert "warning: mxfp4 weights are dequantised to float32" in " ".join(loaded.notes)
+    said = "mxfp4, kept: 8 of 8 quantised layers" if formats else "warning: mxfp4 weights are dequantised to float32"
+    assert said in " ".join(loaded.notes)
 
 
-def test_two_ranks_are_the_dequantised_model(gpt_oss: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("formats", [(), ("experts-widened",)], ids=["dequantised", "kept"])
+def test_two_ranks_are_the_dequantised_model(formats: tuple[str, ...], gpt_oss: Path, tmp_path: Path) -> None:
     plain = make_family("gpt_oss", tmp_path / "plain", intermediate_size=96)
     save_file(_quantise(gpt_oss), plain / "model.safetensors", metadata={"format": "pt"})
     token_ids = torch.tensor(_PROMPTS[1:])
     with torch.inference_mode():
         expected = load_plain(plain, "float32")(input_ids=token_ids, use_cache=False).logits
 
-    own, _ = rank_logits(gpt_oss, 2, token_ids)
+    own, _ = rank_logits(gpt_oss, 2, token_ids, formats=formats)
 
     torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_kept_experts_have_the_memory_of_their_blocks(num_ranks: int, tmp_path: Path) -> None:
+    """4 bits, and for each 32 inputs a scale of 16."""
+    path = make_family("gpt_oss", tmp_path / "gpt-oss", intermediate_size=128)
+    experts = {name: values for name, values in _quantise(path).items() if name.endswith(("gate_up_proj", "down_proj"))}
+
+    for number in range(num_ranks):
+        network = load_rank(path, Rank(number, num_ranks), lambda _: None, formats=("experts-widened",))
+        held = sum(module.num_bytes for module in network.modules() if isinstance(module, KeptExperts))
+
+        assert held == sum(values.numel() for values in experts.values()) * 4.5 / 8 / num_ranks
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,23 @@ def test_ranks_keep_quantised_layers_and_report_what_differs(tmp_path: Path) -> 
 
 
 @pytest.mark.long
+def test_ranks_keep_quantised_experts(tmp_path: Path) -> None:
+    path = make_family("mixtral", tmp_path, num_hidden_layers=2)
+    quantise_checkpoint(dataclasses.replace(awq(32), ignore=("lm_head", "gate")), path)
+    prompts, lost = [ids(length) for length in (5, 30)], list[PdserveError]()
+
+    loaded = load(path, lost.append, kv_bytes=4 * POOL)
+    try:
+        got = generate(loaded.model, prompts, 12, chunk=16)
+    finally:
+        loaded.model.close()
+
+    assert got == Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
+    assert any(note.startswith("AWQ 4-bit, kept: 32 of 32 quantised layers; this rank's ") for note in loaded.notes)
+    assert not lost
+
+
+@pytest.mark.long
 def test_a_stopped_rank_ends_the_model_within_the_step_limit(path: Path) -> None:
     lost: Future[PdserveError] = Future()
     loaded = load(path, lost.set_result, kv_bytes=None, step_s=STEP_S)

@@ -125,19 +125,22 @@ def int4pack_shape(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor
 
 
 def grouped_matmul(
-    x: list[torch.Tensor], weight: list[torch.Tensor], *, bias: object = None, scale: object = None,
-    offset: object = None, antiquant_scale: object = None, antiquant_offset: object = None,
-    per_token_scale: object = None, group_list: torch.Tensor | None = None, activation_input: object = None,
+    x: list[torch.Tensor], weight: list[torch.Tensor], *, bias: object = None,
+    scale: list[torch.Tensor] | None = None, offset: object = None, antiquant_scale: object = None,
+    antiquant_offset: object = None, per_token_scale: list[torch.Tensor] | None = None,
+    group_list: torch.Tensor | None = None, activation_input: object = None,
     activation_quant_scale: object = None, activation_quant_offset: object = None, split_item: int | None = 0,
     group_type: int | None = None, group_list_type: int | None = 0, act_type: int | None = 0,
-    tuning_config: object = None, output_dtype: object = None, x_dtype: object = None, weight_dtype: object = None,
-    scale_dtype: object = None, per_token_scale_dtype: object = None,
+    tuning_config: object = None, output_dtype: int | None = None, x_dtype: object = None,
+    weight_dtype: object = None, scale_dtype: object = None, per_token_scale_dtype: object = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """npu_grouped_matmul of one matrix, whose rows are in groups, with one stack of weights [groups, k, n]."""
+    """npu_grouped_matmul of one matrix, whose rows are in groups, with one stack of weights [groups, k, n].
+
+    In floats, or in int8 with a scale for each output of each group and one for each row (table 2 of its page).
+    """
     need_unused(
         {
-            "bias": bias, "scale": scale, "offset": offset, "antiquant_scale": antiquant_scale,
-            "antiquant_offset": antiquant_offset, "per_token_scale": per_token_scale, "output_dtype": output_dtype,
+            "bias": bias, "offset": offset, "antiquant_scale": antiquant_scale, "antiquant_offset": antiquant_offset,
             "activation_input": activation_input, "activation_quant_scale": activation_quant_scale,
             "activation_quant_offset": activation_quant_offset, "act_type": act_type or None,
             "tuning_config": tuning_config, "x_dtype": x_dtype, "weight_dtype": weight_dtype,
@@ -146,9 +149,10 @@ def grouped_matmul(
     )  # fmt: skip
     need(len(x) == len(weight) == 1, f"{len(x)} and {len(weight)} tensors: no reference but for one of each")
     (rows,), (stack,) = x, weight
-    need_dtype((torch.float16, torch.bfloat16, torch.float32), x=rows)
+    need_dtype((torch.float16, torch.bfloat16, torch.float32, torch.int8), x=rows)
     need_dtype((rows.dtype,), weight=stack)
     need_contiguous(x=rows)
+    dtype, scales, steps = _scaling(rows, stack, scale, per_token_scale, output_dtype)
     need(rows.dim() == 2 and stack.dim() == 3, f"{rows.dim()} and {stack.dim()} dimensions: 2 and 3")
     need_shape("x", rows, [len(rows), stack.shape[1]])
     need(max(rows.shape[1], stack.shape[2]) < _MAX_SIZE + 1, f"{list(stack.shape)}: below {_MAX_SIZE + 1}")
@@ -164,8 +168,33 @@ def grouped_matmul(
     ends = group_list.tolist() if group_list_type == 0 else group_list.cumsum(0).tolist()
     need(ends == sorted(ends) and ends[0] >= 0 and ends[-1] == len(rows), f"group_list ends at {ends} of {len(rows)}")
     starts = [0, *ends[:-1]]
-    parts = [rows[start:end].double() @ plane.double() for start, end, plane in zip(starts, ends, stack, strict=True)]
-    return [torch.cat(parts).to(rows.dtype)]
+    parts = [
+        rows[start:end].double() @ plane.double() * scales[group] * steps[start:end]
+        for group, (start, end, plane) in enumerate(zip(starts, ends, stack, strict=True))
+    ]
+    return [torch.cat(parts).to(dtype)]
+
+
+def _scaling(
+    rows: torch.Tensor, stack: torch.Tensor, scale: list[torch.Tensor] | None, steps: list[torch.Tensor] | None,
+    output_dtype: int | None,
+) -> tuple[torch.dtype, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the dtype of npu_grouped_matmul's result, the scales of outputs by group, and those of rows."""
+    if rows.dtype != torch.int8:
+        need_unused({"scale": scale, "per_token_scale": steps, "output_dtype": output_dtype})
+        return rows.dtype, torch.ones(len(stack), 1, dtype=torch.float64), torch.ones(len(rows), 1, dtype=torch.float64)
+    need(scale is not None and len(scale) == 1, "scale is missing")
+    need(steps is not None and len(steps) == 1, "no reference without per_token_scale")
+    assert scale is not None
+    assert steps is not None
+    dtype = None if output_dtype is None else _NUMBERED.get(output_dtype)
+    need(dtype in Dtypes.of_rows(), f"output_dtype {output_dtype} beside per_token_scale: float16 or bfloat16")
+    assert dtype is not None
+    need_dtype((torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,), scale=scale[0])
+    need_dtype((torch.float32,), per_token_scale=steps[0])
+    need_shape("scale", scale[0], [len(stack), stack.shape[2]])
+    need_shape("per_token_scale", steps[0], [len(rows)])
+    return dtype, scale[0].double(), steps[0].double()[:, None]
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:

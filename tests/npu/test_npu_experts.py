@@ -1,5 +1,6 @@
 """Experts in groups by npu_grouped_matmul: families with experts equal transformers, and unsupported ones fall back."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,17 @@ import torch
 from engine.loader import LoadedModel, load_model
 from engine.npu import experts
 from engine.oracle import Oracle
+from engine.quantization import kept_npu_experts
+from engine.quantization.kept_experts import KeptExperts
+from tests.engine.rank_logits import load_rank, rank_logits
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
+from tests.engine.tiny_quantised import Scheme, modelslim, quantise_checkpoint, w8a8
+from tests.npu import quantization_ops
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
 from tests.npu.rules import Refused
+from wire.kv_layout import Rank
 
 _PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]
 _OP = "npu_grouped_matmul"
@@ -66,6 +73,50 @@ def test_a_refused_call_leaves_experts_unchanged(tmp_path: Path, monkeypatch: py
     assert note.startswith("experts unchanged: the grouped call failed: ")
 
 
+@pytest.mark.parametrize("scheme", [w8a8("channel"), modelslim("W8A8_DYNAMIC")], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_experts_in_w8a8_are_multiplied_by_their_codes(
+    scheme: Scheme, num_ranks: int, tmp_path: Path, npu_ops: NpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float32, which no NPU has, shows only the rounding of inputs: a step of 127 of their largest.
+
+    The median over tokens counts: rounding may route one to other experts.
+    """
+    monkeypatch.setattr(quantization_ops.Dtypes, "also_float32", True)
+    monkeypatch.setitem(kept_npu_experts.SCALES, torch.float32, torch.float32)
+    path = make_family("mixtral", tmp_path / "mixtral", num_hidden_layers=2)
+    quantise_checkpoint(replace(scheme, ignore=("lm_head", "gate")), path)
+    token_ids = torch.randint(3, 300, (1, 24), generator=torch.Generator().manual_seed(5))
+    expected, *_ = rank_logits(path, num_ranks, token_ids)
+    npu_ops.calls.clear()
+
+    own, *_ = rank_logits(path, num_ranks, token_ids, formats=("npu-experts-int8",))
+
+    assert {"npu_dynamic_quant", _OP} <= set(npu_ops.names())
+    far = (own - expected).norm(dim=-1) / expected.norm(dim=-1)  # [1, num_tokens]
+    assert 0 < far.median() < 0.05
+    network = load_rank(path, Rank(0, num_ranks), lambda _: None, formats=("npu-experts-int8",))
+    held = [module.num_bytes for module in network.modules() if isinstance(module, KeptExperts)]
+    inner = 96 // num_ranks
+    assert sum(held) == 2 * 4 * (3 * 64 * inner + (2 * inner + 64) * 4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_model_with_w8a8_experts_is_served_in_the_dtypes_of_npus(dtype: str, tmp_path: Path, npu_ops: NpuOps) -> None:
+    path = make_family("mixtral", tmp_path / "mixtral", num_hidden_layers=2)
+    quantise_checkpoint(replace(w8a8("channel"), ignore=("lm_head", "gate")), path)
+
+    loaded = load_model(
+        path, dtype=dtype, block_size=128, kv_cache_memory=4 << 20, num_threads=1, device=NpuOnCpu()
+    )  # fmt: skip
+    npu_ops.calls.clear()
+    got = generate(loaded.model, _PROMPTS[:1], 3, chunk=16)
+
+    assert any(", kept: 32 of 32 quantised layers; " in note for note in loaded.notes)
+    assert _OP in npu_ops.names()
+    assert [len(tokens) for tokens in got] == [3]
+
+
 @pytest.mark.parametrize(
     ("said", "changed"),
     [
@@ -87,6 +138,30 @@ def test_a_call_forbidden_by_the_documents_is_refused(said: str, changed: dict[s
         "group_type": 0, "group_list_type": 0,
     }  # fmt: skip
     assert _grouped(**right)[0].shape == (4, 6)
+
+    with pytest.raises((Refused, RuntimeError), match=said):
+        _grouped(**right | changed)
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ("scale is torch.float32", {"scale": [torch.ones(2, 6)]}),
+        (r"scale is \[6\]", {"scale": [torch.ones(6, dtype=torch.bfloat16)]}),
+        (r"per_token_scale is \[4, 1\]", {"per_token_scale": [torch.ones(4, 1)]}),
+        ("per_token_scale is torch.bfloat16", {"per_token_scale": [torch.ones(4, dtype=torch.bfloat16)]}),
+        ("output_dtype", {"output_dtype": torch.float32}),
+        ("weight is torch.float32", {"weight": [torch.ones(2, 8, 6)]}),
+    ],
+)
+def test_a_call_in_int8_forbidden_by_the_documents_is_refused(said: str, changed: dict[str, Any]) -> None:
+    right: dict[str, Any] = {
+        "x": [torch.ones(4, 8, dtype=torch.int8)], "weight": [torch.ones(2, 8, 6, dtype=torch.int8)],
+        "group_list": torch.tensor([1, 4]), "split_item": 3, "group_type": 0, "group_list_type": 0,
+        "scale": [torch.ones(2, 6, dtype=torch.bfloat16)], "per_token_scale": [torch.ones(4)],
+        "output_dtype": torch.bfloat16,
+    }  # fmt: skip
+    assert torch.equal(_grouped(**right)[0], torch.full((4, 6), 8, dtype=torch.bfloat16))
 
     with pytest.raises((Refused, RuntimeError), match=said):
         _grouped(**right | changed)
