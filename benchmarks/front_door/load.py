@@ -1,7 +1,8 @@
 """A cheap client for `benchmarks/frontdoor.py`, in a separate process: raw sockets, no parser, kept connections.
 
 Each JSON line on standard input is one run, {"port", "path", "model", "concurrency", "requests", "prompt_words",
-"max_tokens", "stream", "api_key"}; the answer has its wall time, SSE events, statuses other than 200 and first bytes.
+"max_tokens", "stream", "api_key"}; "least_tokens" varies the lengths. The answer has its wall time, SSE events, other
+statuses than 200 and first bytes.
 """
 
 import json
@@ -27,7 +28,7 @@ _EVENT = b"data: {"
 
 
 class Call:
-    """One connection that sends request after request and records the answers."""
+    """One connection that sends request after request and records the answers; `arrivals_s` are of the last one."""
 
     def __init__(self, port: int, run: "Run") -> None:
         self._run = run
@@ -38,6 +39,7 @@ class Call:
         """Send the next request."""
         self._head, self._tail, self._left, self._chunked = b"", b"", 0, False
         self._is_answered = False
+        self.arrivals_s: list[float] = []
         self._sent_at = time.perf_counter()
         self.socket.sendall(self._run.request())
 
@@ -68,7 +70,9 @@ class Call:
             self._left -= len(content)
             return self._left <= 0
         seen = self._tail + content
-        self._run.num_events += seen.count(_EVENT)
+        count = seen.count(_EVENT)
+        self._run.num_events += count
+        self.arrivals_s += [time.perf_counter()] * count
         self._tail = seen[-(len(_EVENT) - 1) :]
         return seen.endswith(b"\r\n0\r\n\r\n") or seen == b"0\r\n\r\n"
 
@@ -87,8 +91,10 @@ class Run:
         """Return the bytes of one request with a new random prompt."""
         spec = self.spec
         prompt = " " + " ".join(self._rng.choices(WORDS.split(), k=spec["prompt_words"]))
+        longest = spec["max_tokens"]
+        max_tokens = self._rng.randint(spec.get("least_tokens", longest), longest)
         body = {
-            "model": spec["model"], "prompt": prompt, "max_tokens": spec["max_tokens"], "stream": spec["stream"],
+            "model": spec["model"], "prompt": prompt, "max_tokens": max_tokens, "stream": spec["stream"],
             "temperature": 0, "ignore_eos": True,
         }  # fmt: skip
         content = json.dumps(body).encode()

@@ -58,6 +58,17 @@ def start_router(stack: ExitStack, program: str) -> Server:
     return Server("vllm-router", port, _ready(stack, command, port, "/health"), "fake", workers)
 
 
+def start_route(stack: ExitStack, model: str, flags: Sequence[str], profile: str | None) -> Server:
+    """Start `pdserve route` over two fake HTTP workers, a prefill and a decode one."""
+    workers = _child(stack, "http_workers")
+    (port,) = free_ports(1)
+    prefill, decode = (f"http://127.0.0.1:{workers.ready[name]}" for name in ("prefill", "decode"))
+    command = [sys.executable, "-P", *(["-m", "cProfile", "-o", profile] if profile else []), "-m", "pdserve", "route"]
+    command += ["--prefill", prefill, "--decode", decode, "--model", model, "--served-model-name", "fake"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "WARNING", *flags]
+    return Server("pdserve route", port, _ready(stack, command, port, "/ready"), "fake", workers)
+
+
 def start_vllm(stack: ExitStack, program: str, tokenizer: str) -> Server:
     """Start vLLM's API server, its engine in a separate process, with one tiny layer of random weights."""
     (port,) = free_ports(1)
