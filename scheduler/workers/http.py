@@ -2,14 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import ssl
+from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 
+from scheduler.workers.http_connection import AnswerCut, HttpAnswer, HttpConnection
 from wire.errors import (
+    ConfigError,
     DeadlineExceeded,
     Incompatible,
     InstanceLost,
@@ -24,6 +26,7 @@ _KEEP_ALIVE_S = 2.0
 """An idle connection is used again for this long: less than uvicorn's 5 s, after which the worker closes it."""
 _MAX_ERROR_BYTES = 4096
 _MAX_ANSWER_BYTES = 64 * 2**20
+_EVENT_STREAM = "text/event-stream"
 _SHOWN = 200
 
 
@@ -33,23 +36,23 @@ class WorkerHttp:
     def __init__(
         self, url: str, *, api_key: str = "", headers: Mapping[str, str] | None = None, connect_s: float = 5.0
     ) -> None:
-        """`headers` are sent with every request."""
+        """`headers` are sent with every request. Raises ConfigError for a key that no header can carry."""
         self.url = url
+        target = urlsplit(url)
+        self._host, self._port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if target.scheme == "https" else None
+        self._connect_s = connect_s
+        if not api_key.isprintable():
+            raise ConfigError("the key for the workers has a line break or another control character")
         key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Content-Type": "application/json", **(headers or {}), **key},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
-            trust_env=False,
-        )
+        self._head = _lines({"Host": target.netloc, **(headers or {}), **key})
+        self._idle: list[HttpConnection] = []  # the longest idle first
 
     async def get(self, path: str, timeout_s: float) -> bytes:
         """Return the body of a GET. Raises a PdserveError."""
         try:
             async with asyncio.timeout(timeout_s):
-                async with self._answered("GET", path, None, {}) as response:
-                    return await _whole(response)
+                return await self._whole("GET", path, b"", {})
         except TimeoutError:
             raise DeadlineExceeded(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
 
@@ -59,45 +62,104 @@ class WorkerHttp:
 
     async def post_json(self, path: str, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
         """Return the JSON object that answers a POST. Raises a PdserveError."""
-        async with self._answered("POST", path, body, headers) as response:
-            return self._object(path, await _whole(response))
+        return self._object(path, await self._whole("POST", path, body, headers))
 
-    @asynccontextmanager
     async def post_stream(
-        self, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.StreamReader]:
-        """Yield the body that answers a POST as it arrives; leaving early closes the connection, which aborts it there.
+        self, path: str, body: bytes, headers: Mapping[str, str], feed: Callable[[bytes], None]
+    ) -> None:
+        """Pass the event stream that answers a POST to `feed` as it arrives; leaving early aborts the request there.
 
-        Raises a PdserveError, also for what breaks while the body is read.
+        Raises a PdserveError, also for what breaks while the body is read, and what `feed` raises.
         """
-        async with self._answered("POST", path, body, headers) as response:
-            if response.content_type != "text/event-stream":
-                raise self._unexpected(path, response, "an event stream")
-            yield response.content
+        refused = bytearray()
+
+        def take(answer: HttpAnswer, data: bytes) -> None:
+            if answer.status == 200 and answer.content_type == _EVENT_STREAM:
+                feed(data)
+            else:
+                refused.extend(data)
+                if len(refused) > _MAX_ERROR_BYTES:
+                    raise self._refusal(path, answer, bytes(refused))
+
+        answer = HttpAnswer(take)
+        await self._exchange("POST", path, body, headers, answer)
+        if answer.status != 200 or answer.content_type != _EVENT_STREAM:
+            raise self._refusal(path, answer, bytes(refused))
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._session.close()
+        """Close the connections that no request uses."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
 
-    @asynccontextmanager
-    async def _answered(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _whole(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        found = bytearray()
+
+        def take(answer: HttpAnswer, data: bytes) -> None:
+            found.extend(data)
+            if answer.status != 200 and len(found) > _MAX_ERROR_BYTES:
+                raise self._error(path, answer.status, bytes(found))
+            if len(found) > _MAX_ANSWER_BYTES:
+                raise InternalError(f"{self.url}{path} answered more than {_MAX_ANSWER_BYTES} bytes")
+
+        answer = HttpAnswer(take)
+        await self._exchange(method, path, body, headers, answer)
+        if answer.status != 200:
+            raise self._error(path, answer.status, bytes(found))
+        return bytes(found)
+
+    async def _exchange(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer: HttpAnswer
+    ) -> None:
+        own = {"Content-Type": "application/json", "Content-Length": len(body), **headers} if body else headers
+        request = f"{method} {path} HTTP/1.1\r\n".encode() + self._head + _lines(own) + b"\r\n" + body
         try:
-            async with self._session.request(
-                method, self.url + path, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    raise self._error(path, response, await response.content.read(_MAX_ERROR_BYTES))
-                yield response
-        except (aiohttp.ClientError, ConnectionError) as error:
+            while True:
+                idle = self._take_idle()
+                connection = idle or await self._connect()
+                try:
+                    await connection.exchange(request, answer)
+                    break
+                except AnswerCut as cut:
+                    if idle is None or method != "GET" or not cut.is_empty:
+                        raise  # else the worker closed it while the request was on its way
+        except OSError as error:
             raise InstanceLost(f"{self.url}{path}: {_why(error)}") from error
+        if connection.is_usable:
+            self._idle.append(connection)
 
-    def _error(self, path: str, response: aiohttp.ClientResponse, body: bytes) -> PdserveError:
+    def _take_idle(self) -> HttpConnection | None:
+        """Return the connection that was idle for the shortest time, and close those that were for too long."""
+        oldest = asyncio.get_running_loop().time() - _KEEP_ALIVE_S
+        while self._idle and not (self._idle[0].is_usable and self._idle[0].used_at > oldest):
+            self._idle.pop(0).close()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable:
+                return connection
+        return None
+
+    async def _connect(self) -> HttpConnection:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    HttpConnection, self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise ConnectionError(f"no connection within {self._connect_s:g} s") from None
+        return connection
+
+    def _refusal(self, path: str, answer: HttpAnswer, body: bytes) -> PdserveError:
+        """Return the error of an answer that is no event stream."""
+        if answer.status != 200:
+            return self._error(path, answer.status, body)
+        return Incompatible(f"{self.url}{path} answered {answer.content_type}, not an event stream")
+
+    def _error(self, path: str, status: int, body: bytes) -> PdserveError:
         """Return the error of an answer that is not 200."""
         text = _message(body)
-        shown = f"{self.url}{path} answered {response.status}: {text}"
-        match response.status:
+        shown = f"{self.url}{path} answered {status}: {text}"
+        match status:
             case 400 | 413 | 422 if path.startswith("/v1/"):
                 return InvalidRequest(text)
             case 401 | 403:
@@ -110,9 +172,6 @@ class WorkerHttp:
                 return Incompatible(shown)
         return InternalError(shown)
 
-    def _unexpected(self, path: str, response: aiohttp.ClientResponse, wanted: str) -> Incompatible:
-        return Incompatible(f"{self.url}{path} answered {response.content_type}, not {wanted}")
-
     def _object(self, path: str, body: bytes) -> dict[str, Any]:
         try:
             found = orjson.loads(body)
@@ -123,18 +182,14 @@ class WorkerHttp:
         return found
 
 
-def _why(error: aiohttp.ClientError | ConnectionError) -> str:
-    number = error.errno if isinstance(error, OSError) else None
-    return os.strerror(number) if number else str(error) or type(error).__name__
+def _why(error: OSError) -> str:
+    """Return the system's text for an error, without the addresses that the loop adds; other numbers are not errno."""
+    is_errno = not isinstance(error, ssl.SSLError) and (error.errno or 0) > 0
+    return os.strerror(error.errno or 0) if is_errno else str(error) or type(error).__name__
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for part in response.content.iter_any():
-        body += part
-        if len(body) > _MAX_ANSWER_BYTES:
-            raise InternalError(f"{response.url} answered more than {_MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
+def _lines(headers: Mapping[str, object]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
 
 
 def _message(body: bytes) -> str:

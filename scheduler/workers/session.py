@@ -51,7 +51,7 @@ from wire.messages import (
     SessionOpen,
     Step,
 )
-from wire.types import InstanceDescription, PromptState, StageTimes
+from wire.types import InstanceDescription, PromptState, StageTimes, TokenOutput
 
 _log = EventLogger("workers")
 
@@ -75,7 +75,8 @@ class WorkerSession:
         self._http = http
         self._read_load = read_load
         self._progress = Progress(asyncio.get_running_loop().time)
-        self._events: asyncio.Queue[Event | InstanceLost | None] = asyncio.Queue()
+        self._step: list[TokenOutput] = []
+        self._events: asyncio.Queue[Event | list[TokenOutput] | InstanceLost | None] = asyncio.Queue()
         self._events.put_nowait(SessionOpen(description.instance_id, description.epoch, load))
         self._prompts: dict[str, asyncio.Task[None]] = {}
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -96,6 +97,8 @@ class WorkerSession:
         while (event := await self._events.get()) is not None:
             if isinstance(event, InstanceLost):
                 raise event
+            if isinstance(event, list):
+                self._step, event = [], Step(tuple(event), None)
             yield event
 
     async def close(self) -> None:
@@ -211,14 +214,13 @@ class WorkerSession:
         body = generate_body(self._model, prompt, sequence, fetched)
         start = len(continued_ids(prompt, sequence)) - len(prompt.token_ids)
         stream = SequenceStream(prompt, sequence, start)
-        async with (
-            self._progress.leg(len(prompt.token_ids)) as leg,
-            self._http.post_stream(_COMPLETIONS, body, {"X-Request-Id": request_id}) as content,
-        ):
-            async for data in content.iter_any():
+        async with self._progress.leg(len(prompt.token_ids)) as leg:
+
+            def take(data: bytes) -> None:
                 leg.heard()
-                if tokens := stream.feed(data):
-                    self._emit(Step(tuple(tokens), None))
+                self._emit_tokens(stream.feed(data))
+
+            await self._http.post_stream(_COMPLETIONS, body, {"X-Request-Id": request_id}, take)
         stream.end()
         if reference and stream.was_recomputed:
             self._progress.prompts_recomputed += 1
@@ -229,6 +231,12 @@ class WorkerSession:
 
     def _emit(self, event: Event) -> None:
         self._events.put_nowait(event)
+
+    def _emit_tokens(self, tokens: list[TokenOutput]) -> None:
+        """Add to the step that waits to be read: the tokens that arrive in one turn of the loop are one step."""
+        if tokens and not self._step:
+            self._events.put_nowait(self._step)
+        self._step += tokens
 
     async def _next_poll(self) -> None:
         """Wait for the next second, or until a connection broke: the worker may be gone."""

@@ -1,0 +1,128 @@
+"""One HTTP/1.1 connection to a worker: one request at a time, whose answer is passed on as it arrives."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+
+
+class AnswerCut(ConnectionError):
+    """The connection closed before the end of the answer. `is_empty`: before its first byte."""
+
+    def __init__(self, *, is_empty: bool) -> None:
+        super().__init__("the connection closed before its answer" + ("" if is_empty else " was complete"))
+        self.is_empty = is_empty
+
+
+class HttpAnswer:
+    """The answer to one request. `feed` gets the parts of the body, once `content_type` and `status` are known.
+
+    What `feed` raises ends the request.
+    """
+
+    def __init__(self, feed: Callable[["HttpAnswer", bytes], None]) -> None:
+        self.status = 0
+        self.content_type = ""
+        self.feed = feed
+
+
+class HttpConnection(asyncio.Protocol):
+    """Owner of one socket. `used_at`: when the last request ended."""
+
+    def __init__(self) -> None:
+        self.used_at = 0.0
+        self._is_idle = True
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._answer: HttpAnswer | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._parts: list[bytes] = []
+        self._has_length = self._keeps_alive = self._is_empty = self._is_complete = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open and runs no request."""
+        return self._is_idle and not self._transport.is_closing()
+
+    async def exchange(self, request: bytes, answer: HttpAnswer) -> None:
+        """Send a request and pass on its answer to the end; leaving early closes the connection, which aborts it there.
+
+        Raises ConnectionError, and what `answer` raises.
+        """
+        loop = asyncio.get_running_loop()
+        self._answer, self._ended, self._is_idle = answer, loop.create_future(), False
+        self._has_length, self._is_empty, self._is_complete = False, True, False
+        self._transport.write(request)
+        try:
+            await self._ended
+            self._is_idle, self.used_at = self._keeps_alive, loop.time()
+        finally:
+            self._answer = self._ended = None
+            if not self._is_idle:
+                self.close()
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the data and pass on what it has of the body; unexpected data closes the connection."""
+        answer = self._answer
+        if answer is None:
+            self.close()
+            return
+        self._is_empty = False
+        try:
+            self._parser.feed_data(data)
+            if self._parts:
+                parts, self._parts = self._parts, []
+                answer.feed(answer, parts[0] if len(parts) == 1 else b"".join(parts))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._end(ConnectionError(f"its answer is no HTTP: {error}"))
+        except Exception as error:  # noqa: BLE001 - passed to the request's task
+            self._end(error)
+        else:
+            if self._is_complete:
+                self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the request; an answer without a length ends with the connection."""
+        is_whole = exc is None and self._answer is not None and self._answer.status > 0 and not self._has_length
+        self._end(None if is_whole else exc or AnswerCut(is_empty=self._is_empty))
+
+    def on_message_begin(self) -> None:
+        """Refuse a second answer to one request: the next request would get it."""
+        if self._is_complete:
+            raise ValueError("two answers to one request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep the body's type, and whether its length is known."""
+        name = name.lower()
+        if name == b"content-type" and self._answer is not None:
+            self._answer.content_type = value.decode("latin-1").partition(";")[0].strip().lower()
+        self._has_length |= name in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        """Keep the status, and whether the connection can be used again."""
+        self._keeps_alive = self._parser.should_keep_alive()
+        if self._answer is not None:
+            self._answer.status = self._parser.get_status_code()
+
+    def on_body(self, part: bytes) -> None:
+        """Keep a part of the body until all that has arrived is parsed."""
+        self._parts.append(part)
+
+    def on_message_complete(self) -> None:
+        """Mark the answer as complete, unless it only announces one."""
+        self._is_complete = self._answer is not None and self._answer.status >= 200
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended is not None and not self._ended.done():
+            if error is None:
+                self._ended.set_result(None)
+            else:
+                self._ended.set_exception(error)
