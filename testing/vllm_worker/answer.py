@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from testing.vllm_worker.answer_body import AnswerBody, Choice, event
-from testing.vllm_worker.faults import FAILED, Fault, Faults
+from testing.vllm_worker.faults import ENDLESS, FAILED, Fault, Faults
 from testing.vllm_worker.generation import Generation
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.side_channel import LoadFailed
@@ -86,17 +86,19 @@ class Answer:
             async with aclosing(generation.pieces()) as steps:
                 async for step in steps:
                     for piece in step:
-                        self._check("during")
+                        await self._check("during")
                         self.num_tokens += 1
                         piece.index += number * self.form.body.params.n
                         if piece.finish_reason is not None:
                             self.finished.append(piece.finish_reason)
                         yield piece
-        self._check("after")
+        await self._check("after")
 
-    def _check(self, point: str) -> None:
+    async def _check(self, point: str) -> None:
         fault = self.fault
         if fault is not None and fault.point == point and self.num_tokens >= fault.after_tokens:
+            if fault.action in ENDLESS:  # until then the prompt keeps its place and its blocks
+                await self.faults.meet(fault, self.request)
             raise _Met
 
     @property

@@ -15,6 +15,8 @@ from testing.vllm_worker.request import Leg
 Action = Literal["hang", "die", "stop", "drop", "cut", "html", "unauthorized", "empty", "error"]
 Point = Literal["before", "during", "after"]
 
+ENDLESS = ("hang", "die", "drop")
+"""Actions after which the worker sends nothing more."""
 FAILED = error_body("Internal server error", "InternalServerError", 500)
 _FOREVER_S = 3600.0  # how long a worker that hangs keeps its client
 _HTML = "<!DOCTYPE html><html><body>502 Bad Gateway</body></html>"
@@ -26,7 +28,7 @@ class Fault:
 
     `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
     token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
-    for all actions but hang, die, drop and error.
+    for all actions but error and those that are ENDLESS.
     """
 
     action: Action

@@ -121,8 +121,13 @@ def test_a_fault_meets_one_request(fault: Fault, status: int | None, count: int,
 def test_a_hanging_worker_is_left_by_its_client(point: Any) -> None:
     async def test(made: Cluster) -> None:
         made.decode.faults.add(Fault("hang", point, after_tokens=1))
+        hanging = asyncio.create_task(made.client.stream(made.decode.url, **GREEDY))
+        if point == "during":  # it keeps its place and its blocks
+            await made.client.until(made.decode.url, "vllm:generation_tokens_total", lambda value: value == 2)
+            assert await made.client.gauge(made.decode.url, "vllm:num_requests_running") == 1
+            assert await made.client.gauge(made.decode.url, "vllm:kv_cache_usage_perc") > 0
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(made.client.stream(made.decode.url, **GREEDY), 0.3)
+            await asyncio.wait_for(hanging, 0.3)
 
         await made.client.until(made.decode.url, "vllm:num_requests_running", lambda value: value == 0)
         assert await made.client.gauge(made.decode.url, "vllm:kv_cache_usage_perc") == 0
