@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
     pool_alignment=512, attention="cuda", is_asynchronous=True,
-    kept_linears=("int4pack", "int8", "float8", "float8-blocks", "widened", "experts-float8", "experts-widened"),
+    kept_linears=(
+        "int4pack", "int8", "int8-static", "float8", "float8-blocks", "widened", "experts-float8", "experts-widened",
+    ),
     ray_resource="GPU", packages=("flashinfer-python", "flash-attn-3"),
 )  # fmt: skip
 

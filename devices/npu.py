@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 TRAITS = Traits(
     kind="npu", visible_variable="ASCEND_RT_VISIBLE_DEVICES", collective="hccl", block_size=128,
     prefill_chunk_size=2048, pool_alignment=2 << 20, attention="npu",
-    kept_linears=("npu-int8", "npu-antiquant", "npu-experts-int8"), is_asynchronous=True, one_sided="ascend",
+    kept_linears=("npu-int8", "npu-int8-static", "npu-antiquant", "npu-experts-int8"), is_asynchronous=True,
+    one_sided="ascend",
     ray_resource="NPU", image="ascend", packages=("torch_npu", "mooncake-transfer-engine-npu"),
 )  # fmt: skip
 MIN_VERSION = (2, 10)

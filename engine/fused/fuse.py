@@ -35,6 +35,7 @@ from engine.fused.structs import (
 from engine.fused.weights import PackedMemory, free, num_panels, packed_bytes
 from engine.linear_layout import lay_out
 from engine.models.families import FAMILIES, support_of
+from engine.quantization.kept import KeptLinear
 from engine.rope_table import RopeTable
 from native.engine_library import Threads
 from telemetry.logs import EventLogger
@@ -97,6 +98,8 @@ def why_not(network: Any) -> str | None:
 
 
 def _why_not_shapes(network: Any) -> str | None:
+    if any(isinstance(module, KeptLinear) for module in network.modules()):
+        return "its linear layers stay quantised"
     linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
     dtypes = {linear.weight.dtype for linear in linears}
     if len(dtypes) != 1 or not dtypes <= set(FORMATS):

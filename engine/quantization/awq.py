@@ -30,6 +30,7 @@ class AwqLayout:
     name: str = "AWQ 4-bit"
     rounds_inputs: bool = False
     rounded_inputs: torch.dtype | None = None
+    has_static_inputs: bool = False
     adds_biases: bool = False
     companions: frozenset[str] = frozenset({"qweight", "qzeros", "scales"})
     dropped: frozenset[str] = frozenset()

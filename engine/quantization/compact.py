@@ -89,6 +89,8 @@ def compact_experts(
             return weight
         if weight.order is not None:
             return "experts in act order have no kernel"
+        if weight.static is not None:
+            return "experts with static inputs have no kernel"
         first = first or weight
         if _form(weight) != _form(first) or (weight.num_bits or 0) > (first.num_bits or 0):
             return "experts of one layer are stored in different forms"

@@ -43,6 +43,7 @@ class CompressedLayout:
     block: tuple[int, int] | None = None
     group_sizes: frozenset[int] = frozenset()
     rounded_inputs: torch.dtype | None = None
+    has_static_inputs: bool = False
     adds_biases: bool = False
     companions: frozenset[str] = frozenset(
         {

@@ -24,6 +24,7 @@ class Fp8Layout:
     name: str = "fp8"
     rounds_inputs: bool = True
     rounded_inputs: torch.dtype | None = None
+    has_static_inputs: bool = False
     adds_biases: bool = False
     companions: frozenset[str] = frozenset({_MARK, "activation_scale", "input_scale"})
     dropped: frozenset[str] = frozenset()

@@ -31,6 +31,7 @@ class GptqLayout:
     zero_offset: int
     rounds_inputs: bool = False
     rounded_inputs: torch.dtype | None = None
+    has_static_inputs: bool = False
     adds_biases: bool = False
     companions: frozenset[str] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     dropped: frozenset[str] = frozenset()

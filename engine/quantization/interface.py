@@ -1,7 +1,7 @@
 """The interface of a quantised layout: its modules, their shapes, and any range of their codes and scales."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -28,6 +28,28 @@ class EvenGroups:
 
 
 @dataclass(frozen=True, slots=True)
+class StaticInputs:
+    """How a layer rounds its inputs where a calibration has chosen one step for all of them.
+
+        rounded = input / step + zero, to the nearest whole number from -128 to 127
+        output[r] = (codes[r] . rounded + bias[r]) * scales[r]
+
+    `scales` are float32 [num_rows]; `bias` int32 [num_rows] holds the layer's bias and what `zero` adds to the sums. It
+    is None in a range of columns that does not start at the first: it is added once.
+    """
+
+    step: float
+    zero: int
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+
+    def to(self, device: torch.device) -> "StaticInputs":
+        """Return a copy on `device`."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return replace(self, scales=self.scales.to(device), bias=bias)
+
+
+@dataclass(frozen=True, slots=True)
 class Grouped:
     """A range of a quantised weight, before dequantisation.
 
@@ -35,13 +57,23 @@ class Grouped:
 
     `codes` are small integers or float8 [num_rows, num_columns]; `scales` and `zeros` [num_rows, num_groups], zeros
     None where all are 0; `groups` maps columns to groups, int64 [num_columns] where they are mixed. Rows are outputs,
-    columns inputs.
+    columns inputs. `static`: the layer's own rounding of its inputs, None where it has none.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
     groups: EvenGroups | torch.Tensor
+    static: StaticInputs | None = None
+
+    def to(self, device: torch.device) -> "Grouped":
+        """Return a copy on `device`."""
+        zeros, groups, static = self.zeros, self.groups, self.static
+        return Grouped(
+            self.codes.to(device), self.scales.to(device), None if zeros is None else zeros.to(device),
+            groups.to(device) if isinstance(groups, torch.Tensor) else groups,
+            None if static is None else static.to(device),
+        )  # fmt: skip
 
 
 class QuantisedModule(Protocol):
@@ -86,6 +118,11 @@ class Layout(Protocol):
     @property
     def rounded_inputs(self) -> torch.dtype | None:
         """The type of those inputs where they are symmetric with dynamic scales: int8 or float8; None for others."""
+        ...
+
+    @property
+    def has_static_inputs(self) -> bool:
+        """Whether any layer rounds its inputs by a stored step (StaticInputs)."""
         ...
 
     @property

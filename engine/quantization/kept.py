@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from engine.quantization.interface import Grouped
+from engine.quantization.interface import Grouped, StaticInputs
 from engine.quantization.kept_cut import even_columns
 
 
@@ -25,7 +25,8 @@ class KeptWeight:
     `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of their shape,
     in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
     `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
-    `rounded_inputs`: the type to which inputs are rounded token by token, None where they stay floats.
+    `rounded_inputs`: the type to which inputs are rounded token by token, None where they stay floats. `static`: the
+    layer's own rounding instead, whose kernel adds the layer's bias too.
     """
 
     codes: torch.Tensor
@@ -35,6 +36,7 @@ class KeptWeight:
     order: torch.Tensor | None
     num_bits: int | None
     rounded_inputs: torch.dtype | None
+    static: StaticInputs | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,7 +47,8 @@ class KeptWeight:
         """Return a copy on `device`."""
         zeros, order = (None if tensor is None else tensor.to(device) for tensor in (self.zeros, self.order))
         return replace(
-            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros, order=order
+            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros, order=order,
+            static=None if self.static is None else self.static.to(device),
         )  # fmt: skip
 
     @property
@@ -53,7 +56,8 @@ class KeptWeight:
         """Description of its codes, such as "4-bit codes"."""
         if self.num_bits is None:
             return f"{str(self.codes.dtype).removeprefix('torch.')} codes"
-        return f"{self.num_bits}-bit codes" + " of W8A8" * (self.codes.dtype == self.rounded_inputs)
+        is_w8a8 = self.static is not None or self.codes.dtype == self.rounded_inputs
+        return f"{self.num_bits}-bit codes" + " of W8A8" * is_w8a8
 
 
 class Kernel(Protocol):
@@ -110,7 +114,8 @@ class KeptLinear(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.rounds_inputs = rounds_inputs
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias: nn.Parameter | None = linear.bias
         self._forward_hooks.update(linear._forward_hooks)
         self._kernel, self._order = kernel, order
         self._is_padded = order is not None and len(order) > linear.in_features
@@ -135,13 +140,19 @@ class KeptLinear(nn.Module):
 
 
 def kept_weight(grouped: Grouped, *, rounded_inputs: torch.dtype | None) -> KeptWeight | str:
-    """Return a weight, or a rank's cut of it, in the form that formats take, or the reason why no format can."""
+    """Return a weight, or a rank's cut of it, in the form that formats take, or the reason why no format can.
+
+    `rounded_inputs` is the checkpoint's type of inputs, for layers that are not static.
+    """
     columns = even_columns(grouped)
     if isinstance(columns, str):
         return columns
     codes, scales = columns.arranged(grouped.codes), grouped.scales[:, columns.groups]
     zeros = None if grouped.zeros is None or not grouped.zeros.any() else grouped.zeros[:, columns.groups]
-    return KeptWeight(codes, scales, zeros, columns.size, columns.order, _num_bits(codes), rounded_inputs)
+    by_token = None if grouped.static is not None else rounded_inputs
+    return KeptWeight(
+        codes, scales, zeros, columns.size, columns.order, _num_bits(codes), by_token, grouped.static
+    )  # fmt: skip
 
 
 def _num_bits(codes: torch.Tensor) -> int | None:

@@ -2,6 +2,8 @@
 
 Rows are standard normal, so an output of a weight row w has the deviation |w|, and its error the deviation of the
 format's rounding. The mean square over the rows estimates it; with 32 rows, twice that is never reached by chance.
+
+A layer with static inputs is compared with its own formula, in floats, on rows that fit its step.
 """
 
 from typing import Protocol
@@ -12,9 +14,11 @@ from engine.quantization.arithmetic import dequantise
 from engine.quantization.interface import Grouped
 from engine.quantization.kept import KeptFormat, KeptWeight
 from engine.quantization.kept_experts import ExpertsFormat
+from engine.quantization.kept_static import reference_outputs
 
 _TOGETHER, _ALONE, _AGAIN = 24, 8, 8
 _SLACK = 2.0
+_STEPS = 25  # the deviation of static inputs: 5 times that is within int8
 
 
 class KeptProduct(Protocol):
@@ -37,10 +41,7 @@ def disagreement(
 
     `grouped` is the whole weight in the order of the layer's inputs. The bias is not compared: it is not loaded yet.
     """
-    numbers = torch.Generator().manual_seed(0)
-    rows = torch.randn(_TOGETHER + _ALONE, kept.in_features, generator=numbers).to(grouped.codes.device, dtype)
-    matrix = dequantise(grouped, torch.float32)
-    expected, norms = rows.float() @ matrix.t(), matrix.norm(dim=1)
+    rows, expected, norms = _rows(grouped, weight, dtype)
     few = torch.cat([kept.product(rows[:_TOGETHER]), *(kept.product(row[None]) for row in rows[_TOGETHER:])])
     many = kept.product(rows.repeat(_AGAIN, 1))[-len(rows) :]  # kernels may use another method for many rows
     both = torch.stack((few, many)).float() - expected
@@ -50,6 +51,21 @@ def disagreement(
         return None
     worst = int((error / allowed.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(nan=torch.inf).argmax())
     return f"output {worst} is off by {float(error[worst]):.3g}, its rounding explains {float(allowed[worst]):.3g}"
+
+
+def _rows(
+    grouped: Grouped, weight: KeptWeight, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return rows in `dtype`, the outputs expected of them, and the deviation of each output."""
+    numbers = torch.Generator().manual_seed(0)
+    rows = torch.randn(_TOGETHER + _ALONE, grouped.codes.shape[1], generator=numbers)
+    if weight.static is not None:
+        rows = ((rows * _STEPS - weight.static.zero) * weight.static.step).to(grouped.codes.device, dtype)
+        expected = reference_outputs(weight, rows)
+        return rows, expected, expected.square().mean(0).sqrt()
+    rows = rows.to(grouped.codes.device, dtype)
+    matrix = dequantise(grouped, torch.float32)
+    return rows, rows.float() @ matrix.t(), matrix.norm(dim=1)
 
 
 def _of_sums(inputs: int, dtype: torch.dtype) -> float:

@@ -5,6 +5,8 @@ column (outputs) | each range of rows, one below the other | as stored
 row (inputs)     | the range of columns                    | even: divided where a boundary of the cut divides one
                  |                                         | mixed (act order): sorted, and padded where needed
 
+Of static inputs (interface.py) rows have their own scales and biases; in a row cut rank 0 adds the biases.
+
 Each layout reads any range of its words, scales, zeros and group indices itself (interface.py, QuantisedModule).
 """
 
@@ -14,7 +16,7 @@ from math import gcd
 import torch
 
 from engine.checkpoints.materialise import DimensionRanges
-from engine.quantization.interface import Grouped, QuantisedModule
+from engine.quantization.interface import Grouped, QuantisedModule, StaticInputs
 
 _PADDED_GROUP = 32
 """Inputs in a padded group: the least that all kernels with groups take, and a divisor of what they take."""
@@ -35,7 +37,16 @@ def read_cut(module: QuantisedModule, cut: DimensionRanges | None) -> Grouped:
     return replace(
         parts[0], codes=torch.cat([part.codes for part in parts]), scales=torch.cat([part.scales for part in parts]),
         zeros=torch.cat(zeros) if zeros else None,
+        static=_stacked([part.static for part in parts if part.static is not None]),
     )  # fmt: skip
+
+
+def _stacked(parts: list[StaticInputs]) -> StaticInputs | None:
+    """Return ranges of rows of one layer as one, None for none."""
+    if not parts:
+        return None
+    biases = [part.bias for part in parts if part.bias is not None]
+    return replace(parts[0], scales=torch.cat([part.scales for part in parts]), bias=torch.cat(biases))
 
 
 @dataclass(frozen=True, slots=True)

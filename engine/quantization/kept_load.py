@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +23,9 @@ class Keeper:
     """Keeps the layers quantised for which the device has a format; called once, for one network.
 
     `kept` of `weights.num_quantised` layers, each expert's among them, stay quantised and take `kept_bytes`; in floats
-    they would take `float_bytes`, and the whole network `network_bytes`. `num_rounded` of them round their inputs.
-    `reasons` counts why the others were dequantised. `is_cut`: the network is one rank's, and so are all these bytes.
+    they would take `float_bytes`, and the whole network `network_bytes`. `num_rounded` of them round their inputs,
+    `num_static` of these by a stored step. `reasons` counts why the others were dequantised. `is_cut`: the network is
+    one rank's, and so are all these bytes.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class Keeper:
         """`prefix` is prepended to the stored names where the network's names differ from them."""
         self._weights, self._formats, self._experts = weights, tuple(formats), tuple(experts)
         self._rounded_inputs, self._prefix = rounded_inputs, prefix
-        self.kept = self.num_rounded = self.kept_bytes = self.float_bytes = self.network_bytes = 0
+        self.kept = self.num_rounded = self.num_static = 0
+        self.kept_bytes = self.float_bytes = self.network_bytes = 0
         self.reasons: Counter[str] = Counter()
         self.was_requested = self.is_cut = False
 
@@ -104,7 +105,7 @@ class Keeper:
         weight = kept_weight(stored, rounded_inputs=self._rounded_inputs)
         if isinstance(weight, str):
             return weight
-        grouped, weight = _moved(stored, device), weight.to(device)
+        grouped, weight = stored.to(device), weight.to(device)
         reasons = []
         for form in (form for form in self._formats if form.takes(weight)):
             lacking = form.lacking(weight, dtype)
@@ -117,6 +118,8 @@ class Keeper:
                 except (RuntimeError, ValueError) as error:  # the device's op refused it
                     lacking = str(error).partition("\n")[0]
                 if lacking is None:
+                    if weight.static is not None:
+                        self.num_static, made.bias = self.num_static + 1, None  # the kernel adds it
                     return made
             reasons.append(lacking)
         if not reasons:
@@ -128,12 +131,3 @@ def _divided(stored: Grouped, weight: KeptWeight) -> str:
     """Return what to add to a kernel's reason where the weight's groups are smaller than the stored ones."""
     size = stored.groups.size if isinstance(stored.groups, EvenGroups) else 0
     return f" (groups of {size}, divided)" if weight.group_size < min(size, weight.shape[1]) else ""
-
-
-def _moved(grouped: Grouped, device: torch.device) -> Grouped:
-    zeros, groups = grouped.zeros, grouped.groups
-    return replace(
-        grouped, codes=grouped.codes.to(device), scales=grouped.scales.to(device),
-        zeros=None if zeros is None else zeros.to(device),
-        groups=groups.to(device) if isinstance(groups, torch.Tensor) else groups,
-    )  # fmt: skip

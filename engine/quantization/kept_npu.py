@@ -1,11 +1,13 @@
-"""Linear layers that stay quantised on an NPU: W8A8, and weights of 4 or 8 bits with float inputs.
+"""Linear layers that stay quantised on an NPU: W8A8, dynamic and static, and weights of 4 or 8 bits with float inputs.
 
 op                                      | weight                                     | scales
 npu_dynamic_quant, npu_quant_matmul     | int8 [inputs, outputs]                     | float32 [outputs]
+npu_quantize, npu_quant_matmul          | the same                                   | the same; for float16 outputs
+                                        |                                            | int64 with the float32's bits
 npu_weight_quant_batchmatmul            | int8 as above, or eight int4 per int32     | [groups, outputs] in the
                                         | [inputs, outputs / 8]                      | rows' dtype, offsets too
 
-The second computes with (weight + offset) * scale; group size 0 means one group. The document is _op_plugin_docs.py
+The last computes with (weight + offset) * scale; group size 0 means one group. The document is _op_plugin_docs.py
 of torch_npu's wheel.
 """
 
@@ -16,6 +18,7 @@ import torch
 
 from engine.quantization.kept import KeptWeight, Kernel
 from engine.quantization.kept_rounded import RoundedOp
+from engine.quantization.kept_static import StaticOp, upper_bits
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 """Supported dtypes of rows."""
@@ -57,7 +60,7 @@ class AntiquantFormat:
 
     def takes(self, weight: KeptWeight) -> bool:
         """See KeptFormat."""
-        return weight.num_bits is not None
+        return weight.num_bits is not None and weight.static is None
 
     def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
         """See KeptFormat."""
@@ -110,8 +113,33 @@ def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> 
     return product
 
 
-W8A8 = RoundedOp(
-    torch.int8, _multiply, lambda codes: codes.t().contiguous(),
-    lambda weight, dtype: _beyond("npu_quant_matmul", weight, dtype),
-)  # fmt: skip
+def _round_by_step(rows: torch.Tensor, per_step: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    rounded: torch.Tensor = torch.ops.npu.npu_quantize(rows, per_step, zero, torch.qint8, axis=-1, div_mode=False)
+    return rounded
+
+
+def _multiply_static(
+    rounded: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.npu.npu_quant_matmul(rounded, codes, scales, bias=bias, output_dtype=dtype)
+    return product
+
+
+def _scales(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype != torch.float16:
+        return scales
+    return upper_bits(scales, dtype).view(torch.int32).to(torch.int64)
+
+
+def _transposed(codes: torch.Tensor) -> torch.Tensor:
+    return codes.t().contiguous()
+
+
+def _beyond_product(weight: KeptWeight, dtype: torch.dtype) -> str | None:
+    return _beyond("npu_quant_matmul", weight, dtype)
+
+
+W8A8 = RoundedOp(torch.int8, _multiply, _transposed, _beyond_product)
 """The int8 multiplication of engine/quantization/kept_rounded.py on an NPU."""
+STATIC_W8A8 = StaticOp(_round_by_step, _multiply_static, _transposed, _scales, _beyond_product)
+"""That of engine/quantization/kept_static.py, by the calls of vLLM Ascend's AscendW8A8LinearMethod."""

@@ -92,13 +92,16 @@ def round_by_token(rows: torch.Tensor, codes: torch.dtype) -> tuple[torch.Tensor
     return (scaled if codes.is_floating_point else torch.round(scaled)).to(codes), steps
 
 
+def int8_sums(rounded: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Return int32 [num_rows, outputs] of int8 rows and codes [outputs, inputs], by torch._int_mm."""
+    missing = 0 if rounded.device.type == "cpu" else _MIN_ROWS - len(rounded)
+    padded = torch.nn.functional.pad(rounded, (0, 0, 0, missing)) if missing > 0 else rounded
+    return torch._int_mm(padded, codes.t())[: len(rounded)]
+
+
 def _int8(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     rounded, steps = round_by_token(rows, torch.int8)
-    missing = _MIN_ROWS - len(rows)
-    if missing > 0:
-        rounded = torch.nn.functional.pad(rounded, (0, 0, 0, missing))
-    sums = torch._int_mm(rounded, codes.t())[: len(rows)]
-    return (sums.to(torch.float32) * steps * scales).to(rows.dtype)
+    return (int8_sums(rounded, codes).to(torch.float32) * steps * scales).to(rows.dtype)
 
 
 def _float8(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -108,7 +111,9 @@ def _float8(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> to
     return (sums * steps * scales).to(rows.dtype)
 
 
-def _in_multiples_of(size: int, codes: torch.dtype) -> Callable[[KeptWeight, torch.dtype], str | None]:
+def in_multiples_of(size: int, codes: torch.dtype) -> Callable[[KeptWeight, torch.dtype], str | None]:
+    """Return a check for a multiplication of codes that supports sizes in multiples."""
+
     def beyond(weight: KeptWeight, dtype: torch.dtype) -> str | None:
         outputs, inputs = weight.shape
         if outputs % size or inputs % size:
@@ -122,10 +127,10 @@ def _kind(codes: torch.dtype) -> str:
     return str(codes).removeprefix("torch.").removesuffix("_e4m3fn")
 
 
-INT8_BY_TORCH = RoundedOp(torch.int8, _int8, lambda codes: codes, _in_multiples_of(8, torch.int8))
+INT8_BY_TORCH = RoundedOp(torch.int8, _int8, lambda codes: codes, in_multiples_of(8, torch.int8))
 """torch._int_mm, on CPUs and GPUs."""
 FLOAT8_BY_TORCH = RoundedOp(
-    torch.float8_e4m3fn, _float8, lambda codes: codes, _in_multiples_of(16, torch.float8_e4m3fn)
+    torch.float8_e4m3fn, _float8, lambda codes: codes, in_multiples_of(16, torch.float8_e4m3fn)
 )  # fmt: skip
 """torch._scaled_mm, on CPUs and, from compute capability 8.9 on, on GPUs: sizes as in _check_scaled_mm_sizes
 (torch/_meta_registrations.py)."""

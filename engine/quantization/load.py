@@ -8,6 +8,7 @@ import torch
 from engine.checkpoints.weights import Weights
 from engine.quantization.interface import Layout
 from engine.quantization.kept_load import Keeper
+from engine.quantization.kept_static import StaticFormat
 from engine.quantization.kept_table import experts_named, formats_named
 from engine.quantization.weights import DequantisingWeights
 
@@ -37,12 +38,15 @@ def make_keeper(plain: PlainWeights, layout: Layout | None, formats: Sequence[st
 
     `prefix`: see Keeper.
     """
-    if layout is None or not formats or not isinstance(plain.weights, DequantisingWeights):
+    if layout is None or not isinstance(plain.weights, DequantisingWeights):
         return None
-    return Keeper(
-        plain.weights, formats_named(formats), experts_named(formats), rounded_inputs=layout.rounded_inputs,
-        prefix=prefix,
-    )  # fmt: skip
+    linears = [
+        one for one in formats_named(formats) if layout.has_static_inputs or not isinstance(one, StaticFormat)
+    ]  # fmt: skip
+    experts = experts_named(formats)
+    if not linears and not experts:
+        return None
+    return Keeper(plain.weights, linears, experts, rounded_inputs=layout.rounded_inputs, prefix=prefix)
 
 
 def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Keeper | None) -> str | None:
@@ -56,14 +60,25 @@ def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Ke
         return _warning(layout, weights, dtype, next((why for why, _ in _dequantised(weights, keeper)), _NO_KERNEL))
     held = keeper.network_bytes
     kept = held - keeper.float_bytes + keeper.kept_bytes
-    rounded = str(layout.rounded_inputs).removeprefix("torch.").removesuffix("_e4m3fn")
-    which = "inputs are" if keeper.num_rounded == keeper.kept else f"inputs of {keeper.num_rounded} layers are"
-    inputs = f"; {which} rounded to {rounded}, token by token" if keeper.num_rounded else ""
     whose = "this rank's weights" if keeper.is_cut else "weights"
     return (
         f"{layout.name}, {_count(weights, keeper)}; {whose} take {_size(kept)} of memory, dequantised to {dtype} "
-        f"{_size(held)}{_others(weights, keeper, dtype)}{inputs}"
+        f"{_size(held)}{_others(weights, keeper, dtype)}{_rounding(layout, keeper)}"
     )
+
+
+def _rounding(layout: Layout, keeper: Keeper) -> str:
+    """Return how many of the kept layers round their inputs, and how."""
+    by_token = keeper.num_rounded - keeper.num_static
+    rounded = str(layout.rounded_inputs).removeprefix("torch.").removesuffix("_e4m3fn")
+    ways = {f"{rounded}, token by token": by_token, "int8 by a stored step": keeper.num_static}
+    used = [f"rounded to {way}" for way, count in ways.items() if count]
+    if not used:
+        return ""
+    if len(used) == 1 and keeper.num_rounded == keeper.kept:
+        return f"; inputs are {used[0]}"
+    counts = [count for count in ways.values() if count]
+    return "; " + ", ".join(f"inputs of {count} layers are {way}" for count, way in zip(counts, used, strict=True))
 
 
 def kept_count(plain: PlainWeights, dtype: str, keeper: Keeper | None) -> str:

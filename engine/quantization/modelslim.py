@@ -1,13 +1,13 @@
 """The layout of Ascend's ModelSlim: int8 weights, and a description that gives the scheme of each stored tensor.
 
-    W8A8, W8A8_MIX        weight int8 [outputs, inputs]; deq_scale [outputs], float32 or its bits as int64;
+    W8A8                  weight int8 [outputs, inputs]; deq_scale [outputs], float32 or its bits as int64;
                           input_scale and input_offset [1]; quant_bias int32 [outputs]
     W8A8_DYNAMIC, W8A16   weight int8; weight_scale and weight_offset [outputs, 1] or [outputs, groups]
+    W8A8_MIX              both, for inputs rounded as those of W8A8 or of W8A8_DYNAMIC: here the latter
 
 W8A8 is made for inputs x_q = round(x / input_scale + input_offset), and outputs (x_q . weight + quant_bias) * deq_scale
-with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). So the weight is
-codes * deq_scale / input_scale; the bias, where there is one, is stored too. W8A8_MIX has the same tensors, for inputs
-rounded that way or token by token.
+with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). A layer that stays quantised
+computes that (kept_static.py). Dequantised, the weight is codes * deq_scale / input_scale, and the bias must be stored.
 
 Sources:
     github.com/Ascend/msmodelslim/msmodelslim/core/quant_service/modelslim_v1/save/ascendv1.py
@@ -24,14 +24,20 @@ import torch
 from engine.checkpoints.weights import TensorSlice, Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.config import QuantizationConfig
-from engine.quantization.interface import Grouped, QuantisedModule, QuantisedTensor, read_region
+from engine.quantization.interface import (
+    Grouped,
+    QuantisedModule,
+    QuantisedTensor,
+    StaticInputs,
+    read_region,
+)
 from engine.quantization.parts import FLOATS, matrix_shape, part_shape
 from engine.quantization.scaled import ScaleGrid, groups_of, scaled_module
 from wire.errors import ConfigError
 
 _FLOAT = "FLOAT"
-_STATIC = ("W8A8", "W8A8_MIX")
-_READ = (_FLOAT, *_STATIC, "W8A8_DYNAMIC", "W8A16")
+_STATIC = "W8A8"
+_READ = (_FLOAT, _STATIC, "W8A8_MIX", "W8A8_DYNAMIC", "W8A16")
 _REFUSED_KEYS = ("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_quant_type", "reduce_quant_type")
 _KV_SCALES = (".kv_cache_scale", ".kv_cache_offset")  # older files give them the scheme of their layer
 _SMOOTHED = ".module.weight"  # older files have the smoothed norm twice, also under this name
@@ -62,8 +68,13 @@ class ModelSlimLayout:
 
     @property
     def rounded_inputs(self) -> torch.dtype | None:
-        """int8 where all layers may round their inputs token by token: static ones too, as W8A8_MIX does."""
-        return torch.int8 if all(scheme != "W8A16" for scheme in self.schemes.values()) else None
+        """int8 where all layers that are not static round their inputs token by token."""
+        return torch.int8 if "W8A16" not in self.schemes.values() else None
+
+    @property
+    def has_static_inputs(self) -> bool:
+        """Whether any layer is W8A8."""
+        return _STATIC in self.schemes.values()
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
         """Yield the weight of each module that the description calls quantised."""
@@ -75,8 +86,8 @@ class ModelSlimLayout:
             module = name.removesuffix(".weight")
             if name.endswith(_SMOOTHED):
                 _check_norm(stored, module)
-            elif scheme in _STATIC:
-                yield name, Matrix(_static_module(stored, module, has_bias=f"{module}.bias" in names))
+            elif scheme == _STATIC:
+                yield name, _StaticMatrix(_static_module(stored, module, has_bias=f"{module}.bias" in names))
             else:
                 yield name, Matrix(self._scaled(stored, module, names))
 
@@ -97,34 +108,51 @@ class StaticModule:
     name: str
     shape: tuple[int, int]
     input_scale: float
-    input_offset: float
+    input_offset: int
     has_bias: bool
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the codes of this range and the scales of its rows. Raises ConfigError for a bias that is not stored."""
-        codes, scales = self._codes(rows, columns), self._of_rows("deq_scale", rows)
-        if scales.dtype == torch.int64:
-            scales = scales.to(torch.int32).view(torch.float32)
-        if not self.has_bias:
-            self._check_bias(codes if len(columns) == self.shape[1] else self._codes(rows, range(self.shape[1])), rows)
-        grid = ScaleGrid(1, self.shape[1])
-        return Grouped(codes, scales.to(torch.float32) / self.input_scale, None, groups_of(grid, columns))
+        """Read the codes of this range, and the scales and biases of its rows."""
+        scales = self._of_rows("deq_scale", rows)
+        scales = (scales.to(torch.int32).view(torch.float32) if scales.dtype == torch.int64 else scales).float()
+        bias = self._of_rows("quant_bias", rows) if columns.start == 0 else None
+        return Grouped(
+            self._codes(rows, columns), scales[:, None] / self.input_scale, None,
+            groups_of(ScaleGrid(1, self.shape[1]), columns),
+            StaticInputs(self.input_scale, self.input_offset, scales, bias),
+        )  # fmt: skip
+
+    def check_bias(self, rows: range) -> None:
+        """Raise ConfigError for a bias that only quant_bias has.
+
+        Without a bias that is the offset's share, up to the roundings of float32, in which it was computed.
+        """
+        share = self._codes(rows, range(self.shape[1])).sum(1).double() * self.input_offset
+        rest = (self._of_rows("quant_bias", rows).double() + share).abs()
+        if bool((rest > 1 + share.abs() * 4 * torch.finfo(torch.float32).eps).any()):
+            raise ConfigError(f"{self.name} has a bias in its quant_bias, but {self.name}.bias is missing")
 
     def _codes(self, rows: range, columns: range) -> torch.Tensor:
         return read_region(self.stored, f"{self.name}.weight", rows, columns)
 
     def _of_rows(self, part: str, rows: range) -> torch.Tensor:
-        return self.stored.read(f"{self.name}.{part}", TensorSlice(0, rows.start, rows.stop)).reshape(-1, 1)
+        return self.stored.read(f"{self.name}.{part}", TensorSlice(0, rows.start, rows.stop)).flatten()
 
-    def _check_bias(self, codes: torch.Tensor, rows: range) -> None:
-        """Without a bias quant_bias is the offset's share, up to the roundings of float32, in which it was computed.
 
-        `codes` are those of all inputs.
-        """
-        share = codes.sum(1, keepdim=True).double() * self.input_offset
-        rest = (self._of_rows("quant_bias", rows).double() + share).abs()
-        if bool((rest > 1 + share.abs() * 4 * torch.finfo(torch.float32).eps).any()):
-            raise ConfigError(f"{self.name} has a bias in its quant_bias, but {self.name}.bias is missing")
+@dataclass(frozen=True, slots=True)
+class _StaticMatrix(Matrix):
+    """The plain weight of a layer of scheme W8A8, which has no bias of its own."""
+
+    module: StaticModule
+
+    def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight, or a range of its rows or columns. Raises ConfigError for a bias that is not stored."""
+        if not self.module.has_bias:
+            rows = range(self.module.shape[0])
+            if part is not None and part.dim == 0:
+                rows = range(part.start, part.end)
+            self.module.check_bias(rows)
+        return Matrix.dequantise(self, part, dtype)
 
 
 def read_modelslim(config: QuantizationConfig) -> ModelSlimLayout:
@@ -170,7 +198,9 @@ def _static_module(stored: Weights, module: str, *, has_bias: bool) -> StaticMod
     scale, offset = (_number(stored, f"{module}.{part}") for part in ("input_scale", "input_offset"))
     if not 0 < scale < float("inf"):
         raise ConfigError(f"{module}.input_scale is {scale}, which must be above 0")
-    return StaticModule(stored, module, shape, scale, offset, has_bias)
+    if not offset.is_integer() or not -128 <= offset <= 127:
+        raise ConfigError(f"{module}.input_offset is {offset}, which must be a whole number from -128 to 127")
+    return StaticModule(stored, module, shape, scale, int(offset), has_bias)
 
 
 def _number(stored: Weights, name: str) -> float:

@@ -31,6 +31,7 @@ class Mxfp4Layout:
     name: str = "mxfp4"
     rounds_inputs: bool = False
     rounded_inputs: torch.dtype | None = None
+    has_static_inputs: bool = False
     adds_biases: bool = False
     companions: frozenset[str] = frozenset(
         name + kind for name in ("gate_up_proj", "down_proj") for kind in (_BLOCKS, _SCALES)

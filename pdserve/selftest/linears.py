@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from devices.interface import Device
-from engine.quantization.interface import EvenGroups, Grouped
+from engine.quantization.interface import EvenGroups, Grouped, StaticInputs
 from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 
 _OUTPUTS, _INPUTS, _GROUP = 256, 512, 128
@@ -62,8 +62,7 @@ def _compare_experts(device: Device, name: str) -> str:
         weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
         assert not isinstance(weight, str)
         weights = compact_experts([weight] * _EXPERTS, _EXPERTS, device.torch_device)
-        assert not isinstance(weights, str)
-        if not form.takes(weights, rounded_inputs):
+        if isinstance(weights, str) or not form.takes(weights, rounded_inputs):
             continue
         lacking = form.lacking(weights, torch.bfloat16)
         if lacking is not None:
@@ -84,7 +83,8 @@ def _result(tried: list[str], reasons: list[str]) -> str:
 
 
 def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, torch.dtype | None]]:
-    """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros), W8A8 and fp8 (8 bits, one scale a row).
+    """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros), W8A8 with inputs rounded by token and by
+    a stored step, and fp8 (8 bits, one scale a row).
 
     The last is fp8 with scales by block. The last of each is the type of rounded inputs.
     """
@@ -100,7 +100,16 @@ def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, torch.dtype |
     zeros = torch.randint(0, 16, (_OUTPUTS, groups), generator=numbers).to(torch.uint8).to(device)
     yield "4-bit in groups", Grouped(codes(0, 16, torch.uint8), scales(groups), zeros, EvenGroups(_GROUP)), None
     yield "W8A8", Grouped(codes(-127, 128, torch.int8), scales(1), None, EvenGroups(_INPUTS)), torch.int8
+    yield "static W8A8", _static(codes(-127, 128, torch.int8), scales(1)), torch.int8
     float8 = torch.float8_e4m3fn
     yield "fp8", Grouped(codes(-127, 128, float8), scales(1), None, EvenGroups(_INPUTS)), float8
     blocks = scales(groups)[::_GROUP].repeat_interleave(_GROUP, 0)
     yield "fp8 by block", Grouped(codes(-127, 128, float8), blocks, None, EvenGroups(_GROUP)), float8
+
+
+def _static(codes: torch.Tensor, scales: torch.Tensor) -> Grouped:
+    step, zero = 0.03, -7
+    bias = 50 - zero * codes.sum(1, dtype=torch.int32)
+    return Grouped(
+        codes, scales, None, EvenGroups(_INPUTS), StaticInputs(step, zero, scales.flatten() * step, bias)
+    )  # fmt: skip

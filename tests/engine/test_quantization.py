@@ -305,6 +305,7 @@ def test_tensors_of_the_quantisation_are_hidden(llama: Path) -> None:
         (modelslim("W8A8"), "quant_bias", torch.ones(64), r"quant_bias is torch\.float32 \(64,\): not one for each"),
         (modelslim("W8A8"), "input_offset", None, "down_proj.input_offset is missing, though"),
         (modelslim("W8A8"), "input_scale", torch.zeros(1), r"input_scale is 0\.0, which must be above 0"),
+        (modelslim("W8A8"), "input_offset", torch.tensor([128.0]), r"input_offset is 128\.0, which must be a whole"),
         (modelslim("W8A16"), "weight_scale", None, "down_proj.weight_scale is missing, though"),
         (modelslim("W8A16"), "weight_offset", torch.ones(63, 1), r"weight_offset has shape \(63, 1\)"),
     ],

@@ -168,7 +168,7 @@ def _no_sum(_: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", [w8a8("channel"), w8a8("tensor"), modelslim("W8A8"), fp8(None)], ids=lambda scheme: scheme.name
+    "scheme", [w8a8("channel"), w8a8("tensor"), modelslim("W8A8_MIX"), fp8(None)], ids=lambda scheme: scheme.name
 )
 def test_ranks_round_their_own_part_of_a_token(scheme: Scheme, tmp_path: Path) -> None:
     """The layers that a row cut divides round each rank's inputs by their own maximum; the others as one rank does.

@@ -107,7 +107,7 @@ def test_biases_of_kept_weights_stay(tmp_path: Path) -> None:
     ("scheme", "method", "is_shifted"),
     [
         (w8a8("channel"), "compressed-tensors int8", False),
-        (modelslim("W8A8"), "ModelSlim W8A8", False),
+        (modelslim("W8A8_MIX"), "ModelSlim W8A8_MIX", False),
         (modelslim("W8A8_DYNAMIC"), "ModelSlim W8A8_DYNAMIC", True),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -235,6 +235,7 @@ def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
         (gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes here"),
         (fp8(None), "bfloat16", "there is no kernel for float8_e4m3fn codes here"),
         (modelslim("W8A16"), "bfloat16", "there is no kernel for 8-bit codes here"),
+        (modelslim("W8A8"), "bfloat16", "there is no kernel for 8-bit codes of W8A8 here"),
         (w8a8("group"), "bfloat16", "int8 multiplication supports one scale per output and no zeros"),
         (
             w8a8("channel", symmetric=False),

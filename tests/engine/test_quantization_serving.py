@@ -44,7 +44,7 @@ _SCHEMES = (
     w8a8("channel"),
     packed(4, 16, symmetric=False),
     fp8((24, 40)),
-    modelslim("W8A8", is_float16=True),
+    modelslim("W8A8_MIX"),
 )
 
 
@@ -121,7 +121,7 @@ def test_biases_of_quantised_weights_stay(tmp_path: Path) -> None:
 
 
 def test_biases_that_modelslim_adds_are_computed(tmp_path: Path) -> None:
-    shifted, plain = _make("llama", tmp_path, modelslim("W8A8"))
+    shifted, plain = _make("llama", tmp_path, modelslim("W8A8_MIX"))
     shift_norms(shifted, load_file(plain / "model.safetensors"))
     (shifted / "model.safetensors").rename(shifted / "quant_model_weight_w8a8.safetensors")  # its own name
     expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)

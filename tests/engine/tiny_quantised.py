@@ -51,6 +51,7 @@ def quantise_checkpoint(scheme: Scheme, folder: Path, *, note_in: str | None = N
         tensors, read = scheme.pack(values.numpy())
         stored.update({f"{module}.{part}": tensor.contiguous() for part, tensor in tensors.items()})
         expected[name] = torch.from_numpy(read.astype(np.float32))
+    _fold_biases(stored, {name: tensor for name, tensor in stored.items() if name.endswith(".bias")})
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = scheme.config
     if scheme.method == "modelslim":
@@ -212,7 +213,7 @@ def modelslim(kind: str, *, is_float16: bool = False) -> Scheme:
                 "input_offset": torch.tensor([float(MODELSLIM_ZERO)]),
                 "quant_bias": _tensor(-MODELSLIM_ZERO * codes.sum(1), torch.int32),
             }
-            scale = (deq / MODELSLIM_STEP)[:, None]
+            scale = (deq / MODELSLIM_STEP)[:, None] if kind == "W8A8" else scale
         return parts, (codes - offset).astype(np.float32) * scale
 
     config = {"version": "1.0.0", "model_quant_type": kind, "group_size": 0, "metadata": {}}
@@ -220,11 +221,21 @@ def modelslim(kind: str, *, is_float16: bool = False) -> Scheme:
     return Scheme(name, pack, {**config, "model.layers.0.mlp.down_proj.weight": kind})
 
 
+def _fold_biases(tensors: Stored, biases: Stored) -> None:
+    """Add these biases to the quant_bias of their layers, where those have one."""
+    for name, bias in biases.items():
+        layer = name.removesuffix("bias")
+        if f"{layer}quant_bias" in tensors:
+            deq = tensors[f"{layer}deq_scale"]
+            deq = deq.int().view(torch.float32) if deq.dtype == torch.int64 else deq
+            tensors[f"{layer}quant_bias"] += torch.round(bias / deq).int()
+
+
 def shift_norms(folder: Path, weights: Stored) -> None:
     """Add to layer 0 of a Llama what ModelSlim's asymmetric smoothing adds: to each norm a shift b, to the layers after
     it -W b, which takes it back; `weights` are the W. Layer 1 gets a bias of zeros.
     """
-    tensors = load_file(folder / "model.safetensors")
+    tensors, biases = load_file(folder / "model.safetensors"), dict[str, torch.Tensor]()
     for norm, after in (
         ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
         ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
@@ -233,9 +244,9 @@ def shift_norms(folder: Path, weights: Stored) -> None:
             tensors[f"model.layers.0.{norm}.weight"].shape, generator=torch.Generator().manual_seed(len(after))
         )
         tensors[f"model.layers.0.{norm}.bias"] = shift
-        tensors |= {
-            f"model.layers.0.{name}.bias": -(weights[f"model.layers.0.{name}.weight"] @ shift) for name in after
-        }
+        biases |= {f"model.layers.0.{name}.bias": -(weights[f"model.layers.0.{name}.weight"] @ shift) for name in after}
+    _fold_biases(tensors, biases)
+    tensors |= biases
     tensors["model.layers.1.input_layernorm.bias"] = torch.zeros_like(shift)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.attention import npu_fused
-from tests.npu import attention_ops
+from engine.quantization import kept_npu
+from tests.npu import attention_ops, quantization_ops
 from tests.npu.ops import NpuOps, require_npu_ops
 from tests.npu.wheel import Wheel
 
@@ -33,3 +34,10 @@ def attention_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DTYPES", "TND_DTYPES"):
         monkeypatch.setattr(npu_fused, name, (*getattr(npu_fused, name), torch.float32))
     monkeypatch.setattr(npu_fused, "TND_DIMS", range(npu_fused.TND_DIMS[-1] + 1))
+
+
+@pytest.fixture
+def kept_in_float32(attention_in_float32: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ops take float32 for this test, in the engine and in their references."""
+    monkeypatch.setattr(quantization_ops.Dtypes, "also_float32", True)
+    monkeypatch.setattr(kept_npu, "DTYPES", (*kept_npu.DTYPES, torch.float32))

@@ -48,6 +48,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "npu_apply_rotary_pos_emb": small_ops.apply_rotary_pos_emb,
     "npu_rotary_mul": small_ops.rotary_mul,
     "npu_dynamic_quant": quantization_ops.dynamic_quant,
+    "npu_quantize": quantization_ops.quantize,
     "npu_quant_matmul": quantization_ops.quant_matmul,
     "npu_weight_quant_batchmatmul": quantization_ops.weight_quant_batchmatmul,
     "npu_convert_weight_to_int4pack": quantization_ops.convert_weight_to_int4pack,

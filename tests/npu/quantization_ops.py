@@ -5,7 +5,7 @@ import torch
 from tests.npu.rules import need, need_contiguous, need_dtype, need_shape, need_unused
 
 _MAX_SIZE = 65_535
-_INT8 = 1
+_INT8, _QINT8 = 1, 12
 _PER_WORD = 8
 _NUMBERED = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}  # by torch's dtype numbers
 
@@ -35,16 +35,41 @@ def dynamic_quant(
     return (x.double() / steps[..., None]).nan_to_num().round().to(torch.int8), steps.float()
 
 
+def quantize(
+    self: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None, dtype: int, axis: int = 1,
+    div_mode: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """npu_quantize by aclnnAscendQuantV3 (op-plugin, QuantizeKernelNpuOpApi.cpp): rounds x * scales + zero_points.
+
+    In float32 whatever the dtypes, to the nearest, ties to even, within int8: Compute and CastOut of ops-nn's
+    quant/ascend_quant_v2/op_kernel. Its documents want x, scales and zero_points of one dtype.
+    """
+    need(not div_mode, "no reference for div_mode")
+    need(dtype == _QINT8, f"dtype {dtype}: no reference but for qint8")
+    need(axis == -1, f"axis {axis}: no reference but for the last")
+    need_dtype(Dtypes.of_rows(), x=self)
+    need_dtype((self.dtype,), scales=scales, zero_points=zero_points)
+    need(list(scales.shape) in ([1], [self.shape[-1]]), f"scales is {list(scales.shape)}: [1] or [{self.shape[-1]}]")
+    values = self.float() * scales.float()
+    if zero_points is not None:
+        need_shape("zero_points", zero_points, scales.shape)
+        values = values + zero_points.float()
+    return values.round().clamp(-128, 127).to(torch.int8)
+
+
 def quant_matmul(
     x1: torch.Tensor, x2: torch.Tensor, scale: torch.Tensor, *, offset: torch.Tensor | None = None,
     pertoken_scale: torch.Tensor | None = None, bias: torch.Tensor | None = None, output_dtype: int | None = None,
     x1_dtype: int | None = None, x2_dtype: int | None = None, pertoken_scale_dtype: int | None = None,
     scale_dtype: int | None = None, group_sizes: list[int] | None = None, y_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """npu_quant_matmul of two matrices of int8, with a scale for each output and for each token."""
+    """npu_quant_matmul of two matrices of int8: (x1 @ x2 + bias) * scale * pertoken_scale, as ops-nn's README of
+    matmul/quant_batch_matmul_v3 says; float16 without pertoken_scale by int64 scales, of which 19 bits count
+    (aclnnTransQuantParamV3.md).
+    """
     need_unused(
         {
-            "offset": offset, "bias": bias, "x1_dtype": x1_dtype, "x2_dtype": x2_dtype, "scale_dtype": scale_dtype,
+            "offset": offset, "x1_dtype": x1_dtype, "x2_dtype": x2_dtype, "scale_dtype": scale_dtype,
             "pertoken_scale_dtype": pertoken_scale_dtype, "group_sizes": group_sizes, "y_scale": y_scale,
         }
     )  # fmt: skip
@@ -54,16 +79,30 @@ def quant_matmul(
     outputs = x2.shape[1]
     need_shape("x2", x2, [inputs, outputs])
     need(max(inputs, outputs) <= _MAX_SIZE, f"{inputs} x {outputs}: {_MAX_SIZE} at most")
-    need(pertoken_scale is not None, "no reference without pertoken_scale")
-    assert pertoken_scale is not None
+    dtype = None if output_dtype is None else _NUMBERED.get(output_dtype)
+    need(dtype in Dtypes.of_rows(), f"output_dtype {output_dtype}: no reference but for float16 and bfloat16")
+    assert dtype is not None
+    need(list(scale.shape) in ([1], [outputs]), f"scale is {list(scale.shape)}: must be [1] or [{outputs}]")
+    sums = x1.double() @ x2.double()
+    if bias is not None:
+        need_dtype((torch.int32,), bias=bias)
+        need_shape("bias", bias, [outputs])
+        sums = sums + bias
+    if pertoken_scale is None:
+        return (sums.float() * _static_scale(scale, dtype).float()).to(dtype)
     need_dtype((torch.float32,), pertoken_scale=pertoken_scale)
     need_shape("pertoken_scale", pertoken_scale, [tokens])
-    dtype = None if output_dtype is None else _NUMBERED.get(output_dtype)
-    need(dtype in Dtypes.of_rows(), f"output_dtype {output_dtype} beside pertoken_scale: float16 or bfloat16")
-    assert dtype is not None
     need_dtype((torch.float32, torch.bfloat16) if dtype == torch.bfloat16 else (torch.float32,), scale=scale)
-    need(list(scale.shape) in ([1], [outputs]), f"scale is {list(scale.shape)}: must be [1] or [{outputs}]")
-    return (x1.double() @ x2.double() * scale.double() * pertoken_scale.double()[:, None]).to(dtype)
+    return (sums * scale.double() * pertoken_scale.double()[:, None]).to(dtype)
+
+
+def _static_scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the scale as it is multiplied. A float32 one for float16 is documented too, but not in graphs."""
+    if dtype != torch.float16:
+        need_dtype((torch.float32, torch.bfloat16), scale=scale)
+        return scale
+    need_dtype((torch.int64,), scale=scale)
+    return (scale.to(torch.int32) & -(1 << 13)).view(torch.float32)
 
 
 def weight_quant_batchmatmul(

@@ -13,20 +13,20 @@ from torch import nn
 from devices.npu import TRAITS
 from engine.loader import LoadedModel, load_model
 from engine.oracle import Oracle
-from engine.quantization import kept_npu
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
-from engine.quantization.kept_npu import W8A8, AntiquantFormat
+from engine.quantization.kept_npu import STATIC_W8A8, W8A8, AntiquantFormat
 from engine.quantization.kept_rounded import RoundedFormat
+from engine.quantization.kept_static import StaticFormat
 from engine.quantization.kept_table import formats_named
 from tests.devices.card_device import CardDevice
+from tests.engine.plain_static import static_layer
 from tests.engine.rank_logits import rank_logits
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
 from tests.engine.tiny_quantised import Scheme, awq, gptq, modelslim, packed, quantise_checkpoint, w8a8
-from tests.npu import quantization_ops
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
 from tests.npu.rules import Refused
@@ -35,6 +35,7 @@ _PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range
 _DTYPES = (torch.bfloat16, torch.float16)
 _ANTIQUANT = "npu_weight_quant_batchmatmul"
 _W8A8 = ("npu_dynamic_quant", "npu_quant_matmul")
+_STATIC = ("npu_quantize", "npu_quant_matmul")
 
 pytestmark = pytest.mark.usefixtures("npu_ops")
 
@@ -69,7 +70,7 @@ def compared(
 
 
 def test_an_npu_prefers_w8a8_and_else_keeps_only_weights() -> None:
-    assert formats_named(TRAITS.kept_linears) == (RoundedFormat(W8A8), AntiquantFormat())
+    assert formats_named(TRAITS.kept_linears) == (RoundedFormat(W8A8), StaticFormat(STATIC_W8A8), AntiquantFormat())
 
 
 @pytest.mark.combinations(1)
@@ -130,6 +131,7 @@ def test_w8a8_products_use_the_weights_and_rounded_inputs(dtype: torch.dtype, np
         (layer(20, 64, 32), AntiquantFormat(), torch.bfloat16, "outputs in multiples of 8, not 20"),
         (int8_layer(16, 64), RoundedFormat(W8A8), torch.float32, "npu_quant_matmul supports float16 and bfloat16"),
         (layer(16, 64, 64, codes=torch.int8, largest=127), RoundedFormat(W8A8), torch.float16, "no zeros"),
+        (static_layer(16, 64)[0], StaticFormat(STATIC_W8A8), torch.float32, "supports float16 and bfloat16"),
     ],
 )
 def test_unsupported_layers_are_reported(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str) -> None:
@@ -190,6 +192,9 @@ def test_a_call_forbidden_by_the_documents_is_refused(said: str, wrong: Callable
         ("output_dtype None", {"output_dtype": None}),
         ("k dim of x1 and x2", {"x2": torch.ones(8, 32, dtype=torch.int8)}),
         ("scale is|scale", {"scale": torch.ones(8, 1)}),
+        ("scale is torch.float32", {"pertoken_scale": None, "output_dtype": torch.float16}),
+        ("int64", {"pertoken_scale": None, "scale": torch.ones(8, dtype=torch.int64)}),
+        (r"bias is \[7\]|bias", {"pertoken_scale": None, "bias": torch.ones(7, dtype=torch.int32)}),
     ],
 )
 def test_an_int8_product_forbidden_by_the_documents_is_refused(said: str, changed: dict[str, Any]) -> None:
@@ -230,13 +235,6 @@ def _load(path: Path, dtype: str, formats: tuple[str, ...] = TRAITS.kept_linears
 def _note(loaded: LoadedModel) -> str:
     (note,) = (note for note in loaded.notes if "kept" in note or "dequantised" in note)
     return note
-
-
-@pytest.fixture
-def kept_in_float32(attention_in_float32: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the ops take float32 for this test, in the engine and in their references."""
-    monkeypatch.setattr(quantization_ops.Dtypes, "also_float32", True)
-    monkeypatch.setattr(kept_npu, "DTYPES", (*kept_npu.DTYPES, torch.float32))
 
 
 @pytest.mark.usefixtures("kept_in_float32")
@@ -295,7 +293,7 @@ def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path, n
 
 
 @pytest.mark.usefixtures("kept_in_float32")
-@pytest.mark.parametrize("scheme", [awq(64), gptq(8, -1), w8a8("channel"), modelslim("W8A8")], ids=lambda s: s.name)
+@pytest.mark.parametrize("scheme", [awq(64), gptq(8, -1), w8a8("channel"), modelslim("W8A8_MIX")], ids=lambda s: s.name)
 def test_ranks_compute_with_their_cuts_of_the_codes(scheme: Scheme, tmp_path: Path, npu_ops: NpuOps) -> None:
     """A rank has 96 of 192 inner inputs: groups of 64 are divided, and those of all inputs are cut."""
     path = make_family("llama", tmp_path, intermediate_size=192)
@@ -318,7 +316,7 @@ def _round_inputs(_layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("scheme", [awq(32), w8a8("channel")], ids=lambda s: s.name)
+@pytest.mark.parametrize("scheme", [awq(32), w8a8("channel"), modelslim("W8A8")], ids=lambda s: s.name)
 def test_a_model_is_served_in_the_dtypes_of_npus(scheme: Scheme, dtype: str, tmp_path: Path, npu_ops: NpuOps) -> None:
     path = make_tiny_model("qwen2", tmp_path / "qwen2")
     quantise_checkpoint(scheme, path)
@@ -329,7 +327,8 @@ def test_a_model_is_served_in_the_dtypes_of_npus(scheme: Scheme, dtype: str, tmp
 
     assert ", kept: 14 of 14 quantised layers; " in _note(loaded)
     assert len(got[0]) == 3
-    assert set(npu_ops.names()) & {_ANTIQUANT, *_W8A8} == ({_ANTIQUANT} if scheme.name == "awq-32" else set(_W8A8))
+    called = {"awq-32": {_ANTIQUANT}, "w8a8-channel": set(_W8A8), "modelslim-w8a8": set(_STATIC)}
+    assert set(npu_ops.names()) & {_ANTIQUANT, *_W8A8, *_STATIC} == called[scheme.name]
 
 
 def test_float32_is_dequantised_with_a_reason(tmp_path: Path) -> None:
