@@ -1,9 +1,12 @@
-"""The layout of Ascend's ModelSlim: int8 weights, and a description that gives the scheme of each stored tensor.
+"""The layout of Ascend's ModelSlim: a description gives the scheme of each stored tensor.
 
-    W8A8                  weight int8 [outputs, inputs]; deq_scale [outputs], float32 or its bits as int64;
-                          input_scale and input_offset [1]; quant_bias int32 [outputs]
+    W8A8, W8A8S           weight int8 [outputs, inputs]; deq_scale [outputs], float32 or its bits as int64;
+                          input_scale and input_offset [1]; quant_bias int32 [outputs]. W8A8S: many weights are 0
     W8A8_DYNAMIC, W8A16   weight int8; weight_scale and weight_offset [outputs, 1] or [outputs, groups]
     W8A8_MIX              both, for inputs rounded as those of W8A8 or of W8A8_DYNAMIC: here the latter
+    W4A8_DYNAMIC          the same with weights int8 [outputs / 2, inputs] (scaled.py), older ones [outputs, inputs];
+                          scale_bias, which only one kernel needs
+    W8A8FP8_DYNAMIC       the same with weights in float8; ModelSlim's name for it is WFP8AFP8_DYNAMIC
 
 W8A8 is made for inputs x_q = round(x / input_scale + input_offset), and outputs (x_q . weight + quant_bias) * deq_scale
 with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). A layer that stays quantised
@@ -36,9 +39,30 @@ from engine.quantization.scaled import ScaleGrid, groups_of, scaled_module
 from wire.errors import ConfigError
 
 _FLOAT = "FLOAT"
-_STATIC = "W8A8"
-_READ = (_FLOAT, _STATIC, "W8A8_MIX", "W8A8_DYNAMIC", "W8A16")
+_STATIC = ("W8A8", "W8A8S")
+_HALVES = "W4A8_DYNAMIC"
+_BY_TOKEN: Mapping[str, torch.dtype | None] = {
+    "W8A8_MIX": torch.int8, "W8A8_DYNAMIC": torch.int8, _HALVES: torch.int8, "W8A16": None,
+    "W8A8FP8_DYNAMIC": torch.float8_e4m3fn, "WFP8AFP8_DYNAMIC": torch.float8_e4m3fn,
+}  # fmt: skip
+"""The other schemes, and the type to which they round inputs."""
+_READ = (_FLOAT, *_STATIC, *_BY_TOKEN)
+_REASONS = {
+    "FLATQUANT": "inputs are transformed at run time",
+    "mul_scale": "inputs are smoothed at run time",
+    "quarot": "inputs are rotated at run time",
+    "weight_scale_second": "it has scales of two levels, which vLLM Ascend does not read either",
+    "MXFP": "only Ascend 950 multiplies its blocks",
+    "W4A4": "inputs have 4 bits",
+    "W4A16": "its packs of 4-bit codes are not read",
+    "W8A8SC": "weights are compressed",
+    "FAQuant": "attention computes in floats",
+    "fa_quant_type": "attention computes in floats",
+    "C8": "the KV cache has the dtype of the model",
+}
+"""Why a scheme is refused, by a part of its name; the first counts."""
 _REFUSED_KEYS = ("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_quant_type", "reduce_quant_type")
+_TENSORS_REFUSED = ("mul_scale", "weight_scale_second")
 _KV_SCALES = (".kv_cache_scale", ".kv_cache_offset")  # older files give them the scheme of their layer
 _SMOOTHED = ".module.weight"  # older files have the smoothed norm twice, also under this name
 
@@ -52,7 +76,7 @@ class ModelSlimLayout:
     group_size: int
     adds_biases: bool = True
     companions: frozenset[str] = frozenset(
-        {"weight_scale", "weight_offset", "deq_scale", "quant_bias", "input_scale", "input_offset"}
+        {"weight_scale", "weight_offset", "deq_scale", "quant_bias", "input_scale", "input_offset", "scale_bias"}
     )
     dropped: frozenset[str] = frozenset()
 
@@ -63,18 +87,19 @@ class ModelSlimLayout:
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether any layer was made for int8 inputs."""
-        return any(scheme != "W8A16" for scheme in self.schemes.values())
+        """Whether any layer was made for int8 or float8 inputs."""
+        return any(scheme in _STATIC or _BY_TOKEN[scheme] for scheme in self.schemes.values())
 
     @property
     def rounded_inputs(self) -> torch.dtype | None:
-        """int8 where all layers that are not static round their inputs token by token."""
-        return torch.int8 if "W8A16" not in self.schemes.values() else None
+        """The type where all layers that are not static round their inputs to it, token by token."""
+        types = {_BY_TOKEN[scheme] for scheme in self.schemes.values() if scheme not in _STATIC}
+        return types.pop() if len(types) == 1 else None
 
     @property
     def has_static_inputs(self) -> bool:
-        """Whether any layer is W8A8."""
-        return _STATIC in self.schemes.values()
+        """Whether any layer rounds its inputs by a stored step."""
+        return any(scheme in _STATIC for scheme in self.schemes.values())
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
         """Yield the weight of each module that the description calls quantised."""
@@ -86,18 +111,21 @@ class ModelSlimLayout:
             module = name.removesuffix(".weight")
             if name.endswith(_SMOOTHED):
                 _check_norm(stored, module)
-            elif scheme == _STATIC:
+            elif scheme in _STATIC:
                 yield name, _StaticMatrix(_static_module(stored, module, has_bias=f"{module}.bias" in names))
             else:
-                yield name, Matrix(self._scaled(stored, module, names))
+                yield name, Matrix(self._scaled(stored, module, names, has_halves=scheme == _HALVES))
 
-    def _scaled(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
+    def _scaled(self, stored: Weights, module: str, names: frozenset[str], *, has_halves: bool) -> QuantisedModule:
         zero, scale = f"{module}.weight_offset", f"{module}.weight_scale"
-        part_shape(stored, scale)
+        rows = part_shape(stored, scale)[:1]
+        if has_halves:
+            has_halves = rows != part_shape(stored, f"{module}.weight")[:1]
         sizes = frozenset({self.group_size} if self.group_size > 0 else ())
         return scaled_module(
-            stored, module, scale=scale, zero=zero if zero in names else None, block=None, group_sizes=sizes
-        )
+            stored, module, scale=scale, zero=zero if zero in names else None, block=None, group_sizes=sizes,
+            has_halves=has_halves,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +191,8 @@ def read_modelslim(config: QuantizationConfig) -> ModelSlimLayout:
             continue  # about the whole checkpoint
         layer, _, tensor = name.rpartition(".")
         scheme = "C8" if name.endswith(_KV_SCALES) else value
-        if tensor == "mul_scale":
-            scheme = "smoothed at run time (mul_scale)"
+        if tensor in _TENSORS_REFUSED:
+            scheme = f"{value} with {tensor}"
         if scheme not in _READ:
             raise _unsupported(config, f"{layer} is {scheme}")
         if scheme != _FLOAT and tensor == "weight":
@@ -174,12 +202,13 @@ def read_modelslim(config: QuantizationConfig) -> ModelSlimLayout:
             raise _unsupported(config, f"{key} is {values[key]}")
     metadata = values.get("metadata")
     if isinstance(metadata, dict) and metadata.get("quarot"):
-        raise _unsupported(config, "its inputs are rotated at run time (metadata.quarot)")
+        raise _unsupported(config, "metadata.quarot is set")
     return ModelSlimLayout(str(values.get("model_quant_type", "")), schemes, _group_size(config))
 
 
 def _unsupported(config: QuantizationConfig, what: str) -> ConfigError:
-    return ConfigError(f"{config.source}: {what}, which is not supported: of ModelSlim only {', '.join(_READ)}")
+    reason = next((f" ({why})" for part, why in _REASONS.items() if part in what), "")
+    return ConfigError(f"{config.source}: {what}, which is not supported{reason}: of ModelSlim only {', '.join(_READ)}")
 
 
 def _group_size(config: QuantizationConfig) -> int:

@@ -1,6 +1,7 @@
 """Weights stored as one int8 or float8 number per element, with scales per tensor, row, group or block.
 
-weight [outputs, inputs]    scale [], [1], [outputs], [outputs, 1], [outputs, groups] or [row blocks, column blocks]
+weight [outputs, inputs], or of 4-bit codes [outputs / 2, inputs]: outputs 2 k and 2 k + 1 in the low and high half
+scale [], [1], [outputs], [outputs, 1], [outputs, groups] or [row blocks, column blocks]
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class ScaleGrid:
 
 @dataclass(frozen=True, slots=True)
 class ScaledModule:
-    """One layer whose codes are stored unpacked; `zero` names the tensor of zeros, None where there is none."""
+    """One layer; `zero` names the tensor of zeros, None where there is none. `has_halves`: codes have 4 bits."""
 
     stored: Weights
     name: str
@@ -40,13 +41,22 @@ class ScaledModule:
     scale: str
     zero: str | None
     grid: ScaleGrid
+    has_halves: bool = False
 
     def read(self, rows: range, columns: range) -> Grouped:
         """Read the codes of this range and the scales that cover them."""
-        codes = read_region(self.stored, f"{self.name}.weight", rows, columns)
+        codes = self._codes(rows, columns)
         scales = read_scales(self.stored, self.scale, self.grid, rows, columns)
         zeros = None if self.zero is None else read_scales(self.stored, self.zero, self.grid, rows, columns)
         return Grouped(codes, scales, zeros, groups_of(self.grid, columns))
+
+    def _codes(self, rows: range, columns: range) -> torch.Tensor:
+        name = f"{self.name}.weight"
+        if not self.has_halves:
+            return read_region(self.stored, name, rows, columns)
+        both = read_region(self.stored, name, range(rows.start // 2, -(-rows.stop // 2)), columns)
+        codes = torch.stack((both << 4 >> 4, both >> 4), 1).flatten(0, 1)
+        return codes[rows.start % 2 :][: len(rows)]
 
 
 def scaled_module(
@@ -57,13 +67,15 @@ def scaled_module(
     zero: str | None,
     block: tuple[int, int] | None,
     group_sizes: frozenset[int] = frozenset(),
+    has_halves: bool = False,
 ) -> ScaledModule:
     """Return the module, checked by its shapes and dtypes. Raises ConfigError."""
-    shape = matrix_shape(stored, f"{module}.weight", CODE_DTYPES)
+    shape = matrix_shape(stored, f"{module}.weight", (torch.int8,) if has_halves else CODE_DTYPES)
+    shape = (shape[0] * 2, shape[1]) if has_halves else shape
     grid = find_grid(stored, scale, shape, block, group_sizes)
     if zero is not None and stored.shape(zero) != stored.shape(scale):
         raise ConfigError(f"{zero} has shape {stored.shape(zero)}, its scale {stored.shape(scale)}")
-    return ScaledModule(stored, module, shape, scale, zero, grid)
+    return ScaledModule(stored, module, shape, scale, zero, grid, has_halves)
 
 
 def find_grid(

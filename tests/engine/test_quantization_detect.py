@@ -31,7 +31,8 @@ def test_the_method_is_found_in_the_config(scheme: Any, tmp_path: Path) -> None:
     assert layout == find_quantization(tmp_path, scheme.method)
     assert layout is not None
     assert scheme.method.partition("-")[0] in layout.name.lower()
-    assert layout.rounds_inputs == (scheme.name.startswith(("w8a8", "fp8", "hf-fp8", "modelslim-w8a8")))
+    rounding = ("w8a8", "fp8", "hf-fp8", "modelslim-w8a8", "modelslim-w4a8", "modelslim-wfp8")
+    assert layout.rounds_inputs == scheme.name.startswith(rounding)
 
 
 @pytest.mark.parametrize(
@@ -185,26 +186,35 @@ def test_modelslims_description_precedes_the_config(file: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("described", "words"),
     [
-        ({f"{_UP}.weight": "W4A8_DYNAMIC"}, f"{_UP} is W4A8_DYNAMIC"),
+        ({f"{_UP}.weight": "W4A8_MXFP"}, rf"{_UP} is W4A8_MXFP, .* \(only Ascend 950 multiplies its blocks\)"),
         ({f"{_UP}.weight": "W4A4_MXFP4"}, f"{_UP} is W4A4_MXFP4"),
-        ({f"{_UP}.weight": "W8A8S"}, f"{_UP} is W8A8S"),
-        ({f"{_KEY}.kv_cache_scale": "C8", "kv_cache_type": "C8"}, f"{_KEY} is C8"),
+        ({f"{_UP}.weight": "W4A4_MXFP4_FLATQUANT"}, rf"{_UP} is W4A4_MXFP4_FLATQUANT, .* \(inputs are transformed"),
+        ({f"{_UP}.weight": "W4A4_FLATQUANT_DYNAMIC"}, rf"{_UP} is .*FLATQUANT_DYNAMIC, .* \(inputs are transformed"),
+        ({f"{_UP}.weight": "W4A4_DYNAMIC"}, rf"{_UP} is W4A4_DYNAMIC, .* \(inputs have 4 bits\)"),
+        ({f"{_UP}.weight": "W8A8_MXFP8"}, f"{_UP} is W8A8_MXFP8"),
+        ({f"{_UP}.weight": "W4A16"}, f"{_UP} is W4A16"),
+        ({f"{_UP}.weight": "W8A8SC"}, rf"{_UP} is W8A8SC, .* \(weights are compressed\)"),
+        ({f"{_UP}.weight_scale_second": "W4A8_DYNAMIC"}, rf"{_UP} is W4A8_DYNAMIC with .* \(it has scales of two"),
+        ({f"{_KEY}.kv_cache_scale": "C8", "kv_cache_type": "C8"}, rf"{_KEY} is C8, .* \(the KV cache has the dtype"),
         ({f"{_KEY}.kv_cache_offset": "W8A8", "kv_cache_type": "C8"}, f"{_KEY} is C8"),
         ({"model.layers.3.self_attn.fa_k.scale": "FAQuant"}, "model.layers.3.self_attn.fa_k is FAQuant"),
         ({"model.layers.3.self_attn.quant_type": "FP8_DYNAMIC"}, "model.layers.3.self_attn is FP8_DYNAMIC"),
-        ({f"{_UP}.div.mul_scale": "FLOAT"}, rf"{_UP}.div is smoothed at run time \(mul_scale\)"),
+        ({f"{_UP}.div.mul_scale": "FLOAT"}, rf"{_UP}.div is FLOAT with mul_scale, .* \(inputs are smoothed"),
         ({f"{_UP}.weight": 8}, f"{_UP} is 8"),
         ({"fa_quant_type": "FAKQuant"}, "fa_quant_type is FAKQuant"),
         ({"reduce_quant_type": "per_channel"}, "reduce_quant_type is per_channel"),
-        ({"metadata": {"quarot": {"heads": 8}}}, r"rotated at run time \(metadata.quarot\)"),
+        ({"metadata": {"quarot": {"heads": 8}}}, r"metadata.quarot is set, .* \(inputs are rotated at run time\)"),
     ],
 )
 def test_a_modelslim_scheme_that_is_not_supported_is_named(described: Any, words: str, tmp_path: Path) -> None:
     content = {**modelslim("W8A8").config, **described}
     (tmp_path / "quant_model_description.json").write_text(json.dumps(content))
-    known = "of ModelSlim only FLOAT, W8A8, W8A8_MIX, W8A8_DYNAMIC, W8A16$"
+    known = (
+        "of ModelSlim only FLOAT, W8A8, W8A8S, W8A8_MIX, W8A8_DYNAMIC, W4A8_DYNAMIC, W8A16, W8A8FP8_DYNAMIC, "
+        r"WFP8AFP8_DYNAMIC$"
+    )
 
-    with pytest.raises(ConfigError, match=f"json: .*{words}, which is not supported: {known}"):
+    with pytest.raises(ConfigError, match=f"json: .*{words}.*: {known}"):
         find_quantization(_folder(tmp_path, None), None)
 
 

@@ -109,6 +109,7 @@ def test_biases_of_kept_weights_stay(tmp_path: Path) -> None:
         (w8a8("channel"), "compressed-tensors int8", False),
         (modelslim("W8A8_MIX"), "ModelSlim W8A8_MIX", False),
         (modelslim("W8A8_DYNAMIC"), "ModelSlim W8A8_DYNAMIC", True),
+        (modelslim("W4A8_DYNAMIC"), "ModelSlim W4A8_DYNAMIC", False),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -45,6 +45,7 @@ _SCHEMES = (
     packed(4, 16, symmetric=False),
     fp8((24, 40)),
     modelslim("W8A8_MIX"),
+    modelslim("W4A8_DYNAMIC"),
 )
 
 

@@ -196,16 +196,24 @@ def w8a8(strategy: str, *, symmetric: bool = True) -> Scheme:
 
 
 def modelslim(kind: str, *, is_float16: bool = False) -> Scheme:
-    """ModelSlim's int8 weights; of a float16 model the deq_scale of a static scheme is int64 with a float32's bits."""
+    """ModelSlim's weights; of a float16 model the deq_scale of a static scheme is int64 with a float32's bits."""
+    largest = 448 if "FP8" in kind else 7 if kind.startswith("W4") else 127
 
     def pack(weight: Array) -> tuple[Stored, Array]:
-        scale = (np.abs(weight).max(1, keepdims=True) / 127).astype(np.float32)
+        scale = (np.abs(weight).max(1, keepdims=True) / largest).astype(np.float32)
         offset = np.full_like(scale, 3 if kind == "W8A16" else 0)
-        codes = np.clip(np.round(weight / scale) + offset, -128, 127)
+        codes = np.clip(np.round(weight / scale) + offset, -largest - 1, largest)
         parts = {"weight": _tensor(codes, torch.int8)}
-        if kind != "W8A8":
+        if "FP8" in kind:
+            parts = {"weight": _tensor(weight / scale, torch.float32).clamp(-448, 448).to(torch.float8_e4m3fn)}
+            codes = parts["weight"].float().numpy()
+        elif kind.startswith("W4"):
+            halves = codes.astype(np.int64) & 15
+            parts = {"weight": _tensor((halves[::2] | halves[1::2] << 4).astype(np.uint8).view(np.int8), torch.int8)}
+            parts["scale_bias"] = torch.ones(len(weight), 1)
+        if kind not in ("W8A8", "W8A8S"):
             parts |= {"weight_scale": torch.from_numpy(scale), "weight_offset": torch.from_numpy(offset)}
-        if kind in ("W8A8", "W8A8_MIX"):
+        if kind in ("W8A8", "W8A8S", "W8A8_MIX"):
             deq = (scale * MODELSLIM_STEP).astype(np.float32)[:, 0]
             parts |= {
                 "deq_scale": torch.from_numpy(deq.view(np.int32).astype(np.int64) if is_float16 else deq),
@@ -213,7 +221,7 @@ def modelslim(kind: str, *, is_float16: bool = False) -> Scheme:
                 "input_offset": torch.tensor([float(MODELSLIM_ZERO)]),
                 "quant_bias": _tensor(-MODELSLIM_ZERO * codes.sum(1), torch.int32),
             }
-            scale = (deq / MODELSLIM_STEP)[:, None] if kind == "W8A8" else scale
+            scale = (deq / MODELSLIM_STEP)[:, None] if kind != "W8A8_MIX" else scale
         return parts, (codes - offset).astype(np.float32) * scale
 
     config = {"version": "1.0.0", "model_quant_type": kind, "group_size": 0, "metadata": {}}
@@ -331,7 +339,8 @@ SCHEMES = (
     *(w8a8(strategy) for strategy in ("channel", "tensor", "group")),
     w8a8("channel", symmetric=False),
     w8a8("tensor", symmetric=False),
-    *(modelslim(kind) for kind in ("W8A8", "W8A8_MIX", "W8A8_DYNAMIC", "W8A16")),
+    *(modelslim(kind) for kind in ("W8A8", "W8A8S", "W8A8_MIX", "W8A8_DYNAMIC", "W4A8_DYNAMIC", "W8A16")),
+    modelslim("WFP8AFP8_DYNAMIC"),
     modelslim("W8A8", is_float16=True),
     fp8(None),
     fp8((24, 40)),
