@@ -17,7 +17,8 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 SOURCES = re.compile(r"(?<![\w/.*}>-])((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)\b")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-OTHERS = {  # of torch_npu, FlashInfer, FlashAttention, vLLM, and what a user may have in their folder
+OTHERS = {  # of torch, torch_npu, FlashInfer, FlashAttention, vLLM, and what a user may have in their folder
+    "torch/_meta_registrations.py", "test/test_scaled_matmul_cuda.py",
     "_op_plugin_docs.py", "torch_npu/npu/graphs.py", "flashinfer/__init__.py", "vllm/entrypoints/api_server.py",
     "entrypoints/llm.py", "engine.py", "wire.py", "hopper/flash_attn_interface.py",
 }  # fmt: skip
