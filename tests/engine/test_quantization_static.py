@@ -25,6 +25,7 @@ from engine.quantization.kept_rounded import int8_sums
 from engine.quantization.kept_static import STATIC_BY_TORCH, StaticFormat
 from engine.quantization.kept_table import FORMATS
 from engine.quantization.weights import DequantisingWeights
+from tests.devices.fake_device import TRAITS, FakeDevice
 from tests.engine.plain_static import PlainStatic, compute_statically, rows_of, static_layer
 from tests.engine.rank_logits import rank_logits
 from tests.engine.step_runner import generate
@@ -218,6 +219,18 @@ def test_dynamic_layers_beside_static_ones_are_dequantised_on_the_cpu(tmp_path: 
         "; 7 dequantised to float32: there is no kernel for 8-bit codes of W8A8 here; inputs are rounded to int8 by a "
         "stored step"
     )
+
+
+def test_static_experts_are_dequantised_beside_kept_attention(tmp_path: Path) -> None:
+    """vLLM Ascend has no static experts; theirs would need a step and a bias each."""
+    path = make_family("mixtral", tmp_path / "mixtral")
+    quantise_checkpoint(replace(modelslim("W8A8"), ignore=("lm_head", "gate")), path)
+    device = FakeDevice(traits=replace(TRAITS, kept_linears=("int8-static", "experts-widened")))
+
+    note = _note(_load(path, block_size=32, device=device))
+
+    assert ", kept: 16 of 64 quantised layers; " in note
+    assert "; 48 dequantised to float32: experts with static inputs have no kernel; inputs are rounded to int8" in note
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
