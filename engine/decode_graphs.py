@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = EventLogger("engine")
 _EVERY = 8
 _MAX_GRAPHS = 64
-"""Each graph costs about two runs of the network at load, and memory of the driver."""
+"""Each graph costs about two runs of the network at load, three with several ranks, and memory of the driver."""
 _LINE_S = 2.0
 
 Forward = Callable[[DecodeInputs, StepAttention], torch.Tensor]
@@ -155,8 +155,8 @@ class DecodeGraphs:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def capture(self, shape: GraphShape) -> None:
-        """See ShapeOwner. Ranks call it together."""
+    def capture(self, shape: GraphShape, agree: Callable[[], None] | None = None) -> None:
+        """See ShapeOwner. Ranks call it together: each calls `agree` after a run without sums, before the others."""
         rows, width = shape
         packed = torch.zeros(rows * (4 + width), dtype=torch.int64, device=self._device.torch_device)
         tokens, positions, slots, lengths = packed[: 4 * rows].view(4, rows)
@@ -175,7 +175,7 @@ class DecodeGraphs:
                 self._logits = made.new_empty(self._max_rows, made.shape[1])
             self._logits[:rows] = made
 
-        captured.graph = self._device.capture(run)
+        captured.graph = self._device.capture(run if agree is None else self._alone_first(run, agree))
         self._captured[shape] = captured
         self._ascending = sorted(self._captured)
 
@@ -228,6 +228,20 @@ class DecodeGraphs:
         with nullcontext() if self._reduce is None else self._reduce.replaying():
             captured.graph.replay(host_lengths)
         return self._logits.index_select(0, metadata.sample_rows)
+
+    def _alone_first(self, run: Callable[[], None], agree: Callable[[], None]) -> Callable[[], None]:
+        """Return `run` with a first call that runs once more: before it without sums, and then `agree`."""
+        assert self._reduce is not None
+        alone, first = self._reduce.alone, [agree]
+
+        def run_alone_first() -> None:
+            if first:
+                with alone():
+                    run()
+                first.pop()()
+            run()
+
+        return run_alone_first
 
     def _find_shape(self, num_rows: int, width: int) -> GraphShape | None:
         """Return the smallest captured shape for a step of these rows and blocks of the longest table."""

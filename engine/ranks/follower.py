@@ -1,5 +1,6 @@
 """A rank other than 0: it computes its part of each step on its own pool, without sampling."""
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from engine.decode_graphs import num_spare_blocks
 from engine.device_modules import give_back
 from engine.ranks.budget import with_budget
 from engine.ranks.channel import RankMessageKind
-from engine.ranks.graph_capture import capture_here
+from engine.ranks.graph_capture import Agree, CaptureFailed, capture_here
 from engine.ranks.marks import Marks
 from engine.ranks.packing import unpack_copies, unpack_shape, unpack_step
 from engine.ranks.rank_part import RankPart, load_part, part_info
@@ -63,13 +64,18 @@ class Follower:
         self.part.connect(way, store_fd, Marks(marks_fd, self.part.setup.of))
         os.close(marks_fd)
 
-    def capture(self, payload: bytes) -> bytes:
-        """Capture a graph with the other ranks; return why this rank cannot, empty if it can. Raises ReduceFailed."""
+    def capture(self, payload: bytes, agree: Agree) -> bytes | None:
+        """Capture a graph with the other ranks; return why this rank cannot, empty if it can. Raises ReduceFailed.
+
+        None: the other ranks did not agree, and know why.
+        """
         assert self._model is not None
         assert self._model.graphs is not None
-        failure = capture_here(self._model.graphs, unpack_shape(payload), self._reduce)
+        failure: str | None = None
+        with contextlib.suppress(CaptureFailed):
+            failure = capture_here(self._model.graphs, unpack_shape(payload), self._reduce, agree)
         give_back(self.part.device)
-        return failure.encode()
+        return None if failure is None else failure.encode()
 
     def drop(self, payload: bytes) -> None:
         """Forget a graph, as the other ranks do."""

@@ -87,13 +87,25 @@ def _obey(follower: Any, message: Message[RankMessageKind], channel: Channel[Ran
     if message.kind == RankMessageKind.STEP:
         follower.step(message.payload)
     elif message.kind == RankMessageKind.CAPTURE:
-        channel.send(RankMessageKind.CAPTURED, follower.capture(message.payload), timeout_s=_SEND_S)
+        _capture(follower, message.payload, channel)
     elif message.kind == RankMessageKind.DROP:
         follower.drop(message.payload)
     elif message.kind in (RankMessageKind.COPY, RankMessageKind.SAVE, RankMessageKind.LOAD):
         follower.copy(message.kind, message.payload)
     else:
         raise ValueError(f"unexpected message {message.kind.name} to a serving rank")
+
+
+def _capture(follower: Any, payload: bytes, channel: Channel[RankMessageKind]) -> None:
+    """Capture a graph in the two rounds of graph_capture.py, with a report after each."""
+
+    def agree() -> bool:
+        channel.send(RankMessageKind.CAPTURED, timeout_s=_SEND_S)
+        return channel.receive(None).kind == RankMessageKind.CAPTURE
+
+    failure = follower.capture(payload, agree)
+    if failure is not None:
+        channel.send(RankMessageKind.CAPTURED, failure, timeout_s=_SEND_S)
 
 
 def _expect(channel: Channel[RankMessageKind], kind: RankMessageKind, timeout_s: float) -> Message[RankMessageKind]:

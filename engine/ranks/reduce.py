@@ -59,6 +59,15 @@ class Reduce:
             self._after()
 
     @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Sum nothing in this block: this rank computes by itself."""
+        add_up, self._sum = self._sum, None
+        try:
+            yield
+        finally:
+            self._sum = add_up
+
+    @contextmanager
     def replaying(self) -> Iterator[None]:
         """Launch a graph of a forward pass in this block, with all its sums at once. Raises as a sum does."""
         assert self.stream is not None, "a graph contains sums that stay on the stream"

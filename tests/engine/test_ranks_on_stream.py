@@ -193,6 +193,10 @@ def fail(*args: object) -> None:
     ("capture_faults", "warning"),
     [
         ((None, (2, 6, "not permitted")), "graphs_off rows=16 width=16 .* rank 1 of 2: .*not permitted"),
+        (
+            ((5, 0, "out of memory"), (6, 0, "out of memory")),
+            "graphs_limited .*first_left_out_rows=2 .*left_out=2 .*graphs=4 .* rank 0 of 2: .*out of memory",
+        ),
         pytest.param(
             ((2, 4, "not permitted"), None), "graphs_off rows=16 width=16 .* rank 0 of 2: .*not permitted",
             marks=pytest.mark.long,
@@ -209,7 +213,8 @@ def test_a_shape_that_one_rank_cannot_capture_is_dropped_by_all(
 ) -> None:  # fmt: skip
     """A warm-up has four sums, and as many are captured: the faults lie in a capture, at its start, and at its end.
 
-    The last shape is that of two rows, which the two prompts would need.
+    Those before the first sum lie in the run that each rank makes alone. Two prompts would need the last but one shape,
+    that of two rows.
     """
     lost: list[PdserveError] = []
     prompts = [ids(9), ids(20)]
