@@ -32,6 +32,9 @@ Keep = Callable[[Any, Mapping[str, TensorSource], Mapping[str, DimensionRanges],
 """Replaces layers of a network on the meta device by others that already have their weights, cut, on the device."""
 
 
+_SCALES = ("_scale", "_scale_inv")  # behind the name of a float8 weight
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
     """A network ready to run; `note` describes anything unusual about how it was loaded."""
@@ -120,11 +123,13 @@ def _check_complete(
 def _check_floats(
     checkpoint: Checkpoint, network: Any, sources: Mapping[str, TensorSource], weights: Weights
 ) -> None:  # fmt: skip
-    """Raise ConfigError for integers, which are codes: as floats they would be other weights."""
+    """Raise ConfigError for codes, which would be other weights: integers, and float8 with a scale beside it."""
+    all_stored = frozenset(weights.names)
     floats = [name for name, tensor in network.state_dict().items() if tensor.is_floating_point()]
     stored = (name for one in floats if one in sources for column in sources[one].columns for name in column)
     for name, dtype in ((name, weights.dtype(name)) for name in stored):
-        if not dtype.is_floating_point:
+        has_scale = dtype.itemsize == 1 and not all_stored.isdisjoint(f"{name}{end}" for end in _SCALES)
+        if has_scale or not dtype.is_floating_point:
             what = str(dtype).removeprefix("torch.")
             raise ConfigError(f"{checkpoint.path}: {name} is stored as {what}, and no quantization config describes it")
 

@@ -27,6 +27,7 @@ from tests.engine.tiny_quantised import (
     awq,
     fp8,
     gptq,
+    hf_fp8,
     modelslim,
     packed,
     quantise_checkpoint,
@@ -173,6 +174,20 @@ def test_codes_that_no_config_describes_are_refused(mixture: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"\.weight is stored as int8, and no quantization config describes it"):
         _load(path)
+
+
+@pytest.mark.parametrize("scheme", [fp8(None), hf_fp8((24, 40))], ids=lambda scheme: scheme.name)
+def test_float8_with_a_scale_that_no_config_describes_is_refused(scheme: Scheme, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path)
+    quantise_checkpoint(scheme, path, note_in="unread.json")
+    refusal = r"\.weight is stored as float8_e4m3fn, and no quantization config describes it"
+
+    with pytest.raises(ConfigError, match=refusal):
+        _load(path)
+
+    plain = {name: one for name, one in load_file(path / "model.safetensors").items() if "weight_scale" not in name}
+    save_file(plain, path / "model.safetensors", metadata={"format": "pt"})
+    _load(path).model.close()
 
 
 def test_one_note_warns_of_the_memory(tmp_path: Path) -> None:
