@@ -1,6 +1,7 @@
 """Open and check a checkpoint folder's config with transformers. engine/network.py loads the weights."""
 
 import inspect
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A supported model whose weights are not loaded yet. `config` is transformers' object."""
+    """A supported model whose weights are not loaded yet. `config` is transformers' object.
+
+    `stored_dtype`: what its config names, else the dtype of most of its weights; quantised ones do not count.
+    """
 
     path: Path
     config: Any
@@ -42,11 +46,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = _read_config(path)
     network_class = _network_class(path, config)
     refuse_unsupported(path, config, network_class)
-    tensors = stored_tensors(path)
-    stored = next((_STORED_DTYPES[t.dtype] for t in tensors if t.dtype in _STORED_DTYPES), None)
-    if stored is None:
-        raise ConfigError(f"{path}: its tensors have dtype {tensors[0].dtype if tensors else 'none'}, not floats")
-    return Checkpoint(path, config, network_class, stored)
+    return Checkpoint(path, config, network_class, _stored_dtype(path, config))
 
 
 def model_length(checkpoint: Checkpoint, requested: int | None) -> int:
@@ -78,6 +78,20 @@ def _read_config(path: Path) -> Any:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}/config.json is not a config that transformers supports: {error}") from error
+
+
+def _stored_dtype(path: Path, config: Any) -> str:
+    """Return the dtype of `Checkpoint`. Raises ConfigError for a checkpoint without floats."""
+    tensors = stored_tensors(path)
+    num_bytes: dict[str, int] = defaultdict(int)
+    for one in tensors:
+        if one.dtype in _STORED_DTYPES:  # a scale, of whatever size, only where there are no weights
+            num_bytes[_STORED_DTYPES[one.dtype]] += one.length if one.name.endswith(".weight") else 0
+    if not num_bytes:
+        raise ConfigError(f"{path}: its tensors have dtype {tensors[0].dtype if tensors else 'none'}, not floats")
+    named = (str(one.dtype).removeprefix("torch.") for one in (config, config.get_text_config(decoder=True)))
+    most = max(num_bytes, key=num_bytes.__getitem__)
+    return next((name for name in named if name in _STORED_DTYPES.values()), most)
 
 
 def _network_class(path: Path, config: Any) -> type[Any]:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from devices.host_memory import available_bytes
+from engine.checkpoints.checkpoint import open_checkpoint
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.loader import LoadedModel, load_model
 from tests.engine.tiny_models import KINDS, MAX_MODEL_LEN, VOCAB_SIZE, make_tiny_model
@@ -169,6 +170,29 @@ def test_auto_chooses_bfloat16_where_native_kernels_run_the_model(checkpoint: st
 
     assert choice.name == expected
     assert expected in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "float8_e4m3fn"}, "bfloat16"),
+        ({}, "bfloat16"),
+    ],
+)
+def test_a_checkpoints_dtype_is_its_configs_or_most_weights(config: dict[str, str], expected: str, llama: Path) -> None:
+    """The first float tensor by name is the scale of a quantised output layer, and larger than all weights."""
+    tensors = {name: one.bfloat16() for name, one in load_file(llama / "model.safetensors").items()}
+    tensors["lm_head.weight_scale"] = torch.ones(sum(one.numel() for one in tensors.values()))
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.int8)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].float()
+    save_file(tensors, llama / "model.safetensors", metadata={"format": "pt"})
+    file = llama / "config.json"
+    others = {key: value for key, value in json.loads(file.read_text()).items() if key != "dtype"}
+    file.write_text(json.dumps({**others, **config}))
+
+    assert open_checkpoint(llama).stored_dtype == expected
 
 
 def test_cpu_flags_are_read_by_name(tmp_path: Path) -> None:
