@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.added_biases import has_bias
 from engine.checkpoints.materialise import DimensionRanges
 from engine.models.sharding_roles import (
     COLUMN,
@@ -146,6 +147,8 @@ class _Sharding:
             yield from _cut_linear(name, module, role, taken)
         else:
             yield (name if isinstance(module, nn.Parameter) else f"{name}.weight"), DimensionRanges(0, (taken,))
+            if has_bias(module):
+                yield f"{name}.bias", DimensionRanges(0, (taken,))
 
     def _size(self, name: str, module: Any) -> int:
         """Return the size that the heads divide. Raises ConfigError for a module that does not match its role."""

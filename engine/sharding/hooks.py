@@ -31,9 +31,10 @@ class NormOverRanks(nn.Module):
     """A root-mean-square norm over the heads of all ranks: their squares are summed over the ranks."""
 
     def __init__(self, norm: Any, *, holders: int, all_reduce: AllReduce) -> None:
-        """`norm` is over the whole width; `holders` ranks, including this one, have the same heads."""
+        """`norm` is over the whole width, and may have a bias; `holders` ranks, with this one, have the same heads."""
         super().__init__()
         self.weight: nn.Parameter = norm.weight
+        self.bias: nn.Parameter | None = getattr(norm, "bias", None)
         self._width, self._eps, self._holders = len(norm.weight), float(norm.variance_epsilon), holders
         self._all_reduce = all_reduce
 
@@ -42,7 +43,8 @@ class NormOverRanks(nn.Module):
         wide = hidden.float()
         squares = wide.pow(2).sum(-1, keepdim=True) / self._holders  # [..., 1]
         self._all_reduce(squares)
-        return (self.weight * (wide * torch.rsqrt(squares / self._width + self._eps))).to(hidden.dtype)
+        normed = (self.weight * (wide * torch.rsqrt(squares / self._width + self._eps))).to(hidden.dtype)
+        return normed if self.bias is None else normed + self.bias
 
 
 class LocalConfig:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from engine.checkpoints.checkpoint import open_checkpoint
 from engine.checkpoints.stored_weights import StoredWeights
@@ -156,6 +157,17 @@ def test_ranks_of_a_quantised_checkpoint_are_the_model(tmp_path: Path, scheme: S
     own, _ = rank_logits(path, 2, token_ids)
 
     torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bias_that_modelslim_adds_to_a_norm_over_all_heads_is_cut(tmp_path: Path) -> None:
+    path = make_family("olmo2", tmp_path)
+    stored = quantise_checkpoint(modelslim("W8A8"), path)
+    norms = [name for name in stored if name.endswith(("q_norm.weight", "k_norm.weight"))]
+    biases = {name.replace("weight", "bias"): torch.linspace(-1, 1, len(stored[name])) for name in norms}
+    file = path / "model.safetensors"
+    save_file(load_file(file) | biases, file, metadata={"format": "pt"})
+
+    _assert_ranks_are_the_model(path, 3)
 
 
 @pytest.mark.parametrize("kind", sorted(_REFUSED))
