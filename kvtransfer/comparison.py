@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvtransfer.link import Link
 from kvtransfer.link_ops import Measure, Measured
 from wire.errors import PdserveError, Unavailable
-from wire.link_reasons import SLOWER
+from wire.link_reasons import slower_reason
 
 _FIRST_BYTES = 1 << 20  # not counted: some transports connect at the first frame
 _NUM_BYTES = 16 << 20
@@ -25,8 +25,7 @@ class Comparison:
     @property
     def reason(self) -> str:
         """Why the slower one is not used, with both rates."""
-        own, other = (f"{rate / 1e9:.2f} GB/s" for rate in (self.slower_bytes_per_s, self.measured.bytes_per_s))
-        return f"{SLOWER}{own}, {self.faster.transport} {other}"
+        return slower_reason(self.faster.transport, self.slower_bytes_per_s, self.measured.bytes_per_s)
 
 
 def compare(

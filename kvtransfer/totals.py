@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
-from wire.link_reasons import SLOWER
+from wire.link_reasons import is_slower
 from wire.load import LinkStatus
 
 PeerProcess = tuple[str, int]
@@ -52,8 +52,14 @@ def _both(one: LinkStatus, other: LinkStatus) -> LinkStatus:
         fallbacks=one.fallbacks + other.fallbacks,
         round_trip_s=max((status.round_trip_s for status in measured), default=0.0),
         bytes_per_s=min((status.bytes_per_s for status in measured), default=0.0),
-        passed_over=tuple({text.partition(f": {SLOWER}")[0]: text for text in reasons}.values()),
+        passed_over=tuple({_transport_if_slower(text): text for text in reasons}.values()),
     )
+
+
+def _transport_if_slower(text: str) -> str:
+    """Return the transport of a reason that has rates, which differ between ranks, and any other text unchanged."""
+    transport, _, reason = text.partition(": ")
+    return transport if is_slower(reason) else text
 
 
 def _names(transports: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.view import GapView, InstanceView
+from wire.link_reasons import without_rates
 from wire.load import LinkStatus
 
 _MAX_REASON_CHARS = 160
@@ -52,6 +53,7 @@ def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:
 
 
 def _reasons(status: LinkStatus) -> dict[str, str]:
-    """Return the reason by transport, from texts such as `shm: another host`."""
+    """Return the reason by transport, from texts such as `shm: another host`, without rates: each would be a series."""
     split = (text.partition(": ") for text in status.passed_over)
-    return {transport: " ".join(reason.split())[:_MAX_REASON_CHARS] for transport, _, reason in split}
+    reasons = ((transport, without_rates(reason)) for transport, _, reason in split)
+    return {transport: " ".join(reason.split())[:_MAX_REASON_CHARS] for transport, reason in reasons}

@@ -101,19 +101,19 @@ def test_mooncake_is_measured_and_both_rates_are_shown(tmp_path: Path, fake_mode
         cluster.start("decode-0", "prefill-0", "scheduler")
         cluster.wait_ready()
         deadline = time.monotonic() + 300.0
-        while "slower: " not in str((link := _links(cluster, mib=0)[0])["passed_over"]):
+        while "slower than " not in str((link := _links(cluster, mib=0)[0])["passed_over"]):
             assert time.monotonic() < deadline, link
         (measured,) = _links(cluster)
         reply = cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
         status = _status_of_link_up(cluster, link["transport"])
 
     (slower,) = both - {link["transport"]}
-    assert link["passed_over"][0].startswith(f"{slower}: slower: ")
+    assert link["passed_over"][0].startswith(f"{slower}: slower than {link['transport']} (")
     assert link["passed_over"][0].count(" GB/s") == 2
     assert measured["transport"] == link["transport"]
     assert _without_rates(measured) == _without_rates(link)  # a link that was lost in between is measured again
     assert reply.status == 200, reply.body
-    assert f"not {slower}: slower: " in status
+    assert f"(not {slower}: slower than {link['transport']})" in status
 
 
 @pytest.mark.long

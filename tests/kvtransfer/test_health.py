@@ -126,9 +126,9 @@ def test_what_is_measured_first_is_due_after_all_others() -> None:
 def test_a_slower_transport_is_due_once_a_worse_one_is_used() -> None:
     health = Health(NAMES, measured_first={"shm"})
     health.use("process_group")
-    health.slower("shm", "process_group", "slower: 1, process_group 2", 0.0)
+    health.slower("shm", "process_group", "slower than process_group (1 against 2)", 0.0)
 
-    assert (health.reason("shm"), health.is_slower("shm", "process_group")) == ("slower: 1, process_group 2", True)
+    assert (health.reason("shm"), health.is_slower("shm", "process_group")) == ("slower than process_group (1 against 2)", True)
     assert health.due(3600.0) is None
     health.use("tcp")
     assert health.due(LONGEST_REST_S - 1.0) is None  # a link that flaps is not measured all the time
@@ -137,11 +137,11 @@ def test_a_slower_transport_is_due_once_a_worse_one_is_used() -> None:
 
 def test_another_link_over_a_slower_transport_changes_no_finding() -> None:
     health = Health(NAMES, measured_first={"shm"})
-    health.slower("tcp", "shm", "slower: 1, shm 2", 0.0)
+    health.slower("tcp", "shm", "slower than shm (1 against 2)", 0.0)
     health.use("shm")
 
     health.ready("tcp", 1.0)  # a lane that was dialled before
-    assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("slower: 1, shm 2", True)
+    assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("slower than shm (1 against 2)", True)
     health.use("tcp")
     assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("", False)
 
@@ -150,7 +150,7 @@ def test_another_link_over_a_slower_transport_changes_no_finding() -> None:
 @pytest.mark.parametrize(("slower", "than"), [("shm", "tcp"), ("tcp", "shm")])
 def test_a_lost_link_of_either_ends_what_was_measured(lost: str, slower: str, than: str) -> None:
     health = Health(NAMES, measured_first={"shm"})
-    health.slower(slower, than, "slower: 1, 2", 0.0)
+    health.slower(slower, than, "slower than it (1 against 2)", 0.0)
 
     health.failed("process_group", "reset", 1.0)
     assert health.is_slower(slower, than)

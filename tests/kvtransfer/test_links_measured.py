@@ -16,7 +16,8 @@ from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, read, until
 from wire.errors import PdserveError, Unavailable
 from wire.load import LinkStatus
 
-SHM_IS_SLOWER, TCP_IS_SLOWER = "shm: slower: 1.00 GB/s, tcp 2.00 GB/s", "tcp: slower: 1.00 GB/s, shm 2.00 GB/s"
+SHM_IS_SLOWER = "shm: slower than tcp (1.00 GB/s against 2.00 GB/s)"
+TCP_IS_SLOWER = "tcp: slower than shm (1.00 GB/s against 2.00 GB/s)"
 UNMEASURED = "shm: its link has not been measured yet"
 
 
@@ -184,7 +185,7 @@ def test_real_links_are_compared_by_their_rates(monkeypatch: pytest.MonkeyPatch)
 
         slower, _, reason = _link(rig).passed_over[0].partition(": ")
         (faster,) = {"shm", "tcp"} - {slower}
-        assert reason.startswith("slower: ")
+        assert reason.startswith(f"slower than {faster} (")
         assert reason.count(" GB/s") == 2
         assert _link(rig).transport == hand_over(rig) == faster
         assert _link(rig).bytes_per_s > 0

@@ -67,7 +67,7 @@ def test_it_carries_prompts_beside_tcp_only_if_it_was_measured_faster() -> None:
 
         (link,) = rig.sender.links()
         (slower,) = set(both) - {link.transport}
-        assert link.passed_over[0].startswith(f"{slower}: slower: ")
+        assert link.passed_over[0].startswith(f"{slower}: slower than {link.transport} (")
         assert link.passed_over[0].count(" GB/s") == 2
         assert hand_over(rig, 20) == link.transport
 

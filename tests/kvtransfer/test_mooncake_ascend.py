@@ -169,7 +169,7 @@ def test_it_carries_prompts_of_npus_once_it_was_measured_faster(
 
         assert hand_over(rig, 20) == "mooncake"
         assert read(rig.d_pool, range(20, 25), 20) == tokens
-        assert rig.sender.links()[0].passed_over == ("tcp: slower: 1.00 GB/s, mooncake 2.00 GB/s",)
+        assert rig.sender.links()[0].passed_over == ("tcp: slower than mooncake (1.00 GB/s against 2.00 GB/s)",)
 
 
 def test_ends_that_read_in_other_ways_refuse_the_link_with_both(

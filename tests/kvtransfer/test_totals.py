@@ -35,7 +35,7 @@ def test_links_to_the_ranks_of_one_process_are_one_status() -> None:
 
 
 def test_a_transport_that_ranks_measured_as_slower_is_named_once() -> None:
-    slower = [f"mooncake: slower: {rate}.00 GB/s, tcp 9.00 GB/s" for rate in range(3)]
+    slower = [f"mooncake: slower than tcp ({rate}.00 GB/s against 9.00 GB/s)" for rate in range(3)]
     ranks = [("shm: another host", slower[0], "cuda_ipc: no"), (slower[1],), ("cuda_ipc: at rank 2: no", slower[2])]
 
     (merged,) = merge_links((("d", 7), link("d", "tcp", passed_over=own)) for own in ranks)  # type: ignore[arg-type]

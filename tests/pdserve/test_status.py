@@ -152,7 +152,7 @@ def test_a_fallback_is_shown_with_its_reason_as_printable_text() -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        "not offered there", "another host or network namespace", "slower: 1.00 GB/s, tcp 2.00 GB/s",
+        "not offered there", "another host or network namespace", "slower than tcp",
         "its link has not been measured yet", "its link is being set up",
     ],
 )  # fmt: skip

@@ -198,7 +198,10 @@ _NO_REQUESTS = LedgerView(0, 0, 0, 0, 0, 0, 0)
 def test_a_link_that_fell_back_shows_the_reason() -> None:
     link = LinkStatus(
         "d0", "tcp", "up", 7, 10, failures=2, fallbacks=1, round_trip_s=0.00025, bytes_per_s=3e9,
-        passed_over=("shm: another host: b", 'process_group: "x"\\\n y' + "z" * 500),
+        passed_over=(
+            "shm: another host: b", 'process_group: "x"\\\n y' + "z" * 500,
+            "mooncake: slower than tcp (1.23 GB/s against 2.00 GB/s)",
+        ),
     )  # fmt: skip
 
     samples = _link_samples(link)
@@ -210,6 +213,8 @@ def test_a_link_that_fell_back_shows_the_reason() -> None:
         f"failures_total{{{pair}}}": 2, f"fallbacks_total{{{pair}}}": 1,
     }  # fmt: skip
     assert 'passed_over{instance="p",peer="d0",reason="another host: b",transport="shm"}' in reasons
+    slower = 'passed_over{instance="p",peer="d0",reason="slower than tcp",transport="mooncake"}'
+    assert slower in reasons, "each measurement would make another time series"
     assert max(map(len, reasons)) < 260
 
 
