@@ -3,6 +3,9 @@
     good --failed--> resting 1 s, 2 s, 4 s ... 60 s --due--> tried in the background --ready--> good
          --slower--> not due while the faster one or a better is used; forgotten when a link of the two is lost
 
+Due are those better than the one in use. Beside one that must be measured first all others are, too: its place in the
+order says nothing about its rate.
+
 A rest only lowers the priority: if nothing else works, a resting transport is tried all the same.
 """
 
@@ -117,18 +120,26 @@ class Health:
                 self.used = meanwhile
 
     def use(self, name: str) -> Change:
-        """Send new tickets over `name` from now on; return whether it is worse or better than the one before."""
+        """Send new tickets over `name` from now on; return whether it is worse or better than the one before.
+
+        One that was measured to be faster is not worse.
+        """
         before, after = self._rank(self._in_reach[0] if self.used is None else self.used), self._rank(name)
+        is_slower = self.used is not None and self.is_slower(self.used, name)
         self.used, self._states[name].slower = name, None
+        if after > before and is_slower:
+            return Change.NONE
         if after > before:
             self.fallbacks += 1
             return Change.FALLBACK
         return Change.BACK if after < before else Change.NONE
 
     def due(self, now: float) -> str | None:
-        """Return the best transport that is better than the one in use and whose rest has passed, or None."""
-        better = self._names[: 0 if self.used is None else self._rank(self.used)]
-        due = [name for name in better if self._is_due(name, now)]
+        """Return the best transport to try beside the one in use, whose rest has passed, or None."""
+        tried = self._names[: 0 if self.used is None else self._rank(self.used)]
+        if self.used in self._measured_first:
+            tried = self._names
+        due = [name for name in tried if name != self.used and self._is_due(name, now)]
         return min(due, key=lambda name: name in self._measured_first, default=None)
 
     def forgive(self) -> None:

@@ -5,7 +5,8 @@
     tried for the first time if its set-up is slow or it must be measured first
 
 Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained. One that
-must be measured first is closed again unless it is faster than the one in use.
+must be measured first is closed again unless it is faster than the one in use; while it is in use the others, which may
+have failed when it was measured, are tried and measured against it.
 """
 
 import threading
@@ -160,8 +161,8 @@ class Peer:
     def up(self, link: Link) -> None:
         """A link is ready: it takes the tickets, or is first measured against the one in use (link.LinkOwner)."""
         with self._lock:
-            needs_measuring = link is self._trial and link.transport in self._measured_first
             used = self._best_up()
+            needs_measuring = link is self._trial and self._needs_measuring(link, used)
         if needs_measuring:
             compare(link, used, self._settings.clock, partial(self._compared, link))
         else:
@@ -183,11 +184,20 @@ class Peer:
                 self._trial = None
         result = f"{found.slower.transport} is {found.reason}" if isinstance(found, Comparison) else found
         _log.info("kv_link_measured", peer=self.key.instance_id, transport=link.transport, result=result)
-        if is_faster:
-            self._use(link)
+        if isinstance(found, Comparison) and is_faster:
+            self._use(link, slower=found.slower.transport)
 
-    def _use(self, link: Link) -> None:
-        """Let the best links take the tickets from now on, and drain the worse ones; `link` is ready."""
+    def _needs_measuring(self, link: Link, used: Link | None) -> bool:
+        """Return whether the order of these two says nothing about their rates."""
+        if link.transport in self._measured_first:
+            return True
+        return used is not None and used.transport in self._measured_first and self._rank(used) < self._rank(link)
+
+    def _use(self, link: Link, slower: str = "") -> None:
+        """Let the best links take the tickets from now on, and drain the worse ones; `link` is ready.
+
+        Those over the transport `slower` are worse.
+        """
         with self._lock:
             if link.state == "down":  # lost before its comparison was reported
                 return
@@ -195,6 +205,9 @@ class Peer:
             self._health.ready(link.transport, self._settings.clock())
             if link is self._trial:
                 self._trial = None
+            for one in self._links:
+                if one.transport == slower:
+                    one.drain()
             best = self._best_up()
             if best is None:  # this one is draining already
                 return

@@ -126,22 +126,41 @@ def test_what_is_measured_first_is_due_after_all_others() -> None:
 def test_a_slower_transport_is_due_once_a_worse_one_is_used() -> None:
     health = Health(NAMES, measured_first={"shm"})
     health.use("process_group")
-    health.slower("shm", "process_group", "slower than process_group (1 against 2)", 0.0)
+    health.slower("shm", "process_group", "slower than process_group", 0.0)
 
-    assert (health.reason("shm"), health.is_slower("shm", "process_group")) == ("slower than process_group (1 against 2)", True)
+    assert (health.reason("shm"), health.is_slower("shm", "process_group")) == ("slower than process_group", True)
     assert health.due(3600.0) is None
     health.use("tcp")
     assert health.due(LONGEST_REST_S - 1.0) is None  # a link that flaps is not measured all the time
     assert health.due(LONGEST_REST_S) == "shm"
 
 
+def test_beside_a_measured_transport_what_failed_before_is_due() -> None:
+    health = Health(NAMES, measured_first={"shm"})
+    health.use("tcp")
+    health.failed("process_group", "refused", 0.0)
+    health.slower("tcp", "shm", "slower than shm", 0.0)
+    health.use("shm")
+
+    assert [health.due(now) for now in (0.9, 1.0)] == [None, "process_group"]
+    health.slower("process_group", "shm", "slower than shm", 1.0)
+    assert health.due(3600.0) is None
+    health.failed("process_group", "reset", 3600.0)  # its next link may be another one
+    assert health.due(3700.0) == "process_group"
+
+    fallbacks = health.fallbacks
+    health.slower("shm", "process_group", "slower than process_group", 3700.0)
+    assert (health.use("process_group"), health.fallbacks) == (Change.NONE, fallbacks)
+    assert health.due(7200.0) is None
+
+
 def test_another_link_over_a_slower_transport_changes_no_finding() -> None:
     health = Health(NAMES, measured_first={"shm"})
-    health.slower("tcp", "shm", "slower than shm (1 against 2)", 0.0)
+    health.slower("tcp", "shm", "slower than shm", 0.0)
     health.use("shm")
 
     health.ready("tcp", 1.0)  # a lane that was dialled before
-    assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("slower than shm (1 against 2)", True)
+    assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("slower than shm", True)
     health.use("tcp")
     assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("", False)
 
@@ -150,7 +169,7 @@ def test_another_link_over_a_slower_transport_changes_no_finding() -> None:
 @pytest.mark.parametrize(("slower", "than"), [("shm", "tcp"), ("tcp", "shm")])
 def test_a_lost_link_of_either_ends_what_was_measured(lost: str, slower: str, than: str) -> None:
     health = Health(NAMES, measured_first={"shm"})
-    health.slower(slower, than, "slower than it (1 against 2)", 0.0)
+    health.slower(slower, than, "slower than it", 0.0)
 
     health.failed("process_group", "reset", 1.0)
     assert health.is_slower(slower, than)

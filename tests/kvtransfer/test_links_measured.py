@@ -141,6 +141,26 @@ def test_it_is_used_unmeasured_where_nothing_else_works(monkeypatch: pytest.Monk
         assert rates.links == []
 
 
+@pytest.mark.parametrize("faster", BOTH)
+def test_what_failed_at_first_is_measured_later(faster: str, monkeypatch: pytest.MonkeyPatch, rates: Rates) -> None:
+    with _rig(monkeypatch) as (rig, made):
+        rates.faster, made["tcp"].refuses = faster, True
+        assert hand_over(rig) == "shm"
+        under_way = begin_half(rig)
+
+        made["tcp"].refuses = False
+        rig.clock.now += 1.0
+        until(lambda: rates.links == [("tcp", "shm")] and _link(rig).transport == faster)
+        assert finish(rig, under_way) == "shm"
+        until(lambda: _num_links(rig) == 1)
+
+        assert hand_over(rig, 20) == faster
+        assert (_link(rig).transport, _link(rig).fallbacks) == (faster, 0)
+        rig.clock.now += 3600.0
+        assert hand_over(rig) == faster
+        assert rates.links == [("tcp", "shm")]
+
+
 def test_a_lost_trial_leaves_the_link_in_use_alone(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> None:
     with _rig(monkeypatch) as (rig, made):
         rates.released.clear()
@@ -160,12 +180,12 @@ def test_a_faster_link_lost_before_it_is_used_is_tried_again(monkeypatch: pytest
     def on_another_thread(*arguments: object) -> None:  # as when the last measurement ends on the link in use
         threading.Thread(target=compare, args=arguments).start()
 
-    def use_once_lost(self: Peer, link: Link) -> None:
+    def use_once_lost(self: Peer, link: Link, slower: str = "") -> None:
         if link.transport == "shm" and not lost.is_set():
             made["shm"].cut()
             until(lambda: not link.thread.is_alive())
             lost.set()
-        use(self, link)
+        use(self, link, slower)
 
     monkeypatch.setattr("kvtransfer.peer.compare", on_another_thread)
     monkeypatch.setattr(Peer, "_use", use_once_lost)
