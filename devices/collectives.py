@@ -56,6 +56,7 @@ class Collective:
     torch_npu puts into the one queue of a process, so a peer that hangs then would stop every operation of the process.
     `links_by_default`: KV links use it without being named.
     `error_handling`: the variable that says what torch does when one operation fails.
+    `launch_order`: the variable with which only one thread may launch operations on a device.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Collective:
     make_s: float = 0.0
     links_by_default: bool = False
     error_handling: str | None = None
+    launch_order: str | None = None
     own_process: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,6 +94,16 @@ def setting_that_exits(collective: Collective, environ: Mapping[str, str]) -> st
     name = collective.error_handling
     value = "" if name is None else environ.get(name, "").strip()
     return f"{name}={value}" if value.isdecimal() and int(value) not in (0, 2) else None
+
+
+def setting_of_launch_order(collective: Collective, environ: Mapping[str, str]) -> str | None:
+    """Return "NAME=VALUE" if a variable makes launches by two threads an error.
+
+    NCCL's NCCL_LAUNCH_RACE_FATAL (misc/strongstream.cc): their order is what the devices must agree on.
+    """
+    name = collective.launch_order
+    value = "" if name is None else environ.get(name, "").strip()
+    return f"{name}={value}" if value.isdecimal() and int(value) else None
 
 
 def collective_named(name: str) -> Collective:
@@ -266,6 +278,7 @@ COLLECTIVES: dict[str, Collective] = {
         link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_link=partial(_make_nccl, blocking=False),
         new_stream=lambda device: open_device(device).new_stream(),
         make_s=_NCCL_LINK_S, links_by_default=True, error_handling="TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        launch_order="NCCL_LAUNCH_ORDER_IMPLICIT",
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from devices.collectives import collective_of, setting_that_exits
+from devices.collectives import collective_of, setting_of_launch_order, setting_that_exits
 from kvtransfer.device_memory import device_memory
 from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.devices import device_of
@@ -37,15 +37,22 @@ def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
         _log.warning("kv_through_host", device=device, reasons=reasons)
 
 
-def warn_of_exit(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
-    """Log once if the user's environment makes one failed operation of a process group end this process."""
+def warn_of_settings(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
+    """Log each variable of the user's that makes operations of process groups fail here, or end this process."""
     collective = collective_of(device_of(memory))
-    if collective is None or (setting := setting_that_exits(collective, environ)) is None:
+    if collective is None:
         return
-    has_links = any(one.traits.same == "collective" for one in make_transports(named, memory))
-    if num_ranks > 1 or (has_links and not collective.own_process):
+    exits, order = setting_that_exits(collective, environ), setting_of_launch_order(collective, environ)
+    if exits is None and order is None:
+        return
+    is_linked = any(one.traits.same == "collective" for one in make_transports(named, memory))
+    has_links = is_linked and not collective.own_process
+    if exits is not None and (num_ranks > 1 or has_links):
         consequence = "a peer that dies ends this process, not only its link; 0, the default, prevents that"
-        _log.warning("failed_operation_exits", setting=setting, consequence=consequence)
+        _log.warning("failed_operation_exits", setting=exits, consequence=consequence)
+    if order is not None and num_ranks > 1 and has_links:
+        consequence = "sums and links are launched by two threads, of which one may fail; 0, the default, prevents that"
+        _log.warning("launches_race", setting=order, consequence=consequence)
 
 
 def check_named(named: Sequence[str], memory: PoolMemory) -> None:

@@ -8,13 +8,22 @@ import pytest
 
 from devices.collectives import COLLECTIVES
 from instance.build import build_engine
-from instance.offered_transports import check_named, describe_transports, warn_of_exit
+from instance.offered_transports import check_named, describe_transports, warn_of_settings
 from tests.instance.pair import instance_config
 from wire.errors import ConfigError
 from wire.kv_layout import Rank
 from wire.types import Role
 
 NCCL, HCCL = (f"TORCH_{name}_ASYNC_ERROR_HANDLING" for name in ("NCCL", "HCCL"))
+ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
+EXITS = (
+    'failed_operation_exits setting=%s consequence="a peer that dies ends this process, not only its link; 0, the '
+    'default, prevents that"'
+)
+RACES = (
+    f'launches_race setting={ORDER}=1 consequence="sums and links are launched by two threads, of which one may fail; '
+    '0, the default, prevents that"'
+)
 UNNAMED = tuple(f"{name}: not named in --kv-transport" for name in ("cuda_ipc", "shm"))
 
 
@@ -52,25 +61,25 @@ def test_a_requested_transport_that_is_missing_is_refused_with_advice(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("device", "named", "num_ranks", "environ", "setting"),
+    ("device", "named", "num_ranks", "environ", "warning"),
     [
-        ("cuda:0", ("process_group",), 1, {NCCL: "3"}, f"{NCCL}=3"), ("npu:0", ("hccl",), 1, {HCCL: "1"}, None),
-        ("npu:0", ("tcp",), 2, {HCCL: " 3 "}, f"{HCCL}=3"), ("npu:0", ("tcp",), 1, {HCCL: "1"}, None),
+        ("cuda:0", ("process_group",), 1, {NCCL: "3"}, EXITS % f"{NCCL}=3"), ("npu:0", ("hccl",), 1, {HCCL: "1"}, None),
+        ("npu:0", ("tcp",), 2, {HCCL: " 3 "}, EXITS % f"{HCCL}=3"), ("npu:0", ("tcp",), 1, {HCCL: "1"}, None),
         ("cuda:0", ("process_group",), 1, {NCCL: "0"}, None), ("cuda:0", ("process_group",), 1, {NCCL: "2"}, None),
         ("cuda:0", ("process_group",), 1, {HCCL: "1"}, None), ("cpu", ("process_group",), 2, {NCCL: "3"}, None),
-        ("npu:0", ("hccl",), 1, {}, None),
+        ("npu:0", ("hccl",), 1, {}, None), ("cuda:0", ("nccl",), 2, {ORDER: "1"}, RACES),
+        ("cuda:0", ("nccl",), 2, {ORDER: "0"}, None), ("cuda:0", ("nccl",), 1, {ORDER: "1"}, None),
+        ("cuda:0", ("tcp",), 2, {ORDER: "1"}, None), ("npu:0", ("hccl",), 2, {ORDER: "1"}, None),
     ],
 )  # fmt: skip
-def test_a_variable_that_lets_one_failure_end_the_process_is_reported(
-    device: str, named: tuple[str, ...], num_ranks: int, environ: dict[str, str], setting: str | None,
+def test_a_variable_that_makes_operations_fail_or_end_the_process_is_reported(
+    device: str, named: tuple[str, ...], num_ranks: int, environ: dict[str, str], warning: str | None,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     for name in ("nccl", "hccl"):  # here as if the library and the card were there
         monkeypatch.setitem(COLLECTIVES, name, replace(COLLECTIVES[name], lacking=lambda: None))
     memory = SimpleNamespace(device=device, layout=SimpleNamespace(rank=Rank(0, num_ranks)))
 
-    warn_of_exit(named, memory, num_ranks, environ)
+    warn_of_settings(named, memory, num_ranks, environ)
 
-    warnings = [line for line in caplog.messages if line.startswith("failed_operation_exits ")]
-    assert len(warnings) == (setting is not None)
-    assert all(f"setting={setting} " in line and "a peer that dies ends this process" in line for line in warnings)
+    assert [line for line in caplog.messages if " setting=" in line] == ([] if warning is None else [warning])
