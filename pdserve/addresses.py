@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from devices.network import interface_variables
 from devices.table import traits_of
 from flags.options import EngineOptions
-from ranktable_tools.addresses import LOOPBACK, canonical, is_address
+from ranktable_tools.addresses import canonical, is_address, own_address, resolve
 from ranktable_tools.devices.kinds import DeviceKind
 from ranktable_tools.interfaces import interface_addresses, interface_of
 from wire.errors import ConfigError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from security.trust import Trust  # imports grpc, which a container with vLLM alone may lack
 
 _DEFAULT_HOST: Final = EngineOptions().host
+_LOOPBACK_NET: Final = "127."
 
 
 def with_own_address(options: EngineOptions, server_ip: str) -> EngineOptions:
@@ -48,16 +49,23 @@ def check_kv_address(
 
 
 def network_variables(
-    address: str, kind: DeviceKind, environ: Mapping[str, str], find: Callable[[str], str | None] = interface_of
-) -> dict[str, str]:
-    """Return the variables that make the collective libraries use the interface of `address`.
+    address: str, kind: DeviceKind, environ: Mapping[str, str], find: Callable[[str], str | None] = interface_of,
+    look_up: Callable[[str], frozenset[str]] = resolve, own: Callable[[], str] = own_address,
+) -> dict[str, str]:  # fmt: skip
+    """Return the variables that make the collective libraries use the interface of `address`, which may be a name.
 
-    Empty for loopback, a host name, or an address of no local interface; variables already set are left out.
+    If no interface has it, as behind NAT, that of the default route: without one NCCL's links would use the loopback
+    of the instance's ranks. Empty for loopback; variables already set are left out.
     """
-    if not is_address(address) or canonical(address) == "localhost" or address in LOOPBACK:
+    if is_address(address):
+        addresses = [canonical(address)]
+    else:  # Debian's /etc/hosts names the machine itself 127.0.1.1
+        addresses = [one for one in sorted(look_up(address)) if not one.startswith(_LOOPBACK_NET)]
+    if any(one == "localhost" or one.startswith(_LOOPBACK_NET) for one in addresses):
         return {}
-    interface = find(address)
-    if interface is None:
-        return {}
-    wanted = interface_variables(traits_of(kind).collective, address, interface)
-    return {name: value for name, value in wanted.items() if not environ.get(name)}
+    for one in (*addresses, own()):
+        interface = find(one)
+        if interface not in (None, "lo"):
+            wanted = interface_variables(traits_of(kind).collective, one, interface)
+            return {name: value for name, value in wanted.items() if not environ.get(name)}
+    return {}

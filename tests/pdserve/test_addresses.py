@@ -62,9 +62,36 @@ def test_a_variable_that_is_already_set_stays() -> None:
     assert found == {"HCCL_SOCKET_IFNAME": "=eth0"}
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "node-1", "10.7.7.7"])
-def test_loopback_names_and_other_hosts_addresses_set_nothing(address: str) -> None:
-    assert network_variables(address, "npu", {}, _interfaces) == {}
+_NAMES = {
+    "localhost": frozenset({"localhost"}), "node-1": frozenset({"10.0.1.18", "10.7.7.7"}),
+    "debian": frozenset({"127.0.1.1"}), "elsewhere": frozenset({"10.7.7.7"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [
+        ("127.0.0.1", None), ("127.0.0.2", None), ("::1", None), ("localhost", None),
+        ("node-1", "eth1"), ("10.7.7.7", "eth0"), ("elsewhere", "eth0"), ("debian", "eth0"), ("unknown", "eth0"),
+    ],
+)  # fmt: skip
+def test_only_loopback_has_no_interface(address: str, interface: str | None) -> None:
+    """An address of no interface, and a name without one, is reached by the default route's, here eth0."""
+
+    def look_up(name: str) -> frozenset[str]:
+        return _NAMES.get(name, frozenset())
+
+    found = network_variables(address, "cuda", {}, _interfaces, look_up, lambda: "10.0.0.18")
+
+    wanted = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    assert found == ({} if interface is None else wanted)
+
+
+@pytest.mark.parametrize("own", ["127.0.0.1", "10.9.9.9"])
+def test_without_a_network_the_libraries_choose(own: str) -> None:
+    found = network_variables("10.7.7.7", "npu", {}, {"127.0.0.1": "lo"}.get, own=lambda: own)
+
+    assert found == {}
 
 
 def test_the_kernel_names_the_interface_of_each_address() -> None:
