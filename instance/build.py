@@ -19,7 +19,7 @@ from instance.encoders import load_encoder_engine, may_be_encoder
 from instance.far_ranks import connect_ranks
 from instance.host import Identity, InstanceHost
 from instance.kv_address import kv_host, kv_source
-from instance.offered_transports import check_named, warn_of_copies, warn_of_settings
+from instance.offered_transports import check_named, warn_of_copies, warn_of_settings, warn_of_slow_set_up
 from instance.ranks import ranks_model
 from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.interface import PoolMemory, SenderEvents
@@ -75,6 +75,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
     check_named(config.options.kv_transport, engine.memories[0])
     if config.role is not Role.COMBINED:  # which hands nothing off
         warn_of_copies(config.options.kv_transport, engine.memories[0])
+        warn_of_slow_set_up(config.options.kv_transport, engine.memories[0])
     warn_of_settings(config.options.kv_transport, engine.memories[0], config.num_ranks, os.environ)
     _log.info("kv_mover", name=process_mover().name)
     far = connect_ranks(config, engine.memories, identity)

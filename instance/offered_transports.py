@@ -37,6 +37,18 @@ def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
         _log.warning("kv_through_host", device=device, reasons=reasons)
 
 
+def warn_of_slow_set_up(named: Sequence[str], memory: PoolMemory) -> None:
+    """Log once if prompts to other hosts wait for a set-up that takes long, as no other transport carries them."""
+    offered, device = [transport.traits for transport in make_transports(named, memory)], device_of(memory)
+    collective, slow = collective_of(device), [one.name for one in offered if one.is_slow(device)]
+    others = [one for one in offered if one.name not in slow and not (one.one_host or one.measured_first)]
+    if collective is not None and slow and not others:
+        cure = "add tcp to --kv-transport: it carries prompts until the link is up"
+        _log.warning(
+            "kv_waits_for_set_up", transport=slow[0], library=collective.name, seconds=collective.make_s, cure=cure
+        )
+
+
 def warn_of_settings(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
     """Log each variable of the user's that makes operations of process groups fail here, or end this process."""
     collective = collective_of(device_of(memory))

@@ -8,7 +8,8 @@ import pytest
 
 from devices.collectives import COLLECTIVES
 from instance.build import build_engine
-from instance.offered_transports import check_named, describe_transports, warn_of_settings
+from instance.offered_transports import check_named, describe_transports, warn_of_settings, warn_of_slow_set_up
+from kvtransfer.mooncake import MooncakeTransport
 from tests.instance.pair import instance_config
 from wire.errors import ConfigError
 from wire.kv_layout import Rank
@@ -83,3 +84,27 @@ def test_a_variable_that_makes_operations_fail_or_end_the_process_is_reported(
     warn_of_settings(named, memory, num_ranks, environ)
 
     assert [line for line in caplog.messages if " setting=" in line] == ([] if warning is None else [warning])
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "waits"),
+    [
+        ("npu:0", ("ascend", "hccl"), "library=hccl seconds=160"), ("cuda:0", ("nccl",), "library=nccl seconds=15"),
+        ("npu:0", ("ascend", "hccl", "tcp"), None), ("npu:0", ("hccl", "tcp"), None), ("npu:0", ("tcp",), None),
+        ("cpu", ("process_group",), None),
+    ],
+)  # fmt: skip
+def test_prompts_that_wait_for_a_slow_set_up_are_reported(
+    device: str, named: tuple[str, ...], waits: str | None, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    for name in ("nccl", "hccl"):
+        monkeypatch.setitem(COLLECTIVES, name, replace(COLLECTIVES[name], lacking=lambda: None))
+    monkeypatch.setattr(MooncakeTransport, "unusable", lambda self: None)
+    memory = SimpleNamespace(device=device, layout=SimpleNamespace(rank=Rank(0, 1)))
+
+    warn_of_slow_set_up(named, memory)
+
+    lines = [line for line in caplog.messages if line.startswith("kv_waits_for_set_up ")]
+    assert len(lines) == (waits is not None)
+    assert all(f" {waits} " in line and "add tcp to --kv-transport" in line for line in lines)
