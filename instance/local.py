@@ -8,6 +8,7 @@ from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
 from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
+from instance.load_thread import call_soon, fail, start_load
 from wire.errors import PdserveError
 from wire.inprocess import InProcessConnection
 
@@ -23,8 +24,18 @@ class LocalInstance:
     async def start(
         cls, config: InstanceConfig, on_lost: Callable[[PdserveError], None] = lambda error: None
     ) -> "LocalInstance":
-        """Load the model in a worker thread and start the engine thread. `on_lost`: see build_engine."""
-        engine, notes = await asyncio.to_thread(build_engine, config, on_lost)
+        """Load the model and start the engine thread. `on_lost`: see build_engine.
+
+        Raises the error of the load, or of a rank lost meanwhile, whose load may never return.
+        """
+        loop = asyncio.get_running_loop()
+
+        def lost(error: PdserveError) -> None:
+            on_lost(error)
+            call_soon(loop, lambda: fail(loading, error))
+
+        loading = start_load(lambda: build_engine(config, lost))
+        engine, notes = await loading
         identity = Identity.new(config, config.options.port)
         try:
             grammars = make_grammars(config, engine.info)

@@ -1,24 +1,23 @@
 """One instance as a process: lock the table entry, bind, load, serve gRPC until a signal, clean up."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from devices.liveness import THREAD as TOUCH_THREAD
-from engine.interface import Engine
 from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
 from instance.entry_lock import EntryLock
 from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
 from instance.http import build_server
+from instance.load_thread import THREAD as LOAD_THREAD
+from instance.load_thread import Loaded, call_soon, start_load
 from instance.table_watch import EntryWatch
 from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
@@ -33,7 +32,7 @@ STOP_GRACE_S = 1.0
 HEALTH_S = 1.0
 SESSION_S = 0.05
 GRAMMARS_WARM_S = 5.0
-_NATIVE_THREADS = ("load", "engine", TOUCH_THREAD)
+_NATIVE_THREADS = (LOAD_THREAD, "engine", TOUCH_THREAD)
 
 
 def run(config: InstanceConfig, marks: StartMarks | None = None) -> int:
@@ -67,7 +66,7 @@ class _Shutdown:
     def lost(self, error: PdserveError) -> None:
         """Stop at once, with this error. Any thread, also after the event loop has closed."""
         self.error = error
-        _call_soon(self._loop, self.stop.set)
+        call_soon(self._loop, self.stop.set)
 
 
 async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> None:
@@ -172,24 +171,13 @@ async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
 
 async def _load_unless_stopped(
     config: InstanceConfig, shutdown: _Shutdown, marks: StartMarks
-) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
-    """Load in a daemon thread, so that a signal meanwhile ends the process at once; return None if one arrived.
+) -> Loaded | None:  # fmt: skip
+    """Load, and return None if a signal arrived meanwhile.
 
     Raises the error of the load, or of a rank lost meanwhile, whose load may never return.
     """
-    loop = asyncio.get_running_loop()
-    loading: asyncio.Future[tuple[Engine, tuple[str, ...]]] = loop.create_future()
-
-    def load() -> None:
-        try:
-            built = build_engine(config, shutdown.lost, marks.set)
-        except Exception as error:  # noqa: BLE001 - passed to the waiting task
-            _call_soon(loop, loading.set_exception, error)
-        else:
-            _call_soon(loop, loading.set_result, built)
-
-    threading.Thread(target=load, name="load", daemon=True).start()
-    stopped = loop.create_task(shutdown.stop.wait())
+    loading = start_load(lambda: build_engine(config, shutdown.lost, marks.set))
+    stopped = asyncio.create_task(shutdown.stop.wait())
     waits: set[asyncio.Future[Any]] = {loading, stopped}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
@@ -198,9 +186,3 @@ async def _load_unless_stopped(
         return None
     stopped.cancel()
     return loading.result()
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """Schedule a call on the event loop, from any thread; do nothing once the loop is closed."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, *args)

@@ -8,11 +8,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from instance import process
+from instance import local, process
 from telemetry.start_marks import StartMarks
 from wire.errors import InstanceLost
 
@@ -171,20 +172,25 @@ def test_a_load_that_outlives_the_event_loop_ends_without_errors(
     assert broken == []
 
 
-def test_a_rank_lost_in_a_load_that_never_returns_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [process, local], ids=["instance", "pdserve serve"])
+def test_a_rank_lost_in_a_load_that_never_returns_ends_the_process(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As while graphs are captured: rank 0's thread then waits on its device for the other ranks."""
     resume = threading.Event()
 
-    def build(config: object, on_lost: Callable[[InstanceLost], None], on_stage: object) -> object:
+    def build(config: object, on_lost: Callable[[InstanceLost], None], *_: object) -> object:
         on_lost(InstanceLost("rank 1 is gone"))
         assert resume.wait(WAIT_S)
         return None, ()
 
     async def load() -> object:
         config: Any = None
+        if module is local:
+            return await local.LocalInstance.start(config)
         return await process._load_unless_stopped(config, process._Shutdown(), StartMarks())
 
-    monkeypatch.setattr(process, "build_engine", build)
+    monkeypatch.setattr(module, "build_engine", build)
     with pytest.raises(InstanceLost, match="rank 1 is gone"):
         asyncio.run(load())
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "load"]
