@@ -1,9 +1,11 @@
 """Check the flags of instances before one is started: an error appears at the command line, not in a child's log."""
 
 import argparse
+import os
 from collections.abc import Mapping
 
 from flags.options import EngineOptions
+from pdserve.hub.download_job import is_hub_name
 from pdserve.subprocess_call import run_in_fork
 from wire.errors import ConfigError
 
@@ -58,3 +60,9 @@ def refuse_empty(namespace: argparse.Namespace, positional: Mapping[str, str] | 
                 flag = (positional or {}).get(name) or f"--{name.replace('_', '-')}"
                 why = "as from an unset variable"
                 raise ConfigError(f"{flag} {text!r} is empty, {why}: set a value or omit it")
+
+
+def refuse_missing(model: str) -> None:
+    """Raise ConfigError for a path that does not exist, before anything slow; hub names are looked up later."""
+    if model and not os.path.exists(model) and not is_hub_name(model):
+        raise ConfigError(f"--model {model} is not a folder")

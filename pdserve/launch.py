@@ -21,10 +21,9 @@ from dataclasses import replace
 
 from flags.options import EngineOptions
 from pdserve.config_pipe import kept_config
-from pdserve.engine_flags import refuse_empty
+from pdserve.engine_flags import refuse_empty, refuse_missing
 from pdserve.flags.parser import CONFIG_HELP, prepare
 from pdserve.guarded import guarded
-from pdserve.hub.download_job import is_hub_name
 from pdserve.parent_death import die_with_parent
 from pdserve.start_lines import say
 from pdserve.table_wait import when_completed
@@ -88,7 +87,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
         raise RanktableError(advice, code=error.code, json_path=error.json_path, value=error.value) from error
     _check_engine(plan)
     _check_port(namespace, plan)
-    _check_model(namespace)
+    refuse_missing(getattr(namespace, "model", ""))
     if plan.index is None or "port" not in namespace:
         return plan
     node_ports = table_variables(namespace, environ).get("NODE_PORTS", "")
@@ -103,13 +102,6 @@ def _check_engine(plan: LaunchPlan) -> None:
             f"{plan.name} of {plan.global_path} is a worker of {plan.own.worker}: set {WORKER}={plan.own.worker} to "
             "start it, or remove the key worker from its entry"
         )
-
-
-def _check_model(namespace: argparse.Namespace) -> None:
-    """Refuse a missing path before anything is printed; hub names are looked up later."""
-    model = getattr(namespace, "model", "")
-    if model and not os.path.exists(model) and not is_hub_name(model):
-        raise ConfigError(f"--model {model} is not a folder")
 
 
 def _check_port(namespace: argparse.Namespace, plan: LaunchPlan) -> None:

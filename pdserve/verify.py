@@ -12,6 +12,7 @@ from devices.table import AUTO
 from flags.options import EngineOptions, add_flags, flag, from_namespace
 from kvtransfer.transports import NAMES, default_names
 from pdserve import model
+from pdserve.engine_flags import refuse_missing
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
@@ -136,6 +137,7 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
     )
     add_flags(parser, VerifyOptions, "verify")
     options = from_namespace(VerifyOptions, parser.parse_args(argv))
+    refuse_missing(options.model)
     if options.prompts < 1 or options.max_tokens < 2:
         raise ConfigError(
             f"--prompts {options.prompts} --max-tokens {options.max_tokens}: use at least one prompt and two tokens: "

@@ -70,6 +70,13 @@ def test_transports_that_run_are_compared_and_others_named(
     assert (status, output[-1]) == ((0, equal) if over_tcp == 7 else (1, parted))
 
 
+def test_a_missing_model_is_refused_before_devices_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "choose_pairs", lambda _: pytest.fail("torch is imported for it"))
+
+    with pytest.raises(ConfigError, match="--model /no/model is not a folder"):
+        verify.main(["--model", "/no/model"])
+
+
 @pytest.mark.parametrize("typed", [["--prompts", "0"], ["--max-tokens", "1"], ["--max-tokens", "1", "--features"]])
 def test_too_few_prompts_or_tokens_to_prove_a_hand_off_are_refused(typed: list[str]) -> None:
     with pytest.raises(
