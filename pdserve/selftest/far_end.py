@@ -24,6 +24,7 @@ from typing import Any
 from devices.interface import Device, Memory
 from devices.table import open_device
 from kvtransfer.receiver import KvReceiver
+from native.ticker import start_ticker
 from pdserve.selftest import link_pools
 from telemetry import logs
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     logs.configure("ERROR")
+    start_ticker()
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), name="far-end-input", daemon=True).start()
     device: Device | None = None

@@ -83,6 +83,21 @@ def test_the_ends_of_a_link_are_two_processes_and_none_is_left(tmp_path: Path, m
     assert children_of(os.getpid()) == []
 
 
+def test_the_far_ends_clock_leaves_out_time_in_which_it_could_not_run() -> None:
+    code = (
+        "import os, sys; from native import ticker; from pdserve.selftest import far_end;"
+        "far_end.open_device = lambda name: os._exit(3 if ticker._ticker is None else 0);"
+        "far_end.main(['cpu'])"
+    )
+
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT) as end:
+        assert end.stdin is not None
+        end.stdin.write(b'{"open": "tcp"}\n')
+        end.stdin.flush()
+
+        assert end.wait(300) == 0, "it has no ticker"
+
+
 def test_a_lost_byte_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill = link_pools.fill
     monkeypatch.setattr(link_pools, "fill", lambda pool: fill(pool) ^ 1)
