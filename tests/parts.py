@@ -1,5 +1,6 @@
-"""The parts of `scripts/test --all`, and what each did at a commit: `python -m tests.parts COMMAND`.
+"""How scripts/test runs: its workers, and under --all its parts and their results: `python -m tests.parts COMMAND`.
 
+workers       processes in which tests run at once
 names         the parts
 paths PART    its folders; exit status 2 for a name that is none
 folder        where the results of this commit lie, as pytest's JUnit XML
@@ -13,10 +14,14 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 
+from devices.host_memory import available_bytes
 from pdserve.run_folder import default_run_dir
+from ranktable_tools.core_quota import usable_threads
 
 LIMIT_S = 3600.0
 """Longest time of a part, on two quiet cores."""
+WORKER_BYTES = 2 << 30
+"""Memory for a worker and the processes that it starts."""
 PARTS = {
     "engine": ("engine", "native", "npu", "devices"),
     "transfer": ("kvtransfer", "prefill_worker", "decode_worker", "instance", "testing"),
@@ -42,6 +47,8 @@ _ROOT = Path(__file__).parents[1]
 def main(argv: Sequence[str]) -> int:
     """Run the command named in `argv`; return the exit status."""
     match list(argv):
+        case ["workers"]:
+            print(num_workers(usable_threads(), available_bytes()))
         case ["names"]:
             print(*PARTS, sep="\n")
         case ["paths", part] if part in PARTS:
@@ -57,6 +64,11 @@ def main(argv: Sequence[str]) -> int:
             sys.stderr.write(f"scripts/test: --all={''.join(argv[1:])}: the parts are {', '.join(PARTS)}\n")
             return 2
     return 0
+
+
+def num_workers(cores: int, free_bytes: int) -> int:
+    """Return one worker more than cores, as some wait for a process they started; from 3 to 8, as memory permits."""
+    return max(3, min(8, cores + 1, free_bytes // WORKER_BYTES))
 
 
 def paths_of(part: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts import LIMIT_S, PARTS, paths_of, results_folder, summary
+from tests.parts import LIMIT_S, PARTS, num_workers, paths_of, results_folder, summary
 
 ROOT = Path(__file__).parents[2]
 _RESULT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="2" time="{}" /></testsuites>'
@@ -64,6 +64,13 @@ def test_results_of_a_changed_tree_are_not_the_commits(tmp_path: Path, monkeypat
 
     assert clean.parent == changed.parent == tmp_path / "run" / "tests"
     assert changed.name == f"{clean.name}-changed"
+
+
+@pytest.mark.parametrize(
+    ("cores", "free_gib", "workers"), [(1, 64, 3), (2, 23, 3), (4, 64, 5), (16, 64, 8), (16, 9, 4), (16, 2, 3)]
+)
+def test_workers_follow_the_cores_and_the_memory(cores: int, free_gib: int, workers: int) -> None:
+    assert num_workers(cores, free_gib << 30) == workers
 
 
 def test_an_unknown_part_is_refused_with_the_known_names() -> None:
