@@ -41,6 +41,11 @@ class CompactWeights:
         """Bytes of its codes, scales and zeros."""
         return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
+    def to(self, device: torch.device) -> "CompactWeights":
+        """Return a copy on `device`."""
+        zeros, pairs = (None if tensor is None else tensor.to(device) for tensor in (self.zeros, self.pairs))
+        return CompactWeights(self.codes.to(device), self.scales.to(device), zeros, pairs)
+
     def in_scratch(self, dtype: torch.dtype) -> int:
         """Return how many of these weights may be widened at a time."""
         _, outputs, inputs = self.shape

@@ -58,12 +58,14 @@ def _compare_experts(device: Device, name: str) -> str:
     from engine.quantization.kept_table import EXPERTS
 
     form, tried, reasons = EXPERTS[name], list[str](), list[str]()
-    for sort, grouped, rounded_inputs in _weights(device.torch_device):
+    host = torch.device("cpu")  # not every device holds every type of codes
+    for sort, grouped, rounded_inputs in _weights(host):
         weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
         assert not isinstance(weight, str)
-        weights = compact_experts([weight] * _EXPERTS, _EXPERTS, device.torch_device)
+        weights = compact_experts([weight] * _EXPERTS, _EXPERTS, host)
         if isinstance(weights, str) or not form.takes(weights, rounded_inputs):
             continue
+        weights = weights.to(device.torch_device)
         lacking = form.lacking(weights, torch.bfloat16)
         if lacking is not None:
             reasons.append(lacking)

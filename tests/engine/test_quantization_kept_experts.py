@@ -15,7 +15,7 @@ from engine.oracle import Oracle
 from engine.quantization import compact, kept_table
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.compact import CompactWeights, compact_experts, compact_linear, grouped_of, joined
-from engine.quantization.interface import EvenGroups, Grouped
+from engine.quantization.interface import EvenGroups, Grouped, StaticInputs
 from engine.quantization.kept import KeptWeight, kept_weight
 from engine.quantization.kept_blocks import WidenedLinear
 from engine.quantization.kept_experts import KeptExperts, WidenedExperts, WidenedKernel
@@ -34,6 +34,7 @@ from wire.kv_layout import Rank
 _PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range(40, 75))]
 _FORMATS = ("int4pack-host", "widened", "experts-widened")
 _CPU = torch.device("cpu")
+_STATIC = StaticInputs(0.1, 3, torch.ones(24), None)
 _IGNORED = ("lm_head", "gate", "shared_expert_gate")
 
 
@@ -200,13 +201,14 @@ def test_float8_experts_fit_torchs_shape_function() -> None:
         (int4_layer(24, 96, 48), "experts of one layer are stored in different forms"),
         (replace(int4_layer(24, 96, 32), codes=torch.full((24, 96), 200, dtype=torch.uint8)), "different forms"),
         (float8_layer(24, 96), "different forms"),
+        (replace(int4_layer(24, 96, 32), static=_STATIC), "experts with static inputs have no kernel"),
     ],
 )
 def test_experts_without_a_common_form_are_dequantised(second: Grouped, why: str) -> None:
     weights = [_weight(int4_layer(24, 96, 32)), _weight(second)]
 
     assert why in str(compact_experts(weights, 2, _CPU))
-    if why != "different forms" or second.codes.is_floating_point():
+    if second.static is None and (why != "different forms" or second.codes.is_floating_point()):
         assert why in str(joined(weights))
 
 

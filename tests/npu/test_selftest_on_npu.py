@@ -67,7 +67,7 @@ def test_every_row_of_an_npu_is_checked_and_ok(
     assert (status, [name for name, verdict in verdicts.items() if verdict == "FAILED"]) == (0, []), words
     for name in ("attention: decode", "attention: window", "attention: sinks", "model: combined = transformers"):
         assert verdicts[name] == "ok"
-    linears = [f"linear layers: {name}" for name in ("npu-int8", "npu-int8-static", "npu-antiquant")]
+    linears = [f"linear layers: {name}" for name in TRAITS.kept_linears]
     for name in ("network: norms, gated MLPs and rotations", *linears):
         assert verdicts[name] == "ok", words[name]
     assert words["experts: in groups"] == "by NPU ops: the experts of 2 layers"

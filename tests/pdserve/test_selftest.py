@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from engine.step_metadata import StepMetadata
 from pdserve.cli import main
 from pdserve.selftest import command
 from pdserve.selftest.check import CheckStatus, NotHere, SelftestCheck, Wrong, run_all
-from tests.devices.fake_device import FakeKind
+from pdserve.selftest.linears import linear_checks
+from tests.devices.fake_device import TRAITS, FakeDevice, FakeKind
 from tests.pdserve.fake_far_end import HELLO, take_fake_far_ends
 from wire.errors import ConfigError
 
@@ -186,6 +187,14 @@ def test_a_part_not_computed_by_its_op_fails_its_row(
         "linear layers: quantised": "not here",
     }
     assert document["results"][0]["words"] == line
+
+
+def test_quantised_experts_and_blocks_are_tested() -> None:
+    device = FakeDevice(traits=replace(TRAITS, kept_linears=("widened", "experts-widened")))
+
+    words = {check.name: check.run() for check in linear_checks(device)}
+
+    assert words == {"widened": "fp8 by block", "experts-widened": "4-bit in groups, W8A8, fp8, fp8 by block"}
 
 
 def test_a_gpus_modules_and_experts_are_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
