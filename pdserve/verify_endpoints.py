@@ -31,7 +31,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class EndpointComparison:
     """How two answers compare. `largest_gap` is over the positions before and at the first divergence.
 
     `divergence` describes that; None if all tokens are equal.
@@ -67,18 +67,18 @@ def verify_endpoints(base_url: str, reference_url: str, count: int, max_tokens: 
     return 0 if all(one.is_close for one in compared) else 1
 
 
-def compare(reference: Sequence[Position], found: Sequence[Position]) -> Comparison:
+def compare(reference: Sequence[Position], found: Sequence[Position]) -> EndpointComparison:
     """Compare two answers up to their first different token. Pure."""
     gap = 0.0
     for at, (one, other) in enumerate(zip_longest(reference, found)):
         if one is None or other is None:
-            return Comparison(float("inf"), f"token {at}: {_shown(other)} instead of {_shown(one)}")
+            return EndpointComparison(float("inf"), f"token {at}: {_shown(other)} instead of {_shown(one)}")
         ours, theirs = ({**position.top, position.token: position.logprob} for position in (one, other))
         common = ours.keys() & theirs.keys()
         gap = max([gap, *(abs(ours[token] - theirs[token]) for token in common)]) if common else float("inf")
         if one.token != other.token:
-            return Comparison(gap, f"token {at}: {_shown(other)} instead of {_shown(one)}")
-    return Comparison(gap)
+            return EndpointComparison(gap, f"token {at}: {_shown(other)} instead of {_shown(one)}")
+    return EndpointComparison(gap)
 
 
 def positions(logprobs: dict[str, Any]) -> list[Position]:

@@ -39,7 +39,7 @@ class WorkerConnection:
         self._description: InstanceDescription | None = None
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Return what the worker's routes say of it. Raises InstanceLost, DeadlineExceeded, Incompatible.
+        """Return the worker by what its routes return. Raises InstanceLost, DeadlineExceeded, Incompatible.
 
         A worker without labels of its engines in its metrics has one rank.
         """

@@ -60,7 +60,7 @@ _POLL_S = 1.0
 _POLL_TIMEOUT_S = 60.0
 """A poll that takes longer ends the session; the silence before it is judged by scheduler/instances.py."""
 LEASE_S = 20.0
-"""For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to ask for it."""
+"""For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
 
 
 class WorkerSession:
@@ -86,7 +86,7 @@ class WorkerSession:
         self._over = False
 
     async def send(self, *commands: Command) -> None:
-        """Start what the commands ask for. Raises InstanceLost once the session has ended."""
+        """Carry out the commands. Raises InstanceLost once the session has ended."""
         if self._over:
             raise InstanceLost(f"the session with {self._http.url} is over")
         for command in commands:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from testing.vllm_worker.answer_body import AnswerBody, Choice, event
+from testing.vllm_worker.answer_body import AnswerBody, FakeChoice, event
 from testing.vllm_worker.faults import ENDLESS, FAILED, Fault, Faults
-from testing.vllm_worker.generation import Generation
+from testing.vllm_worker.generation import FakeGeneration
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.side_channel import LoadFailed
 
@@ -20,13 +20,13 @@ class _Met(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
+class FakeAnswer:
     """One answer in the making. `generations` are those of its prompts, in order."""
 
     request: web.Request
     rank: WorkerRank
     form: AnswerBody
-    generations: list[Generation]
+    generations: list[FakeGeneration]
     faults: Faults
     fault: Fault | None = None
     tokens_per_chunk: int = 1
@@ -42,7 +42,7 @@ class Answer:
         return answer
 
     async def _whole(self) -> web.StreamResponse:
-        choices: dict[int, Choice] = {}
+        choices: dict[int, FakeChoice] = {}
         try:
             async with aclosing(self._pieces()) as pieces:
                 async for piece in pieces:
@@ -59,7 +59,7 @@ class Answer:
     async def _stream(self) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(self.request)
-        waiting: dict[int, Choice] = {}
+        waiting: dict[int, FakeChoice] = {}
         try:
             async with aclosing(self._pieces()) as pieces:
                 async for piece in pieces:
@@ -80,7 +80,7 @@ class Answer:
         await response.write_eof()
         return response
 
-    async def _pieces(self) -> AsyncGenerator[Choice, None]:
+    async def _pieces(self) -> AsyncGenerator[FakeChoice, None]:
         """Yield the pieces of all prompts. Raises LoadFailed, or _Met at the fault's point."""
         for number, generation in enumerate(self.generations):
             async with aclosing(generation.pieces()) as steps:
@@ -106,7 +106,7 @@ class Answer:
         return sum(one.cached_tokens for one in self.generations)
 
 
-def _join(choices: dict[int, Choice], piece: Choice) -> None:
+def _join(choices: dict[int, FakeChoice], piece: FakeChoice) -> None:
     whole = choices.setdefault(piece.index, piece)
     if whole is not piece:
         whole.token_ids += piece.token_ids

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testing.vllm_worker.request import CompletionBody
+from testing.vllm_worker.request import FakeBody
 from wire.types import TokenLogprobs
 
 
 @dataclass(slots=True)
-class Choice:
+class FakeChoice:
     """What one sequence has generated, or a piece of it."""
 
     index: int
@@ -29,10 +29,10 @@ class AnswerBody:
 
     request_id: str
     model: str
-    body: CompletionBody
+    body: FakeBody
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def chunk(self, choice: Choice) -> bytes:
+    def chunk(self, choice: FakeChoice) -> bytes:
         """Return an SSE event with a piece of a sequence. Fields that vLLM does not set are left out."""
         values: dict[str, Any] = {"index": choice.index, "text": _text(choice), "logprobs": self._logprobs(choice)}
         values |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
@@ -45,7 +45,7 @@ class AnswerBody:
         """Return the event with the usage."""
         return event(self._head() | {"choices": [], "usage": usage})
 
-    def whole(self, choices: Sequence[Choice], usage: Mapping[str, Any], transfer: Any) -> dict[str, Any]:
+    def whole(self, choices: Sequence[FakeChoice], usage: Mapping[str, Any], transfer: Any) -> dict[str, Any]:
         """Return the answer of a request that does not stream."""
         rows = [
             {
@@ -77,7 +77,7 @@ class AnswerBody:
     def _head(self) -> dict[str, Any]:
         return {"id": self.request_id, "object": "text_completion", "created": self.created, "model": self.model}
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+    def _logprobs(self, choice: FakeChoice) -> dict[str, Any] | None:
         if self.body.params.logprobs is None:
             return None
         rows = list(zip(choice.token_ids, choice.logprobs, strict=True))
@@ -99,7 +99,7 @@ def error_body(message: str, kind: str, status: int, param: str | None = None) -
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def _text(choice: Choice) -> str:
+def _text(choice: FakeChoice) -> str:
     stop = choice.finish_reason == "stop"
     shown = choice.token_ids[:-1] if stop else choice.token_ids  # a stop token has no text
     return "".join(f" {token_id}" for token_id in shown)
@@ -110,7 +110,7 @@ def _top(token_id: int, scores: TokenLogprobs) -> dict[str, float]:
     return {f"token_id:{token_id}": scores.logprob} | {f"token_id:{one}": value for one, value in best}
 
 
-def _scores(choice: Choice) -> list[dict[str, Any] | None] | None:
+def _scores(choice: FakeChoice) -> list[dict[str, Any] | None] | None:
     if choice.prompt_logprobs is None or choice.prompt is None:
         return None
     return [

@@ -9,29 +9,29 @@ from typing import Any
 import aiohttp
 
 from engine.finish import finish_at
-from testing.vllm_worker.answer_body import Choice
+from testing.vllm_worker.answer_body import FakeChoice
 from testing.vllm_worker.continuation import FakeContinuation, KvEntry
 from testing.vllm_worker.rank import WorkerRank
-from testing.vllm_worker.request import CompletionBody
+from testing.vllm_worker.request import FakeBody
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.side_channel import LoadFailed, RemoteBlocks
 from wire.types import FinishReason
 
 
 @dataclass(slots=True)
-class Generation:
+class FakeGeneration:
     """One prompt of a request. At the end `transfer` and `cached_tokens` are what the worker answers."""
 
     settings: WorkerSettings
     rank: WorkerRank
     session: aiohttp.ClientSession
     request_id: str
-    body: CompletionBody
+    body: FakeBody
     prompt: tuple[int, ...]
     transfer: dict[str, Any] | None = None
     cached_tokens: int = 0
 
-    async def pieces(self) -> AsyncGenerator[list[Choice], None]:
+    async def pieces(self) -> AsyncGenerator[list[FakeChoice], None]:
         """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
         params, fake = self.body.params, self.settings.fake
         room = len(self.prompt) + params.max_tokens * params.n
@@ -75,9 +75,9 @@ class Generation:
         self.rank.counts.computed_tokens += len(self.prompt)
         return [(token_id, fake.salt) for token_id in self.prompt]
 
-    def _piece(self, sequence: FakeContinuation, index: int, position: int) -> Choice:
+    def _piece(self, sequence: FakeContinuation, index: int, position: int) -> FakeChoice:
         params = self.body.params
-        piece = Choice(index, prompt=self.prompt if position == 0 else None)
+        piece = FakeChoice(index, prompt=self.prompt if position == 0 else None)
         if position == 0 and params.prompt_logprobs is not None:
             piece.prompt_logprobs = sequence.prompt_logprobs(params.prompt_logprobs)
         token_id, scores = sequence.next_token(params, index, position)

@@ -18,7 +18,7 @@ _LOOKS_AGAIN_S = 0.05  # a lease may run out while a request waits
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPrefill:
     """Blocks of a finished prefill, until they are read or `expires_at`."""
 
     block_ids: list[int]
@@ -56,7 +56,7 @@ class WorkerRank:
         self._max_num_seqs, self._clock = max_num_seqs, clock
         self._free = deque(range(1, num_blocks))  # block 0 is vLLM's null block
         self._memory: list[list[KvEntry]] = [[] for _ in range(num_blocks)]
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldPrefill] = {}
         self._freed = asyncio.Event()
 
     @property
@@ -94,7 +94,7 @@ class WorkerRank:
         """Take the prompt's blocks out of `block_ids` and hold them; return them."""
         count = self._blocks_of(num_tokens)
         held, block_ids[:] = block_ids[:count], block_ids[count:]
-        self._held[request_id] = Held(held, self._clock() + lease_s)
+        self._held[request_id] = HeldPrefill(held, self._clock() + lease_s)
         return held
 
     def read(self, block_ids: Sequence[int]) -> list[KvEntry]:

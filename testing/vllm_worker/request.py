@@ -23,7 +23,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionBody:
+class FakeBody:
     """A validated body. `params` are those of the model; `transfer` is `kv_transfer_params`, forwarded unread."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -46,7 +46,7 @@ class CompletionBody:
         return bool(self.transfer.get("remote_block_ids")) and all(name in self.transfer for name in _NEEDED)
 
 
-def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> CompletionBody:
+def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> FakeBody:
     """Return the body of a request for `model`. Raises BadRequest."""
     if (body.get("model") or model) != model:
         message = f"The model `{body['model']}` does not exist. Valid aliases: {model}."
@@ -62,7 +62,7 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> Completi
     if params.min_tokens > params.max_tokens:
         text = f"min_tokens must be less than or equal to max_tokens={params.max_tokens}, got {params.min_tokens}."
         raise BadRequest(text)
-    return CompletionBody(
+    return FakeBody(
         prompts,
         params,
         stream,

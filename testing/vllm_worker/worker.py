@@ -21,12 +21,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from testing.vllm_worker.answer import Answer
+from testing.vllm_worker.answer import FakeAnswer
 from testing.vllm_worker.answer_body import AnswerBody, error_body
 from testing.vllm_worker.faults import Fault, Faults
-from testing.vllm_worker.generation import Generation
+from testing.vllm_worker.generation import FakeGeneration
 from testing.vllm_worker.rank import WorkerRank
-from testing.vllm_worker.request import BadRequest, CompletionBody, Leg, read_body
+from testing.vllm_worker.request import BadRequest, FakeBody, Leg, read_body
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.side_channel import LoadFailed, RemoteBlocks, serve_rank
 from testing.vllm_worker.worker_metrics import metrics_text
@@ -165,17 +165,17 @@ class FakeVllmWorker:
         return await self._answer(request, rank, body, raw, fault).send()
 
     def _answer(
-        self, request: web.Request, rank: WorkerRank, body: CompletionBody, raw: dict[str, Any], fault: Fault | None
-    ) -> Answer:
+        self, request: web.Request, rank: WorkerRank, body: FakeBody, raw: dict[str, Any], fault: Fault | None
+    ) -> FakeAnswer:
         session, settings = self._session, self.settings
         assert session is not None, "it is started"
         request_id = f"cmpl-{request.headers.get('X-Request-Id') or raw.get('request_id') or uuid.uuid4().hex}"
         generations = [
-            Generation(settings, rank, session, f"{request_id}-{number}-{uuid.uuid4().hex[:8]}", body, prompt)
+            FakeGeneration(settings, rank, session, f"{request_id}-{number}-{uuid.uuid4().hex[:8]}", body, prompt)
             for number, prompt in enumerate(body.prompts)
         ]
         form = AnswerBody(request_id, settings.model, body)
-        return Answer(request, rank, form, generations, self.faults, fault, settings.tokens_per_chunk)
+        return FakeAnswer(request, rank, form, generations, self.faults, fault, settings.tokens_per_chunk)
 
     def _rank(self, named: str | None) -> WorkerRank:
         if named is None or not named.isdecimal():
