@@ -235,14 +235,26 @@ def test_ctrl_c_within_a_row_ends_the_far_end(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_far_end_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from pdserve.selftest.far_process import FarProcess;"
+        "far = FarProcess('cpu', Path(sys.argv[1])); print(far._process.pid, flush=True); time.sleep(300)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "far.log")], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as tested:
+        assert tested.stdout is not None
+        child = int(tested.stdout.readline())
+        assert Path(f"/proc/{child}").exists()
+        tested.kill()
+
+    until(lambda: not Path(f"/proc/{child}").exists())
+
+
 @pytest.mark.cluster
+@pytest.mark.long  # the one above runs always, without a self-test, which imports torch in both processes
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [
-        (signal.SIGKILL, -signal.SIGKILL),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.long),
-    ],
+    ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 130)]
 )
 def test_any_end_of_the_self_test_ends_its_child(number: signal.Signals, status: int, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
