@@ -93,14 +93,20 @@ def _max_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
 
 
 def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
-    """Return the first pair that can take the prompt now. Checks single instances before pairs."""
+    """Return the first pair that can take the prompt now. A decode instance that cannot is left out of other pairs."""
     peers = _count_peers(loads)
-    starts = [one for one in loads if one.role is not Role.DECODE and next(of_start(one, prompt), None) is None]
-    ends = [one for one in loads if one.role is Role.DECODE and next(of_end(one, prompt), None) is None]
-    for start, end in _pairs([*starts, *ends], prompt):
-        is_free = next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None
-        if is_free and _fits(start, end, prompt):
-            return start, end
+    starts, ends = _in_order(loads, prompt)
+    for start in starts:
+        if next(of_start(start, prompt), None) is not None:
+            continue
+        blocked = set[int]()
+        for end in [start] if _stays(start, prompt) else ends:
+            if end is not start and next(of_end(end, prompt), None) is not None:
+                blocked.add(end.index)
+            elif _can_send(start, end) and _fits(start, end, prompt) and _is_free(start, end, prompt, peers):
+                return start, end
+        if blocked:
+            ends = [end for end in ends if end.index not in blocked]
     return None
 
 
@@ -110,29 +116,48 @@ def _first_untried(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair |
     untried = [pair for pair in fitting if _key(*pair) not in prompt.avoid]
     disjoint = [pair for pair in untried if not _shares(_key(*pair), prompt.avoid)]
     peers = _count_peers(loads)
-    for start, end in disjoint or untried or fitting:
-        if next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None:
-            return start, end
-    return None
+    pairs = disjoint or untried or fitting
+    return next(((start, end) for start, end in pairs if _is_free(start, end, prompt, peers)), None)
+
+
+def _is_free(start: InstanceLoad, end: InstanceLoad, prompt: PromptFacts, peers: tuple[int, int]) -> bool:
+    return next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None
 
 
 def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]:
     """Yield the pairs with a common KV transport, best first."""
-    starts: list[InstanceLoad] = sorted(
-        (load for load in loads if load.role is not Role.DECODE),
-        key=lambda load: (load.outstanding_tokens - prompt.known.get(load.index, 0), load.index),
-    )
-    if prompt.prefill_only:
-        yield from ((start, start) for start in starts)
-        return
-    decodes = sorted(
-        (load for load in loads if load.role is Role.DECODE),
-        key=lambda load: (not _has_whole_room(load, prompt), load.sequences - _worth(load, prompt), load.index),
-    )
+    starts, ends = _in_order(loads, prompt)
     for start in starts:
-        for end in [start] if start.role is Role.COMBINED else decodes:
-            if end.index not in start.no_transport_to:
+        for end in [start] if _stays(start, prompt) else ends:
+            if _can_send(start, end):
                 yield start, end
+
+
+def _can_send(start: InstanceLoad, end: InstanceLoad) -> bool:
+    return end is start or end.index not in start.no_transport_to
+
+
+def _stays(start: InstanceLoad, prompt: PromptFacts) -> bool:
+    """Whether the prompt finishes on the instance that prefills it."""
+    return prompt.prefill_only or start.role is Role.COMBINED
+
+
+def _in_order(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> tuple[list[InstanceLoad], list[InstanceLoad]]:
+    """Return the instances that can prefill the prompt and those that can decode it, best first."""
+    known, shared, length = prompt.known, prompt.shared, max(1, prompt.num_tokens)
+    starts = [load for load in loads if load.role is not Role.DECODE]
+    starts.sort(key=lambda load: (load.outstanding_tokens - known.get(load.index, 0), load.index))
+    ends = [] if prompt.prefill_only else [load for load in loads if load.role is Role.DECODE]
+    by_size = {load.block_size: load for load in ends}
+    needed = {size: load.blocks_for_all(prompt) for size, load in by_size.items()}
+    ends.sort(
+        key=lambda load: (
+            needed[load.block_size] - shared.get(load.index, 0) // load.block_size > load.blocks_free,
+            load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length,
+            load.index,
+        )
+    )
+    return starts, ends
 
 
 def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
@@ -163,11 +188,6 @@ def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: Prom
 
 def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:
     return load.blocks_for_all(prompt) - load.blocks_shared(prompt) <= load.blocks_free
-
-
-def _worth(decode: InstanceLoad, prompt: PromptFacts) -> float:
-    """Return what its cached part of the prompt is worth, in sequences."""
-    return _WORTH_SEQUENCES * prompt.known.get(decode.index, 0) / max(1, prompt.num_tokens)
 
 
 def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Plan:
