@@ -44,6 +44,12 @@ class Client:
         self._figures.add(self._began, call.arrivals_s)
         return True
 
+    def close(self, selector: selectors.BaseSelector) -> None:
+        """Close its connections."""
+        for call in self.calls:
+            selector.unregister(call.socket)
+            call.socket.close()
+
 
 class Figures:
     """Collects what the streams show. A stream's tokens are due one step apart, its best one within its step."""
@@ -96,14 +102,14 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
                 clients[heapq.heappop(starts)[1]].send()
             for key, _ in selector.select(max(0.0, starts[0][0] - now) if starts else 1.0):
                 client, call = key.data
-                if client.receive(call):
-                    busy -= not left
-                    if left:
-                        left -= 1
-                        client.send()
-    for client in clients:
-        for call in client.calls:
-            call.socket.close()
+                if not client.receive(call):
+                    continue
+                if left:
+                    left -= 1
+                    client.send()
+                else:  # the server closes what is idle for long, while others are still answered
+                    busy -= 1
+                    client.close(selector)
     failures = [failure for one in runs for failure in one.failures]
     shown = {"failures": len(failures), "failure": failures[0] if failures else ""}
     return {"seconds": time.perf_counter() - began, "events": runs[-1].num_events, **shown, **figures.report()}
