@@ -13,13 +13,16 @@ from native.ticker import start_ticker
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
+from ranktable_tools.addresses import HostComparer, canonical, host_problem
 from scheduler.config import DEFAULT_PORT, SchedulerConfig, SchedulerOptions
 from scheduler.loop import run
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.observability.traces import check_traces
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
+from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
+from scheduler.workers.connectors import AUTO, DECODE_FIRST, NOT_SERVED, PATHS
 from scheduler.workers.served_model import ServedModel, find_served_model
 from telemetry import logs
 from wire.errors import ConfigError, Unavailable
@@ -48,6 +51,15 @@ class RouteOptions:
     decode: tuple[str, ...] = flag((), "URLs of the workers that decode", many=True)
     combined: tuple[str, ...] = flag((), "URLs of workers that do both", many=True)
     worker_api_key_file: str | None = flag(None, "file with the key that the workers want (default: none)")
+    connector: str = flag(
+        AUTO, "the workers' KV connector: nixl (NixlConnector), ascend (MooncakeConnectorV1), ascend-layerwise "
+        "(MooncakeLayerwiseConnector); auto is either of the first two",
+        choices=(*PATHS, *NOT_SERVED),
+    )  # fmt: skip
+    worker_callback: str | None = flag(
+        None, "HOST:PORT at which decode workers call back (--connector ascend-layerwise only; port 0 is a free one; "
+        "default: 127.0.0.1:0, for workers on this machine)",
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,8 +73,18 @@ def main(argv: Sequence[str]) -> int:
     start_ticker()
     engine = _with_model_of(engine, expected, key)
     engine = with_plain_model(engine, os.environ, weights=False)
-    cluster = Cluster(expected, lambda url: WorkerConnection(url, api_key=key))
-    run(serve_cluster(SchedulerConfig(engine, options), cluster))
+    callbacks = make_callbacks(routes)
+
+    def connect(address: str) -> WorkerConnection:
+        return WorkerConnection(address, api_key=key, connector=routes.connector, callbacks=callbacks)
+
+    async def serve() -> None:
+        try:
+            await serve_cluster(SchedulerConfig(engine, options), Cluster(expected, connect))
+        finally:
+            await callbacks.close()
+
+    run(serve())
     return 0
 
 
@@ -88,6 +110,37 @@ def parse(argv: Sequence[str]) -> tuple[RouteOptions, EngineOptions, SchedulerOp
         raise ConfigError("no worker can serve: give --prefill URL and --decode URL, or --combined URL")
     engine = from_namespace(EngineOptions, namespace)
     return routes, engine, from_namespace(SchedulerOptions, namespace, dict(os.environ))
+
+
+def make_callbacks(routes: RouteOptions) -> Callbacks:
+    """Return where decode workers call back; nothing listens before one is asked to. Raises ConfigError."""
+    why = NOT_SERVED.get(routes.connector)
+    if why is not None:
+        raise ConfigError(f"--connector {routes.connector}: {why}")
+    if PATHS[routes.connector] != DECODE_FIRST:
+        if routes.worker_callback is not None:
+            raise ConfigError(f"--worker-callback: with --connector {routes.connector} no worker calls back")
+        return Callbacks()
+    text = routes.worker_callback or "127.0.0.1:0"
+    found = urlsplit(f"//{text}")
+    try:
+        host, port = found.hostname or "", found.port
+    except ValueError:
+        port = None
+    if port is None or found.netloc != text:
+        raise ConfigError(f"--worker-callback {text} is not HOST:PORT, such as 10.0.0.1:9100")
+    problem = host_problem(host)
+    if problem is not None:
+        raise ConfigError(f"--worker-callback {text}: {problem}")
+    hosts = HostComparer()
+    for url in routes.decode if canonical(host) == "localhost" else ():
+        if not hosts.same(urlsplit(url).hostname or "", host):
+            raise ConfigError(
+                f"--decode {url} is on another host and cannot call back to {host}: set --worker-callback HOST:PORT to "
+                "an address of this host that it reaches"
+            )
+    require_free(host, port, "--worker-callback")
+    return Callbacks(host, port)
 
 
 def _expected(routes: RouteOptions) -> Iterator[ExpectedInstance]:

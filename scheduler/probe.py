@@ -67,7 +67,8 @@ class PathProbe:
 
     async def _prove(self, prefill: int, decode: int) -> None:
         """Let a pair of workers serve if it answers like its decode worker alone."""
-        plans = [Plan("local", None, decode, "proof"), Plan("prefill_first", prefill, decode, "proof")]
+        path = self._readiness.description(prefill).path
+        plans = [Plan("local", None, decode, "proof"), Plan(path, prefill, decode, "proof")]
         names = self._readiness.names(plans[1])
         try:
             alone, through = [await self._answer(plan) for plan in plans]

@@ -25,7 +25,10 @@ _MESSAGES: dict[type[PdserveError], str] = {
     Draining: "it is shutting down",
     Cancelled: "the prompt was cancelled there",
 }
-"""The messages for clients: an instance's own message may name addresses and tickets, and is only logged."""
+"""The messages for clients: an instance's own message may name addresses and tickets, and is only logged.
+
+The text about a hand-off between workers of other engines is this process's own, without addresses.
+"""
 
 
 def to_error(failure: Refused | Failed | SessionLost, instance: Instance, prompt: PromptRun) -> PdserveError:
@@ -42,4 +45,6 @@ def to_error(failure: Refused | Failed | SessionLost, instance: Instance, prompt
         "prompt_failed_on_instance", request_id=prompt.request.request_id, prompt_id=failure.prompt_id,
         instance=instance, address=instance.address, error=failure.error, message=failure.message,
     )  # fmt: skip
+    if isinstance(error, HandoffFailed) and instance.description.worker is not None:
+        return HandoffFailed(f"{instance}: {failure.message}")
     return type(error)(f"{instance}: {_MESSAGES.get(type(error), 'it failed; the log has the reason')}")

@@ -2,6 +2,8 @@
 
 reserve on D --ticket--> prefill on P --first tokens--> client
                               ==KV==> D --tokens------> client
+
+Workers of other engines that are asked in this order send all their tokens from D.
 """
 
 import asyncio
@@ -43,6 +45,9 @@ class HandoffPath:
         prompt = self._prompt
         with prompt.open_on(self._decode, self._on_first_token_of_decode) as on_decode:
             ticket = await self._reserve(on_decode)
+            if ticket is None:
+                on_decode.ended |= prompt.output.all_finished
+                return
             with prompt.open_on(self._prefill, self._on_first_token_of_prefill, generates=False) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}", computes=True)
                 on_prefill.post(Prefill(prompt.state, ticket))
@@ -50,6 +55,7 @@ class HandoffPath:
                 while (arrival := await prompt.next_event()) is not None:
                     match arrival:
                         case _, HandedOff():
+                            self._prefill.in_flight.prefilled(prompt.prompt_id)  # a worker sends no first tokens
                             self._prefill.in_flight.handed_off(prompt.prompt_id)
                         case on_instance, Refused() | Failed() | SessionLost() as failure if on_instance is on_prefill:
                             self._on_prefill_failed(failure)
@@ -58,7 +64,8 @@ class HandoffPath:
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
                 await self._settle(on_prefill, on_decode)
 
-    async def _reserve(self, on_decode: PromptOnInstance) -> Ticket:
+    async def _reserve(self, on_decode: PromptOnInstance) -> Ticket | None:
+        """Return the ticket; None if D, a worker of another engine, has generated everything without the KV."""
         prompt, compiles = self._prompt, self._prompt.state.params.structured is not None
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         prompt.enter(f"reserving blocks on {self._decode}")
@@ -74,6 +81,8 @@ class HandoffPath:
                                 return ticket
                             case _, Refused() | Failed() | SessionLost() as failure:
                                 raise to_error(failure, self._decode, prompt)
+                            case None:
+                                return None
         except TimeoutError:
             raise InstanceLost(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
 

@@ -6,12 +6,15 @@ session    GET /metrics each second, POST /v1/completions for each sequence (ses
 
 import random
 import secrets
+from functools import partial
 
 from scheduler.membership.worker_ranks import split_address
+from scheduler.workers.callbacks import Callbacks, hosts_of
+from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
 from scheduler.workers.served_model import read_cards
-from scheduler.workers.session import WorkerSession
+from scheduler.workers.session import Expect, WorkerSession
 from wire.errors import InstanceLost
 from wire.load import LoadSnapshot
 from wire.messages import OpenSession
@@ -28,10 +31,15 @@ _UNKNOWN_BLOCKS = KvCache(2**20, 16)
 class WorkerConnection:
     """A connection to one data-parallel rank of a worker. Implements wire.connection.Connection."""
 
-    def __init__(self, address: str, *, api_key: str = "", path: str = "prefill_first") -> None:
+    def __init__(
+        self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: Callbacks | None = None
+    ) -> None:
+        """`callbacks` are needed where the connector's decode workers are asked first."""
         self._url, self._rank = split_address(address)
         self._api_key = api_key
-        self._path = path
+        self._path = PATHS[connector]
+        self._callbacks = callbacks
+        self._expect: Expect | None = None
         self._control = WorkerHttp(self._url, api_key=api_key)
         self._cache = _UNKNOWN_BLOCKS
         self._engines: list[bytes] = []
@@ -56,6 +64,8 @@ class WorkerConnection:
         self._model = served.names[0]
         engine = f"vLLM {version}"
         host, _, port = self._url.rpartition("//")[2].rpartition(":")
+        if self._path == DECODE_FIRST and self._callbacks is not None:
+            self._expect = partial(self._callbacks.expect, await hosts_of(host.strip("[]")))
         self._description = InstanceDescription(
             instance_id=f"worker-{secrets.token_hex(4)}",
             epoch=random.SystemRandom().getrandbits(63),
@@ -88,7 +98,7 @@ class WorkerConnection:
         load = await self._read_load(timeout_s)
         headers = {_RANK: str(self._rank)} if len(self._engines) > 1 else {}
         http = WorkerHttp(self._url, api_key=self._api_key, headers=headers)
-        return WorkerSession(self._description, self._model, http, self._read_load, load)
+        return WorkerSession(self._description, self._model, http, self._read_load, load, self._expect)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -17,10 +17,16 @@ _MAX_STEP_S = 2.0
 
 
 class Leg:
-    """One request on the worker: for how long it has been silent, and its `num_tokens` to compute or to fetch first."""
+    """One request on the worker: for how long it has been silent, and its `num_tokens` to compute or to fetch first.
 
-    def __init__(self, num_tokens: int, scope: asyncio.Timeout, rates: deque[float]) -> None:
+    One that `receives` waits for another worker's prefill until its first answer.
+    """
+
+    def __init__(
+        self, num_tokens: int, scope: asyncio.Timeout, rates: deque[float], *, receives: bool = False
+    ) -> None:  # fmt: skip
         self.num_tokens = num_tokens
+        self.receives = receives
         self.silent_s = 0.0
         self._scope = scope
         self._rates = rates
@@ -31,7 +37,7 @@ class Leg:
         if self.num_tokens > num_cached:
             seconds = asyncio.get_running_loop().time() - self._began
             self._rates.append((self.num_tokens - num_cached) / max(1e-3, seconds))
-        self.silent_s, self.num_tokens = 0.0, 0
+        self.silent_s, self.num_tokens, self.receives = 0.0, 0, False
 
     def end(self, now: float) -> None:
         """End the request: it has been silent for too long."""
@@ -52,12 +58,12 @@ class Progress:
         self._rates: deque[float] = deque(maxlen=32)
 
     @asynccontextmanager
-    async def leg(self, num_tokens: int) -> AsyncIterator[Leg]:
+    async def leg(self, num_tokens: int, *, receives: bool = False) -> AsyncIterator[Leg]:
         """Watch one request. Raises InstanceLost if the worker is silent for too long."""
         leg = None
         try:
             async with asyncio.timeout(None) as scope:
-                leg = Leg(num_tokens, scope, self._rates)
+                leg = Leg(num_tokens, scope, self._rates, receives=receives)
                 self._legs.add(leg)
                 yield leg
         except TimeoutError:
@@ -72,15 +78,15 @@ class Progress:
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
         """Return the load with what this side knows of the worker's progress; end the requests it has forgotten.
 
-        While requests wait there, silence is no sign.
+        While requests wait there, or for another worker's prefill, silence is no sign.
         """
         now = self._clock()
         elapsed_s, self._looked_at = min(now - self._looked_at, _MAX_STEP_S), now
-        if load.steps != self.steps or not (load.running or load.waiting):
+        if load.steps != self.steps or load.running + load.waiting <= sum(leg.receives for leg in self._legs):
             self.steps, self._moved_at = load.steps, now
         uncomputed = sum(leg.num_tokens for leg in self._legs)
         expected_s = uncomputed / min(self._rates) if self._rates else _FIRST_ANSWER_S
-        for leg in tuple(self._legs) if not load.waiting else ():
+        for leg in [leg for leg in self._legs if not (load.waiting or leg.receives)]:
             leg.silent_s += elapsed_s
             if leg.silent_s > progress_limit(expected_s if leg.num_tokens else 0.0, least_s=self._least_s):
                 leg.end(now)

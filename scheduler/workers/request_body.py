@@ -8,12 +8,6 @@ import orjson
 from wire.errors import InvalidRequest
 from wire.types import PromptState, SamplingParams, StructuredOutput
 
-HELD = {
-    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-    "remote_host": None, "remote_port": None,
-}  # fmt: skip
-"""What asks a worker to hold the prompt's KV for another one (NixlConnector, MooncakeConnectorV1)."""
-
 _MAX_SEED = 2**63 - 1
 _ALWAYS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -36,12 +30,16 @@ def check_prompt(prompt: PromptState) -> None:
         )
 
 
-def prefill_body(model: str, prompt: PromptState, sequence: int, *, hold: bool = True) -> bytes:
-    """Return the body that computes the prompt of a sequence, its output so far included, and holds its KV."""
+def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> bytes:
+    """Return the body that computes the prompt of a sequence, its output so far included.
+
+    It ends by length: vllm-ascend holds no KV of a request that ended otherwise (mooncake_connector.py,
+    request_finished).
+    """
     params = prompt.params
-    body = _body(model, prompt, continued_ids(prompt, sequence)) | {"max_tokens": 1}
-    if hold:
-        body["kv_transfer_params"] = HELD
+    body = _body(model, prompt, continued_ids(prompt, sequence)) | {"max_tokens": 1, "min_tokens": 1}
+    if kv_transfer_params is not None:
+        body["kv_transfer_params"] = kv_transfer_params
     if params.prompt_logprobs is not None and not prompt.outputs:
         body["prompt_logprobs"] = params.prompt_logprobs
     return orjson.dumps(body)

@@ -3,20 +3,22 @@
 PrefillAndHold    POST max_tokens 1, do_remote_decode   -> PrefillHeld(references) | Refused | Failed
 FetchAndGenerate  POST with the reference, streamed     -> Step | Refused | Failed
 Generate          POST without, streamed                -> Step | Refused | Failed
+Reserve           POST with a URL to call back to, ...  -> Reserved(what it called back with) | Refused | Failed
+                  ... streamed                          -> Step | Failed
+Prefill           POST max_tokens 1, with that          -> HandedOff | Refused | Failed
 Cancel            the connection is closed, which aborts the request there
 each second       GET /metrics                          -> Heartbeat(load)
 """
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-import orjson
-
 from scheduler.workers.answers import SequenceStream, cached_tokens, kv_transfer_params, prompt_logprobs
+from scheduler.workers.callbacks import Callback
 from scheduler.workers.http import WorkerHttp
+from scheduler.workers.legs import HELD, WorkerRequest, asking, new_request_id, requests_of, ticket_of, unpack
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, prefill_body
 from telemetry.capped_logs import CappedLog
@@ -40,6 +42,7 @@ from wire.messages import (
     Failed,
     FetchAndGenerate,
     Generate,
+    HandedOff,
     Heartbeat,
     LinkMeasured,
     MeasureLink,
@@ -48,10 +51,11 @@ from wire.messages import (
     PrefillHeld,
     Refused,
     Reserve,
+    Reserved,
     SessionOpen,
     Step,
 )
-from wire.types import InstanceDescription, PromptState, StageTimes, TokenOutput
+from wire.types import InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
 
 _log = EventLogger("workers")
 
@@ -62,16 +66,23 @@ _POLL_TIMEOUT_S = 60.0
 LEASE_S = 20.0
 """For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
 
+Expect = Callable[[], contextlib.AbstractAsyncContextManager[Callback]]
+
 
 class WorkerSession:
     """One session with a worker. Implements wire.connection.Session."""
 
     def __init__(
         self, description: InstanceDescription, model: str, http: WorkerHttp,
-        read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot,
+        read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot, expect: Expect | None = None,
     ) -> None:  # fmt: skip
-        """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError."""
+        """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError.
+
+        `expect` a callback of this worker, where decode workers are asked first.
+        """
+        self._description = description
         self._model = model
+        self._expect = expect
         self._http = http
         self._read_load = read_load
         self._progress = Progress(asyncio.get_running_loop().time)
@@ -114,9 +125,13 @@ class WorkerSession:
     def _handle(self, command: Command) -> None:
         match command:
             case PrefillAndHold(prompt=prompt):
-                self._start(prompt, self._prefill(prompt))
+                self._start(prompt, self._prefill_and_hold(prompt))
             case FetchAndGenerate(prompt=prompt, references=references):
-                self._start(prompt, self._generate(prompt, references))
+                self._start(prompt, self._generate(prompt, [unpack(one) for one in references]))
+            case Reserve(prompt=prompt):
+                self._start(prompt, self._ask_and_generate(prompt))
+            case Prefill(prompt=prompt, ticket=ticket):
+                self._start(prompt, self._prefill_and_send(prompt, ticket))
             case Generate(prompt=prompt):
                 self._start(prompt, self._generate_here(prompt))
             case Cancel(prompt_id=prompt_id, sequence=sequence):
@@ -125,9 +140,6 @@ class WorkerSession:
                     task.cancel()
             case MeasureLink(peer_id=peer_id):
                 self._emit(LinkMeasured(peer_id, None, "the links of other engines' workers are not measured"))
-            case Reserve(prompt=prompt) | Prefill(prompt=prompt):
-                message = f"a worker of another engine cannot {type(command).__name__.lower()}"
-                self._emit(Refused(prompt.prompt_id, InternalError.__name__, message))
 
     def _start(self, prompt: PromptState, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._run(prompt, work))
@@ -158,21 +170,35 @@ class WorkerSession:
         _log.error("worker_prompt_failed", error, request_id=prompt.request_id, prompt_id=prompt_id)
         return Failed(prompt_id, InternalError.__name__, f"internal error: {error!r}")
 
-    async def _prefill(self, prompt: PromptState) -> None:
+    async def _prefill_and_hold(self, prompt: PromptState) -> None:
+        requests = [WorkerRequest(new_request_id(), HELD) for _ in _unfinished(prompt)]
+        answers, times = await self._prefill(prompt, requests)
+        held = [
+            WorkerRequest(request.request_id, kv_transfer_params(answer)).pack()
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+        self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
+
+    async def _prefill_and_send(self, prompt: PromptState, ticket: Ticket) -> None:
+        _, times = await self._prefill(prompt, requests_of(ticket))
+        self._emit(HandedOff(prompt.prompt_id, times))
+
+    async def _prefill(
+        self, prompt: PromptState, requests: Sequence[WorkerRequest]
+    ) -> tuple[list[dict[str, Any]], StageTimes]:
         """Compute the prompt once for each sequence that needs more tokens; all but the first find it cached."""
         check_prompt(prompt)
-        began = asyncio.get_running_loop().time()
-        references, cached = [], 0
-        for number, sequence in enumerate(_unfinished(prompt)):
-            request_id = secrets.token_hex(16)
-            body = prefill_body(self._model, prompt, sequence)
-            answer = await self._post(body, request_id, 0 if number else len(prompt.token_ids))
-            if number == 0:
+        clock = asyncio.get_running_loop().time
+        began, cached = clock(), 0
+        answers: list[dict[str, Any]] = []
+        for sequence, request in zip(_unfinished(prompt), requests, strict=True):
+            body = prefill_body(self._model, prompt, sequence, request.params)
+            answer = await self._post(body, request.request_id, 0 if answers else len(prompt.token_ids))
+            if not answers:
                 cached = cached_tokens(answer)
                 self._emit_scores(answer, prompt)
-            references.append(orjson.dumps([request_id, kv_transfer_params(answer)]))
-        times = StageTimes(prefill_s=asyncio.get_running_loop().time() - began, cached_tokens=cached)
-        self._emit(PrefillHeld(prompt.prompt_id, tuple(references), LEASE_S, times))
+            answers.append(answer)
+        return answers, StageTimes(prefill_s=clock() - began, cached_tokens=cached)
 
     async def _post(self, body: bytes, request_id: str, num_tokens: int) -> dict[str, Any]:
         async with self._progress.leg(num_tokens) as leg:
@@ -189,40 +215,77 @@ class WorkerSession:
         """Generate without a hand-off; a stream has no log probabilities of the prompt, so these come first."""
         check_prompt(prompt)
         if prompt.params.prompt_logprobs is not None and not prompt.outputs:
-            body = prefill_body(self._model, prompt, 0, hold=False)
-            self._emit_scores(await self._post(body, secrets.token_hex(16), len(prompt.token_ids)), prompt)
-        await self._generate(prompt, ())
+            body = prefill_body(self._model, prompt, 0)
+            self._emit_scores(await self._post(body, new_request_id(), len(prompt.token_ids)), prompt)
+        await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in _unfinished(prompt)])
 
-    async def _generate(self, prompt: PromptState, references: tuple[bytes, ...]) -> None:
+    async def _ask_and_generate(self, prompt: PromptState) -> None:
+        """Start the prompt on this worker, and report what it wants to be sent once all its requests called back."""
+        if self._expect is None:
+            raise InternalError("it is not asked first: --connector is another one")
+        check_prompt(prompt)
+        reserved = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            callbacks = [await stack.enter_async_context(self._expect()) for _ in _unfinished(prompt)]
+            requests = [asking(new_request_id(), callback.url) for callback in callbacks]
+            tasks.create_task(self._reserve(prompt, requests, callbacks, reserved))
+            await self._generate(prompt, requests, reserved)
+
+    async def _reserve(
+        self, prompt: PromptState, requests: Sequence[WorkerRequest], callbacks: Sequence[Callback],
+        reserved: asyncio.Event,
+    ) -> None:  # fmt: skip
+        began = asyncio.get_running_loop().time()
+        wanted = [
+            WorkerRequest(request.request_id, await callback.wait())
+            for request, callback in zip(requests, callbacks, strict=True)
+        ]
+        described = self._description
+        ticket = ticket_of(prompt, described.instance_id, described.epoch, wanted, LEASE_S)
+        self._emit(Reserved(prompt.prompt_id, ticket, asyncio.get_running_loop().time() - began))
+        reserved.set()
+
+    async def _generate(
+        self, prompt: PromptState, requests: Sequence[WorkerRequest], reserved: asyncio.Event | None = None
+    ) -> None:  # fmt: skip
+        """Generate all sequences that need more tokens; with `reserved`, none before that is set."""
         sequences = _unfinished(prompt)
-        if references and len(references) != len(sequences):
-            raise InternalError(f"{len(references)} references for {len(sequences)} sequences")
+        if len(requests) != len(sequences):
+            raise InternalError(f"{len(requests)} references for {len(sequences)} sequences")
         if len(sequences) == 1:
-            await self._generate_one(prompt, sequences[0], references[0] if references else None)
+            await self._generate_one(prompt, sequences[0], requests[0], reserved)
             return
         try:
             async with asyncio.TaskGroup() as tasks:
-                for number, sequence in enumerate(sequences):
-                    work = self._generate_one(prompt, sequence, references[number] if references else None)
+                for sequence, request in zip(sequences, requests, strict=True):
+                    work = self._generate_one(prompt, sequence, request, reserved)
                     self._sequences[prompt.prompt_id, sequence] = tasks.create_task(work)
         finally:
             for sequence in sequences:
                 self._sequences.pop((prompt.prompt_id, sequence), None)
 
-    async def _generate_one(self, prompt: PromptState, sequence: int, reference: bytes | None) -> None:
-        request_id, fetched = orjson.loads(reference) if reference else (secrets.token_hex(16), None)
-        body = generate_body(self._model, prompt, sequence, fetched)
+    async def _generate_one(
+        self, prompt: PromptState, sequence: int, request: WorkerRequest, reserved: asyncio.Event | None
+    ) -> None:  # fmt: skip
+        body = generate_body(self._model, prompt, sequence, request.params)
         start = len(continued_ids(prompt, sequence)) - len(prompt.token_ids)
         stream = SequenceStream(prompt, sequence, start)
-        async with self._progress.leg(len(prompt.token_ids)) as leg:
+        num_tokens = len(prompt.token_ids) if reserved is None else 0
+        async with self._progress.leg(num_tokens, receives=reserved is not None) as leg:
 
             def take(data: bytes) -> None:
                 leg.heard()
-                self._emit_tokens(stream.feed(data))
+                tokens = stream.feed(data)
+                if tokens and reserved is not None and not reserved.is_set():
+                    raise HandoffFailed(
+                        "it generated before it had requested the KV: does it run MooncakeLayerwiseConnector? "
+                        "(--connector)"
+                    )
+                self._emit_tokens(tokens)
 
-            await self._http.post_stream(_COMPLETIONS, body, {"X-Request-Id": request_id}, take)
+            await self._http.post_stream(_COMPLETIONS, body, {"X-Request-Id": request.request_id}, take)
         stream.end()
-        if reference and stream.was_recomputed:
+        if request.params and stream.was_recomputed:
             self._progress.prompts_recomputed += 1
             self._recomputed.warning(
                 "prompt_recomputed", f"{self._http.url} computed a prompt although its KV was held for it",

@@ -11,6 +11,7 @@ import aiohttp
 from engine.finish import finish_at
 from testing.vllm_worker.answer_body import FakeChoice
 from testing.vllm_worker.continuation import FakeContinuation, KvEntry
+from testing.vllm_worker.layerwise import receive_kv, send_kv
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.request import FakeBody
 from testing.vllm_worker.settings import WorkerSettings
@@ -35,13 +36,15 @@ class FakeGeneration:
         """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
         params, fake = self.body.params, self.settings.fake
         room = len(self.prompt) + params.max_tokens * params.n
-        is_remote = self.body.leg == "decode" and self.settings.connector
+        is_remote = self.body.leg == "decode" and self.settings.is_pull
         remote = RemoteBlocks(self.session, self.body.transfer) if is_remote else None
         try:
             async with self.rank.run(room) as block_ids:
-                kv = await self._read(remote) if remote is not None else await self._compute()
+                kv = await self._kv(remote, block_ids)
                 remote = None
                 self.rank.write(block_ids, kv)
+                if self.settings.layerwise and self.body.leg == "prefill":
+                    await send_kv(self.session, self.body.transfer, self.request_id, kv)
                 first = FakeContinuation(fake, self.prompt, kv)
                 live = {index: first.fork() for index in range(params.n)}
                 for position in range(params.max_tokens):
@@ -49,7 +52,7 @@ class FakeGeneration:
                         await asyncio.sleep(fake.step_seconds + fake.token_seconds * len(live))
                     step = [self._piece(one, index, position) for index, one in live.items()]
                     live = {one.index: live[one.index] for one in step if one.finish_reason is None}
-                    if not live and self.body.leg == "prefill" and self.settings.connector:
+                    if not live and self.body.leg == "prefill" and self.settings.is_pull:
                         self._hold(block_ids)
                     yield step
                     if not live:
@@ -58,6 +61,16 @@ class FakeGeneration:
             if remote is not None:  # aborted before its KV was read: free it on the prefill worker
                 with suppress(LoadFailed):
                     await remote.end()
+
+    async def _kv(self, remote: RemoteBlocks | None, block_ids: list[int]) -> list[KvEntry]:
+        url = self.body.transfer.get("metaserver")
+        if remote is not None:
+            return await self._read(remote)
+        if url is None or not (self.settings.layerwise and self.settings.connector):
+            return await self._compute()
+        kv = await receive_kv(self.settings, self.rank, self.session, url, self.request_id, block_ids)
+        self.cached_tokens = len(self.prompt)
+        return kv
 
     async def _read(self, remote: RemoteBlocks) -> list[KvEntry]:
         try:

@@ -57,6 +57,7 @@ class WorkerRank:
         self._free = deque(range(1, num_blocks))  # block 0 is vLLM's null block
         self._memory: list[list[KvEntry]] = [[] for _ in range(num_blocks)]
         self._held: dict[str, HeldPrefill] = {}
+        self.arrivals: dict[str, asyncio.Future[list[KvEntry]]] = {}
         self._freed = asyncio.Event()
 
     @property

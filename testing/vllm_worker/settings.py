@@ -16,6 +16,7 @@ class WorkerSettings:
     Without a `connector` it ignores `kv_transfer_params`. A decode worker reads the blocks that a reference names, held
     or not, as vLLM does: once they are freed the answer is right until another prompt takes them. `wrong_200`: freed
     blocks of this prefill worker are garbage at once (vllm#52234). A chunk of a stream carries `tokens_per_chunk`.
+    `layerwise`: decode is asked first (layerwise.py); `side_channel_host`: the host it then names, if not `host`.
     """
 
     fake: FakeConfig = _FAKE
@@ -30,6 +31,13 @@ class WorkerSettings:
     lease_s: float = 30.0
     wrong_200: bool = False
     tokens_per_chunk: int = 1
+    layerwise: bool = False
+    side_channel_host: str | None = None
+
+    @property
+    def is_pull(self) -> bool:
+        """Whether a decode worker reads the KV that a prefill worker holds."""
+        return self.connector and not self.layerwise
 
 
 def settings_from(text: str) -> WorkerSettings:

@@ -7,6 +7,7 @@ import aiohttp
 from aiohttp import web
 
 from testing.vllm_worker.continuation import KvEntry
+from testing.vllm_worker.layerwise import take_kv
 from testing.vllm_worker.rank import WorkerRank
 
 _LIMIT = aiohttp.ClientTimeout(total=10)
@@ -17,11 +18,14 @@ class LoadFailed(Exception):
 
 
 async def serve_rank(request: web.Request, rank: WorkerRank, *, wrong_200: bool) -> web.Response:
-    """Answer one message of a decode worker: `read`, or `end`, which frees the blocks unread."""
+    """Answer one message of a decode worker: `read`, or `end`, which frees the blocks unread; or take a push of KV."""
     message = await request.json()
     request_id = message["request_id"]
     if message["engine_id"] != rank.engine_id:
         raise web.HTTPConflict(text="engine id")
+    if message["verb"] == "push":
+        take_kv(rank, message)
+        return web.json_response({"kv": []})
     is_garbage = wrong_200 and not rank.holds(request_id)
     kv = rank.read(message["block_ids"]) if message["verb"] == "read" and not is_garbage else []
     rank.end(request_id)

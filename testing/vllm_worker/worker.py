@@ -157,7 +157,7 @@ class FakeVllmWorker:
             await self._free_remote(raw.get("kv_transfer_params"))
             return web.json_response(error_body(str(error), error.kind, error.status, error.param), status=error.status)
         self.received.append(Received(body.leg, {name.lower(): value for name, value in request.headers.items()}, raw))
-        if body.leg == "decode" and self.settings.connector and not body.is_complete:
+        if body.leg == "decode" and self.settings.is_pull and not body.is_complete:
             return await self.faults.crash(at_once=not body.transfer.get("remote_block_ids"))
         fault = self.faults.take(body.leg)
         if fault is not None and fault.point == "before":

@@ -9,6 +9,7 @@ import pytest
 
 from scheduler.request import GenerationRequest
 from scheduler.workers.answers import kv_transfer_params
+from scheduler.workers.legs import HELD
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import generate_body, prefill_body
@@ -17,7 +18,7 @@ from testing.vllm_worker.faults import Action, Fault, Point
 from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until, virtual
-from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, with_fake
+from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, leg_id, with_fake
 from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InvalidRequest
 from wire.load import LoadSnapshot
 from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, Role, SamplingParams, StructuredOutput
@@ -28,10 +29,6 @@ LENGTH = 24
 
 def _right(prompt: tuple[int, ...], count: int) -> list[int]:
     return list(expected_tokens(SETTINGS.fake, prompt, _greedy().params, count=count, salts=[0]))
-
-
-def _leg_id(one: Received) -> str:
-    return next(value for name, value in one.headers.items() if name.lower() == "x-request-id")
 
 
 def _rank(one: Received) -> str | None:
@@ -51,7 +48,7 @@ async def test_a_pair_answers_as_the_decode_worker_alone() -> None:
 
         prefill, decode = (worker.received for worker in cluster.workers)
         assert [one.leg for one in (*prefill, *decode)] == ["prefill", "decode"]
-        ids = {_leg_id(one) for one in (*prefill, *decode)}
+        ids = {leg_id(one) for one in (*prefill, *decode)}
         assert len(ids) == 1
         assert "r" not in ids
 
@@ -62,7 +59,7 @@ async def test_each_sequence_of_a_prompt_has_legs_of_its_own() -> None:
         answer = await cluster.answer(request(PROMPT, PROMPT[:7], n=3, max_tokens=LENGTH, seed=5, logprobs=2))
         assert len({tuple(ids) for ids in answer.tokens.values()}) == 6
         assert all(len(ids) == LENGTH for ids in answer.tokens.values())
-        legs = [_leg_id(one) for worker in cluster.workers for one in worker.received]
+        legs = [leg_id(one) for worker in cluster.workers for one in worker.received]
         assert len(legs) == 12
         assert len(set(legs)) == 6
 
@@ -143,9 +140,9 @@ async def test_each_rank_of_a_worker_is_a_member() -> None:
         await asyncio.gather(*(cluster.answer(_greedy()) for _ in range(8)))
         prefill, decode = (worker.received for worker in cluster.workers)
         assert {_rank(one) for one in prefill} == {_rank(one) for one in decode} == {"0", "1"}
-        held_by = {_leg_id(one): _rank(one) for one in prefill}
+        held_by = {leg_id(one): _rank(one) for one in prefill}
         for one in decode:
-            assert one.body["kv_transfer_params"]["remote_engine_id"].endswith(f"_dp{held_by[_leg_id(one)]}")
+            assert one.body["kv_transfer_params"]["remote_engine_id"].endswith(f"_dp{held_by[leg_id(one)]}")
 
         worker = cluster.workers[0]
         await worker.stop()
@@ -217,9 +214,9 @@ def test_a_decode_leg_keeps_every_parameter(
 )
 def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str, Any], extra: dict[str, Any]) -> None:
     state = dataclasses.replace(_STATE, params=dataclasses.replace(_STATE.params, **params), cache_salt="s", outputs=())
-    made = orjson.loads(prefill_body("m", state, 0))
+    made = orjson.loads(prefill_body("m", state, 0, HELD))
     assert made.pop("kv_transfer_params")["do_remote_decode"] is True
-    plain = {"model": "m", "prompt": [1, 2, 3], "temperature": 0.0, "max_tokens": 1, "cache_salt": "s"}
+    plain = {"model": "m", "prompt": [1, 2, 3], "temperature": 0.0, "max_tokens": 1, "min_tokens": 1, "cache_salt": "s"}
     assert made == plain | extra
 
 
@@ -315,7 +312,8 @@ _ANSWER = {
     ("changes", "message"),
     [
         ({}, None),
-        ({"do_remote_prefill": False}, "it holds no KV"),
+        ({"do_remote_prefill": False}, "it holds no KV.*MooncakeLayerwiseConnector needs --connector ascend-layerwise"),
+        ({"transfer_mode": "push"}, "its connector is NixlPushConnector, which is not supported"),
         ({"remote_host": None}, "no remote_host, without which vLLM's decode worker dies"),
         ({"remote_block_ids": [], "remote_port": None}, "no remote_port, remote_block_ids"),
     ],

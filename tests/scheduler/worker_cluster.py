@@ -4,16 +4,19 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.kv_pairs import KvGap
 from scheduler.request import GenerationRequest
+from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
 from testing.engine.fake_model import FakeConfig
 from testing.vllm_worker.settings import WorkerSettings
-from testing.vllm_worker.worker import FakeVllmWorker
+from testing.vllm_worker.worker import FakeVllmWorker, Received
 from tests.scheduler.fake_cluster import Answer, collect, control_over
 from tests.scheduler.virtual_time import until
 from wire.types import Role
@@ -31,11 +34,16 @@ class WorkerCluster:
         self.workers = [FakeVllmWorker(given[min(index, len(given) - 1)]) for index in range(len(roles))]
         self._roles = roles
         self._limits = limits or ControlLimits()
+        self.callbacks = Callbacks()
         self.control: Control
 
     async def answer(self, requested: GenerationRequest) -> Answer:
         """Run a request to its end."""
         return await collect(self.control.dispatch, requested)
+
+    def gaps(self) -> list[KvGap]:
+        """Return the pairs that do not serve, once the control half runs."""
+        return self.control.registry.gaps() if hasattr(self, "control") else []
 
     def kv_usage(self, role: Role) -> float:
         """Return the sum of the shares of KV caches in use, over the workers of a role."""
@@ -51,7 +59,11 @@ class WorkerCluster:
             ExpectedInstance(at, f"{_ROLES[one]}-{self._roles[:at].count(one)}", _ROLES[one], worker.url, "", ())
             for at, (one, worker) in enumerate(zip(self._roles, self.workers, strict=True))
         ]
-        self.control = control = control_over(expected, WorkerConnection, self._limits)
+        layerwise = self.workers[0].settings.layerwise
+        connect = partial(
+            WorkerConnection, connector="ascend-layerwise" if layerwise else "auto", callbacks=self.callbacks
+        )
+        self.control = control = control_over(expected, connect, self._limits)
         running = asyncio.create_task(control.run())
         try:
             await control.registry.wait_path(path_s)
@@ -63,8 +75,14 @@ class WorkerCluster:
             await control.dispatch.close(0.0)
             running.cancel()
             await asyncio.wait({running}, timeout=30.0)
+            await self.callbacks.close()
             for worker in self.workers:
                 await worker.stop()
+
+
+def leg_id(one: Received) -> str:
+    """Return the id of a request."""
+    return next(value for name, value in one.headers.items() if name.lower() == "x-request-id")
 
 
 def with_fake(**changes: Any) -> WorkerSettings:

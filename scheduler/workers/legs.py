@@ -1,0 +1,67 @@
+"""The two requests of a hand-off between workers, and what one says to the other: opaque to the scheduler. Pure."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from wire.types import KvEndpoint, PromptState, Ticket
+
+HELD = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+    "remote_host": None, "remote_port": None,
+}  # fmt: skip
+"""What asks a worker to hold the prompt's KV for another one (NixlConnector, MooncakeConnectorV1)."""
+
+
+def new_request_id() -> str:
+    """Return an id for both legs of a sequence: new for each attempt, as connectors find KV by it."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """One request to a worker: its id, and the `kv_transfer_params` of its body, None without a hand-off."""
+
+    request_id: str
+    params: dict[str, Any] | None = None
+
+    def pack(self) -> bytes:
+        """Return it as bytes for the worker of the other leg."""
+        return orjson.dumps([self.request_id, self.params])
+
+
+def unpack(packed: bytes | str) -> WorkerRequest:
+    """Return what `pack` packed."""
+    return WorkerRequest(*orjson.loads(packed))
+
+
+def asking(request_id: str, callback_url: str) -> WorkerRequest:
+    """Return the request to a decode worker that is asked first, and calls back with the blocks it has allocated.
+
+    MooncakeLayerwiseConnector calls that URL the metaserver.
+    """
+    return WorkerRequest(request_id, {"do_remote_decode": False, "do_remote_prefill": True, "metaserver": callback_url})
+
+
+def ticket_of(
+    prompt: PromptState, instance_id: str, epoch: int, wanted: Sequence[WorkerRequest], lease_s: float
+) -> Ticket:
+    """Return the ticket for what a decode worker called back with, `wanted` for each sequence."""
+    said = [(one.params or {}).get("remote_cached_tokens") for one in wanted]
+    return Ticket(
+        ticket_id=secrets.token_hex(16),
+        epoch=epoch,
+        instance_id=instance_id,
+        num_tokens=len(prompt.token_ids),
+        first_token=min(number if isinstance(number, int) else 0 for number in said),
+        lease_s=lease_s,
+        endpoints=tuple(KvEndpoint("callback", one.pack().decode()) for one in wanted),
+    )
+
+
+def requests_of(ticket: Ticket) -> list[WorkerRequest]:
+    """Return the prefill requests of a ticket."""
+    return [unpack(endpoint.address) for endpoint in ticket.endpoints]

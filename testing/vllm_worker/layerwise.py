@@ -1,0 +1,88 @@
+"""The order of vllm-ascend's MooncakeLayerwiseConnector: decode allocates and says where, then prefill sends the KV.
+
+After mooncake_layerwise_connector.py of vllm-ascend (main, August 2026):
+update_state_after_alloc   the dictionary that decode POSTs to the request's metaserver, once
+_access_metaserver         any answer is fine; after three failed tries an error is logged, and the request hangs
+get_external_request_id    the KV is found by the engine's id without its last 9 characters: both legs need one id
+request_finished           prefill answers no reference and holds no blocks
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+
+from testing.vllm_worker.continuation import KvEntry
+from testing.vllm_worker.rank import WorkerRank
+from testing.vllm_worker.settings import WorkerSettings
+
+_SUFFIX = 9
+_TRIES = 3
+_LIMIT = aiohttp.ClientTimeout(total=10)
+
+
+async def receive_kv(
+    settings: WorkerSettings, rank: WorkerRank, session: aiohttp.ClientSession, url: str, request_id: str,
+    block_ids: Sequence[int],
+) -> list[KvEntry]:  # fmt: skip
+    """Say what is wanted for a request with these blocks, and wait for its KV, as long as it takes."""
+    external_id = request_id[:-_SUFFIX]
+    arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
+    rank.arrivals[external_id] = arrival
+    rank.running, rank.waiting = rank.running - 1, rank.waiting + 1  # as the engine counts it (WAITING_FOR_REMOTE_KVS)
+    try:
+        await _call(session, url, _wanted(settings, rank, external_id, block_ids))
+        return await arrival
+    finally:
+        rank.running, rank.waiting = rank.running + 1, rank.waiting - 1
+        del rank.arrivals[external_id]
+
+
+async def send_kv(
+    session: aiohttp.ClientSession, wanted: dict[str, Any], request_id: str, kv: Sequence[KvEntry]
+) -> None:  # fmt: skip
+    """Send the KV of a request to the decode worker that wants it; one that is gone is not noticed."""
+    message = {
+        "verb": "push", "checked": False, "engine_id": wanted["remote_engine_id"],
+        "request_id": request_id[:-_SUFFIX], "kv": kv[wanted["remote_cached_tokens"] :],
+    }  # fmt: skip
+    with suppress(aiohttp.ClientError, TimeoutError):
+        url = f"http://{wanted['remote_host']}:{wanted['remote_port']}/"
+        async with session.post(url, json=message, timeout=_LIMIT):
+            pass
+
+
+def take_kv(rank: WorkerRank, message: dict[str, Any]) -> None:
+    """Take the KV that a prefill worker sends, unless the request is gone."""
+    arrival = rank.arrivals.get(message["request_id"])
+    if arrival is not None and not arrival.done():
+        arrival.set_result([(int(token_id), int(salt)) for token_id, salt in message["kv"]])
+
+
+async def _call(session: aiohttp.ClientSession, url: str, message: dict[str, Any]) -> None:
+    for _ in range(_TRIES):
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with session.post(url, json=message, timeout=_LIMIT):
+                return
+
+
+def _wanted(
+    settings: WorkerSettings, rank: WorkerRank, external_id: str, block_ids: Sequence[int]
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "token_ids": [],
+        "request_id": external_id,
+        "do_remote_prefill": False,
+        "do_remote_decode": True,
+        "remote_block_ids": [list(block_ids)],
+        "remote_block_size": [rank.block_size],
+        "remote_engine_id": rank.engine_id,
+        "remote_host": settings.side_channel_host or settings.host,
+        "remote_port": rank.side_channel_port,
+        "remote_tp_size": 1,
+        "remote_pcp_size": 1,
+        "remote_dcp_size": 1,
+        "remote_cached_tokens": 0,
+    }
