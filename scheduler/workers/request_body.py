@@ -33,7 +33,7 @@ def check_prompt(prompt: PromptState) -> None:
 def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> bytes:
     """Return the body that computes the prompt of a sequence, its output so far included.
 
-    It ends by length: vllm-ascend holds no KV of a request that ended otherwise (mooncake_connector.py,
+    It ends by length: vllm-ascend holds no KV of a request that ended otherwise (mooncake_connector,
     request_finished).
     """
     params = prompt.params

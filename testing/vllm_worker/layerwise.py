@@ -1,6 +1,6 @@
 """The order of vllm-ascend's MooncakeLayerwiseConnector: decode allocates and says where, then prefill sends the KV.
 
-After mooncake_layerwise_connector.py of vllm-ascend (main, August 2026):
+After mooncake_layerwise_connector of vllm-ascend (main, August 2026):
 update_state_after_alloc   the dictionary that decode POSTs to the request's metaserver, once
 _access_metaserver         any answer is fine; after three failed tries an error is logged, and the request hangs
 get_external_request_id    the KV is found by the engine's id without its last 9 characters: both legs need one id
