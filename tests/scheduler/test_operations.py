@@ -165,6 +165,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,
         "kv_frames_duplicate_total": 2, "kv_links_refused_total": 1,
         "prefix_tokens_sought_total": 96, "prefix_tokens_found_total": 64, "kv_blocks_swapped": 12, "table_agrees": 1,
+        "prompts_recomputed_total": 0,
     }  # fmt: skip
     assert (
         'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",kv_digests="",name="decode-0",role="decode",'
