@@ -16,7 +16,7 @@ from pdserve.workers.serve_line import WorkerLine, WorkerPlace, worker_line
 from pdserve.workers.typed_flags import parse
 from ranktable_tools.addresses import own_hosts
 from ranktable_tools.core_share import core_share
-from ranktable_tools.devices.kinds import DeviceKind, find_kind
+from ranktable_tools.devices.kinds import kind_of_vllm
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.reading import reading_of
 from ranktable_tools.rules.rule import RuleOptions
@@ -63,7 +63,7 @@ def _place(
     plan: LaunchPlan, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[WorkerPlace, str | None]:  # fmt: skip
     """Return what this machine has for the worker, and the line that lists its cards."""
-    kind: DeviceKind = "npu" if plan.own.worker == "vllm-ascend" else "cuda" if find_kind() == "cuda" else "cpu"
+    kind = kind_of_vllm(is_ascend=plan.own.worker == "vllm-ascend")
     changed = dict(environ)
     prepared = prepare_environment(EngineOptions(device=kind), plan, changed)
     variables = {name: value for name, value in changed.items() if environ.get(name) != value}

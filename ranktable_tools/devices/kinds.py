@@ -28,6 +28,13 @@ def find_kind(dev: Path = Path("/dev")) -> DeviceKind:
     return "cuda" if present_devices("cuda", dev) or (dev / "dxg").exists() else "cpu"
 
 
+def kind_of_vllm(*, is_ascend: bool) -> DeviceKind:
+    """Return the kind that vLLM uses here: `npu` where it is vllm-ascend, else `cuda` or `cpu`."""
+    if is_ascend:
+        return "npu"
+    return "cuda" if find_kind() == "cuda" else "cpu"
+
+
 def present_devices(kind: DeviceKind, dev: Path = Path("/dev")) -> tuple[str, ...]:
     """Return the device ids that have a node, in order; none for `cpu`, whose devices are shares of its cores."""
     pattern = _NODE.get(kind)
