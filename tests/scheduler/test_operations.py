@@ -168,8 +168,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "prompts_recomputed_total": 0,
     }  # fmt: skip
     assert (
-        'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",kv_digests="",name="decode-0",role="decode",'
-        'state="lost"} 1' in text
+        'pdserve_instance_info{address="127.0.0.1:8089",engine="",instance="127.0.0.1:8089",kv_digests="",'
+        'name="decode-0",role="decode",state="lost"} 1' in text
     )
     assert 'pdserve_link_up{instance="127.0.0.1:8088",peer="d1",transport="tcp"} 0.0' in text
     assert "pdserve_requests_received_total 10.0" in text
