@@ -1,0 +1,71 @@
+"""The dictionaries of vllm-ascend's connectors: as its sources write them, and made by its own scheduler classes.
+
+PDSERVE_VLLM_ASCEND names the folder of its package `vllm_ascend` (a checkout or an unpacked sdist); nothing of it is
+installed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from scheduler.workers.answers import kv_transfer_params
+from scheduler.workers.callbacks import Callback
+from scheduler.workers.legs import HELD, WorkerRequest, asking, requests_of, ticket_of
+from wire.types import PromptState, SamplingParams
+
+SOURCE = "PDSERVE_VLLM_ASCEND"
+REFERENCE: dict[str, Any] = {
+    "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2]], "remote_engine_id": "e",
+    "remote_request_id": "cmpl-R-0-12345678", "remote_host": "127.0.0.1", "remote_port": 30000, "remote_pcp_size": 1,
+    "remote_dcp_size": 1, "remote_ptp_size": 1, "last_token_id": 7, "remote_multi_nodes_meta_mapping": {},
+    "num_prompt_blocks": 2, "remote_block_size": 4,
+}  # fmt: skip
+WANTED: dict[str, Any] = {
+    "token_ids": [], "request_id": "cmpl-R-0", "do_remote_prefill": False, "do_remote_decode": True,
+    "remote_block_ids": [[1, 2]], "remote_block_size": [4], "remote_engine_id": "e", "remote_host": "127.0.0.1",
+    "remote_port": 30000, "remote_tp_size": 1, "remote_pcp_size": 1, "remote_dcp_size": 1, "remote_cached_tokens": 0,
+}  # fmt: skip
+URL = "http://127.0.0.1:9/x"
+
+
+def test_a_reference_of_vllm_ascend_is_passed_on_unchanged() -> None:
+    assert kv_transfer_params({"kv_transfer_params": REFERENCE}) == REFERENCE
+
+
+@pytest.mark.anyio
+async def test_what_a_layerwise_worker_wants_is_passed_on_unchanged() -> None:
+    callback = Callback(URL, frozenset({"localhost"}))
+    callback.take(orjson.dumps(WANTED))
+    prompt = PromptState("a", "r", (1, 2, 3), SamplingParams(max_tokens=1), ())
+    ticket = ticket_of(prompt, "decode-0", 1, [WorkerRequest("R", await callback.wait())], 20.0)
+    assert requests_of(ticket) == [WorkerRequest("R", WANTED)]
+
+
+@pytest.mark.long
+def test_the_classes_of_vllm_ascend_make_and_take_these_dictionaries() -> None:
+    folder = os.environ.get(SOURCE)
+    if not folder:
+        pytest.skip(f"{SOURCE} names no sources of vllm-ascend")
+    child = Path(__file__).with_name("ascend_connectors.py")
+    given = json.dumps({"held": HELD, "asked": asking("R", URL).params})
+    done = subprocess.run(
+        [sys.executable, "-P", str(child), folder], input=given, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    layerwise, pull = found["layerwise"], found["pull"]
+
+    assert (layerwise["url"], layerwise["wanted"]) == (URL, WANTED)
+    assert layerwise["waits"] == [6, True]  # decode waits for the whole prompt, so no token comes before the KV
+    assert layerwise["sends"] == ["cmpl-R-0-12345678"]
+    assert layerwise["ended"] == [False, None]  # no reference, and no blocks held
+
+    assert pull["reference"] == REFERENCE
+    assert pull["stopped"] is None  # why a prefill leg must end by length
+    assert pull["fetches"] == ["cmpl-R-0-12345678"]
