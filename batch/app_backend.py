@@ -27,7 +27,7 @@ class AppBackend:
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
-            exchange.over.set()
+            exchange.is_complete.set()
             await self._end(task)
             raise
         if task.cancelled():
@@ -52,7 +52,7 @@ class _Exchange:
     """The app's receive and send channels for one request. Owns the answer received so far."""
 
     def __init__(self, body: bytes) -> None:
-        self.over = asyncio.Event()
+        self.is_complete = asyncio.Event()
         self._body: bytes | None = body
         self._status: int | None = None
         self._headers: dict[str, str] = {}
@@ -63,7 +63,7 @@ class _Exchange:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self.over.wait()
+        await self.is_complete.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
@@ -76,11 +76,11 @@ class _Exchange:
         elif message["type"] == "http.response.body":
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                self.over.set()
+                self.is_complete.set()
 
     def answer(self, request: str) -> Answer:
         """Return the answer. Raises Unavailable unless it is complete."""
-        if self._status is None or not self.over.is_set():
+        if self._status is None or not self.is_complete.is_set():
             raise Unavailable(f"{request}: the app ended before its answer was complete")
         return Answer(self._status, self._headers, b"".join(self._parts))
 

@@ -31,7 +31,7 @@ class EarlierAnswers:
         if not left:
             return
         with contextlib.suppress(FileNotFoundError):
-            for _, answered, line in _answered(self.place):
+            for _, answered, line in _answered_lines(self.place):
                 position = left.get(answered["custom_id"])
                 outcome = None if position is None else good_outcome(answered, line)
                 if position is not None and outcome is not None:
@@ -48,17 +48,17 @@ def answers_in_output(output: Path, source: InputFile, journal: Journal, check: 
     `check` is called if the output has successful answers; raises ConfigError for those that must not be mixed.
     Raises ConfigError if there is no such file and the journal is empty, or if it is the output of another input.
     """
-    positions, nameless = _requests(source)
+    positions, without_model = _request_positions(source)
     good, models = dict[str, int](), set[str]()
     try:
-        for number, answered, line in _answered(output):
+        for number, answered, line in _answered_lines(output):
             custom_id = answered["custom_id"]
             if custom_id not in positions:
                 problem = f"answers {shown_id(custom_id)}, which is not in the input"
                 raise ConfigError(f"{output}: line {number} {problem}: this output belongs to another input")
             if good_outcome(answered, line) is not None:
                 good[custom_id] = positions[custom_id]
-                models |= _models(answered) if positions[custom_id] in nameless else frozenset()
+                models |= _models(answered) if positions[custom_id] in without_model else frozenset()
     except FileNotFoundError:
         if journal.is_empty:
             remedy = "there are no failed lines to retry: run the batch without --retry-failed first"
@@ -72,9 +72,9 @@ def answers_in_output(output: Path, source: InputFile, journal: Journal, check: 
 def answers_in_journal(source: InputFile, journal: Journal) -> EarlierAnswers:
     """Return the models of the good answers in `journal`, which stay there. Raises ConfigError."""
     models = set[str]()
-    _, nameless = _requests(source)
+    _, without_model = _request_positions(source)
     try:
-        for position in nameless:
+        for position in without_model:
             if journal.has(position):
                 models |= _models(parse_line(journal.line(position)[0]))
     except OSError as error:
@@ -82,18 +82,18 @@ def answers_in_journal(source: InputFile, journal: Journal) -> EarlierAnswers:
     return EarlierAnswers(journal.path, models=frozenset(models))
 
 
-def _requests(source: InputFile) -> tuple[dict[str, int], set[int]]:
+def _request_positions(source: InputFile) -> tuple[dict[str, int], set[int]]:
     """Return the positions of all requests by custom_id, and those of requests without a model."""
-    positions, nameless = dict[str, int](), set[int]()
+    positions, without_model = dict[str, int](), set[int]()
     for position in range(len(source)):
         request = parse_line(source.line(position))
         positions[request["custom_id"]] = position
         if _model(request.get("body")) is None:
-            nameless.add(position)
-    return positions, nameless
+            without_model.add(position)
+    return positions, without_model
 
 
-def _answered(path: Path) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+def _answered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], bytes]]:
     """Yield the lines of an output: number, object, bytes.
 
     Raises FileNotFoundError, and ConfigError for a file that cannot be read or a line that no output has.
@@ -102,14 +102,14 @@ def _answered(path: Path) -> Iterator[tuple[int, dict[str, Any], bytes]]:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, _parsed(path, number, line), line.strip()
+                    yield number, _parse_output_line(path, number, line), line.strip()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(f"{error.filename or path}: {error.strerror}") from error
 
 
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse_output_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         return parse_line(line)
     except BadLine as problem:

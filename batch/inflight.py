@@ -32,7 +32,7 @@ class Inflight:
 
     async def run(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
         """Await `send()` within the limit, and adapt the limit to the answer. Errors of `send` pass through."""
-        await self._enter()
+        await self._wait_for_slot()
         num_cuts = self._num_cuts
         try:
             answer = await send()
@@ -42,7 +42,7 @@ class Inflight:
             self._num_out -= 1
             self._release()
 
-    async def _enter(self) -> None:
+    async def _wait_for_slot(self) -> None:
         while self._num_out >= self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

@@ -48,7 +48,7 @@ class InputFile:
         source = cls(path, _open(path))
         try:
             with os.fdopen(os.dup(source._descriptor), "rb") as file:
-                source._scan(file, limits)
+                source._check_all_lines(file, limits)
         except OSError as error:
             source.close()
             raise ConfigError(f"{path}: {error.strerror}") from error
@@ -86,7 +86,7 @@ class InputFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def _scan(self, file: BinaryIO, limits: InputLimits) -> None:
+    def _check_all_lines(self, file: BinaryIO, limits: InputLimits) -> None:
         size = os.fstat(self._descriptor).st_size
         if size > limits.max_bytes:
             raise ConfigError(f"{self.path} is {size} bytes long; the limit is {limits.max_bytes} (--max-input-bytes)")

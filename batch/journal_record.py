@@ -32,12 +32,12 @@ def encode(record: JournalRecord) -> bytes:
     """Return the line of a record."""
     outcome = record.outcome
     counts = b"%d %d %d %d " % (record.position, outcome.failed, outcome.prompt_tokens, outcome.completion_tokens)
-    return _sealed(counts + outcome.line)
+    return _with_checksum(counts + outcome.line)
 
 
 def decode(line: bytes) -> JournalRecord | None:
     """Return the record of a line with its LF; None if it is not a complete record."""
-    content = _opened(line)
+    content = _checked_content(line)
     if content is None:
         return None
     try:
@@ -50,12 +50,12 @@ def decode(line: bytes) -> JournalRecord | None:
 
 def encode_header(answer_settings: Mapping[str, Any]) -> bytes:
     """Return the first line of a journal."""
-    return _sealed(orjson.dumps({_FORMAT: 1, **answer_settings}))
+    return _with_checksum(orjson.dumps({_FORMAT: 1, **answer_settings}))
 
 
 def decode_header(line: bytes) -> dict[str, Any] | None:
     """Return the answer settings in the first line; None if it is not a complete header."""
-    content = _opened(line)
+    content = _checked_content(line)
     try:
         answer_settings = None if content is None else orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -73,11 +73,11 @@ def is_cut_header(line: bytes) -> bool:
     return not line.endswith(b"\n") and is_ours and set(line[:_CRC_CHARS]) <= set(b"0123456789abcdef")
 
 
-def _sealed(content: bytes) -> bytes:
+def _with_checksum(content: bytes) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(content), content)
 
 
-def _opened(line: bytes) -> bytes | None:
+def _checked_content(line: bytes) -> bytes | None:
     content = line[_CRC_CHARS + 1 : -1]
     if line[-1:] != b"\n" or line[: _CRC_CHARS + 1] != b"%08x " % zlib.crc32(content):
         return None

@@ -63,9 +63,9 @@ class LineAttempts:
         """
         failures = busy = 0
         while True:
-            answer, lost = await self._try(request, headers)
+            answer, lost = await self._attempt(request, headers)
             if answer is not None and answer.status not in _TEMPORARY:
-                return self._checked(answer)
+                return self._check_key(answer)
             if answer is not None and answer.status == _BUSY:
                 busy += 1
             else:
@@ -77,7 +77,9 @@ class LineAttempts:
             wait_s = 0.0 if answer is None else retry_after_s(answer.headers.get("retry-after", ""))
             await asyncio.sleep(self._retries.delay_s(failures + busy, wait_s, self._rng.random()))
 
-    async def _try(self, request: LineRequest, headers: Mapping[str, str]) -> tuple[Answer | None, PdserveError | None]:
+    async def _attempt(
+        self, request: LineRequest, headers: Mapping[str, str]
+    ) -> tuple[Answer | None, PdserveError | None]:
         try:
             return await self._inflight.run(partial(self._send_in_time, request, headers)), None
         except (Unavailable, DeadlineExceeded) as error:
@@ -114,7 +116,7 @@ class LineAttempts:
                 return f"{path} answers {status}"
         return None
 
-    def _checked(self, answer: Answer) -> Answer:
+    def _check_key(self, answer: Answer) -> Answer:
         if answer.status == 401:
             raise BatchStopped("the server refuses the API key (401)")
         return answer

@@ -16,7 +16,7 @@ def parse_line(content: bytes) -> dict[str, Any]:
     try:
         request = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise BadLine(_why(content, error)) from None
+        raise BadLine(_json_problem(content, error)) from None
     if not isinstance(request, dict):
         raise BadLine(f"is a JSON {json_name(request)}, not an object")
     if "custom_id" not in request:
@@ -37,7 +37,7 @@ def json_name(value: Any) -> str:
     return names.get(type(value), "number")
 
 
-def _why(content: bytes, error: orjson.JSONDecodeError) -> str:
+def _json_problem(content: bytes, error: orjson.JSONDecodeError) -> str:
     if (at := content.find(0)) >= 0:
         return f"has a NUL byte at column {at + 1}"
     try:

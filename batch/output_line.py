@@ -58,7 +58,7 @@ def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Line
             return failed(custom_id, request_id, 502, message)
         body = None
     if not is_good:
-        return _failed(custom_id, request_id, answer.status, _error_of(path, answer, body))
+        return _failed_line(custom_id, request_id, answer.status, _error_of(path, answer, body))
     try:
         line = _line(custom_id, request_id, answer.status, body, None)
     except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON
@@ -79,7 +79,7 @@ def good_outcome(parsed: Mapping[str, Any], line: bytes) -> LineOutcome | None:
 
 def failed(custom_id: str, request_id: str, status: int, message: str, param: str | None = None) -> LineOutcome:
     """Return the outcome of a request that was not sent or not answered; `status` is the matching HTTP status."""
-    return _failed(custom_id, request_id, status, _error(status, message, param))
+    return _failed_line(custom_id, request_id, status, _error(status, message, param))
 
 
 def message_of(answer: Answer) -> str:
@@ -113,7 +113,7 @@ def _error(status: int, message: str, param: str | None) -> dict[str, Any]:
     return {"message": message, "type": kind, "param": param, "code": status}
 
 
-def _failed(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> LineOutcome:
+def _failed_line(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> LineOutcome:
     line = _line(custom_id, request_id, status, {"error": error}, error)
     return LineOutcome(line, True, message=f"{_printable(custom_id)!r}: {_printable(error['message'])}")
 

@@ -71,7 +71,7 @@ def prepare(job: BatchJob) -> PreparedJob:
     _check_places(job)
     source = InputFile.open(job.input_path, job.limits)
     try:
-        for path, what in _written(job):
+        for path, what in _written_paths(job):
             if source.is_at(path) or source.is_at(temporary_path(path)):
                 raise ConfigError(f"{what} {path} would overwrite the input: choose another path")
         answer_settings = {"input": f"sha256 {source.digest}", **job.answer_settings}
@@ -82,14 +82,14 @@ def prepare(job: BatchJob) -> PreparedJob:
     if job.retry_failed:
         try:
             prepared.journal.forget_failed()
-            prepared.earlier = _earlier(job, source, prepared.journal)
+            prepared.earlier = _earlier_answers(job, source, prepared.journal)
         except BaseException:
             prepared.close()
             raise
     return prepared
 
 
-def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> EarlierAnswers:
+def _earlier_answers(job: BatchJob, source: InputFile, journal: Journal) -> EarlierAnswers:
     """Return the answers to keep. If the output has no note but the journal has answers, only the journal is used.
 
     The journal may be from a later run with other settings. If it is from a stopped retry, the good answers of the
@@ -103,7 +103,7 @@ def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> EarlierAnswe
 
 
 def _check_places(job: BatchJob) -> None:
-    written = _written(job)
+    written = _written_paths(job)
     for path, what in written:
         check_folder(path, what)
         check_place(path, what)
@@ -114,7 +114,7 @@ def _check_places(job: BatchJob) -> None:
             raise ConfigError(f"{what} {path} would be written twice: choose another path")
 
 
-def _written(job: BatchJob) -> list[tuple[Path, str]]:
+def _written_paths(job: BatchJob) -> list[tuple[Path, str]]:
     """Return the paths that a run writes, with their names."""
     named = [(job.output_path, "the output"), (job.journal_path, "the journal"), (job.note_path, "the note")]
     return named if job.error_path is None else [*named, (job.error_path, "the error file")]

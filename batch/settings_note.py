@@ -62,7 +62,7 @@ def check_note(path: Path, answer_settings: Mapping[str, Any], output: Path, jou
 def _read(path: Path, output: Path) -> dict[str, Any] | None:
     """Return the note's answer settings, None if there is no note. Raises ConfigError if it is not a note."""
     try:
-        content = _content(path)
+        content = _note_content(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if content is None:
@@ -75,11 +75,11 @@ def _read(path: Path, output: Path) -> dict[str, Any] | None:
 
 
 def _is_free(path: Path) -> bool:
-    content = _content(path)
+    content = _note_content(path)
     return content is None or decode_header(content) is not None
 
 
-def _content(path: Path) -> bytes | None:
+def _note_content(path: Path) -> bytes | None:
     """Return the file, up to the largest size of a note; None if there is none. Raises OSError."""
     try:
         with path.open("rb") as file:

@@ -135,10 +135,10 @@ def add_flags(
         name = title or place_of(field.name)[1]
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
-        groups[name].add_argument("--" + field.name.replace("_", "-"), **_keywords(field))
+        groups[name].add_argument("--" + field.name.replace("_", "-"), **_argparse_keywords(field))
 
 
-def _keywords(field: "dataclasses.Field[Any]") -> dict[str, Any]:
+def _argparse_keywords(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     meta = field.metadata
     default = "" if field.default in (None, (), "") or "(default" in meta["help"] else f" (default: {field.default})"
     kwargs: dict[str, Any] = {"help": meta["help"] + default, "default": argparse.SUPPRESS, "dest": field.name}

@@ -51,7 +51,7 @@ def measure_links(connection: socket.socket, num_bytes: int) -> Iterator[dict[st
         connection.sendall(json.dumps({"ask": "links", "num_bytes": num_bytes}).encode() + b"\n")
         with connection.makefile("rb") as lines:
             while line := lines.readline(MAX_LINE_BYTES + 1):
-                message = _parsed(line)
+                message = _parse_message(line)
                 if "error" in message:
                     raise Unavailable(str(message["error"]))
                 if "end" in message:
@@ -64,7 +64,7 @@ def measure_links(connection: socket.socket, num_bytes: int) -> Iterator[dict[st
     raise Unavailable("the scheduler closed the connection early: it has stopped, or serves other admin clients")
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse_message(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except ValueError:

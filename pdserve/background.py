@@ -36,7 +36,7 @@ def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Pat
         os.close(read)
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
-        sys.exit(guarded(name, lambda: work(functools.partial(_leave, write, log))))
+        sys.exit(guarded(name, lambda: work(functools.partial(_redirect_output, write, log))))
     os.close(write)
     received: list[int] = []
     with _forward_signals(pid, received):
@@ -84,7 +84,7 @@ def _status(pid: int) -> int:
     return status
 
 
-def _leave(write: int, log: Path) -> None:
+def _redirect_output(write: int, log: Path) -> None:
     with open_log(log) as output, open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)

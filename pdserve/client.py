@@ -89,7 +89,7 @@ class Client:
         try:
             connection.connect()
         except OSError as error:
-            raise self._silent(error) from error
+            raise self._no_answer_error(error) from error
         try:
             with self._send(connection, "POST", path, {**body, "stream": True}) as response:
                 if response.status != 200:
@@ -111,11 +111,11 @@ class Client:
             response = self._send(connection, method, path, body)
             return Reply(response.status, response.read())
         except (OSError, http.client.HTTPException) as error:
-            raise self._silent(error) from error
+            raise self._no_answer_error(error) from error
         finally:
             connection.close()
 
-    def _silent(self, error: OSError | http.client.HTTPException) -> Unavailable:
+    def _no_answer_error(self, error: OSError | http.client.HTTPException) -> Unavailable:
         return Unavailable(f"{self.base_url} does not answer: {getattr(error, 'strerror', None) or error}")
 
     def _connect(self) -> http.client.HTTPConnection:

@@ -75,7 +75,7 @@ def read_page(samples: Sequence[Sample]) -> tuple[InstanceRow, ...]:
 
 
 def _take(instance: InstanceRow, sample: Sample, by_id: Mapping[str, InstanceRow]) -> None:
-    peer_id = _unescaped(sample.labels.get("peer", ""))
+    peer_id = _unescape(sample.labels.get("peer", ""))
     peer = by_id[peer_id].name if peer_id in by_id else peer_id
     match sample.name:
         case "pdserve_kv_blocks_used":
@@ -98,11 +98,11 @@ def _take(instance: InstanceRow, sample: Sample, by_id: Mapping[str, InstanceRow
         case "pdserve_link_fallbacks_total":
             instance.link(peer).fallbacks = int(sample.value)
         case "pdserve_link_impossible":
-            instance.link(peer).impossible = _unescaped(sample.labels.get("reason", "?"))
+            instance.link(peer).impossible = _unescape(sample.labels.get("reason", "?"))
         case "pdserve_link_passed_over":
-            reason = _unescaped(sample.labels.get("reason", ""))
+            reason = _unescape(sample.labels.get("reason", ""))
             instance.link(peer).passed_over.append(f"{sample.labels.get('transport', '?')}: {reason}")
 
 
-def _unescaped(label: str) -> str:
+def _unescape(label: str) -> str:
     return _ESCAPED.sub(lambda match: " " if match[1] == "n" else match[1], label)

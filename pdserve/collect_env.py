@@ -110,5 +110,5 @@ def _json(sections: Mapping[str, Section], checks: Sequence[_Check]) -> str:
 
 def _secret_files(case: DoctorInput) -> list[Path]:
     named = case.machine.environ.get("PDSERVE_SECRET_FILE")
-    beside = [] if case.tables.global_path is None else [Path(table_folder(case.tables)) / SECRET_NAME]
-    return [*([Path(named)] if named else []), *beside]
+    default_paths = [] if case.tables.global_path is None else [Path(table_folder(case.tables)) / SECRET_NAME]
+    return [*([Path(named)] if named else []), *default_paths]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from pdserve.guarded import guarded
-from pdserve.instance_flags import typed_over_file
+from pdserve.instance_flags import parse_instance_flags
 from pdserve.parent_death import die_with_parent
 from telemetry import logs
 from wire.types import Role
@@ -25,7 +25,7 @@ def _serve(argv: Sequence[str]) -> int:
     from instance import process
     from instance.config import InstanceConfig
 
-    typed = typed_over_file(argv, os.environ)
+    typed = parse_instance_flags(argv, os.environ)
     for notice in typed.notices:
         print(notice, flush=True)
     options = typed.options

@@ -69,12 +69,14 @@ def with_file(name: str, typed: Sequence[str], environ: Mapping[str, str]) -> li
     known = tool.parser()._option_string_actions
     end = rest.index("--") if "--" in rest else len(rest)
     closed = named(rest[:end], known) | {field for field, variable in tool.variables.items() if environ.get(variable)}
-    entries = [changed for entry in _alike(read(path), name) if (changed := _of_image(entry, name)) is not None]
+    entries = [
+        changed for entry in _with_scheduler_key(read(path), name) if (changed := _of_image(entry, name)) is not None
+    ]
     chosen = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
     return [*rest[:end], *arguments_of(chosen, known, {}, serves=False).argv, *rest[end:]]
 
 
-def _alike(entries: "Sequence[Entry]", name: str) -> "Sequence[Entry]":
+def _with_scheduler_key(entries: "Sequence[Entry]", name: str) -> "Sequence[Entry]":
     """Return the entries with the scheduler's key in place of docker_run.sh's own, where that is missing."""
     if name != "docker_run" or any(entry.flag == "--global-table" for entry in entries):
         return entries

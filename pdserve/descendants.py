@@ -26,9 +26,9 @@ def end_descendants(timeout_s: float) -> bool:
     """
     deadline, sessions = time.monotonic() + timeout_s, set[int]()
     while True:
-        places = _places()
+        places = _read_processes()
         sessions = inhabited(sessions, places)
-        found = _below(os.getpid(), places, sessions)
+        found = _descendants_of(os.getpid(), places, sessions)
         if not found:
             return True
         sessions |= {places[pid].session for pid in found} - {os.getsid(0)}
@@ -62,7 +62,7 @@ def end_process(pid: int, started: int) -> int | None:
     return pidfd
 
 
-def _below(own: int, places: Mapping[int, ProcessPlace], sessions: set[int]) -> set[int]:
+def _descendants_of(own: int, places: Mapping[int, ProcessPlace], sessions: set[int]) -> set[int]:
     found = {pid for pid, place in places.items() if place.session in sessions}
     grown = True
     while grown:
@@ -78,7 +78,7 @@ def _wait(pidfd: int, deadline: float) -> None:
     poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
-def _places() -> dict[int, ProcessPlace]:
+def _read_processes() -> dict[int, ProcessPlace]:
     """Return the running processes by pid, without zombies."""
     folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return {int(folder.name): place for folder in folders if (place := _place(folder)) is not None}

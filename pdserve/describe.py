@@ -51,7 +51,7 @@ async def describe(
     table = read_global(path)
     addresses, _ = instance_addresses(table, environ.get("NODE_PORTS"))
     expected = [
-        ExpectedInstance(one.index, one.name, Role(one.role), f"{_bracketed(one.host)}:{one.port}",
+        ExpectedInstance(one.index, one.name, Role(one.role), f"{_bracket_ipv6(one.host)}:{one.port}",
                          one.server.server_ip, one.server.device_ids)
         for one in addresses
         if one.server.worker is None
@@ -61,7 +61,7 @@ async def describe(
     answered = list(zip(expected, answers, strict=True))
     return {
         "instances": [_instance_fields(one, answer) for one, answer in answered],
-        "differences": _differences(answered, table_digest(table), HostComparer().same),
+        "differences": _find_differences(answered, table_digest(table), HostComparer().same),
     }
 
 
@@ -95,7 +95,9 @@ def _instance_fields(one: ExpectedInstance, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _differences(answered: Sequence[tuple[ExpectedInstance, Answer]], digest: str, same_host: SameHost) -> list[str]:
+def _find_differences(
+    answered: Sequence[tuple[ExpectedInstance, Answer]], digest: str, same_host: SameHost
+) -> list[str]:
     described = [(one, answer) for one, answer in answered if isinstance(answer, InstanceDescription)]
     found = []
     for one, answer in described:
@@ -112,7 +114,7 @@ def _differences(answered: Sequence[tuple[ExpectedInstance, Answer]], digest: st
     return found
 
 
-def _bracketed(host: str) -> str:
+def _bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 

@@ -45,7 +45,7 @@ def map_devices(
     cards = shown_cards(kind, environ, run, dev)
     if len(cards) < len(device_ids):
         raise ConfigError(
-            f"{len(cards)} {kind} cards are visible here ({_listed(cards)}), the table's entry has {len(device_ids)} "
+            f"{len(cards)} {kind} cards are visible here ({_id_list(cards)}), the table's entry has {len(device_ids)} "
             f"({','.join(device_ids)}): start the container with all of them"
         )
     if _match_entry(cards, device_ids):
@@ -55,11 +55,11 @@ def map_devices(
     absent = [device_id for device_id in device_ids if device_id not in named]
     if absent:
         raise ConfigError(
-            f"device {absent[0]} of the table is not among the {kind} cards visible here ({_listed(cards)}): start it "
+            f"device {absent[0]} of the table is not among the {kind} cards visible here ({_id_list(cards)}): start it "
             f"on the device's host, expose only the entry's cards, or set {variable}"
         )
     if not all(named.values()):
-        raise ConfigError(f"nvidia-smi does not identify the cards {_listed(cards)}: set {variable}")
+        raise ConfigError(f"nvidia-smi does not identify the cards {_id_list(cards)}: set {variable}")
     value = ",".join(named[device_id] for device_id in device_ids)
     return DeviceMap(variable, value, f"{_line(device_ids, value.split(','))} ({variable}={value})")
 
@@ -93,5 +93,5 @@ def _line(device_ids: Sequence[str], names: Sequence[str]) -> str:
     return "devices: " + ", ".join(pairs)
 
 
-def _listed(cards: Sequence[Card]) -> str:
+def _id_list(cards: Sequence[Card]) -> str:
     return ",".join(card.device_id for card in cards) or "none"

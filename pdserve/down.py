@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     folder = RunFolder(Path(arguments.run_dir).absolute())
     state = folder.read()
     if state is None or not state.is_up:
-        print(_nothing(folder))
+        print(_nothing_to_stop(folder))
     else:
         killed = end(state, arguments.timeout)
         print(f"stopped {', '.join(process.name for process in state.processes) or 'a cluster that was starting'}")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _nothing(folder: RunFolder) -> str:
+def _nothing_to_stop(folder: RunFolder) -> str:
     if not is_scheduler(DEFAULT_URL):
         return "no cluster is running here"
     return (

@@ -38,15 +38,15 @@ Section = Mapping[str, str]
 def machine_facts(machine: Machine) -> dict[str, Section]:
     """Return the sections in display order, each with names and values."""
     return {
-        "software": dict(_software(machine)),
-        "hardware": dict(_hardware(machine)),
-        "limits": dict(_limits(machine)),
+        "software": dict(_software_facts(machine)),
+        "hardware": dict(_hardware_facts(machine)),
+        "limits": dict(_limit_facts(machine)),
         "packages": {name: version for name in PACKAGES if (version := package_version(name)) is not None},
-        "environment": dict(_variables(machine.environ)),
+        "environment": dict(_variable_facts(machine.environ)),
     }
 
 
-def _software(machine: Machine) -> Iterator[tuple[str, str]]:
+def _software_facts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "pdserve", __version__
     yield "python", f"{platform.python_implementation()} {platform.python_version()}"
     yield "system", f"{_os_name(machine)}, {platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}"
@@ -54,7 +54,7 @@ def _software(machine: Machine) -> Iterator[tuple[str, str]]:
     yield from stack_facts(machine).items()
 
 
-def _hardware(machine: Machine) -> Iterator[tuple[str, str]]:
+def _hardware_facts(machine: Machine) -> Iterator[tuple[str, str]]:
     cpu = _fields(machine.text("/proc/cpuinfo"))
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()
     yield "architecture", platform.machine()
@@ -67,9 +67,9 @@ def _hardware(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "devices", ",".join(machine.devices) or "-"
 
 
-def _limits(machine: Machine) -> Iterator[tuple[str, str]]:
+def _limit_facts(machine: Machine) -> Iterator[tuple[str, str]]:
     for name, limit in (("open files", resource.RLIMIT_NOFILE), ("locked memory", resource.RLIMIT_MEMLOCK)):
-        soft, hard = (_limit(value) for value in resource.getrlimit(limit))
+        soft, hard = (_format_limit(value) for value in resource.getrlimit(limit))
         yield name, f"{soft}, at most {hard}"
     quota = core_quota(machine.root)
     yield "cpu quota", "-" if quota is None else f"{quota:g} cores"
@@ -77,7 +77,7 @@ def _limits(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "python flags", "safe path" if sys.flags.safe_path else "-"
 
 
-def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _variable_facts(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name in VARIABLES:
         if name in environ:
             yield name, environ[name][:_MAX_CHARS]
@@ -112,5 +112,5 @@ def _fields(text: str | None) -> dict[str, str]:
     return fields
 
 
-def _limit(value: int) -> str:
+def _format_limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)

@@ -1,4 +1,4 @@
-"""The features of `pdserve verify --features`: the requests of each, and the judge of its answers."""
+"""The features of `pdserve verify --features`: the requests of each, and the check of its answers."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def make_cases(
 ) -> list[FeatureCase]:
     """Return every feature's cases, each with all `prompts`.
 
-    With these seeds no draw of the default model is near a border (verify_features.settled): others take time to find.
+    With these seeds no draw of the default model is near a boundary (verify_features.settled): few others do.
     """
     return [
         *_sampling_cases(prompts, vocabulary, max_tokens),
@@ -146,7 +146,7 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     return [
         FeatureCase(
             name,
-            _case_prompts(prompts, _structured(kind, vocabulary)),
+            _case_prompts(prompts, _structured_params(kind, vocabulary)),
             reads_as(vocabulary.decode, good),
             compared=True,
         )
@@ -163,7 +163,7 @@ _EBNF = 'root ::= digit "+" digit more?\nmore ::= "+" digit ("+" digit)?\ndigit 
 _LARK = 'start: DIGIT "+" DIGIT more?\nmore: "+" DIGIT ("+" DIGIT)?\nDIGIT: /[0-9]/\n'
 
 
-def _structured(kind: StructuredOutput, vocabulary: Vocabulary) -> SamplingParams:
+def _structured_params(kind: StructuredOutput, vocabulary: Vocabulary) -> SamplingParams:
     return SamplingParams(
         max_tokens=64, temperature=0.7, seed=9, stop_token_ids=vocabulary.eos_token_ids, structured=kind
     )

@@ -76,7 +76,7 @@ def equal_logprobs(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], a
         for sequence, wanted in enumerate(decoder.decode(prompt.token_ids, prompt.params)):
             if tuple(answer.token_ids.get(sequence, ())) != wanted.token_ids:
                 return f"prompt {number}: {_first_difference([wanted.token_ids], answer.sequences)}"
-            wrong = _unlike(wanted.logprobs, answer.logprobs.get(sequence, []))
+            wrong = _find_difference(wanted.logprobs, answer.logprobs.get(sequence, []))
             if wrong is not None:
                 return f"prompt {number}, sequence {sequence}, output {wrong}"
     return None
@@ -88,7 +88,7 @@ def equal_prompt_logprobs(decoder: "ReferenceDecoder", prompts: Sequence[CasePro
     if different is not None:
         return different
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        wrong = _unlike(
+        wrong = _find_difference(
             decoder.score_prompt(prompt.token_ids, prompt.params.prompt_logprobs or 0), answer.prompt_logprobs
         )
         if wrong is not None:
@@ -150,7 +150,7 @@ def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]
     return judge
 
 
-def _unlike(wanted: Sequence[TokenLogprobs | None], found: Sequence[TokenLogprobs | None]) -> str | None:
+def _find_difference(wanted: Sequence[TokenLogprobs | None], found: Sequence[TokenLogprobs | None]) -> str | None:
     """Return where two lists of log probabilities differ; ties among the best may be in any order."""
     if len(wanted) != len(found):
         return f"{min(len(wanted), len(found))}: {len(found)} log probabilities in place of {len(wanted)}"

@@ -45,19 +45,19 @@ async def _serve(
 ) -> FeatureOutputs:
     served = FeatureOutputs()
     async with serving(folder, deployment) as control:
-        together = [case for case in cases if at_once and not case.turns]
-        outcomes = await asyncio.gather(*(_outcome(control, case, tokens) for case in together))
-        served.outcomes = {case.name: outcome for case, outcome in zip(together, outcomes, strict=True)}
+        concurrent = [case for case in cases if at_once and not case.turns]
+        outcomes = await asyncio.gather(*(_run_case(control, case, tokens) for case in concurrent))
+        served.outcomes = {case.name: outcome for case, outcome in zip(concurrent, outcomes, strict=True)}
         for case in cases:
             if case.name not in served.outcomes:
-                served.outcomes[case.name] = await _outcome(control, case, tokens)
+                served.outcomes[case.name] = await _run_case(control, case, tokens)
         for instance in control.registry.living():
             served.preemptions += instance.load.preemptions
             served.token_bytes = sum(tensor.token_bytes for tensor in instance.description.kv_tensors)
     return served
 
 
-async def _outcome(control: Control, case: FeatureCase, tokens: Tokens) -> Outcome:
+async def _run_case(control: Control, case: FeatureCase, tokens: Tokens) -> Outcome:
     try:
         if case.turns:
             return [

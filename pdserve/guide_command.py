@@ -56,12 +56,12 @@ def with_file(typed: Sequence[str]) -> list[str]:
     assert path is not None, "the caller checked for the flag"
     known = guide.command_parser()._option_string_actions
     entries = read(path)
-    closed = named(rest, known) | guide.fields_of_other_modes(_mode(rest, entries))
+    closed = named(rest, known) | guide.fields_of_other_modes(_find_mode(rest, entries))
     chosen = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
     return [*rest, *arguments_of(chosen, known, {}, serves=False, joins=False).argv]
 
 
-def _mode(typed: Sequence[str], entries: "Sequence[Entry]") -> str:
+def _find_mode(typed: Sequence[str], entries: "Sequence[Entry]") -> str:
     """Return the mode to run: from the command line, else the file, else the tool's default."""
     spelled = [entry.values[0].text for entry in entries if entry.flag == "--mode"]
     for word, after in zip_longest(typed, typed[1:], fillvalue=""):

@@ -40,7 +40,7 @@ def prepare_environment(
     """
     environ.pop(HCCL_TABLE, None)
     device, kind = options.device, find_kind(dev) if options.device == AUTO else kind_named(options.device)
-    cards, line = _settled(device, kind, plan.own.device_ids, environ, run, dev)
+    cards, line = _choose_devices(device, kind, plan.own.device_ids, environ, run, dev)
     if cards is None and device == AUTO and line is not None:
         device = kind = "cpu"
     if cards is not None and cards.value is not None:
@@ -50,7 +50,7 @@ def prepare_environment(
     return InstanceEnvironment(device, line, network)
 
 
-def _settled(
+def _choose_devices(
     device: str, kind: DeviceKind, device_ids: tuple[str, ...], environ: Mapping[str, str], run: Run, dev: Path
 ) -> tuple[DeviceMap | None, str | None]:
     try:

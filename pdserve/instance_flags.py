@@ -28,14 +28,14 @@ class InstanceLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class InstanceFlags:
     """The options of an instance's command line, and notices about flags without effect."""
 
     options: EngineOptions
     notices: tuple[str, ...]
 
 
-def typed_over_file(argv: Sequence[str], environ: Mapping[str, str]) -> Typed:
+def parse_instance_flags(argv: Sequence[str], environ: Mapping[str, str]) -> InstanceFlags:
     """Parse a command line that may have --config and vLLM's flags. Raises ConfigError."""
     parser = scheduler_config.parser()
     prepared = prepare(argv, parser, environ, serves=True)
@@ -48,7 +48,7 @@ def typed_over_file(argv: Sequence[str], environ: Mapping[str, str]) -> Typed:
     notices = [prepared.notice] if prepared.notice else []
     if ignored:
         notices.append(f"without effect on an instance: {', '.join(ignored)} (the scheduler serves the API)")
-    return Typed(from_namespace(EngineOptions, namespace), tuple(notices))
+    return InstanceFlags(from_namespace(EngineOptions, namespace), tuple(notices))
 
 
 def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None) -> InstanceLaunch:

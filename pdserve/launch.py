@@ -136,7 +136,7 @@ def table_variables(namespace: argparse.Namespace, environ: Mapping[str, str]) -
 
 def _launch(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
-        return _help()
+        return _print_help()
     die_with_parent(os.environ)
     marks = StartMarks.take(os.environ)
     marks.set(PROCESS)
@@ -166,7 +166,7 @@ def _worker_status(argv: Sequence[str]) -> int | None:
     return start.run(argv, plan, os.environ)
 
 
-def _help() -> int:
+def _print_help() -> int:
     from scheduler import config
 
     print(USAGE)

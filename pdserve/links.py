@@ -96,13 +96,13 @@ def _report(where: TargetCluster, num_bytes: int) -> LinksReport:
     with connection, StatusLine() as progress:
         for message in measure_links(connection, num_bytes):
             if "measuring" in message and num_bytes:
-                progress.show(_measuring(message, num_bytes))
+                progress.show(_measuring_note(message, num_bytes))
             elif "link" in message:
                 report.links.append(message["link"])
     return report
 
 
-def _measuring(message: dict[str, Any], num_bytes: int) -> str:
+def _measuring_note(message: dict[str, Any], num_bytes: int) -> str:
     """Return the progress line of the pair whose measurement starts now."""
     pair = message["measuring"]
     number = f"{message['number']} of {message['of']}"
@@ -116,10 +116,10 @@ def _from_page(where: TargetCluster) -> list[dict[str, Any]]:
         raise Unavailable(where.nothing_there) from error
     if not instances:
         raise Unavailable(f"the server at {where.base_url} is not a pdserve scheduler: its /metrics lists no instances")
-    return list(_pairs(instances))
+    return list(_instance_pairs(instances))
 
 
-def _pairs(instances: Sequence[InstanceRow]) -> Iterator[dict[str, Any]]:
+def _instance_pairs(instances: Sequence[InstanceRow]) -> Iterator[dict[str, Any]]:
     for prefill in (one for one in instances if one.role == "prefill"):
         for decode in (one for one in instances if one.role == "decode"):
             lost = [one for one in (prefill, decode) if one.state != "living"]
@@ -164,7 +164,7 @@ def _row(link: dict[str, Any]) -> tuple[str, ...]:
         f"{link['decode']} {link['decode_address']}",
         link["transport"] or "-",
         link["state"] or "-",
-        _time(link["round_trip_s"]),
+        _format_time(link["round_trip_s"]),
         _rate(link["bytes_per_s"]),
         on_or_off(link["digests"]),
         _count(link["failures"]),
@@ -177,7 +177,7 @@ def _count(number: int | None) -> str:
     return "-" if number is None else str(number)
 
 
-def _time(seconds: float | None) -> str:
+def _format_time(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -23,7 +23,7 @@ class TableMembership:
             return True
         file = self._files.setdefault(path, WatchedTable(path, _read))
         file.poll()
-        return file.table is None or any(_is(instance.server, plan.address) for instance in file.table.instances)
+        return file.table is None or any(_is_at(instance.server, plan.address) for instance in file.table.instances)
 
 
 def _read(path: str) -> GlobalTable:
@@ -36,6 +36,6 @@ def _read(path: str) -> GlobalTable:
         return read_global(path, share_devices=True)
 
 
-def _is(server: TableServer, address: str) -> bool:
+def _is_at(server: TableServer, address: str) -> bool:
     host, port = url_place(address)
     return canonical(dial_host(server.server_ip)) == canonical(host) and server.server_port == port

@@ -11,21 +11,21 @@ import threading
 from collections.abc import Callable, MutableMapping
 
 from pdserve.descendants import end_descendants
-from pdserve.variables import OF_PARENT
+from pdserve.variables import PARENT_PIPE
 from processes.child_limits import signal_at_parent_end
 from wire.errors import ConfigError
 
-VARIABLE = OF_PARENT
+VARIABLE = PARENT_PIPE
 _CHILDREN_S = 10.0
 _ending = threading.Lock()
 """Acquired by the first thread that ends the process and never released: a second would miss its orphans."""
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def die_with_parent(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
+def die_with_parent(environ: MutableMapping[str, str], at_end: Callable[[], None] = _do_nothing) -> None:
     """Die when the parent does, if it put a pipe's descriptor into VARIABLE, which is removed.
 
     `at_end` is called once before, to clean up for the parent, after all processes that this one started have ended or
@@ -34,17 +34,17 @@ def die_with_parent(environ: MutableMapping[str, str], at_end: Callable[[], None
     number_text = environ.pop(VARIABLE, None)
     if number_text is None:
         return
-    descriptor = _pipe(number_text)
+    descriptor = _pipe_descriptor(number_text)
     os.set_inheritable(descriptor, False)
     number = signal.SIGKILL
-    if at_end is not _nothing:
+    if at_end is not _do_nothing:
         number = signal.SIGUSR1
         signal.signal(number, lambda number, frame: _end_by_signal(number, at_end))
     signal_at_parent_end(number)
     threading.Thread(target=_end_with, args=(descriptor, at_end), name="parent-death", daemon=True).start()
 
 
-def _pipe(number_text: str) -> int:
+def _pipe_descriptor(number_text: str) -> int:
     try:
         descriptor = int(number_text)
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -67,7 +67,7 @@ def _end_by_signal(number: int, at_end: Callable[[], None]) -> None:
 def _end(at_end: Callable[[], None]) -> None:
     _ending.acquire()
     try:
-        if at_end is not _nothing:
+        if at_end is not _do_nothing:
             _block_main_thread()
             end_descendants(_CHILDREN_S)  # else they would use what at_end removes
             at_end()

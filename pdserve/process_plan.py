@@ -20,16 +20,16 @@ class ProcessPlan:
 
 def launch_command(host: str, port: int, flags: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of a cluster process; its environment determines its role."""
-    return (*_launcher(), "--host", host, "--port", str(port), *flags)
+    return (*_launcher_command(), "--host", host, "--port", str(port), *flags)
 
 
 def launch_flags(plan: ProcessPlan) -> tuple[str, ...] | None:
     """Return the flags of a command line made by launch_command, None for another program."""
-    start = _launcher()
+    start = _launcher_command()
     return plan.command[len(start) :] if plan.command[: len(start)] == start else None
 
 
-def _launcher() -> tuple[str, ...]:
+def _launcher_command() -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "pdserve.launch")
 
 

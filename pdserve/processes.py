@@ -105,13 +105,13 @@ class Child:
         return self._popen.poll()
 
 
-def _never() -> bool:
+def _never_stop() -> bool:
     return False
 
 
 def stop(
     processes: Sequence[ProcessRecord], scheduler_grace_s: float = SCHEDULER_GRACE_S,
-    at_once: Callable[[], bool] = _never,
+    at_once: Callable[[], bool] = _never_stop,
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip
     """Stop processes by SIGTERM, the scheduler first so that requests can finish; return those that were killed.
 
@@ -148,7 +148,7 @@ def send_signal(process: ProcessRecord, number: signal.Signals) -> None:
 
 
 def wait(
-    processes: Sequence[ProcessRecord], timeout_s: float, at_once: Callable[[], bool] = _never
+    processes: Sequence[ProcessRecord], timeout_s: float, at_once: Callable[[], bool] = _never_stop
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip
     """Wait until all have ended, `timeout_s` at most; return those that have not."""
     deadline = time.monotonic() + timeout_s

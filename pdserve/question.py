@@ -65,10 +65,12 @@ def ask(
         extra = event.get("pdserve") or (event.get("usage") or {}).get("pdserve") or extra
     if first is None:
         raise Unavailable("the answer had no text")
-    return _times(began, first, clock(), usage, extra)
+    return _answer_times(began, first, clock(), usage, extra)
 
 
-def _times(began: float, first: float, ended: float, usage: dict[str, Any], extra: dict[str, Any]) -> AnswerTimes:
+def _answer_times(
+    began: float, first: float, ended: float, usage: dict[str, Any], extra: dict[str, Any]
+) -> AnswerTimes:
     tokens = int(usage.get("completion_tokens", 0))
     stages = extra.get("stages_ms") or {}
     return AnswerTimes(

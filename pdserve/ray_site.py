@@ -108,7 +108,7 @@ class RaySite:
 
     def set_entry(self, name: str, placement: Placement) -> None:
         """Enter an instance into the table, and write the table if it changed."""
-        placements = self._placements()
+        placements = self._get_placements()
         placements.set_entry(name, _server(placement))
         node, devices = f"{placement.ip} (node {placement.node_id[:12]})", self._devices(placement)
         self._say(f"{name} is placed on {node}, {devices}, port {placement.port}")
@@ -118,7 +118,7 @@ class RaySite:
 
     def launch_request(self, name: str, placement: Placement) -> LaunchRequest | None:
         """Return what an instance runs, None while the table is incomplete."""
-        placements = self._placements()
+        placements = self._get_placements()
         if placements.table() is None:
             return None
         return LaunchRequest(
@@ -130,9 +130,9 @@ class RaySite:
 
     def table(self) -> str:
         """Return the text of the global table in use."""
-        return self._placements().text
+        return self._get_placements().text
 
-    def _placements(self) -> Placements:
+    def _get_placements(self) -> Placements:
         assert self._joined_placements is not None, "the cluster was joined"
         return self._joined_placements
 
@@ -146,7 +146,7 @@ class RaySite:
         else:
             if before is not None:
                 before.handle.kill()
-                self._placements().lose(plan.name)
+                self._get_placements().lose(plan.name)
             child = RemoteChild(plan, self._session.place(index), self, log, place_s=place_s)
         first = index * self._need.num_ranks
         ids = tuple(str(first + rank) for rank in range(self._need.num_ranks))
@@ -169,7 +169,7 @@ class RaySite:
         }
         killed, deadline = set(pending_stops), time.monotonic() + _STOP_S
         while pending_stops and time.monotonic() < deadline and not at_once():
-            for name, answer in [(name, _stopped(pending)) for name, pending in pending_stops.items()]:
+            for name, answer in [(name, _poll_stop(pending)) for name, pending in pending_stops.items()]:
                 if answer is not None:
                     del pending_stops[name]
                 if answer == "stopped":
@@ -218,7 +218,7 @@ def _server(placement: Placement) -> TableServer:
     return TableServer(placement.ip, placement.ip, devices, placement.port)
 
 
-def _stopped(pending: PendingAnswer) -> str | None:
+def _poll_stop(pending: PendingAnswer) -> str | None:
     try:
         return pending.poll()
     except InstanceLost:

@@ -33,7 +33,7 @@ def wait_ready(
                 capturing.add(name)
                 say(f"{name} is capturing the graphs of its decode steps")
         reply = _reply(client)
-        ready, missing = _condition(reply)
+        ready, missing = _parse_readiness(reply)
         if ready and _is_of(children, reply):
             return
         if ready:  # it took the port after our check: our own scheduler will report that and exit
@@ -48,15 +48,15 @@ def wait_ready(
 
 def check_ready(client: Client) -> tuple[bool, str]:
     """Return whether the cluster is ready, and what /ready reports as missing."""
-    return _condition(_reply(client))
+    return _parse_readiness(_reply(client))
 
 
 def serves(client: Client, record: ProcessRecord) -> bool:
     """Return whether the cluster is ready, with this process living if it is an instance."""
     reply = _reply(client)
-    if not _condition(reply)[0]:
+    if not _parse_readiness(reply)[0]:
         return False
-    return record.role == "scheduler" or _plain(record.address) in _addresses(reply, "living")
+    return record.role == "scheduler" or _without_brackets(record.address) in _addresses(reply, "living")
 
 
 def _reply(client: Client) -> Reply | None:
@@ -66,15 +66,15 @@ def _reply(client: Client) -> Reply | None:
         return None
 
 
-def _condition(reply: Reply | None) -> tuple[bool, str]:
+def _parse_readiness(reply: Reply | None) -> tuple[bool, str]:
     if reply is None:
         return False, ""
-    return reply.status == 200, "" if reply.status == 200 else _missing(reply.json())
+    return reply.status == 200, "" if reply.status == 200 else _missing_reason(reply.json())
 
 
 def _is_of(children: Sequence[Watched], reply: Reply | None) -> bool:
     """Return whether /ready lists one of these processes as an instance."""
-    return not _addresses(reply).isdisjoint(_plain(child.record.address) for child in children)
+    return not _addresses(reply).isdisjoint(_without_brackets(child.record.address) for child in children)
 
 
 def _addresses(reply: Reply | None, state: str | None = None) -> set[str]:
@@ -82,14 +82,14 @@ def _addresses(reply: Reply | None, state: str | None = None) -> set[str]:
     body = None if reply is None else reply.json()
     listed = body.get("instances") if isinstance(body, dict) else None
     instances = [one for one in listed or () if isinstance(one, dict) and state in (None, one.get("state"))]
-    return {_plain(str(one.get("address"))) for one in instances}
+    return {_without_brackets(str(one.get("address"))) for one in instances}
 
 
-def _plain(address: str) -> str:
+def _without_brackets(address: str) -> str:
     return address.replace("[", "").replace("]", "")
 
 
-def _missing(body: object) -> str:
+def _missing_reason(body: object) -> str:
     if not isinstance(body, dict):
         return ""
     error = body.get("error")

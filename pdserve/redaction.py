@@ -21,7 +21,7 @@ def secret_values(environ: Mapping[str, str], files: Iterable[Path]) -> tuple[st
     """
     named = [value for name, value in environ.items() if _SECRET_NAME.search(name) and not _FILE_NAME.search(name)]
     proxies = [value for name, value in environ.items() if _PROXY_NAME.search(name)]
-    found = [*named, *map(_password, proxies), *map(_content, files)]
+    found = [*named, *map(_url_password, proxies), *map(_read_start, files)]
     return tuple(sorted({value for value in found if len(value) >= _MIN_CHARS}, key=len, reverse=True))
 
 
@@ -32,14 +32,14 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def _password(url: str) -> str:
+def _url_password(url: str) -> str:
     try:
         return urlsplit(url if "://" in url else f"http://{url}").password or ""
     except ValueError:
         return url
 
 
-def _content(path: Path) -> str:
+def _read_start(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return file.read(_MAX_FILE_BYTES).decode(errors="replace").strip()

@@ -44,7 +44,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
 def _run_instance(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:
     from pdserve import instance_flags
 
-    typed = instance_flags.typed_over_file(argv, os.environ)
+    typed = instance_flags.parse_instance_flags(argv, os.environ)
     options = with_own_address(typed.options, plan.own.server_ip)
     trust = trust_of(plan, os.environ, options)
     check_kv_address(options.kv_ip, trust)

@@ -67,7 +67,7 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
             send(request, files, interruption)
             print(f"the answers of an earlier run were uploaded: {files.target}", flush=True)
             return
-        with prepare(_job(request, files)) as prepared:
+        with prepare(_make_job(request, files)) as prepared:
             source = (answers or local_model(request)) if prepared.left else None
             ended: list[BatchProgress] = []
             with _explain_resuming(prepared), _ignore_late_interrupt(ended):
@@ -125,7 +125,7 @@ def _explain_resuming(prepared: PreparedJob) -> Iterator[None]:
         raise BatchStopped(f"{error}; {done}: the same command resumes there") from error
 
 
-def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
+def _make_job(request: BatchRequest, files: BatchFiles) -> BatchJob:
     options = request.options
     return BatchJob(
         files.input,

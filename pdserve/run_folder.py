@@ -130,7 +130,7 @@ class RunFolder:
     def _lock_file(self) -> TextIO:
         try:
             self._make()
-            return open(self.path / "lock", "w", opener=_private)
+            return open(self.path / "lock", "w", opener=_open_private)
         except OSError as error:
             raise self._cannot_be_used(error) from error
 
@@ -150,8 +150,10 @@ class RunFolder:
         """Return the cluster's state, or None when there is none. Raises ConfigError for an unreadable one."""
         try:
             data = json.loads(self.state.read_text())
-            processes = tuple(map(_record, data.pop("processes")))
-            watcher, spare = (None if one is None else _record(one) for one in map(data.pop, _BESIDE, (None, None)))
+            processes = tuple(map(_parse_record, data.pop("processes")))
+            watcher, spare = (
+                None if one is None else _parse_record(one) for one in map(data.pop, _BESIDE, (None, None))
+            )
             return ClusterState(processes=processes, supervisor=watcher, spare=spare, **data)
         except FileNotFoundError:
             return None
@@ -163,7 +165,7 @@ class RunFolder:
     def write(self, state: ClusterState) -> None:
         """Replace the cluster's state atomically; the caller holds the lock. Raises OSError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(self._draft, "w", opener=_private) as draft:
+        with open(self._draft, "w", opener=_open_private) as draft:
             draft.write(json.dumps(dataclasses.asdict(state), indent=2) + "\n")
             draft.flush()
             os.fsync(draft.fileno())  # else a crash of the machine may leave the file without content
@@ -187,7 +189,7 @@ class RunFolder:
             log.replace(log.with_name(log.name + ".1"))
 
 
-def _record(data: dict[str, Any]) -> ProcessRecord:
+def _parse_record(data: dict[str, Any]) -> ProcessRecord:
     return ProcessRecord(**{**data, "phases": tuple(Phase(*one) for one in data.get("phases", ()))})
 
 
@@ -199,10 +201,10 @@ def open_log(log: Path, *, anew: bool = False) -> BinaryIO:
     if anew and log.exists():
         log.replace(log.with_name(log.name + ".1"))
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return open(log, "ab", opener=_private)
+    return open(log, "ab", opener=_open_private)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, mode=0o600)
 
 

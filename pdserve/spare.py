@@ -109,7 +109,7 @@ class SpareKeeper:
     def tick(self, now: float, *, is_calm: bool) -> None:
         """Start a spare if there is none; `is_calm`: no process is starting, which it would slow down."""
         if self._spare is not None and (end := self._spare.child.ended()) is not None:
-            self._died(end, now)
+            self._on_spare_death(end, now)
         if self._spare is None and not self._is_disabled and is_calm and now >= self._due:
             self._start(now)
 
@@ -136,9 +136,9 @@ class SpareKeeper:
             else:
                 self._spare = self._start_spare()
         except OSError as error:
-            self._died(f"the spare cannot be started: {error}", now)
+            self._on_spare_death(f"the spare cannot be started: {error}", now)
 
-    def _died(self, end: str, now: float) -> None:
+    def _on_spare_death(self, end: str, now: float) -> None:
         if self._spare is not None:
             self._spare.end()
         self._spare, wait_s = None, self._restarts.died(now)

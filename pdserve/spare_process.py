@@ -64,7 +64,7 @@ def _at_low_priority(flags: Sequence[str]) -> None:
     def work() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
-            _import(flags)
+            _import_modules(flags)
         except BaseException as error:  # noqa: BLE001 - raised in the main thread
             failed.append(error)
 
@@ -77,7 +77,7 @@ def _at_low_priority(flags: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _import(flags: Sequence[str]) -> None:
+def _import_modules(flags: Sequence[str]) -> None:
     from instance.warm_up import import_all
     from pdserve import instance_flags, role_process  # noqa: F401 - needed to serve, besides the engine
 

@@ -20,9 +20,9 @@ def instance_lines(
     options = config.options
     set_here = (f"network: {' '.join(f'{name}={value}' for name, value in variables.items())}",) if variables else ()
     return (
-        f"ports: control {_at(options.host, options.port)}, KV {_kv(config.options, kv_host)}, /health and /metrics "
-        f"{_at(options.host, options.http_port) if options.http_port else 'off (--http-port)'}",
-        device_line or _cores(config),
+        f"ports: control {_host_port(options.host, options.port)}, KV {_kv_port(options, kv_host)}, /health and "
+        f"/metrics {_host_port(options.host, options.http_port) if options.http_port else 'off (--http-port)'}",
+        device_line or _cores_line(config),
         *set_here,
         *_address_warning(options.host, plan.own.server_ip),
         f"next: start the other instances and the scheduler{_node_ports(options, plan)}; {_status(plan)}",
@@ -31,12 +31,12 @@ def instance_lines(
 
 def scheduler_lines(engine: EngineOptions, plan: LaunchPlan) -> tuple[str, ...]:
     """Return the lines of the scheduler."""
-    instances = ", ".join(f"{one.name} {_at(one.host, one.port)}" for one in plan.instance_addresses)
+    instances = ", ".join(f"{one.name} {_host_port(one.host, one.port)}" for one in plan.instance_addresses)
     api, question = ("OpenAI API", "/v1/models") if plan.use_openai else ("/generate", "/health")
     return (
-        f"ports: {api} {_at(engine.host, engine.port)}",
+        f"ports: {api} {_host_port(engine.host, engine.port)}",
         "devices: none",
-        f"next: it waits for {instances}; once it is ready, try: curl http://{_reached(engine, plan)}{question}",
+        f"next: it waits for {instances}; once it is ready, try: curl http://{_reachable(engine, plan)}{question}",
     )
 
 
@@ -59,7 +59,7 @@ def _address_warning(host: str, server_ip: str) -> tuple[str, ...]:
     )
 
 
-def _kv(options: EngineOptions, host: str) -> str:
+def _kv_port(options: EngineOptions, host: str) -> str:
     from kvtransfer.transports import need_port
 
     if not need_port(options.kv_transport):
@@ -67,7 +67,7 @@ def _kv(options: EngineOptions, host: str) -> str:
     return f"{options.kv_port_range or 'any free port'} of {host}"
 
 
-def _cores(config: "InstanceConfig") -> str:
+def _cores_line(config: "InstanceConfig") -> str:
     cores = ",".join(map(str, config.cores)) or "all"
     ranks = ", ".join(f"rank {rank} = device {device_id}" for rank, device_id in enumerate(config.device_ids))
     return f"devices: {ranks} on CPU cores {cores}"
@@ -85,12 +85,12 @@ def _status(plan: LaunchPlan) -> str:
     """Return how to inspect the cluster; only the table can give an instance the scheduler's port."""
     scheduler = plan.global_table.scheduler
     port, where = scheduler.server_port, "" if scheduler.server_port else ", at the scheduler's --port,"
-    return f"`pdserve status --url http://{_at(scheduler.server_ip, port or 'PORT')}`{where} shows them"
+    return f"`pdserve status --url http://{_host_port(scheduler.server_ip, port or 'PORT')}`{where} shows them"
 
 
-def _reached(engine: EngineOptions, plan: LaunchPlan) -> str:
-    return _at(plan.own.server_ip if engine.host in _ANY_HOST else engine.host, engine.port)
+def _reachable(engine: EngineOptions, plan: LaunchPlan) -> str:
+    return _host_port(plan.own.server_ip if engine.host in _ANY_HOST else engine.host, engine.port)
 
 
-def _at(host: str, port: int | str | None) -> str:
+def _host_port(host: str, port: int | str | None) -> str:
     return f"{f'[{host}]' if ':' in host else host}:{port}"

@@ -52,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
     where = find(arguments.url, arguments.run_dir)
     client = Client(where.base_url, timeout_s=_TIMEOUT_S)
     ready, missing = check_ready(client)
-    samples = _samples(client, where)
+    samples = _metric_samples(client, where)
     instances = _instances(samples, where)
     condition = "ready" if ready else f"not ready: {missing or 'no answer'}"
-    heads = [where.base_url, condition, f"model {_model(client, where)}", *_around(samples, where)]
+    heads = [where.base_url, condition, f"model {_model(client, where)}", *_cluster_lines(samples, where)]
     print(printable("  ".join(heads)))
     for line in table(where.state, instances, _reasons(client)):
         print(line)
@@ -79,7 +79,11 @@ def table(
             pid, condition = _condition(process, seen)
             rows.append(_row(process.name, process.role, process.address, pid, condition, str(process.restarts), seen))
     replaced = () if state is None else state.processes
-    notes = [*_engines(instances), *_wrong(rows, reasons or {}), *map(_replaced, filter(_was_replaced, replaced))]
+    notes = [
+        *_engines(instances),
+        *_problem_lines(rows, reasons or {}),
+        *map(_replaced, filter(_was_replaced, replaced)),
+    ]
     return [*text_table(_HEADER, rows), *notes]
 
 
@@ -98,14 +102,14 @@ def _condition(process: ProcessRecord, seen: InstanceRow | None) -> tuple[str, s
         return str(process.pid), "running" if seen is None else seen.state
     if process.note:
         return "-", process.note
-    if seen is not None and (seen.state == "living" or _answers(process.address)):
+    if seen is not None and (seen.state == "living" or _is_listening(process.address)):
         return "-", seen.state
     if not process.is_here:
         return "-", "starting" if seen is None else seen.state
     return str(process.pid), "gone"
 
 
-def _answers(address: str) -> bool:
+def _is_listening(address: str) -> bool:
     try:
         with socket.create_connection(url_place(address), _ANSWER_S):
             return True
@@ -113,7 +117,7 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _wrong(rows: Sequence[Sequence[str]], reasons: Mapping[str, str]) -> list[str]:
+def _problem_lines(rows: Sequence[Sequence[str]], reasons: Mapping[str, str]) -> list[str]:
     return [
         printable(f"{name} is {condition}: {reasons[address]}")
         for name, _, address, _, condition, *_ in rows
@@ -162,7 +166,7 @@ def _link(link: LinkRow) -> str:
     return f"{shown} ({short})"
 
 
-def _samples(client: Client, where: TargetCluster) -> tuple[Sample, ...] | None:
+def _metric_samples(client: Client, where: TargetCluster) -> tuple[Sample, ...] | None:
     """Return the scheduler's metrics, None if it does not answer. Raises Unavailable if there is no run folder."""
     try:
         return client.metrics()
@@ -182,7 +186,7 @@ def _instances(samples: tuple[Sample, ...] | None, where: TargetCluster) -> tupl
     return instances
 
 
-def _around(samples: tuple[Sample, ...] | None, where: TargetCluster) -> Iterator[str]:
+def _cluster_lines(samples: tuple[Sample, ...] | None, where: TargetCluster) -> Iterator[str]:
     """Yield the table in use, the supervisor and the spare."""
     table = read_table(samples or ())
     if table is not None:

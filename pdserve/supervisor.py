@@ -113,7 +113,7 @@ class Supervisor:
             elif place.note and place.due is not None and now >= place.due:
                 self._start_again(place, now)
             elif not place.note and (end := place.child.ended()) is not None:
-                self._died(place, end, now)
+                self._on_death(place, end, now)
             elif not place.note and place.died_at is not None:
                 self._follow(place, place.died_at, now)
         if self.records != self._reported:  # a process on another machine has moved
@@ -142,7 +142,7 @@ class Supervisor:
         self._say(f"{end}; its entry is gone from the table: it is not restarted")
         self._report()
 
-    def _died(self, place: _Place, end: str, now: float) -> None:
+    def _on_death(self, place: _Place, end: str, now: float) -> None:
         if not self._belongs(place.plan):
             self._remove(place, end)
             return
@@ -166,7 +166,7 @@ class Supervisor:
         try:
             place.child = self._spawn(place.plan, True)
         except OSError as error:
-            self._died(place, f"{place.plan.name} cannot be started: {error}", now)
+            self._on_death(place, f"{place.plan.name} cannot be started: {error}", now)
             return
         record = place.child.record
         self._say(f"started {record.name} again" + (f", pid {record.pid}" if record.is_here else ""))

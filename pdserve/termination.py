@@ -10,10 +10,10 @@ def unwind_on_sigterm() -> None:
 
     While an event loop runs, Ctrl-C cancels its main task between two callbacks: nothing is left half started.
     """
-    signal.signal(signal.SIGTERM, _unwind)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
 
 
-def _unwind(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
     interrupt = signal.getsignal(signal.SIGINT)
     if not callable(interrupt):
         sys.exit(128 + number)

@@ -139,7 +139,7 @@ class _Cluster:
         journal = SupervisorLog(folder.log("supervisor"))
         options = request.options
         limits = RestartLimits(max_restarts=options.max_restarts, window_s=options.restart_window)
-        site = self._site(journal)
+        site = self._make_site(journal)
         probe = Client(request.base_url, timeout_s=_PROBE_S)
         supervisor = Supervisor(
             limits, site.spawn, journal.say, lambda records: self._write(records, journal), TableMembership().has,
@@ -191,7 +191,7 @@ class _Cluster:
         finally:
             self._folder.clear()
 
-    def _site(self, journal: SupervisorLog) -> Site:
+    def _make_site(self, journal: SupervisorLog) -> Site:
         if not self._request.options.ray:
             return LocalSite(self._request, self._folder, journal.say)
         from pdserve.ray_site import RaySite

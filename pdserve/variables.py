@@ -24,17 +24,17 @@ VARIABLES: Final[Mapping[str, str]] = {
     "PDSERVE_WORKER": "`vllm` or `vllm-ascend`: `ranktable gen` lists instances as workers of that engine, and "
     "`start_servers.sh` starts them",
 }
-OF_PARENT: Final = "PDSERVE_PARENT_PIPE"
+PARENT_PIPE: Final = "PDSERVE_PARENT_PIPE"
 STATE_FILE: Final = "PDSERVE_STATE_FILE"
 """As in scheduler/observability/replacements.py."""
 _OTHERS: Final = frozenset((  # read by deploy/compose.yaml and scripts/, or set by a parent
-    "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", OF_PARENT, START_PIPE,
+    "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", PARENT_PIPE, START_PIPE,
     STATE_FILE, WEIGHTS_FD,
 ))  # fmt: skip
-_OF_TESTS: Final = "PDSERVE_TEST"
+_TEST_PREFIX: Final = "PDSERVE_TEST"
 # Set by Kubernetes in each container for a service whose name begins with pdserve.
-_OF_SERVICE: Final = re.compile(r"PDSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
-_LIKENESS: Final = 0.75
+_KUBERNETES_SERVICE: Final = re.compile(r"PDSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+_MIN_SIMILARITY: Final = 0.75
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
@@ -42,26 +42,26 @@ def check_variables(environ: Mapping[str, str]) -> None:
 
     Child processes do not warn: their parent has.
     """
-    if OF_PARENT in environ or START_PIPE in environ:
+    if PARENT_PIPE in environ or START_PIPE in environ:
         return
     unknown = sorted(name for name in environ if name.upper().startswith(PREFIX) and not _is_known(name))
     for name in unknown:
-        if (near := next(_near(name), None)) is not None:
+        if (near := next(_close_names(name), None)) is not None:
             raise ConfigError(f"there is no variable {name}: did you mean {near}?")
     if unknown:
         print(f"warning: nothing reads {', '.join(unknown)}: docs/flags.md lists the variables", file=sys.stderr)
 
 
 def _is_known(name: str) -> bool:
-    is_ours = name in VARIABLES or name in _OTHERS or name.startswith(_OF_TESTS)
-    return is_ours or _OF_SERVICE.fullmatch(name) is not None
+    is_ours = name in VARIABLES or name in _OTHERS or name.startswith(_TEST_PREFIX)
+    return is_ours or _KUBERNETES_SERVICE.fullmatch(name) is not None
 
 
-def _near(name: str) -> Iterator[str]:
+def _close_names(name: str) -> Iterator[str]:
     """Yield close names: similar after the prefix, or one starts with the other's words."""
     rest = name.upper().removeprefix(PREFIX)
     ours = {known.removeprefix(PREFIX): known for known in VARIABLES}
     for other, known in ours.items():
         if f"{other}_".startswith(f"{rest}_") or f"{rest}_".startswith(f"{other}_"):
             yield known
-    yield from (ours[other] for other in difflib.get_close_matches(rest, ours, n=1, cutoff=_LIKENESS))
+    yield from (ours[other] for other in difflib.get_close_matches(rest, ours, n=1, cutoff=_MIN_SIMILARITY))

@@ -73,14 +73,16 @@ def main(argv: Sequence[str]) -> int:
     if options.features:
         return _main_of_features(options)
     devices = choose_pairs(options.device)
-    hops = _hops(options.transport, devices)
+    hops = _requested_transports(options.transport, devices)
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - options.max_tokens
     prompts = make_prompts(folder, options.prompts, longest)
     name = Path(options.model or folder).name
     print(f"{name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True)
     print(devices.describe(), flush=True)
-    not_run = {_way(devices, pair, name): why for pair, chosen in hops.items() for name, why in chosen.lacking.items()}
+    not_run = {
+        _way_name(devices, pair, name): why for pair, chosen in hops.items() for name, why in chosen.lacking.items()
+    }
     for way, why in not_run.items():
         print(f"not run: {way}: {why}", flush=True)
     with work_folder("verify") as work:
@@ -91,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     return _report_gaps(oracle, prompts, reference, outputs)
 
 
-def _hops(transport: str, devices: DevicePairs) -> dict[DeviceKindPair, Chosen]:
+def _requested_transports(transport: str, devices: DevicePairs) -> dict[DeviceKindPair, Chosen]:
     """Return the transports of each pair. Raises ConfigError if a requested transport runs on no pair."""
     hops: dict[DeviceKindPair, Chosen] = {}
     errors: list[ConfigError] = []
@@ -106,7 +108,7 @@ def _hops(transport: str, devices: DevicePairs) -> dict[DeviceKindPair, Chosen]:
     return hops
 
 
-def _way(devices: DevicePairs, pair: DeviceKindPair, transport: str) -> str:
+def _way_name(devices: DevicePairs, pair: DeviceKindPair, transport: str) -> str:
     return f"P/D over {transport}" if len(devices.pairs) == 1 else f"P/D {pair} over {transport}"
 
 
@@ -159,7 +161,7 @@ def _serve(
     outputs: dict[str, list[list[int]]] = {}
     with asyncio.Runner() as runner:
         for pair, transport in ((pair, name) for pair, chosen in hops.items() for name in chosen.names):
-            way, place = _way(devices, pair, transport), work / f"{pair.prefill}-{pair.decode}-{transport}"
+            way, place = _way_name(devices, pair, transport), work / f"{pair.prefill}-{pair.decode}-{transport}"
             served = through_pd(runner, place, flags, transport, pair, prompts, options.max_tokens)
             print(f"served by {way}: {served.kv_bytes:,} bytes of KV sent", flush=True)
             outputs[way] = served.outputs

@@ -24,7 +24,7 @@ from wire.errors import ConfigError
 COMBINED = "combined"
 EQUAL, MEANINGLESS, WRONG = "equal", "n/a", "WRONG"
 TIE = 2e-5
-"""A draw from [0, 1) this near a border between two tokens may differ if float32 sums are in another order."""
+"""A draw from [0, 1) this near a boundary between two tokens may differ if float32 sums are in another order."""
 _MAX_SEEDS = 20
 _BLOCK = 16
 _SHARE = 10
@@ -73,7 +73,7 @@ def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[s
 
 
 def settled(case: FeatureCase, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str]) -> FeatureCase:
-    """Return the case with the first seeds whose draws are clear: none is so near the border between two tokens that
+    """Return the case with the first seeds whose draws are clear: none is so near the boundary between two tokens that
     rounding could choose the other; and with its stop strings. Raises ConfigError if no seed is clear.
     """
     if case.compared or case.prompts[0].pooling is not None or case.prompts[0].params.temperature == 0:

@@ -63,11 +63,11 @@ def pair(folder: Path, flags: Sequence[str], transport: str, devices: DeviceKind
     prefill, decode, scheduler = lay_out(shape, folder / "tables")
     environ = environment(scheduler, {})
     plan = resolve(environ)
-    instances = _on(prefill, devices.prefill), _on(decode, devices.decode)
+    instances = _with_device(prefill, devices.prefill), _with_device(decode, devices.decode)
     return Deployment(instances, cluster_of(plan, trust_of(plan, environ)))
 
 
-def _on(plan: ProcessPlan, device: str) -> ProcessPlan:
+def _with_device(plan: ProcessPlan, device: str) -> ProcessPlan:
     return replace(plan, command=(*plan.command, "--device", device))
 
 
@@ -124,12 +124,14 @@ async def _serve(
     folder: Path, deployment: Deployment, prompts: Sequence[Sequence[int]], n: int
 ) -> tuple[VerifyOutputs, list[PromptDone]]:
     async with serving(folder, deployment) as control:
-        pairs = await asyncio.gather(*(_one(control, number, prompt, n) for number, prompt in enumerate(prompts)))
+        pairs = await asyncio.gather(
+            *(_run_prompt(control, number, prompt, n) for number, prompt in enumerate(prompts))
+        )
     done = [one for _, one in pairs]
     return VerifyOutputs([tokens for tokens, _ in pairs], sum(one.times.kv_bytes for one in done)), done
 
 
-async def _one(control: Control, number: int, prompt: Sequence[int], n: int) -> tuple[list[int], PromptDone]:
+async def _run_prompt(control: Control, number: int, prompt: Sequence[int], n: int) -> tuple[list[int], PromptDone]:
     request = GenerationRequest(
         request_id=f"verify-{number}",
         prompts=(tuple(prompt),),

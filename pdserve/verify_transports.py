@@ -30,7 +30,9 @@ def choose(requested: str, names: Sequence[str] = NAMES, pair: DeviceKindPair | 
     Raises ConfigError for a named one that this machine lacks, and if none can run.
     """
     ends = pair or DeviceKindPair()
-    lacking = {name: why for name in names if requested in (EACH, name) and (why := _lacking(name, ends)) is not None}
+    lacking = {
+        name: why for name in names if requested in (EACH, name) and (why := _why_unusable(name, ends)) is not None
+    }
     if requested in lacking:
         raise ConfigError(f"--transport {requested} cannot run here: {lacking[requested]}")
     usable = tuple(name for name in names if requested in (EACH, name) and name not in lacking)
@@ -39,7 +41,7 @@ def choose(requested: str, names: Sequence[str] = NAMES, pair: DeviceKindPair | 
     return Chosen(usable, lacking)
 
 
-def _lacking(name: str, pair: DeviceKindPair) -> str | None:
+def _why_unusable(name: str, pair: DeviceKindPair) -> str | None:
     """Return why an instance on either device could not use transport `name`, None if both can."""
     kinds = dict.fromkeys((pair.prefill, pair.decode))
     for kind in kinds:

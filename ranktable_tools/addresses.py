@@ -12,7 +12,7 @@ from ranktable_tools.interfaces import interface_addresses, route_source
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # Documentation networks (RFC 5737, RFC 3849): never a real host, and connecting a UDP socket sends nothing.
-_NOWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_UNUSED_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}(%[A-Za-z0-9._-]{1,15})?")
 
 
@@ -20,7 +20,7 @@ def host_problem(text: str) -> str | None:
     """Return why `text` cannot be a host's address or name, or None."""
     if "*" in text:
         return "that is a masked address: write the real one"
-    address = _literal(text)
+    address = _parse_address(text)
     if _HOST.fullmatch(text) is None or (address is None and set(text) <= set("0123456789.:")):
         return "that is not an address or host name"
     if address is not None and address.is_unspecified:
@@ -30,7 +30,7 @@ def host_problem(text: str) -> str | None:
 
 def scope_problem(text: str) -> str | None:
     """Return why an address that passes `host_problem` does not identify a host by itself, or None."""
-    address = _literal(text)
+    address = _parse_address(text)
     if not isinstance(address, ipaddress.IPv6Address) or not address.is_link_local or address.scope_id is not None:
         return None
     return (
@@ -41,13 +41,13 @@ def scope_problem(text: str) -> str | None:
 
 def is_address(text: str) -> bool:
     """Return whether `text` is the numeric address of one host."""
-    return _literal(text) is not None and host_problem(text) is None
+    return _parse_address(text) is not None and host_problem(text) is None
 
 
 def canonical(host: str) -> str:
     """Return the canonical spelling of an address or name; the loopback names become `localhost`."""
     name = host.strip("[]").rstrip(".").lower()
-    address = _literal(name)
+    address = _parse_address(name)
     spelled = name if address is None else str(address)
     return "localhost" if spelled in LOOPBACK else spelled
 
@@ -110,7 +110,7 @@ def own_address(
     interfaces: Callable[[], tuple[str, ...]] = interface_addresses,
 ) -> str:
     """Return this machine's address for other hosts: of the default route, else an interface, else 127.0.0.1."""
-    routed = (source(family, nowhere) for family, nowhere in _NOWHERE)
+    routed = (source(family, unused_address) for family, unused_address in _UNUSED_ADDRESSES)
     for address in (*routed, *interfaces()):
         if address is not None and _is_public(address):
             return address
@@ -131,7 +131,7 @@ def _names_of(host: str, own: frozenset[str], look_up: Callable[[str], frozenset
     spelled = canonical(host)
     if spelled in own:
         return own
-    if _literal(spelled) is not None:
+    if _parse_address(spelled) is not None:
         return frozenset({spelled})
     addresses = look_up(spelled)
     # Debian's /etc/hosts names the machine itself 127.0.1.1.
@@ -148,7 +148,7 @@ def _look_up(name: str) -> frozenset[str]:
     return frozenset(canonical(str(entry[4][0])) for entry in found)
 
 
-def _literal(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -158,5 +158,5 @@ def _literal(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_public(text: str) -> bool:
-    address = _literal(text)
+    address = _parse_address(text)
     return address is not None and not (address.is_loopback or address.is_link_local or address.is_unspecified)

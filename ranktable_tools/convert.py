@@ -39,7 +39,7 @@ def convert(table: Table, wanted: Conversion) -> Converted:
     if wanted.to.write is None:
         known = ", ".join(dialect.name for dialect in DIALECTS if dialect.write is not None)
         raise RanktableError(f"--to {wanted.to.name}: {wanted.to.name} can only be read; write one of {known}")
-    table = _chosen(table, wanted)
+    table = _choose_instance(table, wanted)
     text = wanted.to.write(table)
     root = Node(parse_json(text, wanted.to.name), "", [])
     reading = wanted.to.read(root, ReadOptions())
@@ -60,7 +60,7 @@ def instance_names(instances: Sequence[TableInstance]) -> list[str]:
     return names
 
 
-def _chosen(table: Table, wanted: Conversion) -> Table:
+def _choose_instance(table: Table, wanted: Conversion) -> Table:
     if wanted.instance is not None:
         names = instance_names(table.instances)
         if wanted.instance not in names:
@@ -85,14 +85,14 @@ def _with_role(table: Table, role: InstanceRole) -> Table:
 
 def _left_out(before: Table, after: Table, dialect: str) -> Iterator[str]:
     """Yield a note for each kind of fact that was lost in the conversion, with its count."""
-    lost = _facts(before)
-    lost.subtract(_facts(after))
+    lost = _count_keys(before)
+    lost.subtract(_count_keys(after))
     for what, count in lost.items():
         if count > 0:
             yield f"{what} ({count}x) is left out: {dialect} has no place for it"
 
 
-def _facts(table: Table) -> Counter[str]:
+def _count_keys(table: Table) -> Counter[str]:
     servers = [*table.schedulers, *(server for instance in table.instances for server in instance.servers)]
     entries: list[TableServer | TableDevice] = [*servers, *(device for server in servers for device in server.devices)]
     found = Counter({"scheduler": len(table.schedulers)})

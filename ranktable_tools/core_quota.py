@@ -43,14 +43,14 @@ def _groups(root: Path) -> Iterator[Path]:
 
 def _version_2(group: Path) -> float | None:
     quota, _, period = _text(group / "cpu.max").partition(" ")
-    return _ratio(quota, period)
+    return _quota_ratio(quota, period)
 
 
 def _version_1(group: Path) -> float | None:
-    return _ratio(_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us"))
+    return _quota_ratio(_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us"))
 
 
-def _ratio(quota: str, period: str) -> float | None:
+def _quota_ratio(quota: str, period: str) -> float | None:
     """Return quota / period; None for "max", -1 and anything that is not a number."""
     numbers = quota.strip(), period.strip()
     if not all(number.isdecimal() and int(number) for number in numbers):

@@ -31,12 +31,12 @@ def core_share(table: GlobalTable, own: TableServer, own_addresses: Collection[s
         raise ValueError(f"cannot assign {len(cores)} cores to devices {own.device_ids} among {ids}")
     assigned: set[int] = set()
     for device_id in own.device_ids:
-        assigned.update(_slice(ids.index(device_id), len(ids), cores))
+        assigned.update(_share_of_cores(ids.index(device_id), len(ids), cores))
     own_cores = tuple(core for core in cores if core in assigned)
     return CoreShare(own_cores, shared=len(ids) > len(cores), of_host=len(own.device_ids) / len(ids))
 
 
-def _slice(position: int, num_ids: int, cores: Sequence[int]) -> Sequence[int]:
+def _share_of_cores(position: int, num_ids: int, cores: Sequence[int]) -> Sequence[int]:
     start = position * len(cores) // num_ids
     end = (position + 1) * len(cores) // num_ids
     return cores[start : max(end, start + 1)]

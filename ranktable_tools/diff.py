@@ -38,10 +38,10 @@ class _Entry:
 
 def diff(old: Table, new: Table) -> list[str]:
     """Return a sentence for each significant difference; empty if both tables describe the same cluster."""
-    return [*_schedulers(old.schedulers, new.schedulers), *_instances(_entries(old), _entries(new))]
+    return [*_scheduler_changes(old.schedulers, new.schedulers), *_instances(_entries(old), _entries(new))]
 
 
-def _schedulers(old: Sequence[TableServer], new: Sequence[TableServer]) -> Iterator[str]:
+def _scheduler_changes(old: Sequence[TableServer], new: Sequence[TableServer]) -> Iterator[str]:
     before, after = [canonical(server.server_ip) for server in old], [canonical(server.server_ip) for server in new]
     if before == after:
         yield from (
@@ -61,7 +61,7 @@ def _instances(old: Sequence[_Entry], new: Sequence[_Entry]) -> Iterator[str]:
     pairs, gone, came = _pair_equal(old, new)
     moved, gone, came = _pair_moved(gone, came)
     for before, after in pairs:
-        yield from _changes(before, after)
+        yield from _instance_changes(before, after)
     for before, after in moved:
         yield f"{before} moves to {after.location}."
     yield from (f"{entry} is gone." for entry in gone)
@@ -97,7 +97,7 @@ def _pair_moved(
     return moved, [entry for entry in gone if entry.name not in taken], list(left.values())
 
 
-def _changes(before: _Entry, after: _Entry) -> Iterator[str]:
+def _instance_changes(before: _Entry, after: _Entry) -> Iterator[str]:
     if before.instance.role != after.instance.role:
         yield f"{before} becomes {after.name}."
     for old, new in zip(before.instance.servers, after.instance.servers, strict=True):

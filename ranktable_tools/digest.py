@@ -12,16 +12,20 @@ def table_digest(table: GlobalTable) -> str:
 
     A worker's `url` is: with it the entry is another engine elsewhere.
     """
-    form = [_form(table.scheduler), [_form(server) for server in table.prefill], [_form(s) for s in table.decode]]
+    form = [
+        _server_form(table.scheduler),
+        [_server_form(server) for server in table.prefill],
+        [_server_form(s) for s in table.decode],
+    ]
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 def entry_form(server: TableServer) -> str:
     """Return the part of one entry that the table's digest covers; entries with equal forms are the same member."""
-    return json.dumps(_form(server), separators=(",", ":"))
+    return json.dumps(_server_form(server), separators=(",", ":"))
 
 
-def _form(server: TableServer) -> list[object]:
+def _server_form(server: TableServer) -> list[object]:
     devices = [[device.device_id, _address(device), device.rank_id] for device in server.devices]
     member: list[object] = [canonical(server.server_ip), devices]
     return member if server.worker is None else [*member, server.worker, server.url]

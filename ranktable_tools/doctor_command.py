@@ -45,10 +45,10 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument("--mib", type=int, default=16, help=f"MiB sent over each link, 0 to {_MAX_MIB} (default: 16)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for all checks (default: 60)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.set_defaults(command=_doctor)
+    parser.set_defaults(command=_run_doctor)
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
+def _run_doctor(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.mib <= _MAX_MIB:
         raise RanktableError(f"--mib {arguments.mib} is not in 0..{_MAX_MIB}")
     if not 0 < arguments.timeout <= 3600:

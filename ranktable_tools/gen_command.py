@@ -32,7 +32,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument(
         "--worker", choices=WORKER_KINDS, help="the instances are workers of this engine (default: PDSERVE_WORKER)"
     )
-    parser.set_defaults(command=_gen)
+    parser.set_defaults(command=_run_gen)
 
 
 def add_device_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_device_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _gen(arguments: argparse.Namespace) -> int:
+def _run_gen(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.save_dir)
     both = bool(arguments.prefill_server_list and arguments.decode_server_list)
     with_scheduler = both if arguments.api_server is None else arguments.api_server

@@ -148,7 +148,7 @@ def tensor_parallel_note(sizes: Sequence[int]) -> str | None:
 
 def _check_devices_once(request: GenRequest) -> None:
     owner_by_id: dict[str, str] = {}
-    for label, ids in _labelled(request):
+    for label, ids in _labelled_instances(request):
         for device_id in ids:
             owner = owner_by_id.get(device_id)
             if owner is not None and (owner == label or not request.share_devices):
@@ -165,7 +165,7 @@ def _check_devices_once(request: GenRequest) -> None:
 
 def _check_names(request: GenRequest) -> None:
     owner_by_name: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for name, (label, ids) in zip(request.file_names, _labelled(request), strict=True):
+    for name, (label, ids) in zip(request.file_names, _labelled_instances(request), strict=True):
         owner, its_ids = owner_by_name.setdefault(name, (label, ids))
         if owner == label:
             continue
@@ -177,7 +177,7 @@ def _check_names(request: GenRequest) -> None:
         )
 
 
-def _labelled(request: GenRequest) -> list[tuple[str, tuple[str, ...]]]:
+def _labelled_instances(request: GenRequest) -> list[tuple[str, tuple[str, ...]]]:
     prefill = [(f"prefill-{number}", ids) for number, ids in enumerate(request.prefill)]
     return prefill + [(f"decode-{number}", ids) for number, ids in enumerate(request.decode)]
 

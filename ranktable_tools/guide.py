@@ -67,14 +67,14 @@ def command_parser() -> OneLineParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.mode == "merge":
-        merge_files(arguments.global_ranktable_list, arguments.save_dir, _say)
+        merge_files(arguments.global_ranktable_list, arguments.save_dir, _print_info)
     elif arguments.mode == "merge-local":
-        merge_local_files(arguments.local_ranktable_list, arguments.save_dir, _say)
+        merge_local_files(arguments.local_ranktable_list, arguments.save_dir, _print_info)
     else:
         lists = (arguments.prefill_server_list, arguments.decode_server_list)
         devices = (arguments.device_type, arguments.device_ip_from)
         place = (arguments.api_server, arguments.save_dir, arguments.ip)
-        gen(GenArguments(*lists, *place, None, *devices, worker=requested_worker(os.environ)), _say)
+        gen(GenArguments(*lists, *place, None, *devices, worker=requested_worker(os.environ)), _print_info)
 
 
 def _refuse_flags_of_other_modes(arguments: argparse.Namespace) -> None:
@@ -85,7 +85,7 @@ def _refuse_flags_of_other_modes(arguments: argparse.Namespace) -> None:
                 raise RanktableError(f"{flag} belongs to --mode {mode}, not to --mode {arguments.mode}")
 
 
-def _say(line: str) -> None:
+def _print_info(line: str) -> None:
     print(f"{_timestamp()}-INFO: {line}")
 
 

@@ -21,12 +21,12 @@ def interface_addresses() -> tuple[str, ...]:
 
     Empty if the kernel does not report them.
     """
-    return bridges_last((*_ipv4(), *_ipv6()))
+    return bridges_last((*_ipv4_addresses(), *_ipv6_addresses()))
 
 
 def interface_of(address: str) -> str | None:
     """Return the name of the interface that has `address`, or None."""
-    return next((name for name, found in (*_ipv4(), *_ipv6()) if found == address), None)
+    return next((name for name, found in (*_ipv4_addresses(), *_ipv6_addresses()) if found == address), None)
 
 
 def bridges_last(named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def route_source(family: socket.AddressFamily, destination: str) -> str | None:
         return None
 
 
-def _ipv4() -> list[tuple[str, str]]:
+def _ipv4_addresses() -> list[tuple[str, str]]:
     buffer = array.array("B", bytes(_IFREQ_BYTES * _MAX_INTERFACES))
     request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
     try:
@@ -59,7 +59,7 @@ def _ipv4() -> list[tuple[str, str]]:
     ]
 
 
-def _ipv6() -> list[tuple[str, str]]:
+def _ipv6_addresses() -> list[tuple[str, str]]:
     try:
         lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
     except OSError:

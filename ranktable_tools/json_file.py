@@ -37,7 +37,7 @@ def parse_json(text: str, path: str) -> object:
         value = json.loads(
             text, object_pairs_hook=_Pairs, parse_int=partial(_whole_number, path), parse_constant=_refuse_constant
         )
-        return _plain(value, "", path)
+        return _to_plain(value, "", path)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         if re.match(r"//|/\*|#", text[error.pos : error.pos + 2]):
@@ -50,7 +50,7 @@ def parse_json(text: str, path: str) -> object:
 
 def write_private(path: Path, text: str) -> None:
     """Write `text` to `path`, mode 0600, by an atomic rename. Raises RanktableError naming the file."""
-    with _draft(path, text) as draft:
+    with _temporary_file(path, text) as draft:
         draft.replace(path)
 
 
@@ -59,7 +59,7 @@ def write_private_first(path: Path, text: str) -> bool:
 
     Of concurrent writers the first one wins, except on a file system without hard links, where the last one does.
     """
-    with _draft(path, text) as draft:
+    with _temporary_file(path, text) as draft:
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -72,7 +72,7 @@ def write_private_first(path: Path, text: str) -> bool:
 
 
 @contextlib.contextmanager
-def _draft(path: Path, text: str) -> Iterator[Path]:
+def _temporary_file(path: Path, text: str) -> Iterator[Path]:
     """Yield a temporary file beside `path` with the text, synced to disk; it is removed at the end if still there."""
     draft: Path | None = None
     try:
@@ -136,7 +136,7 @@ def _check_depth(path: str, text: str) -> None:
             raise RanktableError(message, code="too-deep")
 
 
-def _plain(value: object, json_path: str, path: str) -> object:
+def _to_plain(value: object, json_path: str, path: str) -> object:
     if isinstance(value, _Pairs):
         plain: dict[str, object] = {}
         for key, member in value:
@@ -145,10 +145,10 @@ def _plain(value: object, json_path: str, path: str) -> object:
             if key in plain:
                 message = f"{path}: {here}: duplicate key {name}; keep one of them"
                 raise RanktableError(message, code="duplicate-key", json_path=here, value=key)
-            plain[key] = _plain(member, here, path)
+            plain[key] = _to_plain(member, here, path)
         return plain
     if isinstance(value, list):
-        return [_plain(member, f"{json_path}[{index}]", path) for index, member in enumerate(value)]
+        return [_to_plain(member, f"{json_path}[{index}]", path) for index, member in enumerate(value)]
     return value
 
 

@@ -17,8 +17,8 @@ _Global = tuple[str, GlobalTable]
 
 def lint_across(files: Sequence[ReadFile], node_ports: str | None) -> list[Finding]:
     """Return the mistakes across these files; only those of the guide's dialect are compared."""
-    tables = [(opened.path, table) for opened in files if (table := _whole(opened)) is not None]
-    findings = list(_different(tables))
+    tables = [(opened.path, table) for opened in files if (table := _as_global_table(opened)) is not None]
+    findings = list(_differing_tables(tables))
     if len({table_digest(table) for _, table in tables}) == 1:
         findings += _lint_locals([opened for opened in files if _is_local(opened)], tables[0])
     if node_ports is not None:
@@ -26,7 +26,7 @@ def lint_across(files: Sequence[ReadFile], node_ports: str | None) -> list[Findi
     return findings
 
 
-def _whole(opened: ReadFile) -> GlobalTable | None:
+def _as_global_table(opened: ReadFile) -> GlobalTable | None:
     if opened.dialect.name != "modelarts" or opened.reading.kind != "cluster":
         return None
     return whole(part_of(opened.reading.table))
@@ -38,7 +38,7 @@ def _is_local(opened: ReadFile) -> bool:
     return is_local and len(list(opened.reading.servers)) == 1
 
 
-def _different(tables: Sequence[_Global]) -> Iterator[Finding]:
+def _differing_tables(tables: Sequence[_Global]) -> Iterator[Finding]:
     for path, table in tables[1:]:
         first_path, first = tables[0]
         if table_digest(table) != table_digest(first):
@@ -68,7 +68,7 @@ def _lint_locals(files: Sequence[ReadFile], named: _Global) -> Iterator[Finding]
         if first != opened.path:
             message = f"is {entry or 'the scheduler'} of {global_path}, and so is {first}"
             yield Finding(opened.path, "error", "local-twice", "server_list[0]", None, message, "keep one of them")
-    yield from _missing(table, global_path, path_by_entry, list(given))
+    yield from _missing_local_tables(table, global_path, path_by_entry, list(given))
 
 
 def _other_port(path: str, local: TableServer, entry: TableServer, global_path: str) -> Iterator[Finding]:
@@ -80,7 +80,7 @@ def _other_port(path: str, local: TableServer, entry: TableServer, global_path: 
         yield Finding(path, "note", "port-differs", json_path, str(local.server_port), message, instead)
 
 
-def _missing(
+def _missing_local_tables(
     table: GlobalTable, global_path: str, path_by_entry: dict[int | None, str], given: list[str]
 ) -> Iterator[Finding]:
     hosts = HostComparer()

@@ -22,10 +22,10 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument("--part", action="store_true", help="accept a table of one host before the merge")
     parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU")
     parser.add_argument("--node-ports", metavar="P,P", help="the scheduler's NODE_PORTS, checked against the table")
-    parser.set_defaults(command=_lint)
+    parser.set_defaults(command=_run_lint)
 
 
-def _lint(arguments: argparse.Namespace) -> int:
+def _run_lint(arguments: argparse.Namespace) -> int:
     options = LintOptions(
         arguments.dialect, arguments.share_devices, arguments.node_ports, arguments.strict, arguments.part,
         read_options(arguments),

@@ -33,8 +33,8 @@ def merge(parts: Sequence[NamedPart], *, share_devices: bool = False) -> GlobalT
     _check_clashes(parts, share_devices)
     return GlobalTable(
         scheduler,
-        _joined("prefill", [named.part.prefill for named in parts]),
-        _joined("decode", [named.part.decode for named in parts]),
+        _join_servers("prefill", [named.part.prefill for named in parts]),
+        _join_servers("decode", [named.part.decode for named in parts]),
     )
 
 
@@ -72,7 +72,7 @@ def _check_clashes(parts: Sequence[NamedPart], share_devices: bool) -> None:
         raise RanktableError(str(problems[0]))
 
 
-def _joined(role: str, lists: Sequence[tuple[TableServer, ...]]) -> tuple[TableServer, ...]:
+def _join_servers(role: str, lists: Sequence[tuple[TableServer, ...]]) -> tuple[TableServer, ...]:
     servers = tuple(server for servers in lists for server in servers)
     if not servers:
         raise RanktableError(f"no table has a {role} instance; generate one with --{role}-server-list")

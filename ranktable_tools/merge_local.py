@@ -37,14 +37,14 @@ def merge_local(parts: Sequence[NamedInstance]) -> Table:
     for named in parts:
         for number, server in enumerate(named.instance.servers):
             servers.append(LocatedServer(server, f"{named.path}: server_list[{number}]"))
-    ranked = _ranked(servers)
+    ranked = _with_ranks(servers)
     problems = errors(TableReading("modelarts", "instance", (), (LocatedInstance(None, ranked, parts[0].path),)))
     if problems:
         raise RanktableError(str(problems[0]))
-    return Table("instance", (), (TableInstance(None, tuple(_joined([located.server for located in ranked]))),))
+    return Table("instance", (), (TableInstance(None, tuple(_join_by_host([located.server for located in ranked]))),))
 
 
-def _ranked(servers: Sequence[LocatedServer]) -> tuple[LocatedServer, ...]:
+def _with_ranks(servers: Sequence[LocatedServer]) -> tuple[LocatedServer, ...]:
     ranked, start = [], 0
     for located in servers:
         devices = tuple(
@@ -59,7 +59,7 @@ def _by_rank(server: TableServer) -> list[TableDevice]:
     return sorted(server.devices, key=lambda device: int(device.rank_id))
 
 
-def _joined(servers: Sequence[TableServer]) -> list[TableServer]:
+def _join_by_host(servers: Sequence[TableServer]) -> list[TableServer]:
     hosts = HostComparer()
     joined: list[TableServer] = []
     for server in servers:

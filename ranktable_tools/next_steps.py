@@ -56,7 +56,7 @@ def _line(global_path: str, save_dir: str, local: NamedLocal, variables: str, po
     local_path = os.path.join(save_dir, local.file_name)
     return (
         f"  GLOBAL_RANK_TABLE_FILE_PATH={shlex.quote(global_path)} RANK_TABLE_FILE_PATH={shlex.quote(local_path)} "
-        f"{variables}sh {shlex.quote(_launcher())} --model=MODEL --host=0.0.0.0 --port={port}"
+        f"{variables}sh {shlex.quote(_launcher_path())} --model=MODEL --host=0.0.0.0 --port={port}"
     )
 
 
@@ -85,6 +85,6 @@ def _public_port(ports: Sequence[int]) -> int:
     return next(port for port in range(_PUBLIC_PORT, 65536) if port not in ports)
 
 
-def _launcher() -> str:
+def _launcher_path() -> str:
     launcher = Path(__file__).resolve().parent.parent / "deploy" / "PD_separate" / "start_servers.sh"
     return str(launcher) if launcher.exists() else "deploy/PD_separate/start_servers.sh"

@@ -43,9 +43,9 @@ def instance_addresses(
     if not addresses:
         raise RanktableError(
             "NODE_PORTS is not set and no entry of the global table has a server_port: set NODE_PORTS to the --port of "
-            f"each of the {len(pairs)} instances in table order, like NODE_PORTS={_example(len(pairs))}"
+            f"each of the {len(pairs)} instances in table order, like NODE_PORTS={_example_ports(len(pairs))}"
         )
-    return addresses, tuple(_missing(instance) for instance, port in pairs if port is None)
+    return addresses, tuple(_no_port_note(instance) for instance, port in pairs if port is None)
 
 
 def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
     words = [word.strip() for word in value.split(",")]
     count = len(table.instances)
     if words == [""]:
-        raise RanktableError(f"NODE_PORTS is empty: write one port per instance, like {_example(count)}")
+        raise RanktableError(f"NODE_PORTS is empty: write one port per instance, like {_example_ports(count)}")
     ports = []
     for word in words:
         port = parse_port(word)
@@ -121,12 +121,12 @@ def _address(instance: InstanceEntry, port: int) -> InstanceAddress:
     return InstanceAddress(instance.role, server, dial_host(host), port, instance.index, instance.name)
 
 
-def _missing(instance: InstanceEntry) -> str:
+def _no_port_note(instance: InstanceEntry) -> str:
     return (
         f"{instance} on {instance.server.server_ip} is ignored: {instance.json_path} of the global table has no "
         "server_port and NODE_PORTS is not set"
     )
 
 
-def _example(count: int) -> str:
+def _example_ports(count: int) -> str:
     return ",".join(str(8088 + index) for index in range(count))

@@ -20,8 +20,8 @@ def check_names(names: Sequence[tuple[str, str]]) -> None:
 def check_inputs(flag: str, inputs: Sequence[str], outputs: Sequence[Path]) -> None:
     """Raise RanktableError for a repeated input, or one that an output would overwrite."""
     for number, path in enumerate(inputs):
-        twin = next((other for other in inputs[:number] if _is_same(other, Path(path))), None)
-        if twin is not None:
+        repeated = next((other for other in inputs[:number] if _is_same(other, Path(path))), None)
+        if repeated is not None:
             raise RanktableError(f"{flag} has {path} twice; nothing was written")
         if any(_is_same(path, output) for output in outputs):
             raise RanktableError(f"{path} is an input and would be overwritten; nothing was written: use another path")

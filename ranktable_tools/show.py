@@ -11,11 +11,11 @@ from ranktable_tools.tables import Table, TableInstance, TableServer, whole
 def show(opened: ReadFile) -> list[str]:
     """Return the lines of a table of any dialect."""
     table = opened.reading.table
-    drawn = _cluster(opened, table) if table.kind == "cluster" else _instance_table(opened, table)
+    drawn = _cluster_lines(opened, table) if table.kind == "cluster" else _instance_table(opened, table)
     return [*drawn, *(f"note: {note}" for note in opened.reading.notes)]
 
 
-def _cluster(opened: ReadFile, table: Table) -> Iterator[str]:
+def _cluster_lines(opened: ReadFile, table: Table) -> Iterator[str]:
     yield f"{opened.path}: {opened.dialect.name}, {table.role_counts()}, {_state(opened, table)}"
     if table.schedulers:
         yield "  clients"
@@ -30,7 +30,7 @@ def _cluster(opened: ReadFile, table: Table) -> Iterator[str]:
     decode = [name for name, instance in zip(names, table.instances, strict=True) if instance.role == "decode"]
     engines = {server.worker for instance in table.instances for server in instance.servers}
     if prefill and decode and len(engines) == 1:  # no KV goes from one engine to another
-        yield f"  KV: {_span(prefill)} ==> {_span(decode)}"
+        yield f"  KV: {_name_range(prefill)} ==> {_name_range(decode)}"
 
 
 def _instance_table(opened: ReadFile, table: Table) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _names(instances: Sequence[TableInstance]) -> Iterator[str]:
         counts[role] += 1
 
 
-def _span(names: Sequence[str]) -> str:
+def _name_range(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}..{len(names) - 1}"
 
 

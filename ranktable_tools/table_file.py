@@ -26,8 +26,8 @@ def read_global(path: str, *, share_devices: bool = False) -> GlobalTable:
 
 def read_part(path: str, *, share_devices: bool = False) -> TablePart:
     """Return the global table in `path`; groups may be missing. Raises RanktableError naming file, place and value."""
-    root = _root(path, "global")
-    reading = _checked(root, modelarts.read_global, share_devices)
+    root = _read_document(path, "global")
+    reading = _check_table(root, modelarts.read_global, share_devices)
     if reading is None:
         raise refusal(path, root.problems)
     return part_of(reading.table)
@@ -43,15 +43,15 @@ def read_local(path: str) -> LocalTable:
 
 def examine_global(path: str, *, share_devices: bool = False) -> tuple[list[Problem], GlobalTable | None]:
     """Return every problem of a complete global table, and the table if there is none."""
-    root = _root(path, "global")
+    root = _read_document(path, "global")
     modelarts.check_whole(root)
-    reading = _checked(root, modelarts.read_global, share_devices)
+    reading = _check_table(root, modelarts.read_global, share_devices)
     return root.problems, None if reading is None else whole(part_of(reading.table))
 
 
 def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
     """Return every problem of a pdserve process's local table, and the table if there is none."""
-    root = _root(path, "local")
+    root = _read_document(path, "local")
     reading = modelarts.read_local(root)
     servers = [located.server for located in reading.servers]
     if len(servers) > 1:
@@ -93,7 +93,7 @@ def refusal(path: str, problems: Sequence[Problem]) -> RanktableError:
     return RanktableError(f"{path}: {first}{more}", code=first.code, json_path=first.json_path, value=first.value)
 
 
-def _root(path: str, wanted: Literal["global", "local"]) -> Node:
+def _read_document(path: str, wanted: Literal["global", "local"]) -> Node:
     """Return the document. Raises RanktableError for a table of the other kind."""
     root = Node(read_json(path), "", [])
     other: Literal["global", "local"] = "local" if wanted == "global" else "global"
@@ -107,7 +107,7 @@ def _servers(servers: Sequence[TableServer]) -> str:
     return f"has {len(servers)} servers, {' and '.join(server.server_ip for server in servers)}"
 
 
-def _checked(root: Node, read: Callable[[Node], TableReading], share_devices: bool) -> TableReading | None:
+def _check_table(root: Node, read: Callable[[Node], TableReading], share_devices: bool) -> TableReading | None:
     """Return the reading, or None if it breaks rules; problems are added to the node's list."""
     reading = read(root)
     root.problems.extend(errors(reading, RuleOptions(share_devices), root.problems))

@@ -31,13 +31,13 @@ class TablePoller(Generic[Table]):
             self._reading = self._start()
         done, _ = await asyncio.wait({self._reading}, timeout=self._timeout_s)
         if not done:
-            return self._slow()
+            return self._slow_error()
         finished, self._reading = self._reading, None
         was_slow, self._is_slow = self._is_slow, False
         found = finished.result()
         return self._file.table if found is None and was_slow and not self._file.is_unusable else found
 
-    def _slow(self) -> RanktableError | None:
+    def _slow_error(self) -> RanktableError | None:
         if self._is_slow:
             return None
         self._is_slow = True

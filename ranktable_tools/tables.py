@@ -147,10 +147,10 @@ class GlobalTable:
     @property
     def table(self) -> Table:
         """The same table as a Table."""
-        listed = (TableInstance(role, (one,)) for role, one in self._roles())
+        listed = (TableInstance(role, (one,)) for role, one in self._servers_by_role())
         return Table("cluster", (self.scheduler,), tuple(listed))
 
-    def _roles(self) -> Iterator[tuple[InstanceRole, TableServer]]:
+    def _servers_by_role(self) -> Iterator[tuple[InstanceRole, TableServer]]:
         yield from (("prefill", server) for server in self.prefill)
         yield from (("decode", server) for server in self.decode)
 

@@ -51,16 +51,16 @@ class Watch:
         had_error, self._has_error = self._has_error, False
         if before is None:
             self.version = 1
-            self._say(f"{self._head(found)}: {found.table.role_counts()}")
+            self._say(f"{self._version_text(found)}: {found.table.role_counts()}")
             return
         sentences = diff(before.table, found.table)
         if sentences:
             self.version += 1
-            self._say(f"{self._head(found)}: {' '.join(sentences)}")
+            self._say(f"{self._version_text(found)}: {' '.join(sentences)}")
         elif had_error:
-            self._say(f"valid again: the table of {self._head(found)}")
+            self._say(f"valid again: the table of {self._version_text(found)}")
 
-    def _head(self, found: Seen) -> str:
+    def _version_text(self, found: Seen) -> str:
         return f"version {self.version}" + ("" if found.digest is None else f", digest {found.digest}")
 
 

@@ -43,7 +43,7 @@ def _watch(arguments: argparse.Namespace) -> int:
         return seen(opened.reading.table, is_ours=opened.dialect.name == "modelarts")
 
     _refuse_what_is_no_table(read, arguments.file)
-    watch = Watch(WatchedTable(arguments.file, read), _say)
+    watch = Watch(WatchedTable(arguments.file, read), _print_line)
     ends_at = None if arguments.for_s is None else time.monotonic() + arguments.for_s
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -63,5 +63,5 @@ def _refuse_what_is_no_table(read: Callable[[str], Seen], path: str) -> None:
             raise
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

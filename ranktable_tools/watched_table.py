@@ -41,7 +41,7 @@ class WatchedTable(Generic[Table]):
         saw it in the same state, so that a slow write is not reported; the previous table stays. Once a reported
         problem is fixed, the table is returned once, even if unchanged.
         """
-        stamp = _stamp(self.path)
+        stamp = _file_stamp(self.path)
         # Read once more after the stamp stops changing: its clock may be too coarse to show a second write.
         if stamp is not None and self._stamps == (stamp, stamp) and self._suspect is None:
             return None
@@ -87,7 +87,7 @@ class WatchedTable(Generic[Table]):
         return error
 
 
-def _stamp(path: str) -> _Stamp | None:
+def _file_stamp(path: str) -> _Stamp | None:
     try:
         status = os.stat(path)
     except OSError:

@@ -21,7 +21,7 @@ _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> Exception:
     """Return the error for an unsuccessful answer: Transient, or ConfigError if a retry would fail too."""
-    detail = await _detail(response, url, deadline)
+    detail = await _error_detail(response, url, deadline)
     status = f"{response.status} {redacted_text(response.reason or '', str(url.url))}".strip()
     message = f"the server answered {status}{': ' if detail else ''}{detail}"
     if response.status in _TRANSIENT or (response.status >= 500 and response.status not in _PERMANENT):
@@ -31,7 +31,7 @@ async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, deadline: Ex
     return ConfigError(f"{url}: {message}{until}")
 
 
-async def _detail(response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> str:
+async def _error_detail(response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> str:
     """Return the start of the body as one line without secrets; for an S3 error, its code and message."""
     body = bytearray()
     try:

@@ -31,7 +31,7 @@ class Digests:
             ("sha256", _first(_DIGEST, headers.get("Repr-Digest"))),
             ("sha256", _first(_DIGEST, headers.get("Content-Digest"))),
         ]
-        decoded = [(name, _decoded(value)) for name, value in header_digests if value]
+        decoded = [(name, _decode_base64(value)) for name, value in header_digests if value]
         self._expected = [(hashlib.new(name, usedforsecurity=False), value) for name, value in decoded if value]
         self._expected = [(hasher, value) for hasher, value in self._expected if len(value) == hasher.digest_size]
 
@@ -53,7 +53,7 @@ def stored_md5(headers: Mapping[str, str]) -> bytes | None:
     if value is None and "x-ms-request-id" in headers:
         value = headers.get("Content-MD5")
     if value is not None:
-        return _decoded(value)
+        return _decode_base64(value)
     etag = _MD5_ETAG.fullmatch(headers.get("ETag", ""))
     if etag is None or not any(name in headers for name in _STORES) or _is_encrypted(headers):
         return None
@@ -90,7 +90,7 @@ def _first(pattern: re.Pattern[str], value: str | None) -> str | None:
     return found[1] if found else None
 
 
-def _decoded(value: str) -> bytes | None:
+def _decode_base64(value: str) -> bytes | None:
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error:

@@ -69,7 +69,7 @@ class _Fetch:
             async with self._servers.exchange("GET", url, deadline, connected, headers=headers) as response:
                 if response.status not in REDIRECTS:
                     return await self._receive(response, url, deadline)
-                url = _redirected(response, url)
+                url = _follow_redirect(response, url)
         raise ConfigError(f"{source}: more than {self._limits.max_redirects} redirects")
 
     async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> int:
@@ -116,7 +116,7 @@ class _Fetch:
         return self._part
 
 
-def _redirected(response: aiohttp.ClientResponse, url: RemoteUrl) -> RemoteUrl:
+def _follow_redirect(response: aiohttp.ClientResponse, url: RemoteUrl) -> RemoteUrl:
     if url.is_presigned:
         raise ConfigError(
             f"{url}: the server answered {response.status}, and redirects of a presigned URL are not followed; "

@@ -66,23 +66,25 @@ class AllowedServers:
         """
         sockets = CheckedSockets(self.rules)
 
-        async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        async def without_retry(
+            request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
             # The library itself would retry after its own errors, but not after this one.
-            with _translated(url, sockets, deadline):
+            with _translate_errors(url, sockets, deadline):
                 return await handler(request)
 
-        with _translated(url, sockets, deadline):
+        with _translate_errors(url, sockets, deadline):
             async with (
                 deadline,
-                self._session(sockets, on_connected, once) as session,
+                self._open_session(sockets, on_connected, without_retry) as session,
                 session.request(
                     method, url.url, headers=headers, data=body, expect100=expect100, allow_redirects=False
                 ) as response,
             ):
                 yield response
 
-    def _session(
-        self, sockets: CheckedSockets, on_connected: Callable[[], None], once: aiohttp.ClientMiddlewareType
+    def _open_session(
+        self, sockets: CheckedSockets, on_connected: Callable[[], None], without_retry: aiohttp.ClientMiddlewareType
     ) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             resolver=self._resolver, use_dns_cache=False, force_close=True, socket_factory=sockets
@@ -94,7 +96,7 @@ class AllowedServers:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
-            middlewares=(once,),
+            middlewares=(without_retry,),
             trace_configs=[_trace_of(on_connected)],
             timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
         )
@@ -110,7 +112,7 @@ def _trace_of(on_connected: Callable[[], None]) -> aiohttp.TraceConfig:
 
 
 @contextlib.contextmanager
-def _translated(url: RemoteUrl, sockets: CheckedSockets, deadline: ExchangeDeadline) -> Iterator[None]:
+def _translate_errors(url: RemoteUrl, sockets: CheckedSockets, deadline: ExchangeDeadline) -> Iterator[None]:
     """Translate the library's errors. Their texts may contain the whole URL, so neither text nor chain is kept."""
     try:
         yield

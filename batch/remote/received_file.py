@@ -23,7 +23,7 @@ class ReceivedFile:
         self._fd = -1
 
     def __enter__(self) -> Self:
-        with self._translated():
+        with self._translate_errors():
             self._fd = os.open(self._part, _FLAGS, 0o600)
         return self
 
@@ -34,13 +34,13 @@ class ReceivedFile:
 
     def restart(self) -> None:
         """Truncate the file."""
-        with self._translated():
+        with self._translate_errors():
             os.ftruncate(self._fd, 0)
             os.lseek(self._fd, 0, os.SEEK_SET)
 
     def write(self, piece: bytes) -> None:
         """Append these bytes."""
-        with self._translated():
+        with self._translate_errors():
             view = memoryview(piece)
             while view:
                 view = view[os.write(self._fd, view) :]
@@ -48,17 +48,17 @@ class ReceivedFile:
     def keep(self) -> None:
         """Move the file to its path, replacing an existing one."""
         self._close()
-        with self._translated():
+        with self._translate_errors():
             self._part.replace(self._path)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with self._translated():
+            with self._translate_errors():
                 os.close(fd)
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

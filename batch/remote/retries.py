@@ -29,14 +29,14 @@ async def retried(attempt: Callable[[], Awaitable[T]], *, what: str, retries: Re
     deadline = asyncio.timeout(whole_s)
     try:
         async with deadline:
-            return await _try(attempt, what, retries)
+            return await _run_with_retries(attempt, what, retries)
     except TimeoutError:
         if not deadline.expired():
             raise
         raise DeadlineExceeded(f"{what}: not done within {whole_s:g} s") from None
 
 
-async def _try(attempt: Callable[[], Awaitable[T]], what: str, retries: Retries) -> T:
+async def _run_with_retries(attempt: Callable[[], Awaitable[T]], what: str, retries: Retries) -> T:
     failures = 0
     while True:
         try:

@@ -84,8 +84,8 @@ class _Sending:
             raise ConfigError(f"{self._file.name}: the file changed while it was sent: it had {self._size} bytes")
         self._sent = 0
         async with self._servers.exchange(
-            "PUT", target, deadline, partial(self._connected, deadline),
-            headers=self._headers(target), body=self._pieces(deadline), expect100=self._expects_continue,
+            "PUT", target, deadline, partial(self._on_connected, deadline),
+            headers=self._headers(target), body=self._body_pieces(deadline), expect100=self._expects_continue,
         ) as response:  # fmt: skip
             if self._expects_continue and response.status == 417:
                 raise Transient("the server does not support Expect: 100-continue")
@@ -110,7 +110,7 @@ class _Sending:
         if stored not in (None, self._md5):
             raise Transient(f"the stored file has MD5 {stored.hex()}, but the local file has {self._md5.hex()}")
 
-    def _connected(self, deadline: ExchangeDeadline) -> None:
+    def _on_connected(self, deadline: ExchangeDeadline) -> None:
         if self._expects_continue:
             deadline.expect(_GO_AHEAD, self._limits.expect_s)
         else:
@@ -120,7 +120,7 @@ class _Sending:
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns
 
-    async def _pieces(self, deadline: ExchangeDeadline) -> AsyncIterator[bytes]:
+    async def _body_pieces(self, deadline: ExchangeDeadline) -> AsyncIterator[bytes]:
         """Yield the file; the connection takes the next piece after it has sent the last."""
         while piece := os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - self._sent), self._sent):
             deadline.expect(f"acceptance of the next {len(piece)} bytes", self._limits.waits.idle_s)

@@ -64,7 +64,7 @@ class BatchServer:
         shown = self.backend.shown
         if answer.status == 401:
             raise ConfigError(f"{shown} refuses the API key: set --api-key or PDSERVE_API_KEY")
-        served = _served(answer)
+        served = _served_models(answer)
         if served is None:
             problem = f"{shown} answers GET /v1/models with {answer.status} and lists no model"
             if answer.status >= 500 or answer.status in _TEMPORARY:
@@ -78,7 +78,7 @@ class BatchServer:
 async def check_models(backend: BatchBackend, models: Collection[str], place: Path) -> None:
     """Raise ConfigError if `place` has answers of a model not served now: the rest would come from another one."""
     if models:
-        served = _served(await backend.send("GET", "/v1/models")) or []
+        served = _served_models(await backend.send("GET", "/v1/models")) or []
         for name in sorted(set(models) - set(served)):
             rest = f"its failed lines would be answered by {', '.join(served) or '(none)'}"
             raise ConfigError(f"{place} has good answers of the model {name}, and {rest}: serve the same model")
@@ -102,7 +102,7 @@ def server(request: BatchRequest) -> BatchServer:
     return BatchServer(backend, tuple(name for name in names if name))
 
 
-def _served(answer: Answer) -> list[str] | None:
+def _served_models(answer: Answer) -> list[str] | None:
     try:
         body: Any = orjson.loads(answer.body)
         return [str(card["id"]) for card in body["data"]]

@@ -44,7 +44,7 @@ class BatchFiles:
 def local_files(request: BatchRequest, interruption: Interruption, environ: Mapping[str, str]) -> Iterator[BatchFiles]:
     """Fetch the input if it is at a URL and yield the paths; a download is deleted on exit. Raises PdserveError."""
     rules = AddressRules.of(request.options.allow_private_urls)
-    target = _target(request)
+    target = _upload_url(request)
     if target is not None:
         interruption.run(check_resolves(target, rules))
     with contextlib.ExitStack() as stack:
@@ -54,7 +54,7 @@ def local_files(request: BatchRequest, interruption: Interruption, environ: Mapp
             source = Path(folder) / "input.jsonl"
             limits = DownloadLimits(max_bytes=request.options.max_input_bytes)
             interruption.run(download(request.input_file, source, rules=rules, limits=limits))
-        output = Path(request.output_file) if target is None else _waiting(request, source, environ)
+        output = Path(request.output_file) if target is None else _pending_path(request, source, environ)
         error = None if request.options.error_file is None else Path(request.options.error_file)
         yield BatchFiles(source, output, error, target)
 
@@ -71,7 +71,7 @@ def send(request: BatchRequest, files: BatchFiles, interruption: Interruption) -
     remove_note(note_of(files.output))
 
 
-def _target(request: BatchRequest) -> RemoteUrl | None:
+def _upload_url(request: BatchRequest) -> RemoteUrl | None:
     """Return the upload URL, None for a local output. Raises ConfigError for errors detectable now."""
     ends, errors = (request.input_file, request.output_file), request.options.error_file
     if errors is not None and is_remote(errors):
@@ -80,7 +80,7 @@ def _target(request: BatchRequest) -> RemoteUrl | None:
         return None
     if request.options.retry_failed:
         raise ConfigError(f"--retry-failed reads the previous run's output, but {redacted(ends[1])} is only written")
-    if is_remote(ends[0]) and _plain(ends[0]) == _plain(ends[1]):
+    if is_remote(ends[0]) and _without_query(ends[0]) == _without_query(ends[1]):
         raise ConfigError(f"the output {redacted(ends[1])} is the input: choose another path")
     target = RemoteUrl.parse(ends[1])
     if target.expires_at is not None and target.expires_at <= datetime.now(UTC):
@@ -88,7 +88,7 @@ def _target(request: BatchRequest) -> RemoteUrl | None:
     return target
 
 
-def _waiting(request: BatchRequest, source: Path, environ: Mapping[str, str]) -> Path:
+def _pending_path(request: BatchRequest, source: Path, environ: Mapping[str, str]) -> Path:
     """Return the path of an output before upload: the same for one input, model and URL, whatever its signature."""
     chosen = request.options.output_tmp_dir
     folder = default_cache_dir(environ) / _FOLDER if chosen is None else Path(chosen)
@@ -98,9 +98,9 @@ def _waiting(request: BatchRequest, source: Path, environ: Mapping[str, str]) ->
             content = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
-    name = "\n".join((content, _plain(request.output_file), str(sorted(request.answer_settings.items()))))
+    name = "\n".join((content, _without_query(request.output_file), str(sorted(request.answer_settings.items()))))
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.jsonl"
 
 
-def _plain(url: str) -> str:
+def _without_query(url: str) -> str:
     return url.partition("?")[0]

@@ -45,13 +45,13 @@ class Interruption:
             work.close()
             raise KeyboardInterrupt
         try:
-            return run_loop(self._cancellable(work))
+            return run_loop(self._run_cancellable(work))
         except asyncio.CancelledError:
             if self.number is None:
                 raise
             raise KeyboardInterrupt from None
 
-    async def _cancellable(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_cancellable(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         assert task is not None, "a loop runs tasks"
         self._work = asyncio.get_running_loop(), task

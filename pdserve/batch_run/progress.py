@@ -68,13 +68,13 @@ class ProgressView:
         lines, tokens = self.rates()
         return (
             f"{self._last.done:,} of {self._last.total:,} lines, {self._last.errors:,} errors, "
-            f"{lines:.1f} lines/s, {tokens:.1f} tokens/s, {self._left_of(self._last)}{_fewer(self._last)}"
+            f"{lines:.1f} lines/s, {tokens:.1f} tokens/s, {self._left_of(self._last)}{_limit(self._last)}"
         )
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Show the progress periodically, even without new answers; close the bar on exit."""
-        task = asyncio.create_task(self._keep())
+        task = asyncio.create_task(self._keep_updating())
         try:
             yield
         finally:
@@ -84,7 +84,7 @@ class ProgressView:
                 if self._bar is not None:
                     self._bar.close()
 
-    async def _keep(self) -> None:
+    async def _keep_updating(self) -> None:
         while True:
             is_bar = self._stream.isatty()
             await asyncio.sleep(_BAR_EVERY_S if is_bar else EVERY_S)
@@ -104,14 +104,14 @@ class ProgressView:
                 bar_format=_BAR,
             )  # fmt: skip
         self._bar.set_postfix_str(
-            f"{self.rates()[1]:.1f} tokens/s, {self._left_of(progress)}, {progress.errors} errors{_fewer(progress)}",
+            f"{self.rates()[1]:.1f} tokens/s, {self._left_of(progress)}, {progress.errors} errors{_limit(progress)}",
             refresh=False,
         )
         self._bar.update(progress.done - self._bar.n)
 
     def _left_of(self, progress: BatchProgress) -> str:
         left = self._left.seconds(self._clock(), progress.total)
-        return f"{'?' if left is None else _short(left)} left"
+        return f"{'?' if left is None else _format_duration(left)} left"
 
 
 @contextlib.contextmanager
@@ -121,12 +121,12 @@ def _ignore_stream_errors() -> Iterator[None]:
         yield
 
 
-def _fewer(progress: BatchProgress) -> str:
+def _limit(progress: BatchProgress) -> str:
     """Return the limit on lines in flight while the server is busy, empty otherwise."""
     return "" if progress.at_once is None else f", {progress.at_once} at once: the server is busy"
 
 
-def _short(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Return `42s`, `3m10s`, `2h05m`."""
     whole = round(seconds)
     if whole < 60:

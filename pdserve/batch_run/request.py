@@ -84,12 +84,12 @@ class BatchRequest:
         Its queue has room for --max-inflight lines: no line is refused or times out in the queue.
         """
         given = {name: value for name, value in vars(self.namespace).items() if name not in _SERVERS}
-        patient = {
+        without_queue_limits = {
             "first_token_timeout": _LINE_S,
             "max_queued_requests": MAX_INFLIGHT,
             "max_queued_tokens": self.max_inflight * self.options.max_line_bytes,
         }
-        return from_namespace(SchedulerOptions, argparse.Namespace(**patient | given))
+        return from_namespace(SchedulerOptions, argparse.Namespace(**without_queue_limits | given))
 
     @property
     def answer_settings(self) -> dict[str, str]:

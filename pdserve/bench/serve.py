@@ -84,7 +84,7 @@ class _Bench:
             except Unavailable as error:
                 raise _with_advice(error) from error.__cause__
             requests = await make_requests(options, http, self._model, folder)
-            endpoint = Endpoint(http, options.url, _dialect(options, self._model))
+            endpoint = Endpoint(http, options.url, _make_dialect(options, self._model))
             await _warm_up(endpoint, requests, options.num_warmups)
             await self._measure(endpoint, requests)
 
@@ -173,7 +173,7 @@ async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tup
     return requested, ""
 
 
-def _dialect(options: ServeOptions, model: str) -> ApiDialect:
+def _make_dialect(options: ServeOptions, model: str) -> ApiDialect:
     where = {"path": options.endpoint} if options.endpoint else {}
     if options.is_pooled:
         return Embeddings(model, options.extra_fields, **where)

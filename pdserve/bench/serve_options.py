@@ -40,7 +40,7 @@ A key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY. Ctrl-C pr
 """
 
 
-def _percents(text: str) -> tuple[float, ...]:
+def _parse_percentiles(text: str) -> tuple[float, ...]:
     try:
         values = tuple(float(part) for part in text.split(",") if part)
     except ValueError as error:
@@ -99,7 +99,7 @@ class ServeOptions:
     percentile_metrics: tuple[str, ...] = flag(
         (), f"metrics to report, of {', '.join(METRICS)} (default: {','.join(_METRICS)}; for vectors e2el)", many=True
     )
-    metric_percentiles: tuple[float, ...] = flag((50.0, 90.0, 99.0), "(default: 50,90,99)", parse=_percents)
+    metric_percentiles: tuple[float, ...] = flag((50.0, 90.0, 99.0), "(default: 50,90,99)", parse=_parse_percentiles)
     label: str = flag("", "name of the run in the result (default: the backend)")
     save_result: bool = flag(False, "write the figures as JSON, with vLLM's keys")
     save_detailed: bool = flag(False, "include each request's times, lengths, text and error")
@@ -140,12 +140,12 @@ class ServeOptions:
     @property
     def goals(self) -> dict[str, float]:
         """Milliseconds by metric. Raises ConfigError."""
-        return dict(map(_goal, self.goodput))
+        return dict(map(_parse_goal, self.goodput))
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers from --header, and the user and password of --base-url. Raises ConfigError."""
-        given, user = _pairs("--header", self.header), _split_user(self.base_url)[1]
+        given, user = _parse_pairs("--header", self.header), _split_user(self.base_url)[1]
         if not user or any(name.lower() == "authorization" for name in given):
             return given
         return {**given, "Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
@@ -228,7 +228,7 @@ def check(options: ServeOptions) -> ServeOptions:
         raise ConfigError(f"--plot {options.plot}: use a file that ends in .svg or .png")
     if options.plot:
         require_plot()
-    _ = options.goals, options.headers, options.extra_fields, _pairs("--metadata", options.metadata)
+    _ = options.goals, options.headers, options.extra_fields, _parse_pairs("--metadata", options.metadata)
     return options
 
 
@@ -249,7 +249,7 @@ def _split_user(url: str) -> tuple[str, str]:
     return f"{scheme}{mark}{host}{slash}{path}", unquote(user)
 
 
-def _goal(text: str) -> tuple[str, float]:
+def _parse_goal(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
     try:
         value = float(limit)
@@ -260,7 +260,7 @@ def _goal(text: str) -> tuple[str, float]:
     return name, value
 
 
-def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
+def _parse_pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")

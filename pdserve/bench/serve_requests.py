@@ -55,7 +55,7 @@ def _custom(options: ServeOptions, one: FilePrompt) -> LoadRequest:
 async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: str) -> list[LoadRequest]:
     """Return shuffled conversations of the file whose prompt and answer are neither too short nor too long."""
     given, requests = options.sharegpt_output_len or options.output_len, list[LoadRequest]()
-    for one in _shuffled(options):
+    for one in _shuffled_sharegpt(options):
         if len(requests) == options.num_prompts:
             break
         prompt_len = await _count(http, options.url, model, one.prompt)
@@ -69,7 +69,7 @@ async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: s
     return requests
 
 
-def _shuffled(options: ServeOptions) -> list[FilePrompt]:
+def _shuffled_sharegpt(options: ServeOptions) -> list[FilePrompt]:
     prompts = list(read_sharegpt(_path(options)))
     if not options.disable_shuffle:
         random.Random(options.seed).shuffle(prompts)

@@ -33,11 +33,11 @@ def profile(model: Any, say: Callable[..., None]) -> None:
     for clock in (time.perf_counter, time.thread_time):
         for name, requests, start, count in (*steps, (f"prefill 1 x {PREFILL_PROMPT}", 1, 0, PREFILL_PROMPT)):
             batch = _batch(model, requests, start, count)
-            parts = {part: _best_ms(call, clock) for part, call in _parts(model, batch)}
+            parts = {part: _best_ms(call, clock) for part, call in _timed_parts(model, batch)}
             say(measure=name, clock="wall" if clock is time.perf_counter else "cpu", unit="ms", **parts)
 
 
-def _parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], object]]]:
+def _timed_parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "step", lambda: model.launch(batch)
     fused, layout = model._fused, model.info.layout
     if fused is None:  # transformers runs it

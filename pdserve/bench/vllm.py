@@ -39,7 +39,7 @@ class Vllm:
         self.log = home / "vllm-rates.log"
         self._buffer = b""
         self._replies, theirs = os.pipe()
-        held, self._life = os.pipe()  # the guard's pipe, for a paused peer when we are killed
+        held, self._guard_pipe = os.pipe()  # the guard's pipe, for a paused peer when we are killed
         keeper = kept(
             sorted(os.sched_getaffinity(0)), [str(python), "-u", str(_SCRIPT), str(model), dtype, str(theirs)]
         )
@@ -81,7 +81,7 @@ class Vllm:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        for descriptor in (self._replies, self._life):
+        for descriptor in (self._replies, self._guard_pipe):
             os.close(descriptor)
 
     def _signal(self, number: signal.Signals) -> None:

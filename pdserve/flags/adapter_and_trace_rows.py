@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
+from pdserve.flags.row import Arity, VllmFlag, no_effect, refused, supported
 
 _SWITCHES: Final = frozenset((
     "--enable-lora", "--fully-sharded-loras", "--enable-lora-bias", "--enable-prompt-adapter",
@@ -26,22 +26,22 @@ _IMAGES: Final = (
 )  # fmt: skip
 
 
-def _refused(names: Sequence[str], why: str) -> Iterator[VllmFlag]:
-    return (refused(name, why, Takes.NOTHING if name in _SWITCHES else Takes.ONE) for name in names)
+def _refused_rows(names: Sequence[str], why: str) -> Iterator[VllmFlag]:
+    return (refused(name, why, Arity.NOTHING if name in _SWITCHES else Arity.ONE) for name in names)
 
 
 ADAPTER_AND_TRACE_ROWS: Final[tuple[VllmFlag, ...]] = (
-    *_refused(_ADAPTERS, "adapters are not supported: merge them into the weights"),
-    refused("--lora-modules", "adapters are not supported: merge them into the weights", Takes.MANY),
-    refused("--prompt-adapters", "adapters are not supported", Takes.MANY),
-    *_refused(_DRAFTS, "there is no speculative decoding"),
+    *_refused_rows(_ADAPTERS, "adapters are not supported: merge them into the weights"),
+    refused("--lora-modules", "adapters are not supported: merge them into the weights", Arity.MANY),
+    refused("--prompt-adapters", "adapters are not supported", Arity.MANY),
+    *_refused_rows(_DRAFTS, "there is no speculative decoding"),
     refused(
         "--speculative-draft-tensor-parallel-size", "there is no speculative decoding", short="-spec-draft-tp"
     ),
-    refused("--disable-logprobs-during-spec-decoding", "there is no speculative decoding", Takes.MAYBE),
-    *_refused(_IMAGES, "only text is supported"),
+    refused("--disable-logprobs-during-spec-decoding", "there is no speculative decoding", Arity.MAYBE),
+    *_refused_rows(_IMAGES, "only text is supported"),
     no_effect("--limit-mm-per-prompt", "only text is supported: a request with an image is refused"),
-    no_effect("--disable-mm-preprocessor-cache", "only text is supported", Takes.NOTHING),
+    no_effect("--disable-mm-preprocessor-cache", "only text is supported", Arity.NOTHING),
     supported("--otlp-traces-endpoint"),
     no_effect("--collect-detailed-traces", "every trace includes the stages of its prompts"),
 )  # fmt: skip

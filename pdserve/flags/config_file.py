@@ -86,7 +86,7 @@ class _Reader:
 
     def __init__(self, path: str, text: str) -> None:
         self._path = path
-        self._events = self._parsed(text)
+        self._events = self._parse_events(text)
 
     def entries(self) -> Iterator[Entry]:
         """Yield each key with its values; an empty file has none."""
@@ -142,7 +142,7 @@ class _Reader:
                 return event
         raise ConfigError(f"--config {self._path} ends too early")
 
-    def _parsed(self, text: str) -> Iterator[yaml.Event]:
+    def _parse_events(self, text: str) -> Iterator[yaml.Event]:
         try:
             yield from yaml.parse(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from pdserve.flags.row import Takes, VllmFlag, no_effect, refused
+from pdserve.flags.row import Arity, VllmFlag, no_effect, refused
 
 _LISTS: Final = frozenset((
     "cudagraph-capture-sizes", "numa-bind-nodes", "numa-bind-cpus", "device-ids", "cpu-offload-params",
@@ -131,11 +131,11 @@ _REFUSED: Final = {
 }  # fmt: skip
 
 
-def _rows(row: Callable[[str, str, Takes], VllmFlag], names_by_why: dict[str, tuple[str, ...]]) -> Iterator[VllmFlag]:
+def _rows(row: Callable[[str, str, Arity], VllmFlag], names_by_why: dict[str, tuple[str, ...]]) -> Iterator[VllmFlag]:
     for why, names in names_by_why.items():
         for name in names:
-            takes = Takes.NOTHING if name in _SWITCHES else Takes.MANY if name in _LISTS else Takes.ONE
-            yield row(f"--{name}", why, takes)
+            arity = Arity.NOTHING if name in _SWITCHES else Arity.MANY if name in _LISTS else Arity.ONE
+            yield row(f"--{name}", why, arity)
 
 
 ENGINE_ARGS_ROWS: Final[tuple[VllmFlag, ...]] = (

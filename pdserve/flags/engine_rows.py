@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Final
 
-from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
+from pdserve.flags.row import Arity, VllmFlag, no_effect, refused, supported
 from wire.errors import ConfigError
 
-_NOTHING, _MAYBE = Takes.NOTHING, Takes.MAYBE
+_NOTHING, _MAYBE = Arity.NOTHING, Arity.MAYBE
 _DTYPES: Final[Mapping[str, str]] = {"half": "float16", "float": "float32"}
 _KERNELS: Final[Mapping[str, str]] = {"awq_marlin": "awq", "gptq_marlin": "gptq", "marlin": "gptq"}
 
@@ -34,10 +34,10 @@ MODEL_FLAGS: Final = (
     supported("--model", why="a folder, or a name on the Hugging Face hub or ModelScope: docs/models.md"),
     supported("--revision"),
     supported("--download-dir"),
-    supported("--served-model-name", Takes.MANY),
-    supported("--dtype", spelled=lambda text: _DTYPES.get(text, text), why="half is float16, float is float32"),
+    supported("--served-model-name", Arity.MANY),
+    supported("--dtype", convert=lambda text: _DTYPES.get(text, text), why="half is float16, float is float32"),
     supported(
-        "--quantization", short="-q", spelled=lambda text: _KERNELS.get(text, text),
+        "--quantization", short="-q", convert=lambda text: _KERNELS.get(text, text),
         why="gptq_marlin and awq_marlin mean gptq and awq: the device determines the kernel",
     ),
     supported("--max-model-len"),
@@ -75,7 +75,7 @@ MEMORY_FLAGS: Final = (
     supported("--enable-prefix-caching", _NOTHING),
     supported("--gpu-memory-utilization"),
     supported(
-        "--swap-space", becomes="--swap-bytes", spelled=_bytes_of_gib, why="GiB; --swap-bytes takes 512MiB as well"
+        "--swap-space", our_name="--swap-bytes", convert=_bytes_of_gib, why="GiB; --swap-bytes takes 512MiB as well"
     ),
     no_effect("--use-v2-block-manager", _ONE_POOL, _NOTHING),
     no_effect("--num-lookahead-slots", _ONE_POOL),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flags.options import EngineOptions
 from pdserve.batch_options import BatchOptions
 from pdserve.flags.config_file import Entry
-from pdserve.flags.row import Takes
+from pdserve.flags.row import Arity
 from pdserve.flags.settle import settle
 from pdserve.flags.table import find, nearest
 from pdserve.up_options import UpOptions
@@ -46,12 +46,12 @@ def arguments_of(
     for entry in entries:
         action = known.get(entry.flag)
         if action is not None and not _is_not_key(entry, action):
-            if not _overruled(action.dest, environ):
+            if not _is_overridden(action.dest, environ):
                 argv += _checked(entry, action, joins)
                 fields.add(action.dest)
         elif find(entry.flag) is not None and entry.flag not in elsewhere:
             if serves:
-                foreign += _foreign(entry, known)
+                foreign += _vllm_arguments(entry, known)
         elif entry.flag not in elsewhere:
             raise ConfigError(f"{entry.place}: unknown key {entry.key!r}{_advice(entry, (*known, *elsewhere))}")
     return FileArguments((*argv, *foreign), frozenset(fields))
@@ -82,7 +82,7 @@ def _is_not_key(entry: Entry, action: argparse.Action) -> bool:
     return action.dest in _NEVER or (action.nargs == 0 and entry.flag.startswith("--no-"))
 
 
-def _overruled(dest: str, environ: Mapping[str, str]) -> bool:
+def _is_overridden(dest: str, environ: Mapping[str, str]) -> bool:
     declared = {
         field.name: field.metadata["env"]
         for field in (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions))
@@ -94,13 +94,13 @@ def _overruled(dest: str, environ: Mapping[str, str]) -> bool:
 def _checked(entry: Entry, action: argparse.Action, joins: bool) -> Iterator[str]:
     """Yield the arguments of one of the command's own flags. Raises ConfigError for a bad value."""
     if action.nargs == 0 or (action.nargs == "?" and not entry.is_list and entry.values[0].boolean is not None):
-        yield from _switch(entry, action)
+        yield from _switch_arguments(entry, action)
         return
     repeats = isinstance(action, argparse._AppendAction) and action.nargs is None
     if entry.is_list and action.nargs not in ("+", "*") and not repeats:
         raise ConfigError(f"{entry.place}: {entry.key} takes one value, not a list of {len(entry.values)}")
     row = find(entry.flag)
-    texts = [row.spelled(value.text) if row is not None and row.spelled else value.text for value in entry.values]
+    texts = [row.convert(value.text) if row is not None and row.convert else value.text for value in entry.values]
     for text in texts:
         _check_value(entry, action, text)
     if repeats:
@@ -113,7 +113,7 @@ def _checked(entry: Entry, action: argparse.Action, joins: bool) -> Iterator[str
     yield f"{entry.flag}={','.join(texts)}"
 
 
-def _switch(entry: Entry, action: argparse.Action) -> Iterator[str]:
+def _switch_arguments(entry: Entry, action: argparse.Action) -> Iterator[str]:
     is_on = None if entry.is_list else entry.values[0].boolean
     if is_on is None:
         raise ConfigError(f"{entry.place}: {entry.key} must be true or false, not {entry.values[0].text[:80]!r}")
@@ -136,11 +136,11 @@ def _check_value(entry: Entry, action: argparse.Action, text: str) -> None:
         raise ConfigError(f"{entry.place}: {entry.key}: {text[:80]!r} is not one of {allowed}")
 
 
-def _foreign(entry: Entry, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
+def _vllm_arguments(entry: Entry, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
     """Return the arguments of a vLLM flag. Raises ConfigError, with the place, for a refused one."""
     row = find(entry.flag)
     assert row is not None, "the caller found it"
-    if row.takes is Takes.NOTHING:
+    if row.arity is Arity.NOTHING:
         if entry.values[0].boolean is None:
             raise ConfigError(f"{entry.place}: {entry.key} must be true or false, not {entry.values[0].text[:80]!r}")
         typed: tuple[str, ...] = (entry.flag,) if entry.values[0].boolean else ()

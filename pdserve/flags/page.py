@@ -8,7 +8,7 @@ from pdserve.flags.adapter_and_trace_rows import ADAPTER_AND_TRACE_ROWS
 from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import BATCH_FLAGS, MEMORY_FLAGS, MODEL_FLAGS, RANK_FLAGS
 from pdserve.flags.recent_rows import RECENT_ROWS
-from pdserve.flags.row import FlagVerdict, Takes, VllmFlag
+from pdserve.flags.row import Arity, FlagVerdict, VllmFlag
 from pdserve.flags.server_rows import SERVER_ROWS
 from pdserve.variables import VARIABLES
 
@@ -92,7 +92,7 @@ _PARTS: Final[tuple[tuple[str, Sequence[VllmFlag]], ...]] = (
     ("Other fields of 0.33's EngineArgs", ENGINE_ARGS_ROWS),
 )
 _SHOWN: Final = {
-    Takes.NOTHING: "", Takes.ONE: " VALUE", Takes.MAYBE: " [true\\|false]", Takes.MANY: " VALUE ...",
+    Arity.NOTHING: "", Arity.ONE: " VALUE", Arity.MAYBE: " [true\\|false]", Arity.MANY: " VALUE ...",
 }  # fmt: skip
 
 
@@ -101,22 +101,22 @@ def page() -> str:
     variables = "\n".join(
         ("| variable | |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in VARIABLES.items()))
     )
-    return "\n".join((_HEAD, *(_part(title, rows) for title, rows in _PARTS), f"{_TAIL}{variables}\n"))
+    return "\n".join((_HEAD, *(_section(title, rows) for title, rows in _PARTS), f"{_TAIL}{variables}\n"))
 
 
-def _part(title: str, rows: Sequence[VllmFlag]) -> str:
+def _section(title: str, rows: Sequence[VllmFlag]) -> str:
     lines = "\n".join(_line(row) for verdict in FlagVerdict for row in rows if row.verdict is verdict)
     return f"### {title}\n\n| flag | here | |\n|---|---|---|\n{lines}\n"
 
 
 def _line(row: VllmFlag) -> str:
-    name = f"`{row.name}{_SHOWN[row.takes]}`" + (f", `{row.short}`" if row.short else "")
+    name = f"`{row.name}{_SHOWN[row.arity]}`" + (f", `{row.short}`" if row.short else "")
     return f"| {name} | {row.verdict.value} | {'; '.join(_remarks(row))} |"
 
 
 def _remarks(row: VllmFlag) -> Iterator[str]:
-    if row.becomes:
-        yield f"as `{row.becomes}`"
+    if row.our_name:
+        yield f"as `{row.our_name}`"
     if row.only:
         yield f"only {', '.join(f'`{value}`' for value in row.only)}"
     if row.why:

@@ -104,5 +104,5 @@ def _fields(argv: Sequence[str], known: Mapping[str, argparse.Action]) -> frozen
     """Return the fields that a command line sets, also under vLLM's names."""
     names = [dashed(word.partition("=")[0]) for word in argv]
     rows = [find(name) for name in names]
-    ours = {row.becomes or row.name for row in rows if row is not None}
+    ours = {row.our_name or row.name for row in rows if row is not None}
     return frozenset(known[name].dest for name in (*names, *ours) if name in known)

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
+from pdserve.flags.row import Arity, VllmFlag, no_effect, refused, supported
 
-_NOTHING = Takes.NOTHING
+_NOTHING = Arity.NOTHING
 _KIND = "the task is read from the model's config"
 
 RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
@@ -29,17 +29,17 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     refused("--enable-scale-out", "instances communicate by gRPC", _NOTHING),
     refused("--tokens-only", "the API serves text", _NOTHING),
     refused("--speculative-config", "there is no speculative decoding"),
-    supported("--kv-cache-memory-bytes", becomes="--kv-cache-memory"),
+    supported("--kv-cache-memory-bytes", our_name="--kv-cache-memory"),
     no_effect("--runner", _KIND, only=("auto", "generate", "pooling")),
     no_effect("--convert", _KIND, only=("auto", "none", "embed")),
     no_effect("--model-impl", "model implementations come from transformers", only=("auto", "transformers")),
-    no_effect("--allowed-media-domains", "only text is supported", Takes.MANY),
+    no_effect("--allowed-media-domains", "only text is supported", Arity.MANY),
     refused("--pooler-config", "the model's config defines the pooler"),
     no_effect(
         "--structured-outputs-config",
         "llguidance compiles the grammars; white space and additional properties are fields of a request",
     ),
-    refused("--logits-processors", "Python logits processors are not supported", Takes.MANY),
+    refused("--logits-processors", "Python logits processors are not supported", Arity.MANY),
     no_effect("--renderer-num-workers", "one separate process renders templates"),
     refused("--enable-prompt-embeds", "prompts are texts or token ids", _NOTHING),
     refused("--enable-sleep-mode", "there is no sleep mode: stop an unused model and start it again", _NOTHING),
@@ -51,7 +51,7 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--offload-group-size", "weights stay on their device", only=("0",)),
     no_effect("--offload-num-in-group", "weights stay on their device", only=("1",)),
     no_effect("--offload-prefetch-step", "weights stay on their device", only=("1",)),
-    refused("--offload-params", "weights stay on their device", Takes.MANY),
+    refused("--offload-params", "weights stay on their device", Arity.MANY),
     refused("--enable-return-routed-experts", "the chosen experts are not returned", _NOTHING),
     refused("--return-sampling-mask", "the sampling mask is not returned", _NOTHING),
 )

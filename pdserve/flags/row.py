@@ -13,7 +13,7 @@ class FlagVerdict(StrEnum):
     REFUSED = "refused"
 
 
-class Takes(StrEnum):
+class Arity(StrEnum):
     """How many arguments a flag takes; `MAYBE`: an optional true or false."""
 
     NOTHING = "nothing"
@@ -27,39 +27,39 @@ class VllmFlag:
     """A row of the table.
 
     `why` is the reason for having no effect or being refused. If `only` is not empty, a flag with no effect is refused
-    with any other value. A supported flag may differ here: `becomes` is our name, `spelled` converts vLLM's value to
+    with any other value. A supported flag may differ here: `our_name` is our name, `convert` converts vLLM's value to
     ours.
     """
 
     name: str
     verdict: FlagVerdict
-    takes: Takes = Takes.ONE
+    arity: Arity = Arity.ONE
     why: str = ""
     short: str | None = None
     only: tuple[str, ...] = ()
-    becomes: str | None = None
-    spelled: Callable[[str], str] | None = None
+    our_name: str | None = None
+    convert: Callable[[str], str] | None = None
 
-    def takes_value(self, value: str) -> bool:
+    def accepts_value(self, value: str) -> bool:
         """Return whether this value of a flag without effect is accepted."""
         return not self.only or value.lower() in self.only
 
 
 def supported(
-    name: str, takes: Takes = Takes.ONE, *, short: str | None = None, becomes: str | None = None,
-    spelled: Callable[[str], str] | None = None, why: str = "",
+    name: str, arity: Arity = Arity.ONE, *, short: str | None = None, our_name: str | None = None,
+    convert: Callable[[str], str] | None = None, why: str = "",
 ) -> VllmFlag:  # fmt: skip
     """Return the row of a flag that does the same as in vLLM."""
-    return VllmFlag(name, FlagVerdict.SUPPORTED, takes, why, short, becomes=becomes, spelled=spelled)
+    return VllmFlag(name, FlagVerdict.SUPPORTED, arity, why, short, our_name=our_name, convert=convert)
 
 
 def no_effect(
-    name: str, why: str, takes: Takes = Takes.ONE, *, only: tuple[str, ...] = (), short: str | None = None
+    name: str, why: str, arity: Arity = Arity.ONE, *, only: tuple[str, ...] = (), short: str | None = None
 ) -> VllmFlag:
     """Return the row of a flag that is accepted without effect, with `only` these values if given."""
-    return VllmFlag(name, FlagVerdict.NO_EFFECT, takes, why, short, only)
+    return VllmFlag(name, FlagVerdict.NO_EFFECT, arity, why, short, only)
 
 
-def refused(name: str, why: str, takes: Takes = Takes.ONE, *, short: str | None = None) -> VllmFlag:
+def refused(name: str, why: str, arity: Arity = Arity.ONE, *, short: str | None = None) -> VllmFlag:
     """Return the row of a flag that is refused because its effect is not available."""
-    return VllmFlag(name, FlagVerdict.REFUSED, takes, why, short)
+    return VllmFlag(name, FlagVerdict.REFUSED, arity, why, short)

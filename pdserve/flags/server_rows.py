@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
+from pdserve.flags.row import Arity, VllmFlag, no_effect, refused, supported
 
-_NOTHING = Takes.NOTHING
+_NOTHING = Arity.NOTHING
 _KEY = "or set PDSERVE_API_KEY, VLLM_API_KEY or --api-key-file"
 _CORS = "a JSON list; without --allowed-origins pages of other origins are refused"
 _LOGS = "prompts are never logged"
@@ -15,8 +15,8 @@ SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--port"),
     supported("--chat-template"),
     supported("--chat-template-content-format"),
-    supported("--chat-template-text-format", becomes="--chat-template-content-format"),
-    supported("--log-level", spelled=str.upper),
+    supported("--chat-template-text-format", our_name="--chat-template-content-format"),
+    supported("--log-level", convert=str.upper),
     no_effect("--uvicorn-log-level", "--log-level is for the whole process"),
     no_effect("--disable-log-requests", _LOGS, _NOTHING),
     no_effect("--max-log-len", _LOGS),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from pdserve.flags.row import FlagVerdict, Takes, VllmFlag
+from pdserve.flags.row import Arity, FlagVerdict, VllmFlag
 from pdserve.flags.table import dashed, find, nearest
 from wire.errors import ConfigError
 
@@ -50,17 +50,17 @@ def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
     for group in _groups(argv[:end]):
         row = find(group.flag)
         name = dashed(group.flag)
-        if row is not None and row.verdict is FlagVerdict.SUPPORTED and (row.becomes or row.name) in known:
-            kept += _converted(group, row)
+        if row is not None and row.verdict is FlagVerdict.SUPPORTED and (row.our_name or row.name) in known:
+            kept += _convert_group(group, row)
         elif group.flag in known or not group.flag:
             kept += group.typed
         elif name in known:
             kept += _Group(name, group.inline, group.words).typed
         elif row is None:
-            kept += _unknown(group, known)
+            kept += _pass_unknown(group, known)
         else:
             dropped[row.name] = row
-            kept += _dropped(group, row, argv)
+            kept += _after_dropped(group, row, argv)
     return Settled((*kept, *argv[end:]), tuple(dropped.values()))
 
 
@@ -82,31 +82,31 @@ def _groups(argv: Sequence[str]) -> Iterator[_Group]:
     yield _Group(flag, inline, tuple(words))
 
 
-def _converted(group: _Group, row: VllmFlag) -> tuple[str, ...]:
+def _convert_group(group: _Group, row: VllmFlag) -> tuple[str, ...]:
     """Return a supported flag with our name and value; it is omitted if the value is `None`, vLLM's for unset."""
-    name = row.becomes or row.name
+    name = row.our_name or row.name
     value = group.inline if group.inline is not None else next(iter(group.words), None)
-    if row.takes is not Takes.ONE or value is None:
+    if row.arity is not Arity.ONE or value is None:
         return _Group(name, group.inline, group.words).typed
-    if value != "None" and row.spelled is None and group.flag == name:
+    if value != "None" and row.convert is None and group.flag == name:
         return group.typed
     rest = group.words if group.inline is not None else group.words[1:]
     if value == "None":
         return rest
-    return (f"{name}={row.spelled(value) if row.spelled else value}", *rest)
+    return (f"{name}={row.convert(value) if row.convert else value}", *rest)
 
 
-def _dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[str, ...]:
+def _after_dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[str, ...]:
     """Return the arguments after the dropped flag's own. Raises ConfigError if it is refused."""
     if row.verdict is not FlagVerdict.NO_EFFECT:
         raise ConfigError(f"{group.flag} is refused: {row.why or 'this command does not support it'}")
     values, rest = _values(group, row)
-    if row.takes is Takes.ONE and not values:
+    if row.arity is Arity.ONE and not values:
         raise ConfigError(f"{group.flag} has no value")
     for value in values:
         if row.name == "--tokenizer" and value not in (*_models(argv), "None"):
             raise ConfigError(f"{group.flag} {value} is refused: {row.why}")
-        if not row.takes_value(value):
+        if not row.accepts_value(value):
             raise ConfigError(f"{group.flag} {value} is refused: {row.why}; only {', '.join(row.only)} is accepted")
     return rest
 
@@ -116,8 +116,8 @@ def _values(group: _Group, row: VllmFlag) -> tuple[tuple[str, ...], tuple[str, .
     if group.inline is not None:
         return (group.inline,), group.words
     words = group.words
-    count = {Takes.NOTHING: 0, Takes.ONE: 1, Takes.MAYBE: 1, Takes.MANY: len(words)}[row.takes]
-    if row.takes is Takes.MAYBE and not (words and words[0].lower() in _BOOLEANS):
+    count = {Arity.NOTHING: 0, Arity.ONE: 1, Arity.MAYBE: 1, Arity.MANY: len(words)}[row.arity]
+    if row.arity is Arity.MAYBE and not (words and words[0].lower() in _BOOLEANS):
         count = 0
     return words[:count], words[count:]
 
@@ -131,7 +131,7 @@ def _models(argv: Sequence[str]) -> Iterator[str]:
             yield from group.words[:1]
 
 
-def _unknown(group: _Group, known: Collection[str]) -> tuple[str, ...]:
+def _pass_unknown(group: _Group, known: Collection[str]) -> tuple[str, ...]:
     """Return a short flag as typed, for argparse to check. Raises ConfigError for a long one."""
     if group.flag.startswith("--"):
         raise ConfigError(f"unknown flag {group.flag}{nearest(group.flag, known)}")

@@ -42,9 +42,9 @@ def shards(index: Path) -> list[str]:
     weight_map = read_json(index).get("weight_map")
     values = weight_map.values() if isinstance(weight_map, dict) else ()
     suffix = ".bin" if index.name == BIN_INDEX else ".safetensors"
-    strange = next((v for v in values if not isinstance(v, str) or Path(v).name != v or not v.endswith(suffix)), None)
-    if not values or strange is not None:
-        raise ConfigError(f"{index}: its weight_map lists {strange!r}, not {suffix} files beside it")
+    wrong = next((v for v in values if not isinstance(v, str) or Path(v).name != v or not v.endswith(suffix)), None)
+    if not values or wrong is not None:
+        raise ConfigError(f"{index}: its weight_map lists {wrong!r}, not {suffix} files beside it")
     return sorted(set(values))
 
 

@@ -57,7 +57,7 @@ class _Hub:
         try:
             info = api.model_info(self.job.name, revision=self.job.revision, files_metadata=True, timeout=_ANSWER_S)
         except Exception as error:
-            raise self._converted(error) from error
+            raise self._translate_errors(error) from error
         return {file.rfilename: file.size or 0 for file in info.siblings or ()}, str(info.sha)
 
     def file(self, name: str, revision: str) -> Path:
@@ -67,7 +67,7 @@ class _Hub:
                 self.job.name, name, revision=revision, cache_dir=self.job.download_dir, endpoint=self.endpoint
             )
         except Exception as error:
-            raise self._converted(error) from error
+            raise self._translate_errors(error) from error
         return Path(path)
 
     def remember(self, commit: str) -> None:
@@ -84,7 +84,7 @@ class _Hub:
         )
         return Path(found) if isinstance(found, str) else None
 
-    def _converted(self, error: Exception) -> ConfigError | Unavailable:
+    def _translate_errors(self, error: Exception) -> ConfigError | Unavailable:
         """Convert a library error to ours; the underlying HTTP library depends on the version."""
         from huggingface_hub import errors
 
@@ -160,7 +160,7 @@ class _Download:
 
     def _fetch(self, names: Sequence[str], count: int, total: int) -> None:
         with ThreadPoolExecutor(_WORKERS) as threads:
-            for future in as_completed([threads.submit(self._one, name) for name in names]):
+            for future in as_completed([threads.submit(self._fetch_file, name) for name in names]):
                 name = future.result()
                 self._num_done += 1
                 self._bytes_done += self._sizes.get(name, 0)
@@ -168,7 +168,7 @@ class _Download:
                     far = f"{self._num_done} of {count} files, {_megabytes(self._bytes_done)} of {_megabytes(total)}"
                     self._say(f"downloaded {name} ({far})")
 
-    def _one(self, name: str) -> str:
+    def _fetch_file(self, name: str) -> str:
         self._hub.file(name, self._commit)
         return name
 

@@ -20,7 +20,7 @@ def fetch(job: DownloadJob, environ: Mapping[str, str], say: Callable[[str], Non
 
     Raises ConfigError if the library is missing or fails.
     """
-    download = _library(job)
+    download = _load_library(job)
     if any(environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "MODELSCOPE_OFFLINE")):
         return _snapshot(job, download, offline=True)
     say(f"looking up {job} on ModelScope")
@@ -69,7 +69,7 @@ def _message(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _library(job: DownloadJob) -> Callable[..., Any]:
+def _load_library(job: DownloadJob) -> Callable[..., Any]:
     try:
         from modelscope.hub.snapshot_download import snapshot_download
     except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ def of_completion(answer: JsonObject, prompt: str | None, *, detokenize: bool, f
     """Return the outputs of a text_completion of one prompt."""
     choices = answer["choices"]
     first = choices[0]
-    outputs = [_output(choice, choice["text"] if detokenize else "", flat) for choice in choices]
+    outputs = [_completion_output(choice, choice["text"] if detokenize else "", flat) for choice in choices]
     prompt_logprobs = _of_prompt(first.get("prompt_logprobs"), flat)
     return _request_output(answer, prompt, first["prompt_token_ids"], prompt_logprobs, outputs)
 
@@ -22,7 +22,9 @@ def of_completion(answer: JsonObject, prompt: str | None, *, detokenize: bool, f
 def of_chat(answer: JsonObject, prompt: str, *, detokenize: bool, flat: bool) -> RequestOutput:
     """Return the outputs of a chat.completion."""
     choices = answer["choices"]
-    outputs = [_output(choice, choice["message"]["content"] if detokenize else "", flat) for choice in choices]
+    outputs = [
+        _completion_output(choice, choice["message"]["content"] if detokenize else "", flat) for choice in choices
+    ]
     prompt_logprobs = _of_prompt(answer.get("prompt_logprobs"), flat)
     return _request_output(answer, prompt, answer["prompt_token_ids"], prompt_logprobs, outputs)
 
@@ -50,7 +52,7 @@ def _of_prompt(fields: Sequence[JsonObject | None] | None, flat: bool) -> Prompt
     return FlatLogprobs(scored(fields)) if flat else scored(fields)
 
 
-def _output(choice: JsonObject, text: str, flat: bool) -> CompletionOutput:
+def _completion_output(choice: JsonObject, text: str, flat: bool) -> CompletionOutput:
     ids: list[int] = choice["token_ids"]
     found = _logprobs(choice.get("logprobs"))
     total = None if found is None else sum(one[token_id].logprob for token_id, one in zip(ids, found, strict=True))

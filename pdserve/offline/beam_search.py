@@ -5,7 +5,7 @@ from typing import Any
 
 from pdserve.offline.answers import scored
 from pdserve.offline.bounded import bounded
-from pdserve.offline.http_surface import HttpSurface
+from pdserve.offline.http_api import HttpApi
 from pdserve.offline.lengths import token_ids
 from pdserve.offline.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
 from pdserve.offline.progress import ProgressBar
@@ -18,7 +18,7 @@ _GREEDY = WITH_BEAMS | {"repetition_penalty": 1}
 
 
 async def beam_search(
-    surface: HttpSurface,
+    api: HttpApi,
     prompts: Sequence[PromptInput],
     params: Sequence[BeamSearchParams],
     limit: int,
@@ -27,16 +27,16 @@ async def beam_search(
     """Return the hypotheses of each prompt. Raises ValueError with the number of a prompt that does not fit."""
 
     async def check(index: int) -> list[int]:
-        ids = await token_ids(surface, index, prompts[index])
-        if len(ids) + 2 > surface.max_model_len:
+        ids = await token_ids(api, index, prompts[index])
+        if len(ids) + 2 > api.max_model_len:
             raise ValueError(
-                f"prompt {index} has {len(ids)} tokens; of the model's {surface.max_model_len} two must be left"
+                f"prompt {index} has {len(ids)} tokens; of the model's {api.max_model_len} two must be left"
             )
         return ids
 
     async def work(index: int) -> BeamSearchOutput:
         try:
-            output = await _search(surface, read[index], params[index])
+            output = await _search_prompt(api, read[index], params[index])
         except InvalidRequest as error:
             raise ValueError(f"prompt {index}: {error}") from error
         progress.step(1)
@@ -46,30 +46,30 @@ async def beam_search(
     return await bounded(range(len(prompts)), work, limit)
 
 
-async def _search(surface: HttpSurface, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
+async def _search_prompt(api: HttpApi, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
     # One position stays free: scoring an output sends it as a prompt, and a server generates at least one token.
-    maximum = min(params.max_tokens, surface.max_model_len - len(prompt) - 1)
+    maximum = min(params.max_tokens, api.max_model_len - len(prompt) - 1)
     body = _GREEDY | {
         "prompt": prompt, "max_tokens": maximum, "ignore_eos": params.ignore_eos, "return_token_ids": True,
         "include_stop_str_in_output": params.include_stop_str_in_output,
     }  # fmt: skip
     if params.beam_width > 1:
         body |= {"use_beam_search": True, "n": params.beam_width, "length_penalty": params.length_penalty}
-    choices = (await surface.post("/v1/completions", body))["choices"]
-    return BeamSearchOutput([await _sequence(surface, prompt, choice) for choice in choices])
+    choices = (await api.post("/v1/completions", body))["choices"]
+    return BeamSearchOutput([await _scored_sequence(api, prompt, choice) for choice in choices])
 
 
-async def _sequence(surface: HttpSurface, prompt: list[int], choice: Any) -> BeamSearchSequence:
+async def _scored_sequence(api: HttpApi, prompt: list[int], choice: Any) -> BeamSearchSequence:
     ids = choice["token_ids"]
     tokens = [*prompt, *ids]
-    found = await _score(surface, tokens, len(prompt))
-    text = (await surface.post("/detokenize", {"tokens": tokens}))["prompt"]
+    found = await _score(api, tokens, len(prompt))
+    text = (await api.post("/detokenize", {"tokens": tokens}))["prompt"]
     total = sum(one[token_id].logprob for token_id, one in zip(ids, found, strict=True))
     return BeamSearchSequence(tokens, found, total, text, choice["finish_reason"], choice.get("stop_reason"))
 
 
-async def _score(surface: HttpSurface, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
+async def _score(api: HttpApi, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
     """Return the log probabilities of the tokens from `begin` on."""
     body = _GREEDY | {"prompt": tokens, "max_tokens": 0, "prompt_logprobs": 0}
-    choice = (await surface.post("/v1/completions", body))["choices"][0]
+    choice = (await api.post("/v1/completions", body))["choices"][0]
     return [one for one in scored(choice["prompt_logprobs"])[begin:] if one is not None]

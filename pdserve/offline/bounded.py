@@ -8,13 +8,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def bounded(things: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int) -> list[R]:
+async def bounded(items: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int) -> list[R]:
     """Return the results of `work` in order; the first error cancels the rest and is raised."""
-    made: list[R | None] = [None] * len(things)
-    waiting = iter(enumerate(things))
+    made: list[R | None] = [None] * len(items)
+    waiting = iter(enumerate(items))
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(limit, len(things))):
+            for _ in range(min(limit, len(items))):
                 group.create_task(_take(waiting, work, made))
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
@@ -24,8 +24,8 @@ async def bounded(things: Sequence[T], work: Callable[[T], Awaitable[R]], limit:
 async def _take(
     waiting: Iterable[tuple[int, T]], work: Callable[[T], Awaitable[R]], made: list[R | None]
 ) -> None:  # fmt: skip
-    for index, thing in waiting:
-        made[index] = await work(thing)
+    for index, item in waiting:
+        made[index] = await work(item)
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -15,7 +15,7 @@ from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import ENGINE_ROWS
 from pdserve.flags.parser import CommandParser
 from pdserve.flags.recent_rows import RECENT_ROWS
-from pdserve.flags.row import Takes, VllmFlag
+from pdserve.flags.row import Arity, VllmFlag
 from pdserve.flags.table import dashed
 from pdserve.offline.keywords import DECIDED
 from scheduler.config import SchedulerOptions
@@ -73,7 +73,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]
         others = parser.add_argument_group("vLLM's")
         for row in _rows():
             if _field(row) not in _HIDDEN and row.name not in parser._option_string_actions:
-                others.add_argument(row.name, dest=_field(row), help=row.why.replace("%", "%%"), **_shape(row.takes))
+                others.add_argument(row.name, dest=_field(row), help=row.why.replace("%", "%%"), **_shape(row.arity))
         parser.set_defaults(**(dict.fromkeys(_names()) | _DEFAULTS))
         return parser
 
@@ -104,12 +104,12 @@ class FlexibleArgumentParser(CommandParser):
             self.exit(2, f"{self.prog}: error: {error}\n")
 
 
-def _shape(takes: Takes) -> dict[str, Any]:
-    if takes is Takes.NOTHING:
+def _shape(arity: Arity) -> dict[str, Any]:
+    if arity is Arity.NOTHING:
         return {"action": argparse.BooleanOptionalAction}
-    if takes is Takes.MAYBE:
+    if arity is Arity.MAYBE:
         return {"nargs": "?", "const": True}
-    return {"nargs": "*"} if takes is Takes.MANY else {}
+    return {"nargs": "*"} if arity is Arity.MANY else {}
 
 
 def _with_dashes(word: str) -> str:

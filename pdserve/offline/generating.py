@@ -12,7 +12,7 @@ import orjson
 from pdserve.offline.answers import of_chat, of_completion
 from pdserve.offline.bodies import chat_logprobs, completion_logprobs, sampling_body
 from pdserve.offline.bounded import bounded
-from pdserve.offline.http_surface import HttpSurface
+from pdserve.offline.http_api import HttpApi
 from pdserve.offline.lengths import room_after_chat, room_for
 from pdserve.offline.outputs import RequestOutput
 from pdserve.offline.progress import ProgressBar
@@ -37,16 +37,16 @@ class Job:
     cache_salt: str | None = None
 
 
-async def generate(surface: HttpSurface, jobs: Sequence[Job], limit: int, progress: ProgressBar) -> list[RequestOutput]:
+async def generate(api: HttpApi, jobs: Sequence[Job], limit: int, progress: ProgressBar) -> list[RequestOutput]:
     """Return the outputs in the order of the jobs.
 
     Raises ValueError with the prompt's number, if possible before any is computed, and the server's errors.
     """
-    rooms = await bounded(jobs, lambda job: _room(surface, job), limit)
+    rooms = await bounded(jobs, lambda job: _free_tokens(api, job), limit)
 
     async def work(job: Job) -> RequestOutput:
         try:
-            output = await _one(surface, job, rooms[job.index])
+            output = await _run_job(api, job, rooms[job.index])
         except InvalidRequest as error:
             raise ValueError(f"prompt {job.index}: {error}") from error
         progress.done(output)
@@ -62,13 +62,13 @@ def seed_of(params: SamplingParams, own: int | None, number: int) -> int | None:
     return int.from_bytes(hashlib.sha256(f"{own}:{number}".encode()).digest()[:8], "big") >> 1
 
 
-def _room(surface: HttpSurface, job: Job) -> Awaitable[int | None]:
+def _free_tokens(api: HttpApi, job: Job) -> Awaitable[int | None]:
     if isinstance(job.prompt, PromptInput):
-        return room_for(surface, job.index, job.prompt, job.params)
-    return room_after_chat(surface, job.index, job.prompt, job.params)
+        return room_for(api, job.index, job.prompt, job.params)
+    return room_after_chat(api, job.index, job.prompt, job.params)
 
 
-async def _one(surface: HttpSurface, job: Job, max_tokens: int | None) -> RequestOutput:
+async def _run_job(api: HttpApi, job: Job, max_tokens: int | None) -> RequestOutput:
     body = sampling_body(job.params, max_tokens=max_tokens, seed=job.seed)
     if job.priority:
         body["priority"] = job.priority
@@ -76,31 +76,31 @@ async def _one(surface: HttpSurface, job: Job, max_tokens: int | None) -> Reques
     if salts := [salt for salt in (job.cache_salt, own) if salt is not None]:
         body["cache_salt"] = "-".join(salts)
     make: Callable[..., Awaitable[RequestOutput]] = _complete if isinstance(job.prompt, PromptInput) else _chat
-    return await make(surface, job, body)
+    return await make(api, job, body)
 
 
-async def _complete(surface: HttpSurface, job: Job, body: dict[str, Any]) -> RequestOutput:
+async def _complete(api: HttpApi, job: Job, body: dict[str, Any]) -> RequestOutput:
     prompt = job.prompt
     assert isinstance(prompt, PromptInput)
     body |= completion_logprobs(job.params)
     body["prompt"] = prompt.text if prompt.token_ids is None else list(prompt.token_ids)
     make = functools.partial(of_completion, prompt=prompt.text)
-    return await _timed(surface, "/v1/completions", body, job.params, make)
+    return await _run_timed(api, "/v1/completions", body, job.params, make)
 
 
-async def _chat(surface: HttpSurface, job: Job, body: dict[str, Any]) -> RequestOutput:
+async def _chat(api: HttpApi, job: Job, body: dict[str, Any]) -> RequestOutput:
     assert isinstance(job.prompt, Mapping)
     body |= {**job.prompt, **chat_logprobs(job.params)}
-    output = await _timed(surface, "/v1/chat/completions", body, job.params, functools.partial(of_chat, prompt=""))
-    output.prompt = (await surface.post("/detokenize", {"tokens": output.prompt_token_ids}))["prompt"]
+    output = await _run_timed(api, "/v1/chat/completions", body, job.params, functools.partial(of_chat, prompt=""))
+    output.prompt = (await api.post("/detokenize", {"tokens": output.prompt_token_ids}))["prompt"]
     return output
 
 
-async def _timed(
-    surface: HttpSurface, path: str, body: Mapping[str, Any], params: SamplingParams, make: Callable[..., RequestOutput]
+async def _run_timed(
+    api: HttpApi, path: str, body: Mapping[str, Any], params: SamplingParams, make: Callable[..., RequestOutput]
 ) -> RequestOutput:
     arrived, queued = time.time(), time.monotonic()
-    answer = await surface.post_whole(path, body)
+    answer = await api.post_whole(path, body)
     last = time.monotonic()
     output = make(orjson.loads(answer.body), detokenize=params.detokenize, flat=params.flat_logprobs)
     output.metrics = request_stats(

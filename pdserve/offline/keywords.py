@@ -16,7 +16,7 @@ from typing import Any
 
 from flags.options import EngineOptions, Parser, add_flags, from_namespace, is_switch
 from pdserve.flags.parser import prepare
-from pdserve.flags.row import FlagVerdict, Takes
+from pdserve.flags.row import Arity, FlagVerdict
 from pdserve.flags.table import ROWS, find
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
@@ -68,7 +68,7 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> KeywordOptions:
 
 def as_keywords(arguments: str) -> str:
     """Replace flags in a message by keywords, except flags of a command to run."""
-    return re.sub(r"(?<!install )--([a-z][a-z0-9-]*)", _keyword, arguments.removeprefix("argument "))
+    return re.sub(r"(?<!install )--([a-z][a-z0-9-]*)", _to_keyword, arguments.removeprefix("argument "))
 
 
 def fill_model(options: KeywordOptions) -> SchedulerConfig:
@@ -124,10 +124,10 @@ def _arguments(name: str, value: Any) -> Sequence[str]:
     if value is None:
         return ()
     if isinstance(value, bool):
-        if row is not None and row.takes is Takes.MAYBE:
+        if row is not None and row.arity is Arity.MAYBE:
             return (f"{flag}={str(value).lower()}",)
         return (flag,) if value else (f"--no-{flag[2:]}",) if _is_switch(name) else ()
-    if _is_switch(name) or (row is not None and row.takes is Takes.NOTHING):
+    if _is_switch(name) or (row is not None and row.arity is Arity.NOTHING):
         raise ConfigError(f"{name} is {value!r}, must be True or False")
     if isinstance(value, Mapping):
         return (f"{flag}={json.dumps(value)}",)
@@ -145,5 +145,5 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _keyword(flag: re.Match[str]) -> str:
+def _to_keyword(flag: re.Match[str]) -> str:
     return flag[1].replace("-", "_")

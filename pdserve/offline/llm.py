@@ -12,7 +12,7 @@ from pdserve.offline import beam_search as beams
 from pdserve.offline import vectors
 from pdserve.offline.engine_args import EngineArgs
 from pdserve.offline.generating import Job, generate, seed_of
-from pdserve.offline.http_surface import HttpSurface
+from pdserve.offline.http_api import HttpApi
 from pdserve.offline.loop_thread import LoopThread
 from pdserve.offline.metrics import Metric, read_metrics
 from pdserve.offline.model_config import ModelConfig
@@ -70,7 +70,7 @@ class LLM:
             self._tokenizer, self._seed, self._numbers = tokenizer, seed, _Numbers()
             self._set_tokenizer: SetTokenizer | None = None
             self._cache_salt: str | None = None
-            self._thread: LoopThread[HttpSurface] = LoopThread(self._opening.open)
+            self._thread: LoopThread[HttpApi] = LoopThread(self._opening.open)
         self._close = weakref.finalize(self, _close, self._thread)  # at interpreter exit too
 
     @classmethod
@@ -144,7 +144,7 @@ class LLM:
             _check_kind(one, BeamSearchParams, "params")
         with ProgressBar(len(given), use_tqdm) as progress:
             return self._run(
-                lambda surface, limit: beams.beam_search(surface, given, wanted, limit, progress)  # type: ignore[arg-type]
+                lambda api, limit: beams.beam_search(api, given, wanted, limit, progress)  # type: ignore[arg-type]
             )
 
     @hide_internal_frames
@@ -157,7 +157,7 @@ class LLM:
         given = read_prompts(prompts)
         options = _without_none(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
         with ProgressBar(len(given), use_tqdm) as progress:
-            return self._run(lambda surface, limit: vectors.embed(surface, given, options, limit, progress))
+            return self._run(lambda api, limit: vectors.embed(api, given, options, limit, progress))
 
     @hide_internal_frames
     def encode(
@@ -186,7 +186,7 @@ class LLM:
         pairs = vectors.Pairs.read(data_1, data_2)
         options = _without_none(truncate_prompt_tokens=truncate_prompt_tokens)
         with ProgressBar(len(pairs.right), use_tqdm) as progress:
-            return self._run(lambda surface, limit: vectors.score(surface, pairs, options, limit, progress))
+            return self._run(lambda api, limit: vectors.score(api, pairs, options, limit, progress))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Make later texts and chats of this LLM ignore everything cached so far; return True.
@@ -199,10 +199,8 @@ class LLM:
     @property
     def model_config(self) -> ModelConfig:
         """The known part of the model's configuration."""
-        surface = self._thread.value
-        return ModelConfig(
-            surface.root, surface.model, self._tokenizer or surface.root, surface.max_model_len, self._seed
-        )
+        api = self._thread.value
+        return ModelConfig(api.root, api.model, self._tokenizer or api.root, api.max_model_len, self._seed)
 
     @hide_internal_frames
     def get_tokenizer(self) -> Any:
@@ -226,7 +224,7 @@ class LLM:
     @hide_internal_frames
     def get_metrics(self) -> list[Metric]:
         """Return the server's metrics from /metrics."""
-        return read_metrics(self._run(lambda surface, limit: surface.get_text("/metrics")))
+        return read_metrics(self._run(lambda api, limit: api.get_text("/metrics")))
 
     def _generate(
         self, prompts: Sequence[Any], params: Params, priority: int | Sequence[int] | None, use_tqdm: UseTqdm
@@ -243,16 +241,16 @@ class LLM:
             for index, (prompt, one, urgency) in enumerate(zip(prompts, own, order, strict=True))
         ]
         with ProgressBar(len(jobs), use_tqdm) as progress:
-            outputs = self._run(lambda surface, limit: generate(surface, jobs, limit, progress))
+            outputs = self._run(lambda api, limit: generate(api, jobs, limit, progress))
         if self._set_tokenizer is not None:
             self._set_tokenizer.decode(outputs, own)
         return outputs
 
-    def _run(self, work: Callable[[HttpSurface, int], Coroutine[Any, Any, R]]) -> R:
+    def _run(self, work: Callable[[HttpApi, int], Coroutine[Any, Any, R]]) -> R:
         return self._thread.run(work(self._thread.value, self._opening.in_flight))
 
 
-def _close(thread: LoopThread[HttpSurface]) -> None:
+def _close(thread: LoopThread[HttpApi]) -> None:
     """Close the thread, and return the C library's freed memory to the system, to avoid fragmentation."""
     thread.close()
     if not sys.is_finalizing():

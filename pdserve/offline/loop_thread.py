@@ -123,7 +123,7 @@ class LoopThread(Generic[T]):
     def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._hold())
+                runner.run(self._run_until_stopped())
         except BaseException as error:  # noqa: BLE001 - the thread's outermost frame: raised in the waiting callers
             self._failure = None if isinstance(error, asyncio.CancelledError) else error
             if not self._opened.done():
@@ -131,7 +131,7 @@ class LoopThread(Generic[T]):
         finally:
             self._loop.close()
 
-    async def _hold(self) -> None:
+    async def _run_until_stopped(self) -> None:
         self._loop.set_default_executor(_Executor(thread_name_prefix="pdserve-offline"))
         self._holding = asyncio.current_task()
         if self._stop.is_set():
@@ -165,7 +165,7 @@ class _Run(Generic[R]):
         """Start the work."""
         self._runs.add(self)
         self.task = asyncio.get_running_loop().create_task(self._work)
-        self.task.add_done_callback(self._ended)
+        self.task.add_done_callback(self._on_task_done)
 
     def drop(self) -> None:
         """Discard work that will never begin."""
@@ -179,7 +179,7 @@ class _Run(Generic[R]):
             self.future.set_running_or_notify_cancel()  # wakes the caller, which waits for the end
             self.drop()
 
-    def _ended(self, task: asyncio.Task[R]) -> None:
+    def _on_task_done(self, task: asyncio.Task[R]) -> None:
         self._runs.discard(self)
         if task.cancelled():
             self.future.set_exception(concurrent.futures.CancelledError())

@@ -45,14 +45,14 @@ def read_metrics(page: str) -> list[Metric]:
 def _of_family(family: object) -> Iterator[Metric]:
     name, kind, samples = family.name, family.type, family.samples  # type: ignore[attr-defined]
     if kind == "histogram":
-        yield from _histograms(name, samples)
+        yield from _make_histograms(name, samples)
         return
     for sample in samples:
         if not sample.name.endswith("_created"):
             yield (Counter if kind == "counter" else Gauge)(sample.name, dict(sample.labels), sample.value)
 
 
-def _histograms(name: str, samples: list) -> Iterator[Histogram]:  # type: ignore[type-arg]
+def _make_histograms(name: str, samples: list) -> Iterator[Histogram]:  # type: ignore[type-arg]
     found: dict[tuple[tuple[str, str], ...], dict[str, dict[str, float]]] = {}
     for sample in samples:
         labels = {key: value for key, value in sample.labels.items() if key != "le"}

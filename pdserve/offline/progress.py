@@ -13,7 +13,7 @@ class ProgressBar:
 
     def __init__(self, total: int, use_tqdm: UseTqdm, what: str = "Processed prompts") -> None:
         """`use_tqdm`: whether to show a bar, or a replacement for tqdm."""
-        self._bar = _bar(total, use_tqdm, what)
+        self._bar = _make_bar(total, use_tqdm, what)
         self._tokens_in = self._tokens_out = 0
 
     def __enter__(self) -> Self:
@@ -40,7 +40,7 @@ class ProgressBar:
         self._bar.update(count)
 
 
-def _bar(total: int, use_tqdm: UseTqdm, what: str) -> Any:
+def _make_bar(total: int, use_tqdm: UseTqdm, what: str) -> Any:
     if not use_tqdm:
         return None
     arguments: dict[str, Any] = {"total": total, "desc": what, "dynamic_ncols": True}

@@ -70,7 +70,7 @@ def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -
 
 def _read(index: int, given: Any) -> PromptInput:
     if isinstance(given, str):
-        return _checked(index, PromptInput(given))
+        return _check_not_empty(index, PromptInput(given))
     if isinstance(given, Mapping):
         return _of_mapping(index, given)
     if _is_ids(given):
@@ -94,10 +94,10 @@ def _of_mapping(index: int, given: Mapping[str, Any]) -> PromptInput:
         return PromptInput(text, ids, salt)
     if not isinstance(text, str):
         raise ValueError(f"prompt {index} has neither prompt nor prompt_token_ids")
-    return _checked(index, PromptInput(text, None, salt))
+    return _check_not_empty(index, PromptInput(text, None, salt))
 
 
-def _checked(index: int, prompt: PromptInput) -> PromptInput:
+def _check_not_empty(index: int, prompt: PromptInput) -> PromptInput:
     if not prompt.text:
         raise ValueError(f"prompt {index} is empty: there is nothing to continue")
     return prompt

@@ -22,7 +22,7 @@ from pathlib import Path
 from batch.backend import NO_HEADERS, Answer, BatchBackend
 from batch.inflight import Inflight
 from pdserve.client import Client
-from pdserve.offline.http_surface import HttpSurface
+from pdserve.offline.http_api import HttpApi
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import KILL_WAIT_S, POLL_S, Child, stop
@@ -43,7 +43,7 @@ _FIRST_RETRY_S = 5.0  # a mistyped URL must fail soon
 
 
 @contextlib.asynccontextmanager
-async def open_local(config: SchedulerConfig) -> AsyncIterator[HttpSurface]:
+async def open_local(config: SchedulerConfig) -> AsyncIterator[HttpApi]:
     """Load the model into this process. Raises ConfigError."""
     from batch.app_backend import AppBackend
     from pdserve.inner_app import inner_app
@@ -55,7 +55,7 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[HttpSurface]:
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from error
         _import_tabulate()
-        yield await _surface(AppBackend(app), "", _LOCAL_RETRY_S)
+        yield await _open_api(AppBackend(app), "", _LOCAL_RETRY_S)
 
 
 def _import_tabulate() -> None:
@@ -73,18 +73,18 @@ def _import_tabulate() -> None:
 async def open_cluster(
     url: str, model: str, api_key: str | None, *, connections: int, retry_for_s: float,
     timeout_s: float = _CLUSTER_ANSWER_S,
-) -> AsyncIterator[HttpSurface]:  # fmt: skip
+) -> AsyncIterator[HttpApi]:  # fmt: skip
     """Connect to a running server. Raises ConfigError if it lacks the model, Unavailable if it does not respond."""
     from batch.url_backend import UrlBackend
 
     async with UrlBackend(url, api_key, connections=connections, timeout_s=timeout_s) as backend:
-        yield await _surface(AdaptiveBackend(backend, connections), model, retry_for_s)
+        yield await _open_api(AdaptiveBackend(backend, connections), model, retry_for_s)
 
 
 @contextlib.asynccontextmanager
 async def open_pair(
     arguments: Sequence[str], prefill: int, decode: int, *, connections: int, startup_timeout_s: float
-) -> AsyncIterator[HttpSurface]:
+) -> AsyncIterator[HttpApi]:
     """Start a cluster on this machine. Raises ConfigError or Unavailable with its last log lines if it fails."""
     key, (port,) = secrets.token_urlsafe(24), free_ports(1, _HOST)
     folder = Path(tempfile.mkdtemp(prefix="pdserve-llm-"))
@@ -100,8 +100,8 @@ async def open_pair(
             async with open_cluster(
                 url, "", key, connections=min(connections, _MAX_CONNECTIONS), retry_for_s=_LOCAL_RETRY_S,
                 timeout_s=_OWN_ANSWER_S,
-            ) as surface:  # fmt: skip
-                yield surface
+            ) as api:  # fmt: skip
+                yield api
         finally:
             _end(child)  # blocking is fine: nothing else runs on this thread now
     finally:
@@ -142,11 +142,11 @@ class AdaptiveBackend:
         return await self._inflight.run(functools.partial(self._backend.send, method, path, body, headers))
 
 
-async def _surface(backend: BatchBackend, model: str, retry_for_s: float) -> HttpSurface:
-    surface = HttpSurface(backend, retry_for_s=_FIRST_RETRY_S)
-    await surface.choose(model)
-    surface.retry_for_s = retry_for_s
-    return surface
+async def _open_api(backend: BatchBackend, model: str, retry_for_s: float) -> HttpApi:
+    api = HttpApi(backend, retry_for_s=_FIRST_RETRY_S)
+    await api.choose(model)
+    api.retry_for_s = retry_for_s
+    return api
 
 
-Opened = AbstractAsyncContextManager[HttpSurface]
+Opened = AbstractAsyncContextManager[HttpApi]

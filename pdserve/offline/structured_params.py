@@ -44,7 +44,7 @@ class StructuredOutputsParams:
         }
         values = {name: value for name, value in values.items() if name not in _COMPILERS}
         if values.pop("disable_additional_properties", False) and self.json is not None:
-            values["json"] = _closed(_read_schema(self.json))
+            values["json"] = _without_extra_properties(_read_schema(self.json))
         return values
 
 
@@ -65,12 +65,12 @@ def _read_schema(given: str | dict[str, Any]) -> Any:
     return loads(given) if isinstance(given, str) else given
 
 
-def _closed(schema: Any) -> Any:
+def _without_extra_properties(schema: Any) -> Any:
     """Set `additionalProperties` to false in all objects of a schema that do not set it."""
     if isinstance(schema, list):
-        return [_closed(one) for one in schema]
+        return [_without_extra_properties(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(value) for name, value in schema.items()}
+    closed = {name: _without_extra_properties(value) for name, value in schema.items()}
     has_names = "properties" in schema or "patternProperties" in schema
     return {"additionalProperties": False, **closed} if has_names else closed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.offline.bounded import bounded
-from pdserve.offline.http_surface import HttpSurface
+from pdserve.offline.http_api import HttpApi
 from pdserve.offline.lengths import token_ids
 from pdserve.offline.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 from pdserve.offline.progress import ProgressBar
@@ -19,7 +19,7 @@ _PAIRS = 32  # per request
 
 
 async def embed(
-    surface: HttpSurface, prompts: Sequence[PromptInput], options: Mapping[str, Any], limit: int, progress: ProgressBar
+    api: HttpApi, prompts: Sequence[PromptInput], options: Mapping[str, Any], limit: int, progress: ProgressBar
 ) -> list[EmbeddingRequestOutput]:
     """Return the vector of each prompt, in order; `options` are fields of /v1/embeddings.
 
@@ -28,7 +28,7 @@ async def embed(
 
     async def read(indexed: tuple[int, PromptInput]) -> list[int]:
         try:
-            return await token_ids(surface, *indexed)
+            return await token_ids(api, *indexed)
         except ValueError:
             if "truncate_prompt_tokens" not in options:
                 raise
@@ -38,11 +38,13 @@ async def embed(
         index, ids = indexed
         try:
             body = {"input": [ids or prompts[index].text], "encoding_format": "base64", **options}
-            answer = await surface.post("/v1/embeddings", body)
+            answer = await api.post("/v1/embeddings", body)
         except InvalidRequest as error:
             raise ValueError(f"prompt {index}: {error}") from error
         progress.step(1)
-        return EmbeddingRequestOutput(answer["id"], EmbeddingOutput(_floats(answer["data"][0]["embedding"])), ids)
+        return EmbeddingRequestOutput(
+            answer["id"], EmbeddingOutput(_decode_floats(answer["data"][0]["embedding"])), ids
+        )
 
     ids = await bounded(list(enumerate(prompts)), read, limit)
     return await bounded(list(enumerate(ids)), work, limit)
@@ -71,13 +73,13 @@ class Pairs:
 
 
 async def score(
-    surface: HttpSurface, pairs: Pairs, options: Mapping[str, Any], limit: int, progress: ProgressBar
+    api: HttpApi, pairs: Pairs, options: Mapping[str, Any], limit: int, progress: ProgressBar
 ) -> list[ScoringRequestOutput]:
     """Return the score of each pair, in order. Raises ValueError for refused texts."""
 
     async def work(part: Pairs) -> list[ScoringRequestOutput]:
         try:
-            answer = await surface.post("/v1/score", {"text_1": part.left, "text_2": part.right, **options})
+            answer = await api.post("/v1/score", {"text_1": part.left, "text_2": part.right, **options})
         except InvalidRequest as error:
             raise ValueError(str(error)) from error
         progress.step(len(part.right))
@@ -89,7 +91,7 @@ async def score(
     return [one for part in await bounded(pairs.parts(), work, limit) for one in part]
 
 
-def _floats(encoded: str) -> list[float]:
+def _decode_floats(encoded: str) -> list[float]:
     """Decode base64 of little-endian float32."""
     numbers = array("f", base64.b64decode(encoded))
     if sys.byteorder == "big":

@@ -29,7 +29,7 @@ class InstanceActor:
 def answer(host: RayInstanceHost, verb: str, text: str) -> tuple[bool, str]:
     """Handle one call: place (with a NodeRequest), start (LaunchRequest), poll (PollRequest), or stop."""
     try:
-        return True, _do(host, verb, text)
+        return True, _run_verb(host, verb, text)
     except PdserveError as error:
         return False, encode(RemoteFailure(to_name(error), str(error)))
     except RanktableError as error:
@@ -40,7 +40,7 @@ def answer(host: RayInstanceHost, verb: str, text: str) -> tuple[bool, str]:
         )
 
 
-def _do(host: RayInstanceHost, verb: str, text: str) -> str:
+def _run_verb(host: RayInstanceHost, verb: str, text: str) -> str:
     if verb == "place":
         return encode(host.place(decode(NodeRequest, text)))
     if verb == "start":

@@ -17,7 +17,7 @@ from ranktable_tools.secret import SECRET_NAME
 from wire.errors import ConfigError, Incompatible
 
 _MAX_BYTES = 65_536
-_RAYS_OWN = ("RAY_", "OMP_NUM_THREADS")  # set by Ray for its workers: an instance counts its own threads
+_SET_BY_RAY = ("RAY_", "OMP_NUM_THREADS")  # set by Ray for its workers: an instance counts its own threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,23 @@ class NodePlace:
 class RayInstanceHost:
     """Owns the instance's folder and process. The process dies with the thread that starts it."""
 
-    def __init__(self, where: NodePlace, environ: Mapping[str, str], temporary: Path | None = None) -> None:
-        self._where = where
-        self._environ = {key: value for key, value in environ.items() if not key.startswith(_RAYS_OWN)}
+    def __init__(self, node: NodePlace, environ: Mapping[str, str], temporary: Path | None = None) -> None:
+        self._node = node
+        self._environ = {key: value for key, value in environ.items() if not key.startswith(_SET_BY_RAY)}
         self._private = PrivateFolder(temporary)
         self._child: Child | None = None
         self._port: int | None = None
         self._global_name = ""
 
-    def place(self, wanted: NodeRequest) -> Placement:
+    def place(self, request: NodeRequest) -> Placement:
         """Return the instance's address and devices. Raises Incompatible, RanktableError if an NPU has no address."""
-        if wanted.version != __version__:
-            raise Incompatible(f"pdserve {__version__} is installed on this node, {wanted.version} where `up` runs")
-        ids = self._device_ids(wanted)
-        ips = card_addresses(kind_named(wanted.kind), ids, self._where.ip, self._environ)
+        if request.version != __version__:
+            raise Incompatible(f"pdserve {__version__} is installed on this node, {request.version} where `up` runs")
+        ids = self._device_ids(request)
+        ips = card_addresses(kind_named(request.kind), ids, self._node.ip, self._environ)
         self._port = self._free_port()
-        where = self._where
-        return Placement(where.node_id, where.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))
+        node = self._node
+        return Placement(node.node_id, node.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))
 
     def start(self, request: LaunchRequest) -> None:
         """Write the files and start the process, the first or after one died. Raises OSError, ConfigError."""
@@ -63,8 +63,8 @@ class RayInstanceHost:
             self._write(name, text)
         self._global_name = request.global_name
         plan = ProcessPlan(
-            request.name, request.role, f"{self._where.ip}:{self._port}",
-            launch_command(self._where.ip, self._port, request.flags),
+            request.name, request.role, f"{self._node.ip}:{self._port}",
+            launch_command(self._node.ip, self._port, request.flags),
             {
                 "GLOBAL_RANK_TABLE_FILE_PATH": str(self._private.path / request.global_name),
                 "RANK_TABLE_FILE_PATH": str(self._private.path / request.local_name),
@@ -104,22 +104,22 @@ class RayInstanceHost:
     def _log(self) -> Path:
         return self._private.path / "log"
 
-    def _device_ids(self, wanted: NodeRequest) -> tuple[str, ...]:
+    def _device_ids(self, request: NodeRequest) -> tuple[str, ...]:
         """Return the device ids assigned by Ray, if they are numbers and as many as requested, else those requested."""
-        given = tuple(self._where.device_ids.get(wanted.kind, ()))
+        given = tuple(self._node.device_ids.get(request.kind, ()))
         is_numbers = all(device_id.isascii() and device_id.isdecimal() for device_id in given)
-        return given if is_numbers and len(given) == len(wanted.device_ids) else wanted.device_ids
+        return given if is_numbers and len(given) == len(request.device_ids) else request.device_ids
 
     def _free_port(self) -> int:
         """Return the previous port if it is still free, so that the table need not change, else a free one."""
         if self._port is not None:
             try:
-                require_free(self._where.ip, self._port)
+                require_free(self._node.ip, self._port)
             except ConfigError:
                 pass
             else:
                 return self._port
-        return free_ports(1, self._where.ip)[0]
+        return free_ports(1, self._node.ip)[0]
 
     def _write(self, name: str, text: str) -> None:
         if Path(name).name != name:

@@ -89,10 +89,10 @@ def decode(kind: type[T], text: str) -> T:
     if not isinstance(fields, dict) or set(fields) != set(hints):
         found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
         raise InternalError(f"{kind.__name__} has {found}, expected {sorted(hints)}")
-    return kind(**{name: _checked(f"{kind.__name__}.{name}", hints[name], value) for name, value in fields.items()})
+    return kind(**{name: _check_type(f"{kind.__name__}.{name}", hints[name], value) for name, value in fields.items()})
 
 
-def _checked(what: str, hint: Any, value: object) -> object:
+def _check_type(what: str, hint: Any, value: object) -> object:
     if hint == tuple[str, ...] and isinstance(value, list) and all(isinstance(one, str) for one in value):
         return tuple(value)
     if hint == tuple[str, ...] or not isinstance(value, hint):

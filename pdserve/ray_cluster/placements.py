@@ -40,7 +40,7 @@ class Placements:
     def set_entry(self, name: str, server: TableServer) -> None:
         """Set an instance's entry. Raises ConfigError if another live instance has one of its devices or its port."""
         for other, theirs in list(self._entries.items()):
-            clash = None if other == name else _clash(server, theirs)
+            clash = None if other == name else _find_clash(server, theirs)
             if clash is not None and other not in self._lost:
                 raise ConfigError(f"{name} was given {clash} of {server.server_ip}, which {other} has")
             if clash is not None:
@@ -79,7 +79,7 @@ class Placements:
         return table_digest(table)
 
 
-def _clash(one: TableServer, other: TableServer) -> str | None:
+def _find_clash(one: TableServer, other: TableServer) -> str | None:
     if one.server_ip != other.server_ip:
         return None
     shared = sorted(set(one.device_ids) & set(other.device_ids))

@@ -105,10 +105,10 @@ class RemoteChild:
             try:
                 self._stage()
             except (PdserveError, RanktableError) as error:
-                self._lose(error)
+                self._mark_lost(error)
         return self._end
 
-    def _lose(self, error: PdserveError | RanktableError) -> None:
+    def _mark_lost(self, error: PdserveError | RanktableError) -> None:
         where = "" if self.placement is None else f" on {self.placement.ip} (node {self.placement.node_id[:12]})"
         self.is_lost = True
         self.exit_status = _WRONG_INPUT if isinstance(error, ConfigError | Incompatible) else None

@@ -58,7 +58,7 @@ class RaySession:
     def reserve(
         self, need: Need, num_instances: int, strategy: str, timeout_s: float, say: Callable[[str], None]
     ) -> None:
-        """Reserve the resources of all instances at once. After `timeout_s` raises Unavailable with the nodes'."""
+        """Reserve the resources of all instances at once. Raises Unavailable, with each node's, after `timeout_s`."""
         from ray.util.placement_group import placement_group
 
         self._need = need
@@ -97,7 +97,7 @@ class RaySession:
 
         If the head node is gone, disconnecting never returns: this process then exits without Ray's exit handlers.
         """
-        leaving = threading.Thread(target=self._leave, name="leave-ray", daemon=True)
+        leaving = threading.Thread(target=self._disconnect, name="leave-ray", daemon=True)
         leaving.start()
         leaving.join(_LEAVE_S)
         if leaving.is_alive():
@@ -105,7 +105,7 @@ class RaySession:
         self._forget_folder()
         return not leaving.is_alive()
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         for handle in self._handles:
             handle.kill()
         self._ray.shutdown()  # the placement group ends with the session
@@ -127,7 +127,7 @@ class RayHandle:
 
     def kill(self) -> None:
         """Kill the actor; no error if it is gone."""
-        _quietly(self._ray, lambda: self._ray.kill(self._actor))
+        _ignore_gone(self._ray, lambda: self._ray.kill(self._actor))
 
 
 class RayPending:
@@ -171,7 +171,7 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _quietly(ray: Any, do: Callable[[], Any]) -> None:
+def _ignore_gone(ray: Any, do: Callable[[], Any]) -> None:
     """Call `do`, ignoring errors for a resource that is gone."""
     try:
         do()

@@ -113,7 +113,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         far = FarProcesses(work)
         stack.callback(far.close)
-        known = _checks(device, model, results, far, stack)
+        known = _all_checks(device, model, results, far, stack)
         checks = [check for check in known if _is_selected(check, options.only)]
         if not checks:
             groups = ", ".join(dict.fromkeys(check.group for check in known))
@@ -143,7 +143,7 @@ def _is_selected(check: SelftestCheck, only: Sequence[str]) -> bool:
     return not only or any(part in f"{check.group}: {check.name}" for part in only)
 
 
-def _checks(
+def _all_checks(
     device: Device, model: object, results: Sequence[Result], far: FarProcesses, stack: contextlib.ExitStack
 ) -> list[SelftestCheck]:
     from engine.attention.table import make_backend
@@ -162,19 +162,19 @@ def _checks(
     if kernels.threads is not None:
         stack.callback(kernels.threads.close)
     host = device if on_host else find_kind(AUTO_ORDER[-1]).open()
-    links = list(link_checks(device, twin := _twin(device), host, far))
+    links = list(link_checks(device, other := _other_card(device), host, far))
     return [
         *attention_checks(device, lambda: make_backend(AUTO, device, kernels.threads)),
         *op_checks(device),
         *part_checks(device),
         *linear_checks(device),
         *links,
-        *lost_peer_checks(device, twin, far),
-        *model_checks(model, _usable_links(device, twin, links, results)),
+        *lost_peer_checks(device, other, far),
+        *model_checks(model, _usable_links(device, other, links, results)),
     ]
 
 
-def _twin(device: Device) -> Device:
+def _other_card(device: Device) -> Device:
     """Return the next card visible to this process, or the same one if it is the only one."""
     import torch
 
@@ -184,15 +184,15 @@ def _twin(device: Device) -> Device:
 
 
 def _usable_links(
-    device: Device, twin: Device, links: Sequence[SelftestCheck], results: Sequence[Result]
+    device: Device, other: Device, links: Sequence[SelftestCheck], results: Sequence[Result]
 ) -> Callable[[], list[str]]:
-    """Return a function that returns the transports that work from the device to its twin within one process.
+    """Return a function that returns the transports that work from the device to `other` within one process.
 
     It runs the link checks that --only left out.
     """
     from pdserve.selftest.links import works_in_one_process
 
-    end = f", {device.name} to {twin.name}"
+    end = f", {device.name} to {other.name}"
 
     def names() -> list[str]:
         ran = {(result.group, result.name) for result in results}

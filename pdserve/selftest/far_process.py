@@ -39,7 +39,7 @@ class FarProcess:
         """Send a request and return the reply. Without one in time, stop the child and raise Wrong."""
         try:
             with contextlib.suppress(BrokenPipeError):  # its exit is noticed below
-                self._pipe(self._process.stdin).write(json.dumps(request).encode() + b"\n")
+                self._require_pipe(self._process.stdin).write(json.dumps(request).encode() + b"\n")
             line = self._read(_ANSWER_S if self._has_replied else _START_S)
         except BaseException:
             self.close()
@@ -63,7 +63,7 @@ class FarProcess:
     def close(self) -> None:
         """Stop the child, by SIGKILL if needed. Idempotent."""
         for pipe in (self._process.stdin, self._process.stdout):
-            self._pipe(pipe).close()
+            self._require_pipe(pipe).close()
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 self._process.send_signal(number)
@@ -72,7 +72,7 @@ class FarProcess:
                 return
 
     def _read(self, within_s: float) -> bytes:
-        pipe, deadline = self._pipe(self._process.stdout), time.monotonic() + within_s
+        pipe, deadline = self._require_pipe(self._process.stdout), time.monotonic() + within_s
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             while b"\n" not in self._rest:
@@ -97,7 +97,7 @@ class FarProcess:
         return "".join(f": {line}" for line in tail(self._log)[-1:])
 
     @staticmethod
-    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    def _require_pipe(pipe: IO[bytes] | None) -> IO[bytes]:
         assert pipe is not None, "Popen made both"
         return pipe
 

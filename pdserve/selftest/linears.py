@@ -16,12 +16,12 @@ _EXPERTS = 4
 def linear_checks(device: Device) -> Iterator[SelftestCheck]:
     """Yield a check for each format, or one that reports that there are none."""
     if not device.traits.kept_linears:
-        yield SelftestCheck("linear layers", "quantised", functools.partial(_none, device))
+        yield SelftestCheck("linear layers", "quantised", functools.partial(_no_formats, device))
     for name in device.traits.kept_linears:
         yield SelftestCheck("linear layers", name, functools.partial(_compare, device, name))
 
 
-def _none(device: Device) -> str:
+def _no_formats(device: Device) -> str:
     raise NotHere(f"weights are dequantised at load on {device.traits.kind}")
 
 

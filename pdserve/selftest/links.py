@@ -1,7 +1,7 @@
-"""Send a few MB of KV over each transport, from the device to its twin, to the CPU and back; compare all bytes.
+"""Send a few MB of KV over each transport, from the device to another card, to the CPU and back; compare all bytes.
 
-The sender is in this process and the receiver in a child (far_end.py), as prefill and decode instances are. The twin
-is the next visible card, or the same one if it is the only one.
+The sender is in this process and the receiver in a child (far_end.py), as prefill and decode instances are. The other
+card is the next visible one, or the same if it is the only one.
 """
 
 import functools
@@ -22,9 +22,9 @@ from wire.types import KvEndpoint, Ticket
 _DEADLINE_S = link_pools.SET_UP_S
 
 
-def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
+def link_checks(device: Device, other: Device, host: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
     """Yield a check for each transport and device pair; `host` is the CPU."""
-    pairs = [(device, twin)]
+    pairs = [(device, other)]
     if not device.traits.pools_on_host:
         pairs += [(device, host), (host, device)]
     for source, target in pairs:

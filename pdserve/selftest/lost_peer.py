@@ -15,14 +15,14 @@ from pdserve.selftest.links import LinkEvents, hand_over, read_ticket, why_not
 _NOTICED_S = 30.0
 
 
-def lost_peer_checks(device: Device, twin: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
-    """Yield a check for each transport from the device to its twin."""
+def lost_peer_checks(device: Device, other: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
+    """Yield a check for each transport from the device to `other`."""
     for name in NAMES:
-        row = f"{name}, {device.name} to {twin.name}"
-        yield SelftestCheck(LOST_PEER, row, functools.partial(_lose, name, device, twin, far))
+        row = f"{name}, {device.name} to {other.name}"
+        yield SelftestCheck(LOST_PEER, row, functools.partial(_check_lost_peer, name, device, other, far))
 
 
-def _lose(name: str, source: Device, target: Device, far: FarProcesses) -> str:
+def _check_lost_peer(name: str, source: Device, target: Device, far: FarProcesses) -> str:
     pool = link_pools.make_pool(source)
     try:
         why = why_not(name, pool, source, target)

@@ -31,7 +31,7 @@ def op_checks(device: Device) -> Iterator[SelftestCheck]:
 def _greedy(device: Device) -> str:
     logits = _logits()
     got = _sampled(device, logits, [_row(i, temperature=0.0) for i in range(_ROWS)])
-    _same(got, logits.argmax(axis=1).tolist())
+    _check_equal(got, logits.argmax(axis=1).tolist())
     return f"{_ROWS} rows of {_VOCAB} as chosen by numpy"
 
 
@@ -44,7 +44,7 @@ def _drawn(device: Device) -> str:
     wanted = [
         int(np.searchsorted(chance, number, side="right")) for chance, number in zip(chances, numbers, strict=True)
     ]
-    _same(_sampled(device, logits, rows), wanted)
+    _check_equal(_sampled(device, logits, rows), wanted)
     return f"{_ROWS} rows as drawn by numpy with the same numbers"
 
 
@@ -57,7 +57,7 @@ def _filtered(device: Device) -> str:
         *(_row(i, banned=(int(best[i, 0]),), temperature=0.0) for i in range(16, _ROWS)),
     ]
     wanted = [int(best[i, 0 if i < 16 else 1]) for i in range(_ROWS)]
-    _same(_sampled(device, logits, rows), wanted)
+    _check_equal(_sampled(device, logits, rows), wanted)
     return f"{_ROWS} rows"
 
 
@@ -129,7 +129,7 @@ def _sampled(
     return [int(token) for token in sampled.token_ids]
 
 
-def _same(got: list[int], wanted: list[int]) -> None:
+def _check_equal(got: list[int], wanted: list[int]) -> None:
     other = [i for i, (one, two) in enumerate(zip(got, wanted, strict=True)) if one != two]
     if other:
         first = other[0]

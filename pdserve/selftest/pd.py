@@ -85,11 +85,11 @@ def _compare(reference: Outputs, got: Outputs) -> None:
             raise Wrong(f"prompt {number} (of {_LENGTHS[number]} tokens) differs from transformers at token {place}")
 
 
-async def _serve(model: TinyModel, seats: Sequence[tuple[Role, int]], transport: str | None, path: str) -> Outputs:
+async def _serve(model: TinyModel, placements: Sequence[tuple[Role, int]], transport: str | None, path: str) -> Outputs:
     instances: dict[str, LocalInstance] = {}
     expected = []
     async with contextlib.AsyncExitStack() as stack:
-        for index, (role, number) in enumerate(seats):
+        for index, (role, number) in enumerate(placements):
             instance = await LocalInstance.start(model.config(role, number, transport))
             stack.push_async_callback(instance.stop)
             model.notes = instance.notes

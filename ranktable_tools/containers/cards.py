@@ -22,10 +22,10 @@ def require_free(kind: DeviceKind, device_ids: Sequence[str], holders: Sequence[
                 f"{cards} of the table: the container {holder.name} was given {'them' if len(taken) > 1 else 'it'} "
                 f"already; stop it (docker rm -f {holder.name}), or choose other cards{remedy}"
             )
-    return [] if kind != "cuda" or share else [*_unknown(holders)]
+    return [] if kind != "cuda" or share else [*_notes_of_unknown_use(holders)]
 
 
-def _unknown(holders: Sequence[Holder]) -> list[str]:
+def _notes_of_unknown_use(holders: Sequence[Holder]) -> list[str]:
     notes = [f"the container {holder.name} sees every GPU: check that it uses none of these" for holder in holders
              if holder.all_gpus]  # fmt: skip
     for holder in holders:

@@ -39,7 +39,7 @@ def parse_inspect(text: str) -> list[Holder]:
     """Return the containers in the output of `docker inspect`. Raises RanktableError for an invalid output."""
     try:
         listed = json.loads(text or "[]")
-        return [_holder(one) for one in listed]
+        return [_parse_holder(one) for one in listed]
     except (ValueError, TypeError, AttributeError) as error:
         raise RanktableError(f"docker inspect: no list of containers: {text[:_MAX_SHOWN]!r}") from error
 
@@ -49,7 +49,7 @@ def docker_output(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = 
 
     Raises RanktableError if docker is not installed, times out, or fails.
     """
-    docker, shown = _docker(), f"docker {arguments[0]}"
+    docker, shown = _docker_path(), f"docker {arguments[0]}"
     try:
         done = subprocess.run(
             [docker, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -67,32 +67,32 @@ def docker_output(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = 
 
 def replace_by_docker(words: list[str]) -> NoReturn:
     """Replace this process by docker, so that pulls and builds have no time limit and docker handles Ctrl-C."""
-    os.execv(_docker(), words)  # noqa: S606 - an argument list, made by the caller
+    os.execv(_docker_path(), words)  # noqa: S606 - an argument list, made by the caller
 
 
-def _docker() -> str:
+def _docker_path() -> str:
     docker = shutil.which("docker")
     if docker is None:
         raise RanktableError("docker is not installed here")
     return docker
 
 
-def _holder(one: Mapping[str, object]) -> Holder:
-    host, config = _members(one, "HostConfig"), _members(one, "Config")
-    variables = dict(line.partition("=")[::2] for line in map(str, _list(config, "Env")))
-    nodes = (_NPU_NODE.fullmatch(str(node.get("PathOnHost", ""))) for node in _list(host, "Devices"))
-    npus = {match[1] for match in nodes if match} | set(_ids(variables.get("ASCEND_VISIBLE_DEVICES", "")))
-    requests = [request for request in _list(host, "DeviceRequests") if _is_gpu(request)]
-    gpus = {str(device) for request in requests for device in _list(request, "DeviceIDs")}
+def _parse_holder(one: Mapping[str, object]) -> Holder:
+    host, config = _object_field(one, "HostConfig"), _object_field(one, "Config")
+    variables = dict(line.partition("=")[::2] for line in map(str, _list_field(config, "Env")))
+    nodes = (_NPU_NODE.fullmatch(str(node.get("PathOnHost", ""))) for node in _list_field(host, "Devices"))
+    npus = {match[1] for match in nodes if match} | set(_parse_numbers(variables.get("ASCEND_VISIBLE_DEVICES", "")))
+    requests = [request for request in _list_field(host, "DeviceRequests") if _is_gpu(request)]
+    gpus = {str(device) for request in requests for device in _list_field(request, "DeviceIDs")}
     nvidia = variables.get("NVIDIA_VISIBLE_DEVICES", "")
     every = nvidia == "all" or any(request.get("Count") == -1 for request in requests)
-    labelled = _members(config, "Labels").get(CARDS_LABEL)
+    labelled = _object_field(config, "Labels").get(CARDS_LABEL)
     if labelled is not None and not npus:
         return Holder(_name(one), frozenset(), frozenset(str(labelled).split(",")), False)
-    return Holder(_name(one), frozenset(npus), frozenset({*gpus, *_ids(nvidia)}), every)
+    return Holder(_name(one), frozenset(npus), frozenset({*gpus, *_parse_numbers(nvidia)}), every)
 
 
-def _ids(text: str) -> Iterator[str]:
+def _parse_numbers(text: str) -> Iterator[str]:
     """Yield the numbers of `0,2-4`; other values of a driver's variable (all, void, UUIDs) are skipped."""
     for word in text.split(","):
         match = _RANGE.fullmatch(word.strip())
@@ -102,18 +102,18 @@ def _ids(text: str) -> Iterator[str]:
 
 
 def _is_gpu(request: Mapping[str, object]) -> bool:
-    return request.get("Driver") == "nvidia" or any("gpu" in each for each in _list(request, "Capabilities"))
+    return request.get("Driver") == "nvidia" or any("gpu" in each for each in _list_field(request, "Capabilities"))
 
 
 def _name(one: Mapping[str, object]) -> str:
     return str(one.get("Name") or one.get("Id")).lstrip("/")
 
 
-def _members(value: Mapping[str, object], key: str) -> Mapping[str, object]:
+def _object_field(value: Mapping[str, object], key: str) -> Mapping[str, object]:
     member = value.get(key)
     return member if isinstance(member, dict) else {}
 
 
-def _list(value: Mapping[str, object], key: str) -> Sequence[Mapping[str, object]]:
+def _list_field(value: Mapping[str, object], key: str) -> Sequence[Mapping[str, object]]:
     member = value.get(key)
     return member if isinstance(member, list) else []

@@ -102,16 +102,18 @@ def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapp
     kind = arguments.device_type or find_table_kind(tables) or find_kind()
     host = Host(member.server)
     if kind == "cuda" and member.server is not None and tables.whole is None:
-        _note("without --global-table its peers on this host are not known, so no cuda_ipc: their GPUs are not visible")
+        _print_note(
+            "without --global-table its peers on this host are not known, so no cuda_ipc: their GPUs are not visible"
+        )
     container = _on_host(_container(arguments, member, kind, command), host)
     if arguments.run:
         require_ready(container, host)
     for note in notes_of(container, host, share=arguments.share_devices, strict=arguments.run):
-        _note(note)
+        _print_note(note)
     return run_line(container)
 
 
-def _note(text: str) -> None:
+def _print_note(text: str) -> None:
     print(f"{_PROG}: {text}", file=sys.stderr)
 
 

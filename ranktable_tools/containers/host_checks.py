@@ -52,11 +52,11 @@ def notes_of(container: Container, host: Host, *, share: bool, strict: bool) -> 
     if container.has_npus and not container.with_hccn_conf:
         notes.append(f"there is no {HCCN_CONF} here: not mounted, links over RoCE cannot find their addresses")
     if host.is_here and container.device_ids and container.kind != "cpu":
-        notes += _cards(container, share=share, strict=strict)
+        notes += _check_cards(container, share=share, strict=strict)
     return [*notes, f"next: docker exec -it -u ma-user {container.name} /bin/bash"]
 
 
-def _cards(container: Container, *, share: bool, strict: bool) -> list[str]:
+def _check_cards(container: Container, *, share: bool, strict: bool) -> list[str]:
     try:
         found = holders()
     except RanktableError as error:

@@ -41,8 +41,8 @@ def plan_image(base: BaseImage, pinned_torch: str, kind: ImageKind | None = None
     found = kind or _kind_of(base)
     _check_python(base)
     if found == "ascend" and not base.has_cann:
-        raise _refusal(base, "has no CANN in /usr/local/Ascend", "use one of quay.io/ascend/cann, or --device=cpu")
-    torch = base.torch or _given(base.torch_npu) or parse_version(pinned_torch)
+        raise _refuse_base(base, "has no CANN in /usr/local/Ascend", "use one of quay.io/ascend/cann, or --device=cpu")
+    torch = base.torch or _requested_version(base.torch_npu) or parse_version(pinned_torch)
     _check_torch(base, torch, found)
     _check_vision(base, torch)
     return ImagePlan(
@@ -58,38 +58,38 @@ def _kind_of(base: BaseImage) -> ImageKind:
 
 def _check_python(base: BaseImage) -> None:
     if base.python is None:
-        raise _refusal(base, "has no python3", "use one with Python 3.11 or newer")
+        raise _refuse_base(base, "has no python3", "use one with Python 3.11 or newer")
     if base.python.minor < _MIN_PYTHON:
-        raise _refusal(base, f"has Python {base.python.text}, pdserve needs 3.11 or newer", "use a newer one")
+        raise _refuse_base(base, f"has Python {base.python.text}, pdserve needs 3.11 or newer", "use a newer one")
 
 
 def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
     if torch.minor < _MIN_TORCH:
-        raise _refusal(
+        raise _refuse_base(
             base, f"has torch {torch.text}, pdserve needs 2.10 or newer", "use one with it, or without torch"
         )
     build = torch.text.partition("+")[2]
     if (kind == "cuda" and build == "cpu") or (kind == "ascend" and build.startswith("cu")):
-        raise _refusal(base, f"has torch {torch.text}, which is not a build for {kind}", "use one without torch")
+        raise _refuse_base(base, f"has torch {torch.text}, which is not a build for {kind}", "use one without torch")
     if base.torch_npu is None:
         return
     if kind != "ascend":
-        raise _refusal(base, f"has torch_npu {base.torch_npu.text}, the image is for {kind}", "use --device=ascend")
+        raise _refuse_base(base, f"has torch_npu {base.torch_npu.text}, the image is for {kind}", "use --device=ascend")
     if base.torch_npu.numbers != torch.numbers:
         what = f"has torch {torch.text} and torch_npu {base.torch_npu.text}, which needs torch {base.torch_npu.release}"
-        raise _refusal(base, what, "use one in which they match, or without them")
+        raise _refuse_base(base, what, "use one in which they match, or without them")
 
 
 def _check_vision(base: BaseImage, torch: Version) -> None:
     for name, vision in (("torchvision", base.torchvision), ("torchvision_npu", base.torchvision_npu)):
         if vision is not None and "{}.{}".format(*vision.minor) != vision_of(torch):
             what = f"has {name} {vision.text}, and torch {torch.text} goes with {vision_of(torch)}"
-            raise _refusal(base, what, f"use one without {name}")
+            raise _refuse_base(base, what, f"use one without {name}")
 
 
-def _given(torch_npu: Version | None) -> Version | None:
+def _requested_version(torch_npu: Version | None) -> Version | None:
     return None if torch_npu is None else parse_version(torch_npu.release)
 
 
-def _refusal(base: BaseImage, what: str, remedy: str) -> RanktableError:
+def _refuse_base(base: BaseImage, what: str, remedy: str) -> RanktableError:
     return RanktableError(f"--base-image {base.name} {what}: {remedy}")

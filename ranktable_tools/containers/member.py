@@ -60,12 +60,12 @@ def find_member(role: Role, tables: MemberTables, number: int | None = None) -> 
 
 def find_table_kind(tables: MemberTables) -> DeviceKind | None:
     """Return `npu` if devices have their own addresses, as only NPUs do; otherwise None, for unknown."""
-    apart = any(
+    own_network = any(
         device.device_ip is not None and canonical(device.device_ip) != canonical(server.server_ip)
         for server in tables.servers
         for device in server.devices
     )
-    return "npu" if apart else None
+    return "npu" if own_network else None
 
 
 def _scheduler(tables: MemberTables) -> ContainerMember:

@@ -25,8 +25,8 @@ def own_mount(flag: str, source: str, target: str, mode: str = "") -> Mount:
     for path in (source, target):
         if not path.startswith("/") or ":" in path or "\n" in path:
             raise RanktableError(f"{flag} {path!r}: must be an absolute path without a colon")
-    inside = _plain(target)
-    if _holds(inside, HOME) or _holds(HOME, inside):
+    inside = _plain_path(target)
+    if _contains(inside, HOME) or _contains(HOME, inside):
         raise RanktableError(
             f"{flag} {target}: a mount there would hide {HOME}, the image's home folder, and break it: "
             "choose a folder outside it, like /work"
@@ -43,10 +43,10 @@ def parse_mount(flag: str, text: str) -> Mount:
     return own_mount(flag, source, target, mode)
 
 
-def _plain(path: str) -> str:
+def _plain_path(path: str) -> str:
     """Return the normalised path in the container: no dots, single slashes."""
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
-def _holds(folder: str, path: str) -> bool:
+def _contains(folder: str, path: str) -> bool:
     return folder == "/" or path == folder or path.startswith(f"{folder}/")

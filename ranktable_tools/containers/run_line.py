@@ -55,11 +55,11 @@ def run_line(container: Container) -> Line:
     return (
         ("docker", "run", "-itd"),
         *_devices(container),
-        *(("-v", str(mount)) for mount in (_LOCALTIME, *_driver(container))),
-        *_managers(container),
+        *(("-v", str(mount)) for mount in (_LOCALTIME, *_driver_mounts(container))),
+        *_manager_devices(container),
         *(("-v", str(mount)) for mount in mounts_after(container)),
         ("--net=host",),
-        *(() if container.guide_exact else _added(container)),
+        *(() if container.guide_exact else _added_flags(container)),
         ("--name", container.name),
         (container.image,),
         container.command,
@@ -68,7 +68,7 @@ def run_line(container: Container) -> Line:
 
 def all_mounts(container: Container) -> tuple[Mount, ...]:
     """Return every mount of the line, to check them: docker makes an empty folder for a missing source."""
-    return (_LOCALTIME, *_driver(container), *mounts_after(container))
+    return (_LOCALTIME, *_driver_mounts(container), *mounts_after(container))
 
 
 def mounts_after(container: Container) -> tuple[Mount, ...]:
@@ -94,10 +94,10 @@ def _devices(container: Container) -> Iterator[tuple[str, ...]]:
         for device_id in container.device_ids:
             yield (f"--device=/dev/davinci{device_id}",)
     elif container.kind == "cuda" and container.device_ids:
-        yield from _gpus(container)
+        yield from _gpu_flags(container)
 
 
-def _gpus(container: Container) -> Iterator[tuple[str, ...]]:
+def _gpu_flags(container: Container) -> Iterator[tuple[str, ...]]:
     """Yield the GPU flags: only its own GPUs, or, if cuda_ipc is possible, all, with its own first.
 
     cuda_ipc opens the sender's pool on the sender's GPU, so the receiver must see that GPU too. Only with all GPUs
@@ -113,16 +113,16 @@ def _gpus(container: Container) -> Iterator[tuple[str, ...]]:
     yield ("-e", f"CUDA_VISIBLE_DEVICES={','.join(seen)}")
 
 
-def _driver(container: Container) -> tuple[Mount, ...]:
+def _driver_mounts(container: Container) -> tuple[Mount, ...]:
     return (Mount(DRIVER, DRIVER), _INSTALL_INFO) if container.has_npus else ()
 
 
-def _managers(container: Container) -> Iterator[tuple[str, ...]]:
+def _manager_devices(container: Container) -> Iterator[tuple[str, ...]]:
     if container.has_npus:
         yield from ((f"--device={node}",) for node in MANAGERS)
 
 
-def _added(container: Container) -> Iterator[tuple[str, ...]]:
+def _added_flags(container: Container) -> Iterator[tuple[str, ...]]:
     """Yield the additions to the guide: shared memory, the limit of locked memory, and a label of the cards.
 
     CUDA's IPC handles contain the process id of their creator: in two containers with the same process ids they would

@@ -34,14 +34,14 @@ def shown_cards(
     return [] if finder is None else finder(environ, run, dev)
 
 
-def _npus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
+def _list_npus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
     tool = find_tool("npu-smi", environ)
     shown = {chip.device_id for chip in parse_map(run((tool, "info", "-m")).text)} if tool is not None else set()
     ids = sorted(shown or present_devices("npu", dev), key=int)
     return [Card(device_id, str(place)) for place, device_id in enumerate(ids)]
 
 
-def _gpus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
+def _list_gpus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
     """Without output of nvidia-smi, list GPUs by their nodes, without names: node numbers may not match CUDA's."""
     tool = find_tool("nvidia-smi", environ)
     gpus = parse_gpus(run((tool, *GPU_QUERY)).text) if tool is not None else []
@@ -50,4 +50,7 @@ def _gpus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
     return [Card(device_id, "") for device_id in present_devices("cuda", dev)]
 
 
-_FINDERS: Mapping[DeviceKind, Callable[[Mapping[str, str], Run, Path], list[Card]]] = {"npu": _npus, "cuda": _gpus}
+_FINDERS: Mapping[DeviceKind, Callable[[Mapping[str, str], Run, Path], list[Card]]] = {
+    "npu": _list_npus,
+    "cuda": _list_gpus,
+}

@@ -65,7 +65,7 @@ def parse_map(text: str) -> list[Chip]:
         if cells[0] == "NPU ID":
             header = cells
         elif header and len(cells) == len(header):
-            chips += _chip(dict(zip(header, cells, strict=True)))
+            chips += _parse_chip(dict(zip(header, cells, strict=True)))
     return chips
 
 
@@ -93,7 +93,7 @@ def parse_processes(text: str) -> list[NpuProcess]:
     return [process for process in found if process is not None]
 
 
-def _chip(row: Mapping[str, str]) -> list[Chip]:
+def _parse_chip(row: Mapping[str, str]) -> list[Chip]:
     name = row.get("Chip Name", "")
     physical = row.get("Chip Phy-ID", row.get("Chip Logic ID", "-"))
     ids = _numbers(f"{row.get('NPU ID', '-')} {row.get('Chip ID', '-')} {physical}")

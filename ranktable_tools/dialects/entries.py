@@ -123,17 +123,17 @@ def _server_object(server: TableServer, form: Form) -> dict[str, object]:
     entry: dict[str, object] = {"server_id": server.server_id}
     if form.server_ip:
         entry["server_ip"] = server.server_ip
-    entry |= _present(server, form.server_keys)
+    entry |= _set_keys(server, form.server_keys)
     if server.devices:
         entry["device"] = [_device_object(device, form) for device in server.devices]
     return entry
 
 
 def _device_object(device: TableDevice, form: Form) -> dict[str, str]:
-    entry = {"device_id": device.device_id, **_present(device, ("device_ip",)), "rank_id": device.rank_id}
-    return entry | _present(device, form.device_keys)
+    entry = {"device_id": device.device_id, **_set_keys(device, ("device_ip",)), "rank_id": device.rank_id}
+    return entry | _set_keys(device, form.device_keys)
 
 
-def _present(entry: TableServer | TableDevice, keys: Iterable[str]) -> dict[str, str]:
+def _set_keys(entry: TableServer | TableDevice, keys: Iterable[str]) -> dict[str, str]:
     found = {key: getattr(entry, key) for key in keys}
     return {key: str(value) for key, value in found.items() if value is not None}

@@ -30,15 +30,15 @@ _FORM_1_2 = replace(
 
 def _read_1_0(root: Node, options: ReadOptions) -> TableReading:
     del options  # one instance, nothing is missing
-    return _reading(root, "1.0", _FORM_1_0)
+    return _read_table(root, "1.0", _FORM_1_0)
 
 
 def _read_1_2(root: Node, options: ReadOptions) -> TableReading:
     del options  # one instance, nothing is missing
-    return _reading(root, "1.2", _FORM_1_2)
+    return _read_table(root, "1.2", _FORM_1_2)
 
 
-def _reading(root: Node, version: str, form: Form) -> TableReading:
+def _read_table(root: Node, version: str, form: Form) -> TableReading:
     root.text("version", exactly(version, "bad-version", f'must be "{version}"'))
     root.text("status", completed)
     servers = read_servers(root, form)

@@ -12,7 +12,7 @@ from ranktable_tools.dialects.structure import (
     groups,
     has_mindie_keys,
     holds_devices,
-    ranks_run_on,
+    ranks_continue,
     servers,
 )
 from ranktable_tools.document import Node
@@ -77,7 +77,7 @@ def _matches_kubeinfer(document: Document) -> bool:
     if len(group_ids(document)) > 3:
         return True
     spread = [group for group in groups(document) if len(servers(group)) > 1]
-    return any(ranks_run_on(group) or any("pod_name" in server for server in servers(group)) for group in spread)
+    return any(ranks_continue(group) or any("pod_name" in server for server in servers(group)) for group in spread)
 
 
 def _matches_merged(document: Document) -> bool:

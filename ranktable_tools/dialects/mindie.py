@@ -51,7 +51,7 @@ def _read(root: Node, options: ReadOptions) -> TableReading:
             instances += _instances(node, located)
         _check_first_groups(node, number, group_id)
     check_num_prefill(root, options, len(instances))
-    return TableReading("mindie", "cluster", tuple(schedulers), _located(instances, options), tuple(notes))
+    return TableReading("mindie", "cluster", tuple(schedulers), _make_instances(instances, options), tuple(notes))
 
 
 def _groups(root: Node) -> list[Node]:
@@ -62,7 +62,7 @@ def _groups(root: Node) -> list[Node]:
     return elements
 
 
-def _located(instances: Sequence[list[LocatedServer]], options: ReadOptions) -> tuple[LocatedInstance, ...]:
+def _make_instances(instances: Sequence[list[LocatedServer]], options: ReadOptions) -> tuple[LocatedInstance, ...]:
     return tuple(
         LocatedInstance(role_of(number, options.num_prefill), tuple(servers), servers[0].json_path)
         for number, servers in enumerate(instances)

@@ -116,14 +116,14 @@ def _check_head(root: Node) -> None:
 
 def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[LocatedServer]]:
     """Read one group; `expected` has the ids that may follow, in order, and is reduced accordingly."""
-    group_id = node.text("group_id", lambda text: _unexpected(text, expected))
+    group_id = node.text("group_id", lambda text: _check_group_id(text, expected))
     servers = read_servers(node, _FORM)
     if group_id is not None:
         del expected[: expected.index(group_id) + 1]
     return group_id, servers
 
 
-def _unexpected(text: str, expected: list[str]) -> ValueFault | None:
+def _check_group_id(text: str, expected: list[str]) -> ValueFault | None:
     if text in expected:
         return None
     wanted = " or ".join(f'"{group_id}"' for group_id in expected) or "absent: all groups come before it"

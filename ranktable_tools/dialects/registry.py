@@ -38,10 +38,10 @@ def detect(document: object) -> Dialect:
         raise RanktableError(
             f"the table could be {names}; choose one with --dialect", code="ambiguous-dialect", value=names
         )
-    raise _unknown(document)
+    raise _unknown_dialect_error(document)
 
 
-def _unknown(document: Document) -> RanktableError:
+def _unknown_dialect_error(document: Document) -> RanktableError:
     if document.get("status") == "initializing":
         message = 'status is "initializing"; the table is not complete yet, wait for "completed"'
         return RanktableError(message, code="not-completed", json_path="status", value="initializing")

@@ -7,7 +7,7 @@ from ranktable_tools.dialects.dialect import Document
 
 def groups(document: Document) -> list[Document]:
     """Return the groups that are objects."""
-    return _objects(document.get("server_group_list"))
+    return _dict_members(document.get("server_group_list"))
 
 
 def group_ids(document: Document) -> list[object]:
@@ -20,13 +20,13 @@ def group_ids(document: Document) -> list[object]:
 
 def servers(holder: Document) -> list[Document]:
     """Return the servers of a group, or of a table without groups, that are objects."""
-    return _objects(holder.get("server_list"))
+    return _dict_members(holder.get("server_list"))
 
 
 def devices(holder: Document) -> Iterator[Document]:
     """Yield the devices of a group, or of a table without groups, that are objects."""
     for server in servers(holder):
-        yield from _objects(server.get("device"))
+        yield from _dict_members(server.get("device"))
 
 
 def holds_devices(document: Document, group_id: str) -> bool:
@@ -47,12 +47,12 @@ def has_mindie_keys(document: Document) -> bool:
     return in_groups or any("device_logical_id" in device for group in found for device in devices(group))
 
 
-def ranks_run_on(holder: Document) -> bool:
+def ranks_continue(holder: Document) -> bool:
     """Return whether several servers' ranks are, taken together, 0, 1, 2 and so on, each once."""
-    ranks = [[device.get("rank_id") for device in _objects(server.get("device"))] for server in servers(holder)]
+    ranks = [[device.get("rank_id") for device in _dict_members(server.get("device"))] for server in servers(holder)]
     flat = [rank for of_server in ranks for rank in of_server]
     return len(ranks) > 1 and all(ranks) and sorted(map(str, flat)) == sorted(str(rank) for rank in range(len(flat)))
 
 
-def _objects(value: object) -> list[Document]:
+def _dict_members(value: object) -> list[Document]:
     return [member for member in value if isinstance(member, dict)] if isinstance(value, list) else []

@@ -38,7 +38,7 @@ def _read(root: Node, options: ReadOptions) -> TableReading:
         for chunk in _cut(root, f"{role}_device_list", entries, options.devices_per_instance):
             instances.append(_instance(role, chunk))
     _check_server_count(root, instances)
-    return TableReading("vllm-ascend", "cluster", (), tuple(instances), _notes(options, instances))
+    return TableReading("vllm-ascend", "cluster", (), tuple(instances), _split_notes(options, instances))
 
 
 def _read_entries(root: Node, key: str, cluster_ids: dict[str, str]) -> list[_Entry]:
@@ -95,7 +95,7 @@ def _check_server_count(root: Node, instances: Sequence[LocatedInstance]) -> Non
         count.refuse("server-count", f'must be "{len(servers)}", the number of servers named in the lists')
 
 
-def _notes(options: ReadOptions, instances: Sequence[LocatedInstance]) -> tuple[str, ...]:
+def _split_notes(options: ReadOptions, instances: Sequence[LocatedInstance]) -> tuple[str, ...]:
     if options.devices_per_instance is not None or not instances:
         return ()
     return (

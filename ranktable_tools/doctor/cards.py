@@ -33,7 +33,7 @@ def check_cards(case: DoctorInput) -> Verdict:
         mount = f"docker run --device=/dev/davinci{absent[0]}"
         step = mount if machine.kind == "npu" else "docker run --gpus all; look at nvidia-smi"
         return fail(f"the table has the cards {','.join(absent)}, this host has {shown}", step)
-    listed = _listed(case)
+    listed = _list_cards(case)
     if isinstance(listed, Verdict):
         return listed
     return ok(f"{machine.kind} {shown}: {listed}")
@@ -50,7 +50,7 @@ def check_card_health(case: DoctorInput) -> Verdict:
     if not states:
         return fail(f"npu-smi info: {answer.summary}", "check the driver and the processes on the cards")
     found = [states[device_id] for device_id in case.wanted_devices if device_id in states]
-    troubles = [
+    problems = [
         fail(
             f"card {state.device_id} is {state.health}",
             f"npu-smi info -t health -i {state.npu_id} -c {state.chip_id}",
@@ -58,7 +58,7 @@ def check_card_health(case: DoctorInput) -> Verdict:
         for state in found
         if state.health != "OK"
     ]
-    return combined(troubles, f"{counted(len(found), 'card')} OK")
+    return combined(problems, f"{counted(len(found), 'card')} OK")
 
 
 def check_card_users(case: DoctorInput) -> Verdict:
@@ -70,15 +70,15 @@ def check_card_users(case: DoctorInput) -> Verdict:
         return users
     wanted = case.wanted_devices
     others = [user for user in users if user.device_id in wanted and not _is_ours(case, user)]
-    troubles = [
+    problems = [
         warn(f"card {user.device_id} is used by {user.name}{_size(user)}", "stop it, or choose other cards: gen again")
         for user in others
     ]
     ours = sum(user.device_id in wanted for user in users) - len(others)
-    return combined(troubles, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "no process uses them")
+    return combined(problems, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "no process uses them")
 
 
-def _listed(case: DoctorInput) -> str | Verdict:
+def _list_cards(case: DoctorInput) -> str | Verdict:
     if case.machine.kind == "npu":
         answer = case.machine.run_tool("npu-smi", "info")
         if answer is None:

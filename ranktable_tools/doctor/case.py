@@ -85,7 +85,7 @@ class DoctorInput:
 
     def is_here(self, host: str) -> bool:
         """Return whether a host of the table is this machine."""
-        return self._comparer.same(host, "localhost")
+        return self._make_comparer.same(host, "localhost")
 
     def addresses(self) -> tuple[InstanceAddress, ...]:
         """Return each instance's address. Raises RanktableError if NODE_PORTS and the table do not contain it."""
@@ -94,7 +94,7 @@ class DoctorInput:
         return instance_addresses(self.tables.table, self.machine.environ.get("NODE_PORTS"))[0]
 
     @cached_property
-    def _comparer(self) -> HostComparer:
+    def _make_comparer(self) -> HostComparer:
         return HostComparer()
 
 
@@ -106,13 +106,13 @@ def read_tables(files: Sequence[str], machine: Machine, *, share_devices: bool =
         table = None if global_path is None else read_global(global_path, share_devices=share_devices)
         local = None if local_path is None else read_local(local_path)
         if local is not None and table is not None:
-            own = _own(local, table, f"{local_path} ", global_path or "")
+            own = _find_own(local, table, f"{local_path} ", global_path or "")
     except RanktableError as error:
         problem = str(error)
     return DoctorTables(global_path, local_path, table, local, own, problem, share_devices)
 
 
-def _own(local: LocalTable, table: GlobalTable, prefix: str, global_path: str) -> InstanceEntry | None:
+def _find_own(local: LocalTable, table: GlobalTable, prefix: str, global_path: str) -> InstanceEntry | None:
     try:
         return find_own_entry(local, table)
     except RanktableError as error:

@@ -47,7 +47,7 @@ def check_model(case: DoctorInput) -> Verdict:
     if isinstance(found, Verdict):
         return found
     instances = found["instances"]
-    refusals = [_refusal(one["error"]) for one in instances if one["refused"]]
+    refusals = [_refusal_verdict(one["error"]) for one in instances if one["refused"]]
     answered = [one for one in instances if not one["error"]]
     if not answered:
         return combined(refusals, "") if refusals else not_here("no instance answers", "start them")
@@ -72,14 +72,14 @@ def check_links(case: DoctorInput) -> Verdict:
     links = found.get("links", [])
     if not links:
         return not_here("no pair of a prefill and a decode instance")
-    troubles = [fail(f"{_pair(link)}: {link['error']}", "pdserve links") for link in links if link.get("error")]
-    troubles += [
-        warn(f"{_pair(link)}: {link['transport']} had to do {link['fallbacks']} times", "pdserve links shows why")
+    problems = [fail(f"{_pair_name(link)}: {link['error']}", "pdserve links") for link in links if link.get("error")]
+    problems += [
+        warn(f"{_pair_name(link)}: {link['transport']} had to do {link['fallbacks']} times", "pdserve links shows why")
         for link in links
         if link.get("fallbacks") and not link.get("error")
     ]
     note = f" ({found['note']})" if found.get("note") else ""
-    return combined(troubles, ", ".join(map(_speed, links)) + note)
+    return combined(problems, ", ".join(map(_describe_speed, links)) + note)
 
 
 def _get(url: str, path: str, timeout_s: float) -> tuple[int, Any]:
@@ -127,17 +127,17 @@ def _python_path(known: str | None) -> str:
     return os.pathsep.join([clone, known] if known else [clone])
 
 
-def _refusal(message: str) -> Verdict:
+def _refusal_verdict(message: str) -> Verdict:
     if "secret" in message:
         return fail(message, "give every host the same cluster_secret")
     return fail(message, "check which server listens there: server_port and NODE_PORTS are the instances' ports")
 
 
-def _pair(link: dict[str, Any]) -> str:
+def _pair_name(link: dict[str, Any]) -> str:
     return f"{link['prefill']} to {link['decode']}"
 
 
-def _speed(link: dict[str, Any]) -> str:
+def _describe_speed(link: dict[str, Any]) -> str:
     rate = link.get("bytes_per_s")
     measured = f" {rate / 1e9:.2f} GB/s" if rate else ""
-    return f"{_pair(link)} {link.get('transport') or 'no link yet'}{measured}"
+    return f"{_pair_name(link)} {link.get('transport') or 'no link yet'}{measured}"

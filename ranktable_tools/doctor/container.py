@@ -21,28 +21,28 @@ def check_container(case: DoctorInput, uid: int | None = None) -> Verdict:
     if machine.kind != "npu":
         return ok("a container without NPUs")
     own = os.getuid() if uid is None else uid
-    troubles = [*_mounts(machine), *_cards(case), *_user(machine, own)]
-    return combined(troubles, f"driver and npu-smi are mounted, cards {','.join(machine.devices)}")
+    problems = [*_check_mounts(machine), *_check_cards(case), *_check_user(machine, own)]
+    return combined(problems, f"driver and npu-smi are mounted, cards {','.join(machine.devices)}")
 
 
-def _mounts(machine: Machine) -> Sequence[Verdict]:
-    troubles = []
+def _check_mounts(machine: Machine) -> Sequence[Verdict]:
+    problems = []
     has_smi = machine.tool("npu-smi") is not None or any(machine.path(place).exists() for place in _SMI_PLACES)
     if not machine.path(DRIVER).is_dir():
-        troubles.append(fail(f"{DRIVER} is not mounted", f"docker run -v {DRIVER}:{DRIVER}"))
+        problems.append(fail(f"{DRIVER} is not mounted", f"docker run -v {DRIVER}:{DRIVER}"))
     if not has_smi:
-        troubles.append(fail("npu-smi is not mounted", f"docker run -v {_SMI_PLACES[0]}:{_SMI_PLACES[0]}"))
+        problems.append(fail("npu-smi is not mounted", f"docker run -v {_SMI_PLACES[0]}:{_SMI_PLACES[0]}"))
     absent = [node for node in _MANAGERS if not machine.path(node).exists()]
     if absent:
         step = "docker run " + " ".join(f"--device={node}" for node in absent)
-        troubles.append(fail(f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there", step))
+        problems.append(fail(f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there", step))
     if not machine.path("/etc/hccn.conf").exists():
         message = "/etc/hccn.conf is not mounted: links over RoCE cannot find their addresses"
-        troubles.append(warn(message, "docker run -v /etc/hccn.conf:/etc/hccn.conf:ro"))
-    return troubles
+        problems.append(warn(message, "docker run -v /etc/hccn.conf:/etc/hccn.conf:ro"))
+    return problems
 
 
-def _cards(case: DoctorInput) -> Sequence[Verdict]:
+def _check_cards(case: DoctorInput) -> Sequence[Verdict]:
     local = case.tables.local
     if local is None:
         return []
@@ -57,7 +57,7 @@ def _cards(case: DoctorInput) -> Sequence[Verdict]:
     return [warn(message, step) if len(here) == len(wanted) else fail(message, step)]
 
 
-def _user(machine: Machine, uid: int) -> Sequence[Verdict]:
+def _check_user(machine: Machine, uid: int) -> Sequence[Verdict]:
     lines = (machine.text("/etc/passwd") or "").splitlines()
     if not any(line.split(":")[2:3] == [str(uid)] for line in lines):
         step = f"useradd -u {uid} ma-user in the image"

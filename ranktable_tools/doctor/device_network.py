@@ -28,30 +28,30 @@ class DevicePair:
 
 def check_device_links(case: DoctorInput) -> Verdict:
     """Check that every NPU's network link is up and reaches its network detection target."""
-    answers = _each(case, "-link")
+    answers = _query_devices(case, "-link")
     if isinstance(answers, Verdict):
         return answers
     in_super_pod = is_super_pod(case.machine)
-    troubles = []
+    problems = []
     for device_id, text in answers:
         link = parse_link(text)
         if link != "UP":
             message = f"the link of device {device_id} is {link or 'unknown'}"
             step = f"hccn_tool -i {device_id} -link_stat -g; check cable and switch"
             # On a healthy A3 pod these may be DOWN: there the pings decide.
-            troubles.append(warn(message, "trust the pings on an A3") if in_super_pod else fail(message, step))
-    health = _each(case, "-net_health")
+            problems.append(warn(message, "trust the pings on an A3") if in_super_pod else fail(message, step))
+    health = _query_devices(case, "-net_health")
     for device_id, text in [] if isinstance(health, Verdict) or in_super_pod else health:
         health_status = parse_net_health(text)
         if health_status not in (None, "Success"):
             step = f"hccn_tool -i {device_id} -netdetect -g; check the gateway it watches"
-            troubles.append(warn(f"the network health of device {device_id} is {health_status}", step))
-    return combined(troubles, f"{counted(len(answers), 'link')} up")
+            problems.append(warn(f"the network health of device {device_id} is {health_status}", step))
+    return combined(problems, f"{counted(len(answers), 'link')} up")
 
 
 def check_tls(case: DoctorInput) -> Verdict:
     """Check that all devices have the same TLS switch: HCCL rejects a mix (EI0016)."""
-    answers = _each(case, "-tls")
+    answers = _query_devices(case, "-tls")
     if isinstance(answers, Verdict):
         return answers
     switches = {device_id: parse_tls_switch(text) for device_id, text in answers}
@@ -76,10 +76,10 @@ def check_device_pairs(case: DoctorInput) -> Verdict:
     if case.machine.tool("hccn_tool") is None:
         return not_here(_NO_TOOL)
     flags = ("-hccs_ping", "-ping") if is_super_pod(case.machine) else ("-ping",)
-    verdicts = _pinged(case, pairs, flags)
+    verdicts = _ping_pairs(case, pairs, flags)
     of = f" (of {len(pairs)})" if len(pairs) > len(verdicts) else ""
-    troubles = [verdict for verdict in verdicts if verdict is not None]
-    return combined(troubles, f"{counted(len(verdicts), 'device pair')}{of} can talk")
+    problems = [verdict for verdict in verdicts if verdict is not None]
+    return combined(problems, f"{counted(len(verdicts), 'device pair')}{of} can talk")
 
 
 def device_pairs(case: DoctorInput) -> Iterator[DevicePair]:
@@ -118,7 +118,7 @@ def _not_compared(case: DoctorInput) -> str:
     return f"; not compared: {', '.join(others[:_MAX_HOSTS])}{more}, where `ranktable doctor` must say the same"
 
 
-def _each(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | Verdict:
+def _query_devices(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | Verdict:
     """Return hccn_tool's output for each device to check."""
     if case.machine.kind != "npu":
         return not_here(_NO_NPU)
@@ -130,7 +130,7 @@ def _each(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | Verdict:
     return [(device_id, answer.text) for device_id, answer in answers if answer is not None]
 
 
-def _pinged(case: DoctorInput, pairs: Sequence[DevicePair], flags: Sequence[str]) -> list[Verdict | None]:
+def _ping_pairs(case: DoctorInput, pairs: Sequence[DevicePair], flags: Sequence[str]) -> list[Verdict | None]:
     """Ping at least one pair, at most `MAX_PINGS` and until the time limit; None for each that responds."""
     deadline = monotonic() + case.pings_s
     verdicts: list[Verdict | None] = []

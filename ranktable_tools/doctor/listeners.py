@@ -12,14 +12,14 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 def listener(machine: Machine, port: int) -> str | None:
     """Return "name (pid 123)", or None if it is not visible."""
-    wanted = {f"socket:[{inode}]" for inode in _inodes(machine, port)}
-    for pid in _pids(machine) if wanted else ():
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(machine, port)}
+    for pid in _all_pids(machine) if wanted else ():
         if any(link in wanted for link in _links(machine, pid)):
             return f"{(machine.text(f'/proc/{pid}/comm') or '?').strip()} (pid {pid})"
     return None
 
 
-def _inodes(machine: Machine, port: int) -> Iterator[str]:
+def _listening_inodes(machine: Machine, port: int) -> Iterator[str]:
     for table in _TABLES:
         for line in (machine.text(table) or "").splitlines():
             words = line.split()
@@ -27,7 +27,7 @@ def _inodes(machine: Machine, port: int) -> Iterator[str]:
                 yield words[9]
 
 
-def _pids(machine: Machine) -> list[str]:
+def _all_pids(machine: Machine) -> list[str]:
     try:
         return sorted((entry.name for entry in machine.path("/proc").iterdir() if entry.name.isdecimal()), key=int)
     except OSError:

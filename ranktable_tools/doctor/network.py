@@ -23,7 +23,7 @@ def check_address(case: DoctorInput) -> Verdict:
     if tables.local is None:
         if case.hosts and not any(map(case.is_here, case.hosts)):
             return warn(f"none of the table's hosts is this one: {', '.join(case.hosts)}", "run this on one of them")
-        return ok(f"this host is in the table: {_own(case)}") if case.hosts else not_here("no table was given")
+        return ok(f"this host is in the table: {_own_host(case)}") if case.hosts else not_here("no table was given")
     own = tables.local.server.server_ip
     if not case.is_here(own):
         numbers = ", ".join(sorted(host for host in own_hosts() if host[0].isdigit() or ":" in host))
@@ -43,11 +43,11 @@ def check_ports(case: DoctorInput) -> Verdict:
     here = [one for one in found if case.is_here(one.server.server_ip)]
     if not here:
         return not_here("no instance of the table is on this host")
-    answers = _requested(here, case.connect_s)
+    answers = _probe_ports(here, case.connect_s)
     answered = zip(here, answers, strict=True)
-    troubles = [trouble for one, answer in answered if (trouble := _check_taken(case.machine, one, answer))]
+    problems = [problem for one, answer in answered if (problem := _check_taken(case.machine, one, answer))]
     states = (f"{one.port} {_state(answer)}" for one, answer in zip(here, answers, strict=True))
-    return combined(troubles, ", ".join(states))
+    return combined(problems, ", ".join(states))
 
 
 def check_reach(case: DoctorInput) -> Verdict:
@@ -56,12 +56,14 @@ def check_reach(case: DoctorInput) -> Verdict:
     if isinstance(found, Verdict):
         return found
     wanted = _roles_to_reach(case)
-    away = [one for one in found if one.role in wanted and not case.is_here(one.server.server_ip)]
-    if not away:
+    remote = [one for one in found if one.role in wanted and not case.is_here(one.server.server_ip)]
+    if not remote:
         return not_here("this host connects to nothing of the table on another host")
-    answers = _requested(away, case.connect_s)
-    troubles = [trouble for one, answer in zip(away, answers, strict=True) if (trouble := _lost(one, answer))]
-    return combined(troubles, f"{counted(len(away), 'instance')} on other hosts can be reached")
+    answers = _probe_ports(remote, case.connect_s)
+    problems = [
+        problem for one, answer in zip(remote, answers, strict=True) if (problem := _check_reachable(one, answer))
+    ]
+    return combined(problems, f"{counted(len(remote), 'instance')} on other hosts can be reached")
 
 
 def check_proxy(case: DoctorInput) -> Verdict:
@@ -99,7 +101,7 @@ def _is_in(host: str, network: str) -> bool:
         return False
 
 
-def _own(case: DoctorInput) -> str:
+def _own_host(case: DoctorInput) -> str:
     return next(host for host in case.hosts if case.is_here(host))
 
 
@@ -129,7 +131,7 @@ def _roles_to_reach(case: DoctorInput) -> set[str]:
     return {"decode" if role == "prefill" else "prefill" for role in own}
 
 
-def _requested(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswer]:
+def _probe_ports(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswer]:
     probe: Callable[[InstanceAddress], PortAnswer] = lambda one: probe_port(one.host, one.port, timeout_s)  # noqa: E731
     with ThreadPoolExecutor(min(len(found), _MAX_CONNECTIONS)) as pool:
         return list(pool.map(probe, found))
@@ -149,7 +151,7 @@ def _check_taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> 
     return fail(f"{where}: {answer.reason}", "check this host's firewall")
 
 
-def _lost(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
+def _check_reachable(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
     where = f"{one.server.server_ip}:{one.port} ({one.role})"
     if answer.state == "free":
         return warn(f"nothing listens at {where}", "start that instance")

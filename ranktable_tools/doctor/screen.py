@@ -22,7 +22,7 @@ def text_lines(title: str, findings: Sequence[CheckResult], *, colour: bool = Fa
         lines.append(f"{shown}  {finding.name.ljust(width)}  {_printable(verdict.message)}")
         if verdict.next_step:
             lines.append(f"{' ' * (width + 8)}-> {_printable(verdict.next_step)}")
-    return [*lines, _counts(findings)]
+    return [*lines, _summary_counts(findings)]
 
 
 def json_text(title: str, findings: Sequence[CheckResult]) -> str:
@@ -40,7 +40,7 @@ def json_text(title: str, findings: Sequence[CheckResult]) -> str:
     return json.dumps({"title": title, "result": result, "findings": listed}, indent=2)
 
 
-def _counts(findings: Sequence[CheckResult]) -> str:
+def _summary_counts(findings: Sequence[CheckResult]) -> str:
     counts = Counter(finding.verdict.result for finding in findings)
     return ", ".join(f"{counts[result]} {message}" for result, message in _SUMMARY.items() if counts[result])
 

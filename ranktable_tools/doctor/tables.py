@@ -48,22 +48,22 @@ def check_secret(case: DoctorInput) -> Verdict:
             f"there is no {path}: peers are only identified by their address",
             "copy the one that gen or merge wrote, beside the global table of every host",
         )
-    return _examined(path, found)
+    return _check_secret_file(path, found)
 
 
 def check_variables(case: DoctorInput) -> Verdict:
     """Check that no environment variable refers to another cluster or is read by another program."""
-    environ, troubles = case.machine.environ, []
+    environ, problems = case.machine.environ, []
     if environ.get("RANK_TABLE_FILE"):
-        troubles.append(
+        problems.append(
             warn(
                 "RANK_TABLE_FILE is set: torch_npu builds its groups from it",
                 "unset RANK_TABLE_FILE (start_servers.sh does it for its process)",
             )
         )
     if environ.get("USE_OPENAI", "1") not in ("0", "1"):
-        troubles.append(fail(f"USE_OPENAI is {environ['USE_OPENAI'][:20]!r}", "export USE_OPENAI=1"))
-    return combined(troubles, "no conflicting variable")
+        problems.append(fail(f"USE_OPENAI is {environ['USE_OPENAI'][:20]!r}", "export USE_OPENAI=1"))
+    return combined(problems, "no conflicting variable")
 
 
 def check_llm_tools_path(case: DoctorInput) -> Verdict:
@@ -77,7 +77,7 @@ def check_llm_tools_path(case: DoctorInput) -> Verdict:
     return ok(f"{tool} is there") if os.path.exists(tool) else fail(f"there is no {tool}", export)
 
 
-def _examined(path: Path, found: os.stat_result) -> Verdict:
+def _check_secret_file(path: Path, found: os.stat_result) -> Verdict:
     mode, size = stat.S_IMODE(found.st_mode), found.st_size
     if found.st_uid not in (os.getuid(), 0):
         return fail(f"{path} belongs to uid {found.st_uid}, this is uid {os.getuid()}", f"chown {os.getuid()} {path}")

@@ -55,11 +55,11 @@ def worst(results: Sequence[Result]) -> Result:
     return min(results, key=_BY_WEIGHT.index, default="ok")
 
 
-def combined(troubles: Sequence[Verdict], good: str) -> Verdict:
+def combined(problems: Sequence[Verdict], good: str) -> Verdict:
     """Return one verdict for all troubles, worst first; `ok` with the text `good` if there is none."""
-    if not troubles:
+    if not problems:
         return ok(good)
-    ordered = sorted(troubles, key=lambda verdict: _BY_WEIGHT.index(verdict.result))
+    ordered = sorted(problems, key=lambda verdict: _BY_WEIGHT.index(verdict.result))
     steps = dict.fromkeys(verdict.next_step for verdict in ordered if verdict.next_step)
     message = "; ".join(dict.fromkeys(verdict.message for verdict in ordered))
     return Verdict(ordered[0].result, message, "; ".join(steps))

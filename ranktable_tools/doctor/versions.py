@@ -52,14 +52,14 @@ def check_versions(case: DoctorInput) -> Verdict:
         f"driver {found.driver or '-'}, firmware {found.firmware or '-'}, CANN {found.cann or '-'}, "
         f"torch_npu {found.torch_npu or '-'}"
     )
-    troubles = [*_driver(found), *_firmware(found), *_cann(found), *_torch_npu(found)]
-    return combined(troubles, shown)
+    problems = [*_check_driver(found), *_check_firmware(found), *_check_cann(found), *_torch_npu(found)]
+    return combined(problems, shown)
 
 
 def find_versions(machine: Machine, installed: Callable[[str], str | None] | None = None) -> Versions:
     """Return the versions on this machine; `installed` returns the version of a Python package."""
     info = dict(_key_values(machine.text(_DRIVER_INFO) or ""))
-    board = _board(machine)
+    board = _read_board(machine)
     found = _RANGE.search(info.get("compatible_version_fw", ""))
     return Versions(
         driver=info.get("version") or board.get("Software Version"),
@@ -114,7 +114,7 @@ def _is_newer(version: str, limit: str) -> bool:
     return numbers(version)[: len(wanted)] > wanted
 
 
-def _driver(found: Versions) -> Sequence[Verdict]:
+def _check_driver(found: Versions) -> Sequence[Verdict]:
     if found.driver is None:
         return [fail(f"no driver version in {_DRIVER_INFO} or from npu-smi", "install or mount the driver")]
     if is_older(found.driver, GUIDE_DRIVER):
@@ -125,7 +125,7 @@ def _driver(found: Versions) -> Sequence[Verdict]:
     return []
 
 
-def _firmware(found: Versions) -> Sequence[Verdict]:
+def _check_firmware(found: Versions) -> Sequence[Verdict]:
     if found.firmware is None or found.firmware_range is None:
         return []
     lowest, highest = found.firmware_range
@@ -135,7 +135,7 @@ def _firmware(found: Versions) -> Sequence[Verdict]:
     return [fail(message, "install the firmware of the driver's own release")]
 
 
-def _cann(found: Versions) -> Sequence[Verdict]:
+def _check_cann(found: Versions) -> Sequence[Verdict]:
     step = f"install CANN {MIN_CANN} or later and source its set_env.sh"
     if found.cann is None:
         return [fail("CANN is not found", step)]
@@ -153,7 +153,7 @@ def _torch_npu(found: Versions) -> Sequence[Verdict]:
     return []
 
 
-def _board(machine: Machine) -> dict[str, str]:
+def _read_board(machine: Machine) -> dict[str, str]:
     listed = machine.run_tool("npu-smi", "info")
     first = next(iter(parse_states(listed.text)), None) if listed is not None else None
     answer = None if first is None else machine.run_tool("npu-smi", "info", "-t", "board", "-i", str(first.npu_id))

@@ -92,7 +92,7 @@ class KubeApi:
     def pods(self, selector: str) -> tuple[Pod, ...]:
         """Return the pods with these labels, such as `app=pdserve`."""
         found = self._call("GET", f"pods?{urlencode({'labelSelector': selector})}")
-        return tuple(_pod(item) for item in found.get("items") or ())
+        return tuple(_parse_pod(item) for item in found.get("items") or ())
 
     def _call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict[str, Any]:
         path = f"/api/v1/namespaces/{quote(self._access.namespace)}/{path}"
@@ -134,7 +134,7 @@ def _document(what: str, status: int, text: bytes) -> dict[str, Any]:
     return document
 
 
-def _pod(item: Mapping[str, Any]) -> Pod:
+def _parse_pod(item: Mapping[str, Any]) -> Pod:
     metadata, status = item.get("metadata") or {}, item.get("status") or {}
     addresses = [status.get("podIP"), *(each.get("ip") for each in status.get("podIPs") or ()), status.get("hostIP")]
     leaving = bool(metadata.get("deletionTimestamp")) or status.get("phase") in ("Succeeded", "Failed")

@@ -25,11 +25,11 @@ def start(arguments: argparse.Namespace) -> int:
         cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
         arguments.device_type, arguments.device_ip_from, arguments.secret,
     )  # fmt: skip
-    limits = WaitLimits(arguments.timeout, _say)
+    limits = WaitLimits(arguments.timeout, _print_line)
     if arguments.table:
         environ = _platform_variables(wanted, _platform(arguments), limits)
     else:
-        local = generate(wanted, _say, os.environ)
+        local = generate(wanted, _print_line, os.environ)
         environ = variables(wanted, local, wait_for_table(wanted, local, limits))
     exec_command(arguments.words, environ)
     return 0
@@ -39,11 +39,11 @@ def announce(arguments: argparse.Namespace) -> int:
     """Send the part and fetch the table until a signal, then remove the part."""
     member = PartOwner(arguments.pod, arguments.folder, arguments.parts, arguments.ranktable)
     announcer = Announcer(KubeApi(access_in_pod(os.environ, arguments.account)), member)
-    repeat(announcer.turn, until_signal(), arguments.every, _say)
+    repeat(announcer.turn, until_signal(), arguments.every, _print_line)
     try:
         announcer.leave()
     except RanktableError as error:
-        _say(f"the part of {arguments.pod} stays until the writer sees that the pod is gone: {error}")
+        _print_line(f"the part of {arguments.pod} stays until the writer sees that the pod is gone: {error}")
     return 0
 
 
@@ -52,7 +52,7 @@ def write(arguments: argparse.Namespace) -> int:
     places = ConfigMapNames(arguments.parts, arguments.ranktable, arguments.selector)
     wanted = ClusterSize(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"))
     writer = Writer(KubeApi(access_in_pod(os.environ, arguments.account)), places, wanted)
-    repeat(writer.turn, until_signal(), arguments.every, _say)
+    repeat(writer.turn, until_signal(), arguments.every, _print_line)
     return 0
 
 
@@ -64,7 +64,7 @@ def follow(arguments: argparse.Namespace) -> int:
         convert_if_changed(platform, arguments.folder)
         return []
 
-    repeat(turn, until_signal(), arguments.every, _say)
+    repeat(turn, until_signal(), arguments.every, _print_line)
     return 0
 
 
@@ -73,7 +73,7 @@ def drain_instance(arguments: argparse.Namespace) -> int:
     host = arguments.ip or os.environ.get("POD_IP", "")
     if not host:
         raise RanktableError("--ip is not given and POD_IP is not set: set one of them to the instance's address")
-    _say(drain(host, arguments.http_port, settle_s=arguments.settle, timeout_s=arguments.timeout))
+    _print_line(drain(host, arguments.http_port, settle_s=arguments.settle, timeout_s=arguments.timeout))
     return 0
 
 
@@ -98,5 +98,5 @@ def _at_least_one(arguments: argparse.Namespace, role: str) -> int:
     return number
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)

@@ -28,7 +28,7 @@ def drain(
     """
     began = clock()
     while True:
-        spent, work = clock() - began, _work(host, port)
+        spent, work = clock() - began, _num_prompts(host, port)
         if work is None:
             return f"the instance has exited, after {spent:.0f} s"
         if spent >= settle_s and work == 0:
@@ -38,7 +38,7 @@ def drain(
         sleep(_POLL_S)
 
 
-def _work(host: str, port: int) -> int | None:
+def _num_prompts(host: str, port: int) -> int | None:
     """Return the number of prompts in the instance, None if nothing listens there any more."""
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:

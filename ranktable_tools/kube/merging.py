@@ -43,10 +43,10 @@ class Decision:
 def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, wanted: ClusterSize) -> Decision:
     """Return the current table. `texts` has each pod's part by pod name, `current` is the table written last."""
     notes: list[str] = []
-    parts = list(_one_scheduler(_living(texts, {pod.name: pod for pod in pods}, notes)))
+    parts = list(_one_scheduler(_living_parts(texts, {pod.name: pod for pod in pods}, notes)))
     live = current is not None and is_completed(current)
     before, description = (current, "completed") if live and current is not None else (INITIALIZING, "initializing")
-    missing = list(_missing(parts, ClusterSize(1, 1) if live else wanted))
+    missing = list(_missing_roles(parts, ClusterSize(1, 1) if live else wanted))
     if missing:
         return Decision(
             before, description, (*notes, f"{'kept as it is' if live else 'waiting'}: {'; '.join(missing)}")
@@ -77,9 +77,9 @@ def read_part(text: str, name: str) -> TablePart:
     return part_of(reading.table)
 
 
-def _living(texts: Mapping[str, str], pods: Mapping[str, Pod], notes: list[str]) -> Iterator[NamedPart]:
+def _living_parts(texts: Mapping[str, str], pods: Mapping[str, Pod], notes: list[str]) -> Iterator[NamedPart]:
     """Yield the parts of pods that are not terminating, by name; unreadable parts are noted."""
-    for name in sorted(texts, key=_natural):
+    for name in sorted(texts, key=_natural_order):
         pod = pods.get(name)
         if pod is None or pod.leaving:
             continue
@@ -121,7 +121,7 @@ def _merged(parts: Sequence[NamedPart], serving: frozenset[TableServer], notes: 
         return merge(parts)
     except RanktableError as error:
         clash = error
-    for index in sorted(range(len(parts)), key=lambda index: (_serves(parts[index].part, serving), -index)):
+    for index in sorted(range(len(parts)), key=lambda index: (_is_serving(parts[index].part, serving), -index)):
         with contextlib.suppress(RanktableError):
             merged = merge([*parts[:index], *parts[index + 1 :]])
             notes.append(f"left out: {parts[index].path}: {clash}")
@@ -137,11 +137,11 @@ def _servers(table: str) -> frozenset[TableServer]:
     return frozenset()
 
 
-def _serves(part: TablePart, serving: frozenset[TableServer]) -> bool:
+def _is_serving(part: TablePart, serving: frozenset[TableServer]) -> bool:
     return any(instance.server in serving for instance in part.instances)
 
 
-def _missing(parts: Sequence[NamedPart], wanted: ClusterSize) -> Iterator[str]:
+def _missing_roles(parts: Sequence[NamedPart], wanted: ClusterSize) -> Iterator[str]:
     if not any(named.part.scheduler for named in parts):
         yield "no scheduler"
     for role, number in (("prefill", wanted.prefill), ("decode", wanted.decode)):
@@ -150,6 +150,6 @@ def _missing(parts: Sequence[NamedPart], wanted: ClusterSize) -> Iterator[str]:
             yield f"{found} of {number} {role} instances"
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_order(name: str) -> list[tuple[int, str]]:
     """Order names by their numbers: prefill-2 before prefill-10."""
     return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"([0-9]+)", name)]

@@ -79,7 +79,7 @@ def _check_table(platform: PlatformTable, start: Start, present: Sequence[str]) 
             raise NotYet(str(error)) from error
         raise
     local = start.folder / "own" / f"local_ranktable_{start.role}.json"
-    write_local(local, LocalTable(_own(table, start.role, start.ip, present)))
+    write_local(local, LocalTable(_own_server(table, start.role, start.ip, present)))
     return local, path, table
 
 
@@ -101,7 +101,7 @@ def _check_completed(path: Path) -> None:
         raise RanktableError(f"{path}: status is {status!r}: its writer is not done", code="not-completed")
 
 
-def _own(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> TableServer:
+def _own_server(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> TableServer:
     found = list(_entries(table, role, ip))
     if len(found) > 1:
         found = [server for server in found if set(server.device_ids) == set(present)] or found

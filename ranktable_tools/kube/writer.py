@@ -28,13 +28,13 @@ class Writer:
         """Read once and write changes; return lines for the log. Raises KubeError."""
         for _ in range(_TRIES):
             try:
-                return self._once()
+                return self._try_write()
             except KubeError as error:
                 if error.status != 409:
                     raise
         raise KubeError(f"ConfigMap {self._places.table}: written by others {_TRIES} times in a row", 409)
 
-    def _once(self) -> list[str]:
+    def _try_write(self) -> list[str]:
         # Read the pods last, so that the part of a pod that is gone by then is not used.
         table = self._api.config_map(self._places.table)
         parts = self._api.config_map(self._places.parts).data

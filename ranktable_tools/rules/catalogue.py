@@ -24,7 +24,7 @@ def broken(
     """
     for rule in rules:
         for problem in rule.check(reading, options):
-            if not known or (rule.severity == "error" and not any(_follows(problem, other) for other in known)):
+            if not known or (rule.severity == "error" and not any(_is_consequence(problem, other) for other in known)):
                 yield rule.severity, problem
 
 
@@ -33,7 +33,7 @@ def errors(reading: TableReading, options: RuleOptions = RuleOptions(), known: S
     return [problem for severity, problem in broken(reading, options, known) if severity == "error"]
 
 
-def _follows(problem: Problem, known: Problem) -> bool:
+def _is_consequence(problem: Problem, known: Problem) -> bool:
     longer, shorter = (
         (problem.json_path, known.json_path)
         if len(problem.json_path) > len(known.json_path)

@@ -28,15 +28,15 @@ def _no_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]
             yield Problem("no-device", f"{located.json_path}.device", None, "is missing", advice)
 
 
-def _ranks(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
+def _check_ranks(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
         ranks = [device.rank_id for _, device in instance.located_devices]
         wanted = [str(rank) for rank in range(len(ranks))]
         if sorted(ranks, key=int) != wanted:
             alone = instance.json_path == instance.servers[0].json_path
             json_path = f"{instance.json_path}.device" if alone else instance.json_path or "server_list"
-            advice = f"must be {_list(wanted)}: from 0, without a gap, each once"
-            yield Problem("rank-id", json_path, ranks, f"has the rank_ids {_list(ranks)}", advice)
+            advice = f"must be {_format_list(wanted)}: from 0, without a gap, each once"
+            yield Problem("rank-id", json_path, ranks, f"has the rank_ids {_format_list(ranks)}", advice)
 
 
 def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
@@ -53,7 +53,7 @@ def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Probl
         yield Problem("device-twice", claim.json_path, claim.value, found, _ONCE)
 
 
-def _twins(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
+def _repeated_devices(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Check instances with the same devices, shared or not listed: else `_device_twice` reports them."""
     claims = [
         Claim(f"{one.device_ids} {one.server_port} {one.url}", one.server_ip, located.json_path)
@@ -100,7 +100,7 @@ def _mixed_families(reading: TableReading, options: RuleOptions) -> Iterator[Pro
     for instance in reading.instances:
         first: tuple[int, str] | None = None
         for json_path, device in instance.located_devices:
-            family = _family(device.device_ip)
+            family = _address_family(device.device_ip)
             if family is None:
                 continue
             if first is not None and family != first[0]:
@@ -110,23 +110,23 @@ def _mixed_families(reading: TableReading, options: RuleOptions) -> Iterator[Pro
             first = first or (family, json_path)
 
 
-def _family(text: str | None) -> int | None:
+def _address_family(text: str | None) -> int | None:
     try:
         return None if text is None else ip_address(text).version
     except ValueError:
         return None
 
 
-def _list(values: list[str]) -> str:
+def _format_list(values: list[str]) -> str:
     return json.dumps(values) if len(values) <= 16 else shown(values)
 
 
 DEVICE_RULES = (
     Rule("scheduler-device", "the scheduler has no device", _scheduler_device),
     Rule("no-device", "each server entry of an instance lists its devices, except of another engine's", _no_device),
-    Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _ranks),
+    Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _check_ranks),
     Rule("device-twice", "a device of a host is used once, in one instance", _device_twice),
-    Rule("same-entry", "instances that share all their devices, or list none, differ in their port", _twins),
+    Rule("same-entry", "instances that share all their devices, or list none, differ in their port", _repeated_devices),
     Rule(
         "device-name",
         "a device's address is numeric; a host name is accepted only if it is its entry's server_ip (CPU, GPU)",

@@ -14,7 +14,7 @@ from ranktable_tools.worker_urls import url_place
 _MAX_SCHEDULERS = {"mindie": MAX_COORDINATORS}
 
 
-def _schedulers(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
+def _check_schedulers(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     limit, found = _MAX_SCHEDULERS.get(reading.dialect, 1), len(reading.schedulers)
     if found > limit:
         json_path = reading.schedulers[0].json_path.rpartition(".")[0] or "server_list"
@@ -51,7 +51,7 @@ def api_ports(reading: TableReading) -> Iterator[Claim]:
             yield Claim(str(port), host, f"{json_path}.url")
 
 
-def _loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
+def _check_loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Report loopback addresses: other hosts would reach themselves. Allowed if all entries are this machine."""
     servers = [(located.json_path, located.server) for located in reading.servers]
     local = [(json_path, server) for json_path, server in servers if _is_loopback(server.server_ip)]
@@ -117,10 +117,10 @@ def _is_loopback(host: str) -> bool:
 
 
 SERVER_RULES = (
-    Rule("scheduler-count", "there is one scheduler (MindIE: at most two coordinators)", _schedulers),
+    Rule("scheduler-count", "there is one scheduler (MindIE: at most two coordinators)", _check_schedulers),
     Rule("worker-entry", "only an instance is a worker of another engine, and only a worker has a URL", _workers),
     Rule("port-twice", "a port of a host is used by one instance", _port_twice),
-    Rule("loopback", "no loopback address if the table has several hosts", _loopback),
+    Rule("loopback", "no loopback address if the table has several hosts", _check_loopback),
     Rule("loopback-device", "no loopback address for a device if the table has several hosts", _loopback_device),
     Rule("unequal-tensor-parallel", "all instances have as many devices as the first", _unequal_sizes, "note"),
     Rule("instance-over-servers", "an instance of pdserve is on one server", _over_hosts, "note"),

@@ -21,12 +21,12 @@ NAME = "tiny"
 
 @asynccontextmanager
 async def real_app(
-    folder: Path, says: str = "hello world", **options: Any
+    folder: Path, text: str = "hello world", **options: Any
 ) -> AsyncIterator[tuple[ASGIApp, ScriptedDispatcher]]:  # fmt: skip
-    """Yield the app of the model in `folder`, served as NAME, and its cluster, which generates only `says`."""
+    """Yield the app of the model in `folder`, served as NAME, and its cluster, which generates only `text`."""
     engine = EngineOptions(model=str(folder), served_model_name=(NAME,))
     tokens = Tokens(read_model_files(str(folder)))
-    line = Line(tokens._encode(says, add_special_tokens=False))
+    line = Line(tokens._encode(text, add_special_tokens=False))
     dispatcher = ScriptedDispatcher(lambda request, prompt, sequence: line)
     context = AppContext(
         SchedulerConfig(engine, SchedulerOptions(**options)),

@@ -46,14 +46,14 @@ def plain(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def says(body: Any, status: int = 200, **headers: str) -> Answer:
+def json_answer(body: Any, status: int = 200, **headers: str) -> Answer:
     """Return a JSON answer."""
     return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, json.dumps(body).encode())
 
 
 def echo(n: Any, times: int = 1) -> Answer:
     """Return an answer that depends on `n` alone."""
-    return says({"echo": n, "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}})
+    return json_answer({"echo": n, "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}})
 
 
 def ignore(progress: BatchProgress) -> None:

@@ -13,7 +13,7 @@ from batch.backend import Answer
 from batch.job import BatchJob
 from batch.prepared_job import prepare
 from batch.runner import BatchProgress, run_batch
-from tests.batch.scripted import AT_ONCE, Scripted, echo, ignore, line, read_lines, says, write_lines
+from tests.batch.scripted import AT_ONCE, Scripted, echo, ignore, json_answer, line, read_lines, write_lines
 from wire.errors import Unavailable
 
 STATUSES = st.sampled_from([200, 200, 200, 201, 400, 404, 408, 429, 500, 502, 503, 504, 0])
@@ -39,7 +39,7 @@ def test_l4_every_line_is_answered_once_in_order(
 
     def script(n: int, times: int) -> Answer | Exception:
         status, tries, _ = plan[n]
-        bad: Answer | Exception = says({"error": {"message": "m"}}, status) if status else Unavailable("lost")
+        bad: Answer | Exception = json_answer({"error": {"message": "m"}}, status) if status else Unavailable("lost")
         return bad if times <= tries and status not in (200, 201) else echo(n)
 
     def stop(progress: BatchProgress) -> None:

@@ -16,7 +16,7 @@ from tests.batch.app_server import DEADLINE_S, serving
 from wire.errors import Unavailable
 
 pytestmark = pytest.mark.anyio
-Over = Callable[[ASGIApp], AbstractAsyncContextManager[BatchBackend]]
+OpenBackend = Callable[[ASGIApp], AbstractAsyncContextManager[BatchBackend]]
 
 
 @asynccontextmanager
@@ -31,9 +31,9 @@ async def _by_url(app: ASGIApp) -> AsyncIterator[BatchBackend]:
 
 
 @pytest.fixture(params=[_by_app, _by_url], ids=["app", "url"])
-def over(request: pytest.FixtureRequest) -> Over:
+def open_backend(request: pytest.FixtureRequest) -> OpenBackend:
     """Return `over(app)`, which opens an BatchBackend."""
-    opened: Over = request.param
+    opened: OpenBackend = request.param
     return opened
 
 
@@ -70,8 +70,8 @@ class App:
         await send({"type": "http.response.body", "body": content[5:]})
 
 
-async def test_the_answer_is_the_apps_own_whatever_its_status(over: Over) -> None:
-    async with over(App()) as backend:
+async def test_the_answer_is_the_apps_own_whatever_its_status(open_backend: OpenBackend) -> None:
+    async with open_backend(App()) as backend:
         answer = await backend.send("POST", "/v1/x?a=b", '{"text": "café"}'.encode(), {"X-Request-Id": "r1"})
 
     reported = json.loads(answer.body)
@@ -83,33 +83,33 @@ async def test_the_answer_is_the_apps_own_whatever_its_status(over: Over) -> Non
     assert reported["headers"]["x-request-id"] == "r1"
 
 
-async def test_a_get_has_no_body_and_no_content_type(over: Over) -> None:
-    async with over(App()) as backend:
+async def test_a_get_has_no_body_and_no_content_type(open_backend: OpenBackend) -> None:
+    async with open_backend(App()) as backend:
         reported = json.loads((await backend.send("GET", "/health")).body)
 
     assert (reported["method"], reported["body"]) == ("GET", "")
     assert "content-type" not in reported["headers"]
 
 
-async def test_a_large_body_arrives_whole(over: Over) -> None:
+async def test_a_large_body_arrives_whole(open_backend: OpenBackend) -> None:
     body = json.dumps({"text": "x" * 2**20}).encode()
 
-    async with over(App()) as backend:
+    async with open_backend(App()) as backend:
         reported = json.loads((await backend.send("POST", "/", body)).body)
 
     assert reported["body"].encode() == body
 
 
-async def test_many_requests_are_answered_at_once(over: Over) -> None:
-    async with over(App()) as backend:
+async def test_many_requests_are_answered_at_once(open_backend: OpenBackend) -> None:
+    async with open_backend(App()) as backend:
         answers = await asyncio.gather(*(backend.send("POST", f"/{i}", b"{}") for i in range(50)))
 
     assert [json.loads(answer.body)["path"] for answer in answers] == [f"/{i}" for i in range(50)]
 
 
-async def test_a_cancelled_request_is_cancelled_at_the_server(over: Over) -> None:
+async def test_a_cancelled_request_is_cancelled_at_the_server(open_backend: OpenBackend) -> None:
     app = App()
-    async with over(app) as backend, asyncio.timeout(DEADLINE_S):
+    async with open_backend(app) as backend, asyncio.timeout(DEADLINE_S):
         sending = asyncio.ensure_future(backend.send("POST", "/hold", b"{}"))
         await app.requested.wait()
         sending.cancel()
@@ -119,14 +119,14 @@ async def test_a_cancelled_request_is_cancelled_at_the_server(over: Over) -> Non
         await app.gone.wait()
 
 
-async def test_an_answer_cut_in_the_middle_is_unavailable(over: Over) -> None:
-    async with over(App()) as backend:
+async def test_an_answer_cut_in_the_middle_is_unavailable(open_backend: OpenBackend) -> None:
+    async with open_backend(App()) as backend:
         with pytest.raises(Unavailable):
             await backend.send("POST", "/half", b"{}")
 
 
-async def test_the_request_after_a_cut_one_is_answered(over: Over) -> None:
-    async with over(App()) as backend:
+async def test_the_request_after_a_cut_one_is_answered(open_backend: OpenBackend) -> None:
+    async with open_backend(App()) as backend:
         with pytest.raises(Unavailable):
             await backend.send("POST", "/half", b"{}")
 

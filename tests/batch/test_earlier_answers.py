@@ -10,14 +10,14 @@ from batch.backend import Answer
 from batch.job import BatchJob
 from batch.prepared_job import prepare
 from batch.runner import run_batch
-from tests.batch.scripted import NUM_LINES, Scripted, echo, ignore, line, read_lines, run_job, says, write_lines
+from tests.batch.scripted import NUM_LINES, Scripted, echo, ignore, json_answer, line, read_lines, run_job, write_lines
 from wire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
 
 
 def _every_tenth_fails(n: Any, times: int) -> Answer:
-    return says({"error": {"message": "no"}}, 400) if n % 10 == 3 else echo(n)
+    return json_answer({"error": {"message": "no"}}, 400) if n % 10 == 3 else echo(n)
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ async def test_only_failed_lines_are_retried_and_the_rest_stays_as_it_is(ended: 
 
 
 async def test_a_line_that_fails_again_is_in_both_files_and_retryable(ended: BatchJob) -> None:
-    await run_job(ended, Scripted(lambda n, times: says({"error": {"message": "still"}}, 400) if n == 13 else echo(n)))
+    await run_job(
+        ended, Scripted(lambda n, times: json_answer({"error": {"message": "still"}}, 400) if n == 13 else echo(n))
+    )
 
     assert ended.error_path is not None
     assert [one["error"]["message"] for one in read_lines(ended.error_path)] == ["still"]
@@ -165,7 +167,9 @@ async def test_removing_the_note_mixes_both_runs_in_one_file(job: BatchJob) -> N
 
 
 async def test_an_output_without_a_good_answer_binds_no_model(job: BatchJob) -> None:
-    await run_job(replace(job, answer_settings={"--model": "a"}), Scripted(lambda n, times: says({"error": {}}, 404)))
+    await run_job(
+        replace(job, answer_settings={"--model": "a"}), Scripted(lambda n, times: json_answer({"error": {}}, 404))
+    )
 
     progress = await run_job(replace(job, answer_settings={"--model": "b"}, retry_failed=True), Scripted())
 
@@ -174,7 +178,7 @@ async def test_an_output_without_a_good_answer_binds_no_model(job: BatchJob) -> 
 
 async def test_failures_of_a_stopped_retry_are_retried(ended: BatchJob) -> None:
     def script(n: Any, times: int) -> Answer | Exception:
-        return RuntimeError("killed") if n == 23 else says({"error": {"message": "still"}}, 400)
+        return RuntimeError("killed") if n == 23 else json_answer({"error": {"message": "still"}}, 400)
 
     with pytest.raises(RuntimeError, match="killed"):
         await run_job(replace(ended, max_inflight=1), Scripted(script))
@@ -205,7 +209,7 @@ async def test_a_stopped_retry_of_all_failures_loses_no_output(job: BatchJob) ->
     write_lines(job.input_path, [line(3), line(13)])
 
     def script(n: Any, times: int) -> Answer | Exception:
-        return RuntimeError("killed") if n == 13 else says({"error": {"message": "no"}}, 400)
+        return RuntimeError("killed") if n == 13 else json_answer({"error": {"message": "no"}}, 400)
 
     with pytest.raises(RuntimeError, match="killed"):
         await run_job(replace(job, max_inflight=1), Scripted(script))

@@ -9,24 +9,24 @@ import pytest
 from batch.backend import Answer
 from batch.inflight import Inflight
 from batch.job import BatchJob
-from tests.batch.scripted import AT_ONCE, Scripted, echo, line, read_lines, run_job, says, write_lines
+from tests.batch.scripted import AT_ONCE, Scripted, echo, json_answer, line, read_lines, run_job, write_lines
 
 pytestmark = pytest.mark.anyio
 
 GOOD, FULL, WRONG = 200, 429, 400
 
 
-def _answers(status: int) -> Callable[[], Awaitable[Answer]]:
+def _answering(status: int) -> Callable[[], Awaitable[Answer]]:
     async def send() -> Answer:
         await asyncio.sleep(0)
-        return says({}, status)
+        return json_answer({}, status)
 
     return send
 
 
 async def _round(inflight: Inflight, status: int, count: int) -> int:
     """Send `count` requests at once; return the limit afterwards."""
-    await asyncio.gather(*(inflight.run(_answers(status)) for _ in range(count)))
+    await asyncio.gather(*(inflight.run(_answering(status)) for _ in range(count)))
     return inflight.limit
 
 
@@ -52,7 +52,7 @@ async def test_late_answers_do_not_undo_a_reduction() -> None:
 
     async def late() -> Answer:
         await gate.wait()
-        return says({})
+        return json_answer({})
 
     waiting = [asyncio.create_task(inflight.run(late)) for _ in range(6)]
     await asyncio.sleep(0)
@@ -80,7 +80,7 @@ async def test_in_flight_requests_stay_in_the_limit_despite_cancels() -> None:
     async def send(number: int) -> Answer:
         out.append(number)
         await gate.wait()
-        return says({})
+        return json_answer({})
 
     tasks = [asyncio.create_task(inflight.run(partial(send, number))) for number in range(4)]
     await asyncio.sleep(0)
@@ -106,7 +106,7 @@ class _Small(Scripted):
     def _by_room(self, n: int, times: int) -> Answer:
         if self.now >= self._room:
             self.turned_away += 1
-            return says({"error": {"message": "the queue is full"}}, FULL)
+            return json_answer({"error": {"message": "the queue is full"}}, FULL)
         return echo(n)
 
 

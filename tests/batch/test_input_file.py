@@ -38,7 +38,7 @@ def _read(path: Path, content: bytes, limits: InputLimits = LIMITS) -> list[tupl
         source.close()
 
 
-def _refused(path: Path, content: bytes, limits: InputLimits = LIMITS) -> str:
+def _refusal(path: Path, content: bytes, limits: InputLimits = LIMITS) -> str:
     with pytest.raises(ConfigError) as refused:
         _read(path, content, limits)
     return str(refused.value)
@@ -89,7 +89,7 @@ def test_the_digest_is_the_files_sha256(path: Path) -> None:
 def test_all_bad_lines_are_named_at_once(path: Path) -> None:
     content = b"\n".join((_line("a"), b"{", b"", b'{"body": 1}', _line("b"), _line("a"), b'{"custom_id": 1}'))
 
-    reported = _refused(path, content).splitlines()
+    reported = _refusal(path, content).splitlines()
 
     assert reported == [
         f"{path}: nothing was run, because 4 lines cannot be used:",
@@ -101,7 +101,7 @@ def test_all_bad_lines_are_named_at_once(path: Path) -> None:
 
 
 def test_the_first_20_bad_lines_are_named_and_the_rest_counted(path: Path) -> None:
-    reported = _refused(path, b"x\n" * 50).splitlines()
+    reported = _refusal(path, b"x\n" * 50).splitlines()
 
     assert [line.split()[1] for line in reported[1:21]] == [str(n) for n in range(1, 21)]
     assert reported[21:] == ["  and 30 more"]
@@ -109,11 +109,11 @@ def test_the_first_20_bad_lines_are_named_and_the_rest_counted(path: Path) -> No
 
 
 def test_one_bad_line_is_one_line(path: Path) -> None:
-    assert "because 1 line cannot be used" in _refused(path, b"x")
+    assert "because 1 line cannot be used" in _refusal(path, b"x")
 
 
 def test_a_custom_id_repeated_thrice_names_the_first_each_time(path: Path) -> None:
-    reported = _refused(path, b"\n".join([_line("a")] * 3))
+    reported = _refusal(path, b"\n".join([_line("a")] * 3))
 
     assert "line 2 repeats the custom_id 'a' of line 1" in reported
     assert "line 3 repeats the custom_id 'a' of line 1" in reported
@@ -132,7 +132,7 @@ def test_a_custom_id_repeated_thrice_names_the_first_each_time(path: Path) -> No
     ],
 )
 def test_lines_that_are_not_json_are_reported_with_a_reason(path: Path, content: bytes, words: str) -> None:
-    assert words in _refused(path, content)
+    assert words in _refusal(path, content)
 
 
 # Limits
@@ -144,7 +144,7 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
     fits = _line("a" * (64 - len(_line(""))))
 
     assert _read(path, _line("x") + b"\n" + fits + end, limits) == [(1, _line("x")), (2, fits)]
-    reported = _refused(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
+    reported = _refusal(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
     assert "line 2 is 65 bytes long; the limit is 64 (--max-line-bytes)" in reported
 
 
@@ -153,22 +153,22 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
 def test_the_line_after_a_long_one_is_read_correctly(path: Path, length: int, end: bytes) -> None:
     limits = InputLimits(max_line_bytes=64)
 
-    reported = _refused(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)
+    reported = _refusal(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)
 
     assert [one.split()[1] for one in reported.splitlines()[1:]] == ["1", "3"]
     assert f"line 1 is {length} bytes long" in reported
 
 
 def test_a_2_mb_line_is_refused_by_default(path: Path) -> None:
-    assert "line 1 is 2000027 bytes long; the limit is 1048576" in _refused(path, _line("a", x="y" * (2_000_000)))
+    assert "line 1 is 2000027 bytes long; the limit is 1048576" in _refusal(path, _line("a", x="y" * (2_000_000)))
 
 
 def test_more_lines_or_bytes_than_the_limit_are_refused(path: Path) -> None:
     lines = b"\n".join(_line(f"r{i}") for i in range(5))
 
-    assert "has more than 4 lines, the limit (--max-input-lines)" in _refused(path, lines, InputLimits(max_lines=4))
+    assert "has more than 4 lines, the limit (--max-input-lines)" in _refusal(path, lines, InputLimits(max_lines=4))
     words = f"is {len(lines)} bytes long; the limit is 50 (--max-input-bytes)"
-    assert words in _refused(path, lines, InputLimits(max_bytes=50))
+    assert words in _refusal(path, lines, InputLimits(max_bytes=50))
     assert len(_read(path, b"\n\n" + lines, InputLimits(max_lines=5, max_bytes=len(lines) + 2))) == 5
 
 
@@ -211,6 +211,6 @@ def test_a_line_that_changed_is_not_run(path: Path) -> None:
 def test_a_refused_input_leaves_no_open_descriptor(path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     for content in (b"x", b"\xff\xfe"):
-        _refused(path, content)
+        _refusal(path, content)
 
     assert set(os.listdir("/proc/self/fd")) <= before, "what others left may go meanwhile"

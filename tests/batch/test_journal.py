@@ -95,8 +95,8 @@ def test_a_journal_cut_at_any_byte_keeps_the_records_before_it(
     place: Path, data: st.DataObject
 ) -> None:  # fmt: skip
     at = data.draw(st.integers(0, len(CONTENT)))
-    torn = data.draw(st.sampled_from([b"", b"\xff", b"torn", b"\x00" * 9])) if at >= len(HEADER) else b""
-    place.write_bytes(CONTENT[:at] + torn)
+    partial = data.draw(st.sampled_from([b"", b"\xff", b"torn", b"\x00" * 9])) if at >= len(HEADER) else b""
+    place.write_bytes(CONTENT[:at] + partial)
 
     ends = [len(HEADER) + sum(len(encode(r)) for r in RECORDS[: n + 1]) for n in range(len(RECORDS))]
     kept = [record for record, end in zip(RECORDS, ends, strict=True) if end <= at]

@@ -23,10 +23,10 @@ KILLED = -9
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the input: as many lines as NUM_LINES, a blank one, CRLF in places and no last newline."""
-    return _filled(tmp_path)
+    return _write_input(tmp_path)
 
 
-def _filled(folder: Path) -> Path:
+def _write_input(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     path = write_lines(folder / "in.jsonl", map(line, range(1, NUM_LINES + 1)))
     text = path.read_text().replace("\n", "\r\n", 5).replace("\n", "\n\n", 1)
@@ -37,7 +37,7 @@ def _filled(folder: Path) -> Path:
 @pytest.fixture
 def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an undisturbed run."""
-    folder = _filled(tmp_path_factory.mktemp("unkilled"))
+    folder = _write_input(tmp_path_factory.mktemp("unkilled"))
     run(folder)
     return folder
 

@@ -53,7 +53,7 @@ def _run(folder: Path, model: Path, failpoint: str = "") -> int:
     return ran.returncode
 
 
-def _filled(folder: Path) -> Path:
+def _write_input(folder: Path) -> Path:
     write_lines(folder / "in.jsonl", _lines())
     return folder
 
@@ -70,7 +70,7 @@ def _compared(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def unkilled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an undisturbed run."""
-    folder = _filled(tmp_path_factory.mktemp("unkilled"))
+    folder = _write_input(tmp_path_factory.mktemp("unkilled"))
     assert _run(folder, model) == 0
     assert sum(line["error"] is None for line in _compared(folder)) == NUM_LINES * 4 // 5
     return folder
@@ -90,7 +90,7 @@ def _points() -> Iterator[tuple[str, int]]:
 def test_a_run_killed_20_times_writes_the_same_file(
     tmp_path: Path, model: Path, unkilled: Path
 ) -> None:  # fmt: skip
-    folder = _filled(tmp_path)
+    folder = _write_input(tmp_path)
     for failpoint, done in _points():
         assert _run(folder, model, failpoint) == KILLED
         assert len((folder / "out.jsonl.journal").read_bytes().splitlines()) == 1 + done, failpoint

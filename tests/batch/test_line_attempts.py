@@ -13,7 +13,7 @@ from batch.job import BatchStopped, RetryPolicy
 from batch.line_attempts import LineAttempts
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
-from tests.batch.scripted import Scripted, echo, line, says
+from tests.batch.scripted import Scripted, echo, json_answer, line
 from tests.scheduler.virtual_time import virtual
 from wire.errors import Unavailable
 
@@ -43,7 +43,7 @@ def test_a_retry_after_is_waited_for(status: int, header: str, minimum: float, m
 
     def script(n: Any, tries: int) -> Answer:
         times.append(asyncio.get_running_loop().time())
-        return says({}, status, retry_after=header) if tries == 1 else echo(n)
+        return json_answer({}, status, retry_after=header) if tries == 1 else echo(n)
 
     @virtual
     async def run() -> None:
@@ -56,7 +56,7 @@ def test_a_retry_after_is_waited_for(status: int, header: str, minimum: float, m
     assert minimum <= times[1] - times[0] <= maximum
 
 
-def _hanging(probe: int | Exception) -> Scripted:
+def _hanging_backend(probe: int | Exception) -> Scripted:
     backend = Scripted(probe=probe)
     backend.hold = asyncio.Event()
     return backend
@@ -64,7 +64,7 @@ def _hanging(probe: int | Exception) -> Scripted:
 
 @virtual
 async def test_a_line_that_hangs_fails_after_its_only_attempt() -> None:
-    backend = _hanging(200)
+    backend = _hanging_backend(200)
     attempts = LineAttempts(
         backend, RetryPolicy(timeout_s=7.0), Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
     )
@@ -103,7 +103,7 @@ async def test_a_line_that_waits_for_its_turn_does_not_hang() -> None:
 async def test_a_hang_of_a_server_that_is_gone_stops_the_run() -> None:
     policy = RetryPolicy(timeout_s=7.0)
     attempts = LineAttempts(
-        _hanging(Unavailable("no")), policy, Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
+        _hanging_backend(Unavailable("no")), policy, Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
     )
 
     with pytest.raises(BatchStopped, match=r"no complete answer within 7 s .*, and /health does not respond"):

@@ -51,7 +51,7 @@ def vector_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def _asked(
+async def _backend_and_cluster(
     folder: Path, by_url: bool = False, **options: Any
 ) -> AsyncIterator[tuple[BatchBackend, ScriptedDispatcher]]:  # fmt: skip
     async with real_app(folder, **options) as (app, dispatcher):
@@ -89,7 +89,7 @@ def _stripped(line: dict[str, Any]) -> dict[str, Any]:
 async def test_all_endpoints_are_answered_in_one_file_in_order(
     text_model: Path, tmp_path: Path, by_url: bool
 ) -> None:  # fmt: skip
-    async with _asked(text_model, by_url) as (backend, _):
+    async with _backend_and_cluster(text_model, by_url) as (backend, _):
         lines = await _run(_job(tmp_path, *GOOD), backend)
 
     assert [line["response"]["status_code"] for line in lines] == [200] * len(GOOD)
@@ -103,14 +103,14 @@ async def test_all_endpoints_are_answered_in_one_file_in_order(
 async def test_an_app_and_a_server_give_the_same_lines(text_model: Path, tmp_path: Path) -> None:
     files = []
     for by_url in (False, True):
-        async with _asked(text_model, by_url) as (backend, _):
+        async with _backend_and_cluster(text_model, by_url) as (backend, _):
             files.append([_stripped(line) for line in await _run(_job(tmp_path, *GOOD), backend)])
 
     assert files[0] == files[1]
 
 
 async def test_a_lines_id_is_the_one_in_its_answer(text_model: Path, tmp_path: Path) -> None:
-    async with _asked(text_model) as (backend, _):
+    async with _backend_and_cluster(text_model) as (backend, _):
         (line,) = await _run(_job(tmp_path, GOOD[0]), backend)
 
     response = line["response"]
@@ -122,7 +122,7 @@ async def test_a_line_without_a_model_is_of_the_served_one(text_model: Path, tmp
     lines = [{"custom_id": f"r{i}", "method": "POST", "url": url, "body": body} for i, (url, body) in enumerate(GOOD)]
     job = BatchJob(write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", retries=AT_ONCE)
 
-    async with _asked(text_model, by_url=by_url) as (backend, _):
+    async with _backend_and_cluster(text_model, by_url=by_url) as (backend, _):
         answers = await _run(job, backend)
 
     assert [line["error"] for line in answers] == [None] * len(GOOD)
@@ -133,7 +133,7 @@ async def test_a_line_without_a_model_is_of_the_served_one(text_model: Path, tmp
 async def test_a_line_of_another_model_fails_alone(text_model: Path, tmp_path: Path) -> None:
     foreign = (CHAT, {"messages": HELLO, "model": "other"})
 
-    async with _asked(text_model) as (backend, _):
+    async with _backend_and_cluster(text_model) as (backend, _):
         first, second, third = await _run(_job(tmp_path, GOOD[0], foreign, GOOD[1]), backend)
 
     assert (first["error"], third["error"]) == (None, None)
@@ -154,7 +154,7 @@ async def test_a_line_without_a_model_uses_the_served_one(
         one["body"] |= named
     write_lines(job.input_path, objects)
 
-    async with _asked(text_model, by_url) as (backend, _):
+    async with _backend_and_cluster(text_model, by_url) as (backend, _):
         lines = await _run(job, backend)
 
     assert [line["error"] for line in lines] == [None] * len(GOOD)
@@ -166,7 +166,7 @@ async def test_a_line_without_a_model_uses_the_served_one(
 async def test_an_endpoint_that_the_model_lacks_is_the_lines_error(
     vector_model: Path, tmp_path: Path, url: str, body: dict[str, Any]
 ) -> None:  # fmt: skip
-    async with _asked(vector_model) as (backend, _):
+    async with _backend_and_cluster(vector_model) as (backend, _):
         good, bad = await _run(_job(tmp_path, GOOD[2], (url, body)), backend)
 
     assert good["error"] is None
@@ -187,7 +187,7 @@ async def test_an_endpoint_that_the_model_lacks_is_the_lines_error(
 async def test_a_body_is_checked_as_over_http(
     text_model: Path, tmp_path: Path, body: dict[str, Any], param: str
 ) -> None:  # fmt: skip
-    async with _asked(text_model) as (backend, dispatcher):
+    async with _backend_and_cluster(text_model) as (backend, dispatcher):
         over_http = await backend.send("POST", CHAT, json.dumps({"model": NAME} | body).encode())
         (line,) = await _run(_job(tmp_path, (CHAT, body)), backend)
 
@@ -202,14 +202,14 @@ async def test_a_nesting_bomb_inside_a_body_is_that_lines_error(text_model: Path
     for _ in range(500):
         deep = [deep]
 
-    async with _asked(text_model) as (backend, _):
+    async with _backend_and_cluster(text_model) as (backend, _):
         (line,) = await _run(_job(tmp_path, (CHAT, {"messages": HELLO, "metadata": deep})), backend)
 
     assert "nested deeper than" in line["error"]["message"]
 
 
 async def test_a_full_queue_is_waited_out(text_model: Path, tmp_path: Path) -> None:
-    async with _asked(text_model) as (backend, dispatcher):
+    async with _backend_and_cluster(text_model) as (backend, dispatcher):
         dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=1)
         reported = await backend.send("POST", CHAT, json.dumps({"model": NAME, "messages": HELLO}).encode())
         full = await _run(_job(tmp_path, GOOD[0]), backend)
@@ -223,7 +223,7 @@ async def test_a_full_queue_is_waited_out(text_model: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
 async def test_a_cancelled_run_cancels_the_apps_work(text_model: Path, tmp_path: Path, by_url: bool) -> None:
-    async with _asked(text_model, by_url) as (backend, dispatcher), asyncio.timeout(DEADLINE_S):
+    async with _backend_and_cluster(text_model, by_url) as (backend, dispatcher), asyncio.timeout(DEADLINE_S):
         dispatcher.hold_after = 1
         running = asyncio.ensure_future(_run(_job(tmp_path, GOOD[0]), backend))
         await dispatcher.held.wait()

@@ -14,7 +14,7 @@ from batch.prepared_job import PreparedJob, prepare
 from batch.results import write_results
 from batch.runner import BatchProgress, run_batch
 from tests.batch.app_server import DEADLINE_S
-from tests.batch.scripted import NUM_LINES, Scripted, ignore, line, read_lines, run_job, says, write_lines
+from tests.batch.scripted import NUM_LINES, Scripted, ignore, json_answer, line, read_lines, run_job, write_lines
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,7 @@ async def test_the_error_of_a_server_that_is_gone_is_quoted(job: BatchJob) -> No
     error = {"error": {"message": "no decode instance is ready"}}
 
     with pytest.raises(BatchStopped, match="answers 503: no decode instance is ready, and /health answers 503; 0 of"):
-        await run_job(job, Scripted(lambda n, times: says(error, 503), probe=503))
+        await run_job(job, Scripted(lambda n, times: json_answer(error, 503), probe=503))
 
 
 async def test_a_run_cancelled_while_it_writes_the_output_can_be_resumed(

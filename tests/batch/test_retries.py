@@ -4,7 +4,7 @@ import pytest
 
 from batch.backend import Answer
 from batch.job import BatchJob, BatchStopped
-from tests.batch.scripted import AT_ONCE, NUM_LINES, Scripted, echo, read_lines, run_job, says
+from tests.batch.scripted import AT_ONCE, NUM_LINES, Scripted, echo, json_answer, read_lines, run_job
 from wire.errors import Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -12,7 +12,14 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize(
     "passing",
-    [says({}, 429), says({}, 408), says({}, 502), says({}, 503), says({}, 504), Unavailable("the connection was lost")],
+    [
+        json_answer({}, 429),
+        json_answer({}, 408),
+        json_answer({}, 502),
+        json_answer({}, 503),
+        json_answer({}, 504),
+        Unavailable("the connection was lost"),
+    ],
 )
 async def test_transient_failures_are_retried(job: BatchJob, passing: Answer | Exception) -> None:
     backend = Scripted(lambda n, times: passing if n == 7 and times < 3 else echo(n))
@@ -35,7 +42,7 @@ async def test_an_unanswered_line_of_a_healthy_server_fails_alone(job: BatchJob)
 
 
 async def test_a_line_that_is_always_refused_gets_the_last_error(job: BatchJob) -> None:
-    full = says(
+    full = json_answer(
         {"error": {"message": "the queue is full", "type": "rate_limit_error", "param": None, "code": 429}}, 429
     )
     backend = Scripted(lambda n, times: full if n == 7 else echo(n), probe=404)

@@ -9,7 +9,7 @@ from batch.backend import Answer
 from batch.job import BatchJob, BatchStopped
 from batch.prepared_job import prepare
 from batch.runner import BatchProgress, run_batch
-from tests.batch.scripted import NUM_LINES, Scripted, echo, line, plain, read_lines, run_job, says, write_lines
+from tests.batch.scripted import NUM_LINES, Scripted, echo, json_answer, line, plain, read_lines, run_job, write_lines
 
 pytestmark = pytest.mark.anyio
 
@@ -95,7 +95,7 @@ async def test_the_outputs_request_id_is_the_one_sent(job: BatchJob) -> None:
 async def test_failed_lines_are_in_the_output_and_the_error_file(job: BatchJob) -> None:
     def script(n: Any, times: int) -> Answer:
         error = {"message": "no", "type": "not_found_error", "param": "model", "code": 404}
-        return says({"error": error}, 404) if n % 10 == 3 else echo(n)
+        return json_answer({"error": error}, 404) if n % 10 == 3 else echo(n)
 
     progress = await run_job(job, Scripted(script))
 
@@ -109,11 +109,11 @@ async def test_failed_lines_are_in_the_output_and_the_error_file(job: BatchJob) 
 
 async def test_the_first_errors_message_is_fit_for_a_terminal(job: BatchJob) -> None:
     def script(n: int, count: int) -> Answer:
-        return says({"error": {"message": "no \x1b[31m model\nof this name", "type": "x"}}, 404)
+        return json_answer({"error": {"message": "no \x1b[31m model\nof this name", "type": "x"}}, 404)
 
-    wicked = line(0) | {"custom_id": "a\x1b[2J\u202eb"}
+    hostile = line(0) | {"custom_id": "a\x1b[2J\u202eb"}
 
-    progress = await run_job(_with_lines(job, wicked), Scripted(script))
+    progress = await run_job(_with_lines(job, hostile), Scripted(script))
 
     assert progress.first_error == "'a [2J b': no  [31m model of this name"
 
@@ -123,7 +123,7 @@ async def test_lines_with_misspelt_fields_are_counted_by_warning(job: BatchJob) 
 
     def script(n: Any, times: int) -> Answer:
         named = ["max_token"] * (n % 2) + ["max_tokenz"] * (n % 3 == 0) + [f"max_tokens{n}", "\x1b[2J"]
-        return says({"usage": {}}, warning=f'199 pdserve "{", ".join(misspelt.format(name) for name in named)}"')
+        return json_answer({"usage": {}}, warning=f'199 pdserve "{", ".join(misspelt.format(name) for name in named)}"')
 
     progress = await run_job(job, Scripted(script))
 
@@ -148,7 +148,7 @@ async def test_a_line_that_cannot_be_sent_fails_alone(job: BatchJob) -> None:
 
 async def test_a_server_that_refuses_the_key_ends_the_run(job: BatchJob) -> None:
     with pytest.raises(BatchStopped, match=r"refuses the API key \(401\); 0 of 30 lines"):
-        await run_job(job, Scripted(lambda n, times: says({"error": {"message": "key"}}, 401)))
+        await run_job(job, Scripted(lambda n, times: json_answer({"error": {"message": "key"}}, 401)))
 
     assert not job.output_path.exists()
 

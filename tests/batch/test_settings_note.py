@@ -8,7 +8,7 @@ from batch.backend import Answer
 from batch.job import BatchJob, BatchStopped
 from batch.prepared_job import prepare
 from batch.settings_note import note_of, remove_note, write_note
-from tests.batch.scripted import NUM_LINES, Scripted, echo, read_lines, run_job, says
+from tests.batch.scripted import NUM_LINES, Scripted, echo, json_answer, read_lines, run_job
 from wire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ def test_a_foreign_file_is_refused_before_any_request(job: BatchJob, content: by
 async def test_a_file_that_appeared_during_the_run_stays_too(job: BatchJob, status: int) -> None:
     def script(n: object, times: int) -> Answer:
         job.note_path.write_bytes(MINE)
-        return says({}, status)
+        return json_answer({}, status)
 
     if status == 200:
         await run_job(job, Scripted(script))
@@ -50,7 +50,7 @@ async def test_a_file_that_appeared_during_the_run_stays_too(job: BatchJob, stat
 async def test_a_note_of_ours_is_replaced_and_removed(job: BatchJob) -> None:
     write_note(job.note_path, {"--model": "a"})
 
-    await run_job(replace(job, answer_settings={"--model": "b"}), Scripted(lambda n, times: says({}, 400)))
+    await run_job(replace(job, answer_settings={"--model": "b"}), Scripted(lambda n, times: json_answer({}, 400)))
     second = job.note_path.read_bytes()
     await run_job(replace(job, answer_settings={"--model": "b"}), Scripted(echo))
 

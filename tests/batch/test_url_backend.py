@@ -41,12 +41,12 @@ class RecordingApp:
 
 
 @asynccontextmanager
-async def _silent(says: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator[str]:
-    """Run a server that sends `says` to every client and then nothing more."""
+async def _silent(greeting: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator[str]:
+    """Run a server that sends `greeting` to every client and then nothing more."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(says)
+        writer.write(greeting)
         if not hangs_up:
             await reader.read()
         writer.close()

@@ -24,10 +24,10 @@ def _fill(value: Any, environ: Mapping[str, str]) -> Any:
         return {key: _fill(member, environ) for key, member in value.items()}
     if isinstance(value, list):
         return [_fill(member, environ) for member in value]
-    return _VARIABLE.sub(lambda match: _one(match, environ), value) if isinstance(value, str) else value
+    return _VARIABLE.sub(lambda match: _substitute(match, environ), value) if isinstance(value, str) else value
 
 
-def _one(match: re.Match[str], environ: Mapping[str, str]) -> str:
+def _substitute(match: re.Match[str], environ: Mapping[str, str]) -> str:
     if match[0] == "$$":
         return "$"
     if match[1] is None:

@@ -140,14 +140,14 @@ class _Handler(BaseHTTPRequestHandler):
             account = cluster.accounts[token]
             raise _Refused(403, f"{resource} {name!r} is forbidden: {account} cannot {verb} it")
         if resource == "pods":
-            return _listed(cluster, parse_qs(parts.query).get("labelSelector", [""])[0])
+            return _list_pods(cluster, parse_qs(parts.query).get("labelSelector", [""])[0])
         if verb == "update" and cluster.before_put is not None:
             cluster.before_put()
         with cluster.lock:
             return _config_map(cluster, verb, name or "", body, self.headers.get("Content-Type", ""))
 
 
-def _listed(cluster: Cluster, selector: str) -> Object:
+def _list_pods(cluster: Cluster, selector: str) -> Object:
     wanted = dict(word.split("=", 1) for word in selector.split(",") if word)
     with cluster.lock:
         pods = [pod for pod in cluster.pods.values() if wanted.items() <= pod["metadata"]["labels"].items()]

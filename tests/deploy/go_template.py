@@ -94,7 +94,7 @@ def _block(pieces: Sequence[Node], at: int, defined: dict[str, list[Node]]) -> t
             node.body, at = _block(pieces, at, defined)
             at = _rest(node, pieces, at, defined)
         if node.kind == "define":
-            defined[_unquoted(node.words[0][1])] = node.body
+            defined[_unquote(node.words[0][1])] = node.body
         else:
             nodes.append(node)
     return nodes, at
@@ -115,7 +115,7 @@ def _rest(node: Node, pieces: Sequence[Node], at: int, defined: dict[str, list[N
     return at + 1
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return str(json.loads(text)) if text[0] == '"' else text[1:-1]
 
 
@@ -140,23 +140,23 @@ class _Run:
                 case "text":
                     yield node.text
                 case "print":
-                    yield from self._printed(node, dot, scope)
+                    yield from self._print_node(node, dot, scope)
                 case "range":
-                    yield from self._ranged(node, dot, scope)
+                    yield from self._run_range(node, dot, scope)
                 case kind:
                     value = self._pipeline(node.words, dot, scope)
                     inner = value if kind == "with" and truth(value) else dot
                     branch = node.body if truth(value) else node.otherwise
                     yield from self._nodes(branch, inner, dict(scope))
 
-    def _printed(self, node: Node, dot: Any, scope: dict[str, Any]) -> Iterator[str]:
+    def _print_node(self, node: Node, dot: Any, scope: dict[str, Any]) -> Iterator[str]:
         if len(node.words) > 1 and node.words[1][0] == "assign":
             scope[node.words[0][1]] = self._pipeline(node.words[2:], dot, scope)
             return
         value = self._pipeline(node.words, dot, scope)
         yield str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
-    def _ranged(self, node: Node, dot: Any, scope: dict[str, Any]) -> Iterator[str]:
+    def _run_range(self, node: Node, dot: Any, scope: dict[str, Any]) -> Iterator[str]:
         names: list[str] = []
         words = node.words
         if ("assign", ":=") in words:
@@ -204,7 +204,7 @@ class _Run:
                 end += 1
             return self._pipeline(words[at + 1 : end - 1], dot, scope), end
         if kind == "string":
-            return _unquoted(word), at + 1
+            return _unquote(word), at + 1
         if kind == "number":
             return int(word), at + 1
         if kind == "path":

@@ -58,10 +58,10 @@ def files(
     }
 
 
-def merged_values(under: Values, over: Values) -> Values:
-    """Return `over` laid over `under`, map by map; null takes a key out, as helm does."""
-    found = copy.deepcopy(under)
-    for key, value in over.items():
+def merged_values(base: Values, override: Values) -> Values:
+    """Return `override` laid over `base`, map by map; null takes a key out, as helm does."""
+    found = copy.deepcopy(base)
+    for key, value in override.items():
         if isinstance(value, dict) and isinstance(found.get(key), dict):
             found[key] = merged_values(found[key], value)
         elif value is None:

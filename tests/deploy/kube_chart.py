@@ -17,11 +17,11 @@ SETS = [pytest.param(values, id=name) for name, values in ALL.items()]
 
 def rendered(values: Object) -> list[Object]:
     """Return every object of the chart with these values; not to be changed."""
-    return _rendered(json.dumps(values))
+    return _parse_documents(json.dumps(values))
 
 
 @functools.cache
-def _rendered(values: str) -> list[Object]:
+def _parse_documents(values: str) -> list[Object]:
     return documents(json.loads(values))
 
 

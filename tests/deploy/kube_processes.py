@@ -1,4 +1,4 @@
-"""The chart's pods as processes of this machine: their very words, on loopback addresses, over a fake API server.
+"""The chart's pods as processes of this machine: their exact commands, on loopback addresses, over a fake API server.
 
 Not as in a cluster: paths are below a folder, the scheduler's Service is 127.0.0.1, and what the kubelet does to a pod
 that is deleted is done here.

@@ -108,7 +108,7 @@ def test_the_processes_take_these_flags() -> None:
     flags = [word for word in args if word.startswith("--tls-")]
 
     engine = config.parse(["--model=/m", *flags]).engine
-    typed = instance_flags.typed_over_file(["--model=/m", *flags], {})
+    typed = instance_flags.parse_instance_flags(["--model=/m", *flags], {})
     assert (engine.tls_cert, engine.tls_key) == ("/etc/pdserve/tls/tls.crt", "/etc/pdserve/tls/tls.key")
     assert (typed.options.tls_ca, typed.notices) == ("/etc/pdserve/tls/ca.crt", ())
 

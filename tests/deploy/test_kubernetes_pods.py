@@ -36,7 +36,7 @@ def _check_flags(role: str, words: list[str]) -> None:
     if role == "scheduler":
         assert config.parse(flags).engine.port == 9000
     else:
-        assert instance_flags.typed_over_file(flags, {}).notices == ()
+        assert instance_flags.parse_instance_flags(flags, {}).notices == ()
 
 
 @pytest.mark.parametrize("values", SETS)

@@ -42,7 +42,7 @@ def _member(api: KubeApi, folder: Path, name: str, text: str) -> Announcer:
     return Announcer(api, PartOwner(name, folder / name, "parts", "ranktable"))
 
 
-def _three(cluster: Cluster, api: KubeApi, folder: Path) -> list[Announcer]:
+def _announce_three(cluster: Cluster, api: KubeApi, folder: Path) -> list[Announcer]:
     cluster.run_pod("s", "10.0.0.8")
     cluster.run_pod("p-0", "10.0.0.1")
     cluster.run_pod("d-0", "10.0.0.2")
@@ -51,7 +51,7 @@ def _three(cluster: Cluster, api: KubeApi, folder: Path) -> list[Announcer]:
 
 
 def test_the_table_is_initializing_then_completed_then_live(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
-    writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _three(cluster, api, tmp_path)
+    writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _announce_three(cluster, api, tmp_path)
     messages = [writer.turn()]
     for member in members[:2]:
         member.turn()
@@ -78,7 +78,7 @@ def test_the_table_is_initializing_then_completed_then_live(cluster: Cluster, ap
 
 def test_nothing_is_written_if_nothing_changed(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     writer = Writer(api, PLACES, ClusterSize(1, 1))
-    for member in _three(cluster, api, tmp_path):
+    for member in _announce_three(cluster, api, tmp_path):
         member.turn()
         member.turn()
     writer.turn()
@@ -99,7 +99,7 @@ def test_pods_that_write_at_the_same_time_lose_no_part(cluster: Cluster, api: Ku
 
 
 def test_a_concurrent_write_is_read_again_and_not_overwritten(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
-    writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _three(cluster, api, tmp_path)
+    writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _announce_three(cluster, api, tmp_path)
     for member in members:
         member.turn()
     once = threading.Event()
@@ -126,7 +126,7 @@ def test_a_writer_that_always_conflicts_reports_it(cluster: Cluster, api: KubeAp
 
 
 def test_two_writers_write_one_table(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
-    for member in _three(cluster, api, tmp_path):
+    for member in _announce_three(cluster, api, tmp_path):
         member.turn()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(Writer.turn, [Writer(api, PLACES, ClusterSize(1, 1)) for _ in range(2)]))
@@ -135,7 +135,7 @@ def test_two_writers_write_one_table(cluster: Cluster, api: KubeApi, tmp_path: P
 
 
 def test_a_member_that_ends_removes_its_part(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
-    members = _three(cluster, api, tmp_path)
+    members = _announce_three(cluster, api, tmp_path)
     for member in members:
         member.turn()
 
@@ -204,11 +204,11 @@ def test_https_is_checked_against_the_clusters_authority(cluster: Cluster, tmp_p
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     with serving(cluster, ours.sign("server")) as url:
         known = KubeApi(access(url, tmp_path, "t", str(ours.cert)))
-        strange = KubeApi(access(url, tmp_path, "t", str(theirs.cert)))
+        unknown = KubeApi(access(url, tmp_path, "t", str(theirs.cert)))
 
         assert known.config_map("parts").data == {}
         with pytest.raises(KubeError, match="CERTIFICATE_VERIFY_FAILED"):
-            strange.config_map("parts")
+            unknown.config_map("parts")
 
 
 def test_proxy_variables_are_not_for_the_api_server(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:

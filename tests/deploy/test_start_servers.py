@@ -79,14 +79,14 @@ def test_it_finds_the_clone_from_anywhere_and_through_links(tmp_path: Path, clon
     venv_python = clone / ".venv" / "bin" / "python"
     venv_python.write_text(RECORDER.replace("printf", "echo from-the-venv; printf"))
     venv_python.chmod(0o700)
-    elsewhere = tmp_path / "else where"
-    elsewhere.mkdir()
-    (elsewhere / "link.sh").symlink_to(clone / "deploy" / "start_servers.sh")
-    (elsewhere / "link2.sh").symlink_to("link.sh")
+    other_folder = tmp_path / "else where"
+    other_folder.mkdir()
+    (other_folder / "link.sh").symlink_to(clone / "deploy" / "start_servers.sh")
+    (other_folder / "link2.sh").symlink_to("link.sh")
     tools = {"LLM_TOOLS_PATH": str(clone / "deploy")}
 
-    linked = _run(shell, "link2.sh", cwd=elsewhere)
-    guide = _run(shell, "-c", "sh ${LLM_TOOLS_PATH}/PD_separate/start_servers.sh", cwd=elsewhere, environ=tools)
+    linked = _run(shell, "link2.sh", cwd=other_folder)
+    guide = _run(shell, "-c", "sh ${LLM_TOOLS_PATH}/PD_separate/start_servers.sh", cwd=other_folder, environ=tools)
 
     assert [done.stdout.splitlines()[0] for done in (linked, guide)] == ["from-the-venv", "from-the-venv"]
 

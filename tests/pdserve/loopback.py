@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Serve a file, or the card of the model."""
-        if self.path == "/v1/models" and not self._may():
+        if self.path == "/v1/models" and not self._has_key():
             return self._send(401, b'{"error": {"message": "no"}}')
         if self.path == "/v1/models":
             return self._send(200, json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode())
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.headers.append(dict(self.headers))
         self._send(200, json.dumps(self.owner.say(self.path, body)).encode())
 
-    def _may(self) -> bool:
+    def _has_key(self) -> bool:
         return self.owner.key is None or self.headers.get("Authorization") == f"Bearer {self.owner.key}"
 
     def _send(self, status: int, content: bytes) -> None:

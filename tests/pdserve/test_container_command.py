@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.container_command import main, with_file
-from pdserve.instance_flags import typed_over_file
+from pdserve.instance_flags import parse_instance_flags
 from pdserve.ranktable_command import with_file as table_words
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -129,5 +129,5 @@ def test_without_pyyaml_scripts_run_and_a_file_is_refused(script: str, tmp_path:
 
 
 def test_the_file_is_valid_for_the_other_commands_too() -> None:
-    assert typed_over_file(["--config=cluster.yaml"], {}).options.model == "/models/Qwen3-8B"
+    assert parse_instance_flags(["--config=cluster.yaml"], {}).options.model == "/models/Qwen3-8B"
     assert table_words(["gen", "--config=cluster.yaml"], {})[0] == ["gen", "--prefill-server-list", "4,5"]

@@ -55,11 +55,11 @@ def test_a_process_that_reused_a_pid_is_not_killed() -> None:
 
         another = end_process(process.pid, started - 1)
         alive = process.poll() is None
-        life = end_process(process.pid, started)
+        process_fd = end_process(process.pid, started)
 
         assert (another, alive) == (None, True)
-        assert life is not None
-        os.close(life)
+        assert process_fd is not None
+        os.close(process_fd)
         assert process.wait(timeout=300) == -signal.SIGKILL
         assert end_process(process.pid, started) is None
 

@@ -37,7 +37,7 @@ def gpus(tmp_path: Path, *ids: int) -> dict[str, str]:
     return _stub(tmp_path / "bin", "nvidia-smi", GPUS, "".join(rows))
 
 
-def mapped(kind: DeviceKind, ids: str, environ: dict[str, str], dev: Path) -> DeviceMap:
+def device_map(kind: DeviceKind, ids: str, environ: dict[str, str], dev: Path) -> DeviceMap:
     found = map_devices(kind, ids.split(","), environ, dev=dev)
     assert found is not None
     return found
@@ -48,8 +48,8 @@ def test_cpus_have_no_device_map(tmp_path: Path) -> None:
 
 
 def test_a_container_with_only_the_entrys_cards_sets_no_variable(tmp_path: Path) -> None:
-    npu = mapped("npu", "4,5", npus(tmp_path, 0, 1), tmp_path)
-    cuda = mapped("cuda", "4,5", gpus(tmp_path, 0, 1), tmp_path)
+    npu = device_map("npu", "4,5", npus(tmp_path, 0, 1), tmp_path)
+    cuda = device_map("cuda", "4,5", gpus(tmp_path, 0, 1), tmp_path)
 
     assert (npu.value, cuda.value) == (None, None)
     assert npu.line == (
@@ -59,9 +59,9 @@ def test_a_container_with_only_the_entrys_cards_sets_no_variable(tmp_path: Path)
 
 
 def test_the_entrys_cards_in_another_order_are_listed_in_its_order(tmp_path: Path) -> None:
-    npu = mapped("npu", "5,4", npus(tmp_path, 4, 5), tmp_path)
-    cuda = mapped("cuda", "1,0", gpus(tmp_path, 0, 1), tmp_path)
-    in_order = mapped("npu", "4,5", npus(tmp_path, 4, 5), tmp_path)
+    npu = device_map("npu", "5,4", npus(tmp_path, 4, 5), tmp_path)
+    cuda = device_map("cuda", "1,0", gpus(tmp_path, 0, 1), tmp_path)
+    in_order = device_map("npu", "4,5", npus(tmp_path, 4, 5), tmp_path)
 
     assert (npu.value, cuda.value, in_order.value) == ("1,0", "GPU-1f,GPU-0f", None)
     assert npu.line == f"devices: rank 0 = device 5 on 1, rank 1 = device 4 on 0 ({NPU}=1,0)"
@@ -74,22 +74,22 @@ def test_different_cards_are_refused_by_the_missing_id(tmp_path: Path) -> None:
 
 
 def test_as_many_cards_counted_from_zero_are_a_containers(tmp_path: Path) -> None:
-    assert mapped("npu", "1,2", npus(tmp_path, 0, 1), tmp_path).value is None
-    assert mapped("cuda", "1", gpus(tmp_path, 0), tmp_path).value is None
+    assert device_map("npu", "1,2", npus(tmp_path, 0, 1), tmp_path).value is None
+    assert device_map("cuda", "1", gpus(tmp_path, 0), tmp_path).value is None
 
 
 def test_without_nvidia_smi_the_card_order_is_not_guessed(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1"):
         (tmp_path / name).touch()
 
-    assert mapped("cuda", "0,1", {"PATH": "/nowhere"}, tmp_path).value is None
+    assert device_map("cuda", "0,1", {"PATH": "/nowhere"}, tmp_path).value is None
     with pytest.raises(ConfigError, match=rf"nvidia-smi does not identify the cards 0,1: set {CUDA}"):
         map_devices("cuda", ["1", "0"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 
 def test_with_more_npus_visible_physical_ids_are_mapped(tmp_path: Path) -> None:
-    host = mapped("npu", "6,4", npus(tmp_path, *range(8)), tmp_path)
-    some = mapped("npu", "6,7", npus(tmp_path, 7, 4, 5, 6), tmp_path)
+    host = device_map("npu", "6,4", npus(tmp_path, *range(8)), tmp_path)
+    some = device_map("npu", "6,7", npus(tmp_path, 7, 4, 5, 6), tmp_path)
 
     assert (host.variable, host.value) == (NPU, "6,4")
     assert some.value == "2,3"
@@ -97,7 +97,7 @@ def test_with_more_npus_visible_physical_ids_are_mapped(tmp_path: Path) -> None:
 
 
 def test_with_more_gpus_visible_cards_are_named_by_uuid(tmp_path: Path) -> None:
-    found = mapped("cuda", "3,1", gpus(tmp_path, 0, 1, 2, 3), tmp_path)
+    found = device_map("cuda", "3,1", gpus(tmp_path, 0, 1, 2, 3), tmp_path)
 
     assert (found.variable, found.value) == (CUDA, "GPU-3f,GPU-1f")
 
@@ -106,14 +106,14 @@ def test_without_npu_smi_the_device_nodes_are_counted(tmp_path: Path) -> None:
     for name in ("davinci0", "davinci2", "davinci3", "davinci_manager"):
         (tmp_path / name).touch()
 
-    assert mapped("npu", "3", {"PATH": "/nowhere"}, tmp_path).value == "2"
+    assert device_map("npu", "3", {"PATH": "/nowhere"}, tmp_path).value == "2"
 
 
 def test_without_nvidia_smi_cards_are_counted_and_never_guessed(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
 
-    assert mapped("cuda", "4,5", {"PATH": "/nowhere"}, tmp_path).value is None
+    assert device_map("cuda", "4,5", {"PATH": "/nowhere"}, tmp_path).value is None
     with pytest.raises(ConfigError, match=rf"nvidia-smi does not identify the cards 0,1: set {CUDA}"):
         map_devices("cuda", ["1"], {"PATH": "/nowhere"}, dev=tmp_path)
 
@@ -123,13 +123,13 @@ def test_without_nvidia_smi_as_many_other_gpus_are_the_entrys(ids: str, tmp_path
     for name in ("nvidia4", "nvidia5"):
         (tmp_path / name).touch()
 
-    assert mapped("cuda", ids, {"PATH": "/nowhere"}, tmp_path).value is None
+    assert device_map("cuda", ids, {"PATH": "/nowhere"}, tmp_path).value is None
 
 
 def test_a_preset_value_is_used(tmp_path: Path) -> None:
     environ = {**npus(tmp_path, 0, 1, 2, 3), NPU: "3, 2"}
 
-    found = mapped("npu", "4,5", environ, tmp_path)
+    found = device_map("npu", "4,5", environ, tmp_path)
 
     assert found.value is None
     assert found.line == f"devices: rank 0 = device 4 on 3, rank 1 = device 5 on 2 ({NPU}=3, 2, already set)"

@@ -11,7 +11,7 @@ from tests.pdserve.quiet_server import QuietHandler, serving
 
 
 @contextmanager
-def _answering(status: int, body: str) -> Iterator[str]:
+def _server_answering(status: int, body: str) -> Iterator[str]:
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.answer(status, body.encode())
@@ -30,7 +30,7 @@ def _answering(status: int, body: str) -> Iterator[str]:
 def test_a_cluster_started_another_way_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, body: str
 ) -> None:
-    with _answering(status, body) as url:
+    with _server_answering(status, body) as url:
         monkeypatch.setattr("pdserve.down.DEFAULT_URL", url)
         assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 
@@ -44,7 +44,7 @@ def test_a_cluster_started_another_way_is_named(
 def test_a_foreign_server_is_not_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, body: str
 ) -> None:
-    with _answering(status, body) as url:
+    with _server_answering(status, body) as url:
         monkeypatch.setattr("pdserve.down.DEFAULT_URL", url)
         assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 

@@ -1,4 +1,4 @@
-"""The scheduler's surface and its engine in one process, without a socket."""
+"""The scheduler's HTTP API and its engine in one process, without a socket."""
 
 import asyncio
 from collections.abc import Callable

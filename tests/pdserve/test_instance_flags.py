@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flags.options import EngineOptions
-from pdserve.instance_flags import check_tensor_parallel, launch, typed_over_file
+from pdserve.instance_flags import check_tensor_parallel, launch, parse_instance_flags
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from wire.errors import ConfigError
@@ -14,7 +14,7 @@ from wire.types import Role
 
 
 def parse(argv: list[str]) -> EngineOptions:
-    return typed_over_file(argv, {}).options
+    return parse_instance_flags(argv, {}).options
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def _without_the_first_decode(path: Path) -> str:
     return json.dumps(document)
 
 
-def _has(membership: TableMembership, plans: tuple[ProcessPlan, ...]) -> list[str]:
+def _names_in(membership: TableMembership, plans: tuple[ProcessPlan, ...]) -> list[str]:
     return [plan.name for plan in plans if membership.has(plan)]
 
 
@@ -24,21 +24,21 @@ def test_a_process_belongs_while_its_entry_exists(tmp_path: Path) -> None:
     plans = lay_out(ClusterShape(1, 2, "127.0.0.1", 9000, ()), tmp_path)
     path, membership = Path(plans[0].env["GLOBAL_RANK_TABLE_FILE_PATH"]), TableMembership()
     whole, names = path.read_text(), ["prefill-0", "decode-0", "decode-1", "scheduler"]
-    assert _has(membership, plans) == names
+    assert _names_in(membership, plans) == names
 
     path.write_text(_without_the_first_decode(path))
-    assert _has(membership, plans) == ["prefill-0", "decode-1", "scheduler"]
+    assert _names_in(membership, plans) == ["prefill-0", "decode-1", "scheduler"]
     path.write_text(whole[:100])
-    assert _has(membership, plans) == ["prefill-0", "decode-1", "scheduler"]
+    assert _names_in(membership, plans) == ["prefill-0", "decode-1", "scheduler"]
     path.write_text(whole)
-    assert _has(membership, plans) == names
+    assert _names_in(membership, plans) == names
 
 
 def test_without_a_table_all_belong(tmp_path: Path) -> None:
     plans = lay_out(ClusterShape(1, 1, "127.0.0.1", 9000, ()), tmp_path)
     Path(plans[0].env["GLOBAL_RANK_TABLE_FILE_PATH"]).unlink()
 
-    assert len(_has(TableMembership(), plans)) == 3
+    assert len(_names_in(TableMembership(), plans)) == 3
 
 
 def test_a_process_without_a_table_belongs() -> None:

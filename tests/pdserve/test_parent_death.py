@@ -43,29 +43,29 @@ def _left_by(child: str, tmp_path: Path) -> str:
     """Return what this child has written to its `left` when it has ended, after its parent was killed."""
     script, left = tmp_path / "child.py", tmp_path / "left"
     script.write_text(child.format(left=str(left)))
-    parent, life = _parent(f"exec(open({str(script)!r}).read())".replace('"', "'"), tmp_path / "log")
+    parent, child_fd = _parent(f"exec(open({str(script)!r}).read())".replace('"', "'"), tmp_path / "log")
     with parent:
         parent.kill()
         parent.wait()
-    assert _ended(life)
-    os.close(life)
+    assert _has_ended(child_fd)
+    os.close(child_fd)
     return left.read_text()
 
 
-def _ended(life: int, timeout_s: float = 10.0) -> bool:
-    return bool(select.select([life], [], [], timeout_s)[0])
+def _has_ended(child_fd: int, timeout_s: float = 10.0) -> bool:
+    return bool(select.select([child_fd], [], [], timeout_s)[0])
 
 
 @pytest.mark.parametrize("child", [_HOLDS_ON, _STUBBORN])
 def test_a_killed_parent_takes_its_child_with_it(child: str, tmp_path: Path) -> None:
-    parent, life = _parent(child, tmp_path / "log")
+    parent, child_fd = _parent(child, tmp_path / "log")
     with parent:
-        assert not _ended(life, 0.0)
+        assert not _has_ended(child_fd, 0.0)
         parent.kill()
         parent.wait()
 
-    assert _ended(life)
-    os.close(life)
+    assert _has_ended(child_fd)
+    os.close(child_fd)
 
 
 @pytest.mark.parametrize("hears", ["signal.pause()", "signal.pthread_sigmask(signal.SIG_BLOCK, [10]); signal.pause()"])
@@ -73,14 +73,14 @@ def test_a_child_cleans_up_before_it_ends(hears: str, tmp_path: Path) -> None:
     left = tmp_path / "left"
     left.touch()
     child = f"die_with_parent(os.environ, lambda: os.unlink({str(left)!r})); print('up', flush=True); {hears}"
-    parent, life = _parent(child.replace('"', "'"), tmp_path / "log")
+    parent, child_fd = _parent(child.replace('"', "'"), tmp_path / "log")
     with parent:
         parent.kill()
         parent.wait()
 
-    assert _ended(life)
+    assert _has_ended(child_fd)
     assert not left.exists()
-    os.close(life)
+    os.close(child_fd)
 
 
 # It has a child in its own session, and that another child; neither calls die_with_parent.
@@ -165,16 +165,16 @@ def test_a_folder_being_removed_is_not_recreated(tmp_path: Path) -> None:
 
 
 def test_a_parent_that_died_before_the_call_ends_it_too(tmp_path: Path) -> None:
-    parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
+    parent, child_fd = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
     with parent:
         parent.kill()
         parent.wait()
-    assert not _ended(life, 0.0)
+    assert not _has_ended(child_fd, 0.0)
 
-    signal.pidfd_send_signal(life, signal.SIGUSR1)
+    signal.pidfd_send_signal(child_fd, signal.SIGUSR1)
 
-    assert _ended(life)
-    os.close(life)
+    assert _has_ended(child_fd)
+    os.close(child_fd)
 
 
 def test_without_the_variable_no_parent_is_watched() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.flags.from_file import cluster_flags
-from pdserve.instance_flags import typed_over_file
+from pdserve.instance_flags import parse_instance_flags
 from pdserve.ranktable_command import main, with_file
 from ranktable_tools.cli import command_parsers
 
@@ -146,7 +146,7 @@ def test_the_help_of_every_command_names_the_flag(command: str, capsys: pytest.C
 def test_one_file_also_works_for_the_processes() -> None:
     config = _config(GEN)
 
-    typed = typed_over_file([config], {})
+    typed = parse_instance_flags([config], {})
 
     assert (typed.options.model, typed.options.max_num_seqs) == ("/models/Qwen3-0.6B", 4)
 

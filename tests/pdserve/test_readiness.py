@@ -49,7 +49,7 @@ class _Scripted:
         return f"{self.record.name} ended: its port is in use" if self._looks < 0 else None
 
 
-def _ready(address: str) -> type[QuietHandler]:
+def _ready_handler(address: str) -> type[QuietHandler]:
     body = {"ready": True, "missing": [], "instances": [{"name": "prefill-0", "address": address}]}
 
     class Handler(QuietHandler):
@@ -71,7 +71,10 @@ def test_a_cluster_that_took_the_port_is_not_mistaken_for_ours() -> None:
     messages: list[str] = []
     ours = [_Scripted("prefill-0", "127.0.0.1:8089"), _Scripted("scheduler", "127.0.0.1:9000", looks=3)]
 
-    with serving(_ready("127.0.0.1:8088")) as url, pytest.raises(ConfigError, match="scheduler ended: its port is in"):
+    with (
+        serving(_ready_handler("127.0.0.1:8088")) as url,
+        pytest.raises(ConfigError, match="scheduler ended: its port is in"),
+    ):
         wait_ready(ours, Client(url), 60.0, messages.append)
 
     assert messages == ["starting prefill-0, scheduler", f"waiting: another cluster serves at {url}"]
@@ -82,7 +85,7 @@ def test_our_own_cluster_is_recognised_by_its_instances_addresses(ours: str, nam
     messages: list[str] = []
     children = [_Scripted("prefill-0", ours), _Scripted("scheduler", "127.0.0.1:9000")]
 
-    with serving(_ready(named)) as url:
+    with serving(_ready_handler(named)) as url:
         wait_ready(children, Client(url), 60.0, messages.append)
 
     assert messages == ["starting prefill-0, scheduler"]

@@ -352,7 +352,7 @@ def test_ctrl_c_before_the_first_row_names_no_report(
     def interrupted(*_: object) -> list[SelftestCheck]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_checks", interrupted)
+    monkeypatch.setattr(command, "_all_checks", interrupted)
 
     assert main(["selftest", "--report", str(tmp_path / "r.md"), "--device", "cpu"]) == 130
     assert "report: " not in capsys.readouterr().out
@@ -385,13 +385,13 @@ def test_unknown_rows_or_devices_are_refused_with_the_known(flags: tuple[str, ..
 
 def test_rows_are_created_once_even_if_none_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    checks = command._checks
+    checks = command._all_checks
 
     def counted(*given: Any) -> list[SelftestCheck]:
         made.append(len(given))
         return checks(*given)
 
-    monkeypatch.setattr(command, "_checks", counted)
+    monkeypatch.setattr(command, "_all_checks", counted)
 
     with pytest.raises(ConfigError, match="--only nosuch"):
         command.main(("--device", "cpu", "--only", "nosuch"))

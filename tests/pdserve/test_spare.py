@@ -37,7 +37,7 @@ def warm(tmp_path: Path) -> Iterator[Spare]:
     spare.end()
 
 
-def _said(child: Child) -> str:
+def _final_log(child: Child) -> str:
     deadline = time.monotonic() + _DEADLINE_S
     while child.ended() is None:
         assert time.monotonic() < deadline
@@ -54,7 +54,7 @@ def test_it_runs_the_command_line_in_its_environment(warm: Spare, tmp_path: Path
 
     assert child is not None
     assert (child.record.name, child.record.role, child.record.pid) == ("decode-0", "decode", pid)
-    message = _said(child)
+    message = _final_log(child)
     assert message.startswith("before\n")
     assert str(tmp_path / "g.json") in message or str(tmp_path / "l.json") in message
     assert "PDSERVE_MOOD" not in message  # `up` has printed so
@@ -84,7 +84,7 @@ def test_a_spare_starts_in_the_supervisors_removed_folder(tmp_path: Path, monkey
         child = spare.become(_plan(), tmp_path / "log", {"PATH": os.environ["PATH"]})
         assert child is not None
 
-        assert "GLOBAL_RANK_TABLE_FILE_PATH is not set" in _said(child)
+        assert "GLOBAL_RANK_TABLE_FILE_PATH is not set" in _final_log(child)
     finally:
         spare.end()
 

@@ -49,13 +49,13 @@ run_in_fork(work)
 def test_it_ends_with_its_caller_and_its_children(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", _LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        lives = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
+        process_fds = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
         process.send_signal(number)  # to it alone
         process.wait(300)
 
-        ended = [bool(select.select([life], [], [], 30.0)[0]) for life in lives]
-        for life in lives:
+        ended = [bool(select.select([process_fd], [], [], 30.0)[0]) for process_fd in process_fds]
+        for process_fd in process_fds:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(life, signal.SIGKILL)
-            os.close(life)
+                signal.pidfd_send_signal(process_fd, signal.SIGKILL)
+            os.close(process_fd)
     assert ended == [True, True]

@@ -125,18 +125,20 @@ LOOKING = (
 _GUIDE = Command(guide.main, "-ERROR: ")
 
 
-def _guides(what: str, *words: str) -> Broken:
+def _guide_command(what: str, *words: str) -> Broken:
     return Broken(what, None, {"a.json": _PART_A, "b.json": _PART_B}, words, _GUIDE)
 
 
 GUIDE = (
-    _guides("gen: nothing to generate", "--mode", "gen", "--ip", A, "--device-type=cpu"),
-    _guides("gen: a table to merge", "--mode", "gen", "--global-ranktable-list", "a.json", "b.json"),
-    _guides("gen: a slip in a flag", "--mode", "gen", "--prefil-server-list", "4,5"),
-    _guides("merge: no table", "--mode", "merge"),
-    _guides("merge: one table", "--mode", "merge", "--global-ranktable-list", "a.json"),
-    _guides("merge: --api-server", "--mode=merge", "--global-ranktable-list", "a.json", "b.json", "--api-server"),
-    _guides("merge-local: one table", "--mode", "merge-local", "--local-ranktable-list", "a.json"),
+    _guide_command("gen: nothing to generate", "--mode", "gen", "--ip", A, "--device-type=cpu"),
+    _guide_command("gen: a table to merge", "--mode", "gen", "--global-ranktable-list", "a.json", "b.json"),
+    _guide_command("gen: a slip in a flag", "--mode", "gen", "--prefil-server-list", "4,5"),
+    _guide_command("merge: no table", "--mode", "merge"),
+    _guide_command("merge: one table", "--mode", "merge", "--global-ranktable-list", "a.json"),
+    _guide_command(
+        "merge: --api-server", "--mode=merge", "--global-ranktable-list", "a.json", "b.json", "--api-server"
+    ),
+    _guide_command("merge-local: one table", "--mode", "merge-local", "--local-ranktable-list", "a.json"),
 )
 
 SECTIONS: Mapping[str, tuple[Broken, ...]] = {

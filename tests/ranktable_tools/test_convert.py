@@ -46,7 +46,7 @@ def _converted(save: Save, capsys: Say, document: object, *flags: str) -> tuple[
     return printed, captured.err
 
 
-def _seats(table: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
+def _server_devices(table: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     return [
         (entry["group_id"], member["server_ip"], [listed["device_id"] for listed in member.get("device", [])])
         for entry in table["server_group_list"]
@@ -59,20 +59,20 @@ def test_kubeinfers_table_becomes_the_guides(save: Save, capsys: Say) -> None:
 
     table, notes = _converted(save, capsys, document, "--to", "modelarts", "--num-prefill", "2")
 
-    assert _seats(table) == [("0", A, []), ("1", A, ["0", "1"]), ("1", B, ["0", "1"]), ("2", C, ["0", "1"])]
+    assert _server_devices(table) == [("0", A, []), ("1", A, ["0", "1"]), ("1", B, ["0", "1"]), ("2", C, ["0", "1"])]
     assert notes == ""
 
 
 def test_merge_alls_table_gets_a_scheduler(save: Save, capsys: Say) -> None:
     table, _ = _converted(save, capsys, omni_merged(), "--to", "modelarts", "--num-prefill", "1", "--api-server", C)
 
-    assert _seats(table) == [("0", C, []), ("1", A, ["0", "1"]), ("2", A, ["2", "3"]), ("2", B, ["0", "1"])]
+    assert _server_devices(table) == [("0", C, []), ("1", A, ["0", "1"]), ("2", A, ["2", "3"]), ("2", B, ["0", "1"])]
 
 
 def test_vllm_ascends_devices_become_instances_and_losses_are_named(save: Save, capsys: Say) -> None:
     table, notes = _converted(save, capsys, vllm_ascend(), "--to", "modelarts", "--api-server", A)
 
-    assert _seats(table) == [("0", A, []), ("1", A, ["0", "1"]), ("2", B, ["0"]), ("2", C, ["0"])]
+    assert _server_devices(table) == [("0", A, []), ("1", A, ["0", "1"]), ("2", B, ["0"]), ("2", C, ["0"])]
     assert "note: super_device_id (4x) is left out: modelarts has no place for it\n" in notes
     assert "note: super_pod_id (3x) is left out: modelarts has no place for it\n" in notes
     assert "note: the table has devices, not instances: the devices of one role and server become one" in notes
@@ -162,7 +162,7 @@ def test_servers_of_one_super_pod_are_written_together(save: Save, capsys: Say) 
 def test_an_hccl_table_of_one_server_becomes_a_part_with_a_role(save: Save, capsys: Say) -> None:
     table, _ = _converted(save, capsys, hccl(server(B, 6, 7)), "--to", "modelarts", "--role", "decode")
 
-    assert _seats(table) == [("2", B, ["6", "7"])]
+    assert _server_devices(table) == [("2", B, ["6", "7"])]
 
 
 def test_a_folder_gets_every_table_and_processes_start_from_it(save: Save, capsys: Say, tmp_path: Path) -> None:

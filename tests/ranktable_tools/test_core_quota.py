@@ -66,7 +66,7 @@ def test_threads_are_as_many_as_the_quota_allows(quota: str | None, share: float
     assert usable_threads(range(8), share=share, root=root) == threads
 
 
-class _Asked(Exception):
+class _NumThreads(Exception):
     """Raised in place of preparing torch for so many threads."""
 
 
@@ -92,16 +92,16 @@ def _unused(*arguments: object) -> None:
 def test_everything_that_computes_keeps_to_the_quota(
     module_name: str, load: Callable[[Any], object], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(num_threads: int) -> None:
-        raise _Asked(num_threads)
+    def record_num_threads(num_threads: int) -> None:
+        raise _NumThreads(num_threads)
 
     module = importlib.import_module(module_name)
-    monkeypatch.setattr(module, "prepare_torch", asked)
+    monkeypatch.setattr(module, "prepare_torch", record_num_threads)
     monkeypatch.setattr("ranktable_tools.core_quota.core_quota", lambda root: 2.5)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     for name in ("logs", "unwind_on_sigterm"):  # would change this process
         if name in vars(module):
             monkeypatch.setattr(module, name, MagicMock())
 
-    with pytest.raises(_Asked, match=f"^{threads}$"):
+    with pytest.raises(_NumThreads, match=f"^{threads}$"):
         load(module)

@@ -21,17 +21,17 @@ PORTS = st.none() | st.integers(1, 65535)
 
 
 @st.composite
-def _seats(draw: st.DrawFn, min_size: int, max_size: int) -> list[tuple[str, list[int]]]:
+def _host_devices(draw: st.DrawFn, min_size: int, max_size: int) -> list[tuple[str, list[int]]]:
     """Hosts and device ids, no device twice."""
     size = draw(st.integers(min_size, max_size))
     free = {host: list(range(16)) for host in HOSTS}
-    seats = []
+    hosts = []
     for _ in range(size):
         host = draw(st.sampled_from([host for host in HOSTS if len(free[host]) >= 4]))
         ids = draw(st.lists(st.sampled_from(free[host]), min_size=1, max_size=4, unique=True))
         free[host] = [device_id for device_id in free[host] if device_id not in ids]
-        seats.append((host, ids))
-    return seats
+        hosts.append((host, ids))
+    return hosts
 
 
 def _address(host: str, device_id: int) -> str:
@@ -39,11 +39,11 @@ def _address(host: str, device_id: int) -> str:
 
 
 @st.composite
-def _servers(draw: st.DrawFn, seats: list[tuple[str, list[int]]], run_on: bool) -> list[TableServer]:
+def _servers(draw: st.DrawFn, hosts: list[tuple[str, list[int]]], run_on: bool) -> list[TableServer]:
     """Servers with devices; ranks either continue across them or restart at each."""
     servers: list[TableServer] = []
     start = 0
-    for host, ids in seats:
+    for host, ids in hosts:
         order = draw(st.permutations(range(len(ids))))
         devices = tuple(
             TableDevice(
@@ -59,11 +59,11 @@ def _servers(draw: st.DrawFn, seats: list[tuple[str, list[int]]], run_on: bool) 
 
 @st.composite
 def _clusters(draw: st.DrawFn) -> Table:
-    seats = draw(_seats(2, 6))
-    split = draw(st.integers(1, len(seats) - 1))
-    servers = draw(_servers(seats, run_on=False))
-    ports = draw(st.lists(st.none() | st.integers(1, 65535), min_size=len(seats), max_size=len(seats), unique=True))
-    roles: list[InstanceRole] = ["prefill" if number < split else "decode" for number in range(len(seats))]
+    hosts = draw(_host_devices(2, 6))
+    split = draw(st.integers(1, len(hosts) - 1))
+    servers = draw(_servers(hosts, run_on=False))
+    ports = draw(st.lists(st.none() | st.integers(1, 65535), min_size=len(hosts), max_size=len(hosts), unique=True))
+    roles: list[InstanceRole] = ["prefill" if number < split else "decode" for number in range(len(hosts))]
     instances = tuple(
         TableInstance(role, (replace(server, server_port=port),))
         for role, server, port in zip(roles, servers, ports, strict=True)
@@ -74,14 +74,14 @@ def _clusters(draw: st.DrawFn) -> Table:
 
 @st.composite
 def _instances(draw: st.DrawFn, super_pods: bool = False, hccl: bool = False) -> Table:
-    seats = draw(_seats(1, 4))
+    hosts = draw(_host_devices(1, 4))
     if hccl:
-        seats = list({host: (host, ids) for host, ids in seats}.values())
-    servers = draw(_servers(seats, run_on=True))
+        hosts = list({host: (host, ids) for host, ids in hosts}.values())
+    servers = draw(_servers(hosts, run_on=True))
     if hccl:
         servers = [draw(_of_hccl(server, number)) for number, server in enumerate(servers)]
     if super_pods:
-        pods = sorted(draw(st.lists(st.sampled_from("abc"), min_size=len(seats), max_size=len(seats))))
+        pods = sorted(draw(st.lists(st.sampled_from("abc"), min_size=len(hosts), max_size=len(hosts))))
         servers = [
             replace(server, super_pod_id=pod, devices=tuple(_of_super_pod(number, server)))
             for number, (server, pod) in enumerate(zip(servers, pods, strict=True))

@@ -177,11 +177,11 @@ def test_vllm_ascend_devices_are_split_as_given(save: Save) -> None:
     hosts = _read(save, vllm_ascend())
     cut = _read(save, vllm_ascend(), ReadOptions(devices_per_instance=2))
 
-    def seats(table: Table) -> list[tuple[str | None, list[tuple[str, tuple[str, ...]]]]]:
+    def devices(table: Table) -> list[tuple[str | None, list[tuple[str, tuple[str, ...]]]]]:
         return [(one.role, [(s.server_ip, s.device_ids) for s in one.servers]) for one in table.instances]
 
-    assert seats(hosts) == [("prefill", [(A, ("0", "1"))]), ("decode", [(B, ("0",))]), ("decode", [(C, ("0",))])]
-    assert seats(cut) == [("prefill", [(A, ("0", "1"))]), ("decode", [(B, ("0",)), (C, ("0",))])]
+    assert devices(hosts) == [("prefill", [(A, ("0", "1"))]), ("decode", [(B, ("0",))]), ("decode", [(C, ("0",))])]
+    assert devices(cut) == [("prefill", [(A, ("0", "1"))]), ("decode", [(B, ("0",)), (C, ("0",))])]
     assert [device.rank_id for device in cut.instances[1].devices] == ["0", "1"]
     assert hosts.instances[0].servers[0].super_pod_id == "0"
     assert hosts.instances[0].devices[1].super_device_id == "106758160"

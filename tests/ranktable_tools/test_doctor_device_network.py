@@ -26,12 +26,12 @@ def _bench(folder: Path, hccn: dict[str, str], spod: str = recorded.NO_SUPER_POD
     return bench
 
 
-def _both(flag: str, first: str, second: str | None = None) -> dict[str, str]:
+def _answers_of_both(flag: str, first: str, second: str | None = None) -> dict[str, str]:
     return {f"-i 0 {flag} -g": first, f"-i 1 {flag} -g": first if second is None else second}
 
 
 def test_links_that_are_up_and_healthy_are_ok(tmp_path: Path) -> None:
-    bench = _bench(tmp_path, {**_both("-link", UP), **_both("-net_health", HEALTHY)})
+    bench = _bench(tmp_path, {**_answers_of_both("-link", UP), **_answers_of_both("-net_health", HEALTHY)})
 
     verdict = check_device_links(bench.case())
 
@@ -40,7 +40,7 @@ def test_links_that_are_up_and_healthy_are_ok(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("spod", "result"), [(recorded.NO_SUPER_POD, "fail"), (recorded.SUPER_POD, "warn")])
 def test_a_link_that_is_down_is_a_failure_and_on_an_a3_a_warning(tmp_path: Path, spod: str, result: str) -> None:
-    answers = {**_both("-link", UP, "link status: DOWN\n"), **_both("-net_health", HEALTHY)}
+    answers = {**_answers_of_both("-link", UP, "link status: DOWN\n"), **_answers_of_both("-net_health", HEALTHY)}
 
     verdict = check_device_links(_bench(tmp_path, answers, spod).case())
 
@@ -48,7 +48,10 @@ def test_a_link_that_is_down_is_a_failure_and_on_an_a3_a_warning(tmp_path: Path,
 
 
 def test_an_unhealthy_network_is_reported_in_the_tools_own_term(tmp_path: Path) -> None:
-    answers = {**_both("-link", UP), **_both("-net_health", HEALTHY, "net health status: Unreachable\n")}
+    answers = {
+        **_answers_of_both("-link", UP),
+        **_answers_of_both("-net_health", HEALTHY, "net health status: Unreachable\n"),
+    }
 
     verdict = check_device_links(_bench(tmp_path, answers).case())
 
@@ -56,13 +59,13 @@ def test_an_unhealthy_network_is_reported_in_the_tools_own_term(tmp_path: Path) 
 
 
 def test_one_tls_switch_on_all_devices_is_ok(tmp_path: Path) -> None:
-    verdict = check_tls(_bench(tmp_path, _both("-tls", recorded.TLS)).case())
+    verdict = check_tls(_bench(tmp_path, _answers_of_both("-tls", recorded.TLS)).case())
 
     assert (verdict.result, verdict.message) == ("ok", "the TLS switch is 0 on the devices 0,1 of this host")
 
 
 def test_the_hosts_whose_tls_switches_are_not_compared_are_named(tmp_path: Path) -> None:
-    verdict = check_tls(_bench(tmp_path, _both("-tls", recorded.TLS)).case(TWO_HOSTS))
+    verdict = check_tls(_bench(tmp_path, _answers_of_both("-tls", recorded.TLS)).case(TWO_HOSTS))
 
     assert verdict.message == (
         "the TLS switch is 0 on the devices 0,1 of this host; "
@@ -71,7 +74,7 @@ def test_the_hosts_whose_tls_switches_are_not_compared_are_named(tmp_path: Path)
 
 
 def test_two_tls_switches_are_a_failure_that_names_the_one_to_set(tmp_path: Path) -> None:
-    answers = _both("-tls", recorded.TLS, recorded.TLS.replace("switch[0]", "switch[1]"))
+    answers = _answers_of_both("-tls", recorded.TLS, recorded.TLS.replace("switch[0]", "switch[1]"))
 
     verdict = check_tls(_bench(tmp_path, answers).case())
 

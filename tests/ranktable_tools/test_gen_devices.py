@@ -19,7 +19,7 @@ class Host:
     """A machine below a folder: device nodes, /etc/hccn.conf and tools on PATH."""
 
     def __init__(self, root: Path, *nodes: str) -> None:
-        self.root, self.tools, self.said = root, root / "tools", list[str]()
+        self.root, self.tools, self.printed = root, root / "tools", list[str]()
         self.tables = root / "tables"
         for folder in (root / "dev", root / "etc"):
             folder.mkdir()
@@ -29,7 +29,7 @@ class Host:
     def gen(self, prefill: str = "4,5", decode: str = "6,7", **options: str) -> list[str | None]:
         """Run gen; return the device addresses in global order."""
         arguments = GenArguments(prefill.split(), decode.split(), True, str(self.tables), ip=IP, **options)  # type: ignore[arg-type]
-        made = gen(arguments, self.said.append, {"PATH": str(self.tools)}, self.root)
+        made = gen(arguments, self.printed.append, {"PATH": str(self.tools)}, self.root)
         return [device.device_ip for instance in made.part.instances for device in instance.server.devices]
 
 
@@ -83,7 +83,7 @@ def test_without_an_accelerator_a_device_has_the_hosts_address(tmp_path: Path, n
     host = Host(tmp_path, *nodes)
 
     assert host.gen() == [IP] * 4
-    assert not [line for line in host.said if line.startswith("Note:")]
+    assert not [line for line in host.printed if line.startswith("Note:")]
 
 
 def test_gpus_missing_on_this_machine_are_a_note(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_gpus_missing_on_this_machine_are_a_note(tmp_path: Path) -> None:
     host.gen("0", "1")
 
     note = "Note: this machine has the cuda devices 0, not 1: start the instances where they are"
-    assert note in host.said
+    assert note in host.printed
 
 
 def test_the_guides_tool_accepts_the_device_flags_too(

@@ -144,12 +144,12 @@ def test_wrong_ports_name_the_flag_and_the_value(value: str, message: str) -> No
     assert str(caught.value) == message
 
 
-def _shared(prefill: str, decode: str, ports: tuple[int, ...] = ()) -> GenRequest:
+def _shared_request(prefill: str, decode: str, ports: tuple[int, ...] = ()) -> GenRequest:
     return replace(_request(prefill, decode, ports=ports), share_devices=True)
 
 
 def test_instances_sharing_all_devices_differ_by_port() -> None:
-    request = _shared("0 1", "0", (8088, 8089, 8090))
+    request = _shared_request("0 1", "0", (8088, 8089, 8090))
     check_request(request)
 
     generated = build(request, dict.fromkeys("01", IP))
@@ -163,7 +163,7 @@ def test_instances_sharing_all_devices_differ_by_port() -> None:
 
 
 def test_instances_that_share_some_devices_need_no_ports() -> None:
-    request = _shared("0,1", "1,2")
+    request = _shared_request("0,1", "1,2")
     check_request(request)
 
     generated = build(request, dict.fromkeys("012", IP))
@@ -177,9 +177,9 @@ def test_instances_that_share_some_devices_need_no_ports() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (_shared("0", "0"), "instances with the same devices are distinguished by their ports: set --ports"),
-        (_shared("0,0", "1"), "Device 0 is twice in prefill-0"),
-        (_shared("1,0", "10", (1, 2)), "group the devices differently"),
+        (_shared_request("0", "0"), "instances with the same devices are distinguished by their ports: set --ports"),
+        (_shared_request("0,0", "1"), "Device 0 is twice in prefill-0"),
+        (_shared_request("1,0", "10", (1, 2)), "group the devices differently"),
         (_request("0", "0"), "if it is a GPU, ranktable gen --share-devices assigns it to both"),
     ],
 )

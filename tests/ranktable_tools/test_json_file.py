@@ -10,7 +10,7 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private, write_private_first
-from tests.ranktable_tools.stranger import as_an_owner_without_access, as_another_user
+from tests.ranktable_tools.other_user import as_an_owner_without_access, as_another_user
 
 Save = Callable[[str, object], str]
 

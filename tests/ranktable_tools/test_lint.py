@@ -42,7 +42,7 @@ def _places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [place, *(deeper for key, member in members for deeper in _places(member, (*place, key)))]
 
 
-def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+def _replace_value(document: Any, place: tuple[Any, ...], value: Any) -> Any:
     if not place:
         return value
     changed = copy.deepcopy(document)
@@ -82,7 +82,7 @@ def _refusal(read: Callable[[str], object], path: str) -> str:
 def test_any_table_is_read_or_refused_with_one_line_per_fault(place: tuple[Any, ...], value: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "t.json"))
-        Path(path).write_text(json.dumps(_replaced(GOOD, place, value)))
+        Path(path).write_text(json.dumps(_replace_value(GOOD, place, value)))
 
         lines = [str(finding) for finding in lint([path]) if finding.severity == "error"]
 
@@ -103,7 +103,7 @@ def test_every_command_answers_any_table_of_any_dialect(data: st.DataObject, val
     place = data.draw(st.sampled_from(_places(document)))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "t.json"))
-        Path(path).write_text(json.dumps(_replaced(document, place, value)))
+        Path(path).write_text(json.dumps(_replace_value(document, place, value)))
         commands = [
             ["lint", path],
             ["lint", path, "--dialect", name, "--strict", "--share-devices"],

@@ -12,7 +12,7 @@ import pytest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.secret import change_owner, check_owner, check_secret, ensure_secret
 from security.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
-from tests.ranktable_tools.stranger import as_an_owner_without_access, as_another_user
+from tests.ranktable_tools.other_user import as_an_owner_without_access, as_another_user
 from wire.errors import ConfigError
 
 GOOD = b"s" * MIN_SECRET_BYTES

@@ -96,7 +96,7 @@ def test_watch_prints_the_table_and_ends_in_time(save: Save, capsys: pytest.Capt
     path = save("t.json", modelarts(prefill=[server(A, 0), server(A, 1)]))
 
     assert main(["watch", path, "--interval", "0.01", "--for", "0.01"]) == 0
-    assert f"version 1, digest {_of(path)}: 2 prefill, 1 decode" in capsys.readouterr().out
+    assert f"version 1, digest {_digest_of(path)}: 2 prefill, 1 decode" in capsys.readouterr().out
 
 
 def test_the_command_waits_for_a_complete_table(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,8 +128,8 @@ def test_a_missing_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def _digest(save: Save, document: object) -> str:
-    return _of(save("digest.json", document))
+    return _digest_of(save("digest.json", document))
 
 
-def _of(path: str) -> str:
+def _digest_of(path: str) -> str:
     return table_digest(read_global(path))

@@ -17,9 +17,9 @@ NEW = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
 
 def replace(path: Path, document: object) -> None:
     """Write a file as our tools do: atomically, by a rename."""
-    beside = path.with_name("beside")
-    beside.write_text(document if isinstance(document, str) else json.dumps(document))
-    beside.replace(path)
+    temporary = path.with_name("beside")
+    temporary.write_text(document if isinstance(document, str) else json.dumps(document))
+    temporary.replace(path)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_reformatted_table_is_not_reported(path: Path, watched: WatchedTable[G
 def test_a_rewrite_within_one_clock_tick_is_detected(
     path: Path, watched: WatchedTable[GlobalTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ranktable_tools.watched_table._stamp", lambda path: (1,))
+    monkeypatch.setattr("ranktable_tools.watched_table._file_stamp", lambda path: (1,))
     replace(path, modelarts(decode=[server(C, 6, 7)]))
     assert decodes(looks(watched, 1)) == [1]
 
@@ -112,7 +112,7 @@ def test_a_broken_file_is_reported_once_and_the_last_table_stays(
 
     assert len(reported) == 1
     assert words in str(reported[0])
-    assert watched.table == read_global(_written(path, OLD))
+    assert watched.table == read_global(_write_table(path, OLD))
 
 
 def test_a_missing_file_is_reported_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
@@ -194,6 +194,6 @@ def test_the_first_table_is_reported(path: Path) -> None:
     assert decodes(looks(WatchedTable(str(path), read_global))) == [1]
 
 
-def _written(path: Path, document: object) -> str:
+def _write_table(path: Path, document: object) -> str:
     replace(path, document)
     return str(path)

@@ -56,7 +56,7 @@ def _until(node: RayInstanceHost, words: str) -> PollReply:
     return reply
 
 
-def _ended(node: RayInstanceHost) -> PollReply:
+def _wait_for_end(node: RayInstanceHost) -> PollReply:
     reply = node.poll(PollRequest(0, None))
     while reply.exit_status is None:
         reply = node.poll(PollRequest(0, None))
@@ -111,7 +111,7 @@ def test_the_process_gets_tables_and_secret_but_no_ray_variables(node: RayInstan
 
     node.start(_launch_request(code))
 
-    log = _ended(node).log
+    log = _wait_for_end(node).log
     environ = json.loads(log[: log.rindex("}") + 1])
     table = Path(environ["GLOBAL_RANK_TABLE_FILE_PATH"])
     assert (table.read_text(), Path(environ["RANK_TABLE_FILE_PATH"]).read_text()) == ("{}", "[]")
@@ -133,7 +133,7 @@ def test_its_log_is_read_in_whole_lines_from_an_offset(node: RayInstanceHost) ->
     assert (first.log, first.offset, first.more) == ("one\n", 4, False)
     assert node.poll(PollRequest(first.offset, None)).log == ""
     os.kill(first.pid, 9)
-    last = _ended(node)
+    last = _wait_for_end(node)
     assert (last.log, last.exit_status) == ("one\ntw", -9)
 
 
@@ -141,7 +141,7 @@ def test_a_long_log_is_read_in_parts(node: RayInstanceHost) -> None:
     node.place(_CPU)
     node.start(_launch_request("print('x' * 100_000)"))
 
-    _ended(node)
+    _wait_for_end(node)
     first = node.poll(PollRequest(0, None))
     assert (len(first.log), first.more) == (65_536, True)
     second = node.poll(PollRequest(first.offset, None))
@@ -168,11 +168,11 @@ def test_a_new_table_replaces_the_old_one(node: RayInstanceHost) -> None:
 def test_a_process_that_died_is_restarted_in_the_same_place(node: RayInstanceHost) -> None:
     node.place(_CPU)
     node.start(_launch_request("print('first')"))
-    first = _ended(node)
+    first = _wait_for_end(node)
 
     node.start(_launch_request("print('second')"))
 
-    reply = _ended(node)
+    reply = _wait_for_end(node)
     assert (reply.log, reply.offset) == ("first\nsecond\n", 13)
     assert reply.pid != first.pid
 

@@ -31,11 +31,11 @@ def _on_two_nodes(index: int, time: int) -> Answer:
 class _Rig:
     def __init__(self, folder: Path, placements: Callable[[int, int], Answer], **options: object) -> None:
         self.folder = RunFolder(folder)
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.session = ScriptedSession(placements)
         up = UpOptions(ray=True, **options)  # type: ignore[arg-type]
         request = UpRequest(up, EngineOptions(model="/m", port=9000), 0.5, 1.0, ("--model", "/m"))
-        self.site = RaySite(request, self.folder, self.said.append, self.session.join)
+        self.site = RaySite(request, self.folder, self.printed.append, self.session.join)
 
     def start(self) -> dict[str, Watched]:
         """Place all instances and start them."""
@@ -63,7 +63,7 @@ def test_all_instances_are_placed_before_anything_starts(rig: _Rig) -> None:
 
     assert rig.session.reserved == (Need("cpu", 1), 2, "spread")
     assert rig.table == [("prefill-0", "10.0.0.1", 20), ("decode-0", "10.0.0.2", 21)]
-    assert "decode-0 is placed on 10.0.0.2 (node node-2), CPU 1, port 21" in rig.said
+    assert "decode-0 is placed on 10.0.0.2 (node node-2), CPU 1, port 21" in rig.printed
     assert (rig.folder.tables / "cluster_secret").stat().st_mode & 0o777 == 0o600
     assert rig.session.handles[0][0].verbs == ["place"]
 
@@ -182,7 +182,7 @@ def test_closing_before_joining_does_nothing(rig: _Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "says"),
+    ("address", "message"),
     [
         (None, "starting Ray on this machine, on 127.0.0.1 only"),
         ("127.0.0.1:6379", "joining the Ray cluster at 127.0.0.1:6379"),
@@ -190,12 +190,12 @@ def test_closing_before_joining_does_nothing(rig: _Rig) -> None:
         ("auto", "can run any program as its user, unless it requires a token"),
     ],
 )
-def test_joining_a_cluster_prints_its_consequences(tmp_path: Path, address: str | None, says: str) -> None:
+def test_joining_a_cluster_prints_its_consequences(tmp_path: Path, address: str | None, message: str) -> None:
     rig = _Rig(tmp_path, _on_two_nodes, address=address)
 
     rig.start()
 
-    assert rig.said[0].endswith(says) or says in rig.said[0]
+    assert rig.printed[0].endswith(message) or message in rig.printed[0]
     assert rig.session.joined == (address, 2)
 
 

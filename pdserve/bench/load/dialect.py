@@ -50,7 +50,7 @@ class Completions:
     def body(self, request: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
         fields = {"model": self.model, "prompt": request.prompt, "max_tokens": request.max_tokens}
-        return fields | _streamed() | dict(self.fields)
+        return fields | _stream_fields() | dict(self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Chat:
             raise ConfigError("a chat needs text: use --backend openai for token ids")
         messages = [{"role": "user", "content": request.prompt}]
         fields = {"model": self.model, "messages": messages, "max_completion_tokens": request.max_tokens}
-        return fields | _streamed() | dict(self.fields)
+        return fields | _stream_fields() | dict(self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Embeddings:
         return {"model": self.model, "input": request.prompt} | dict(self.fields)
 
 
-def _streamed() -> dict[str, Any]:
+def _stream_fields() -> dict[str, Any]:
     return {"temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -100,7 +100,7 @@ def read_piece(event: Any) -> StreamEvent:
         choices = event.get("choices")
         if not choices:
             return StreamEvent(usage=usage)
-        text, others = _output(choices[0])
+        text, others = _choice_output(choices[0])
         return StreamEvent(text, bool(text) or others, choices[0].get("finish_reason"), usage)
 
 
@@ -117,7 +117,7 @@ def _of_known_form(event: Any) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"an event has another form: {str(event)[:80]}") from error
+        raise ValueError(f"an event has an unexpected form: {str(event)[:80]}") from error
 
 
 def _usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -135,7 +135,7 @@ def error_message(answer: Any) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _output(choice: Mapping[str, Any]) -> tuple[str, bool]:
+def _choice_output(choice: Mapping[str, Any]) -> tuple[str, bool]:
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         return "" + (choice.get("text") or ""), bool(choice.get("token_ids"))

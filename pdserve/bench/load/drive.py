@@ -18,14 +18,14 @@ class Send(Protocol):
         ...
 
 
-def _unseen(record: LoadRecord) -> None:
+def _do_nothing(record: LoadRecord) -> None:
     pass
 
 
 async def drive(
     requests: Sequence[LoadRequest], times_s: Sequence[float], send: Send, record: LoadRecord, *,
     clock: Callable[[], float],
-    max_concurrency: int | None = None, seen: Callable[[LoadRecord], None] = _unseen,
+    max_concurrency: int | None = None, seen: Callable[[LoadRecord], None] = _do_nothing,
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
 ) -> None:  # fmt: skip
     """Send `requests` at `times_s` after now; return when all have ended. `seen` is called after each.

@@ -25,7 +25,7 @@ class _Failed(Exception):
         self.failure = RequestFailure(kind, message)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -40,7 +40,7 @@ class Endpoint:
 
     async def send(
         self, request: LoadRequest, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
-        on_first: Callable[[], None] = _nothing,
+        on_first: Callable[[], None] = _do_nothing,
     ) -> Timeline:  # fmt: skip
         """Return the request's timeline, which includes any failure instead of raising. `more` is added to the body."""
         sent_s = self.clock()

@@ -38,14 +38,18 @@ class RequestSizes:
     @property
     def longest(self) -> int:
         """The tokens of the longest prompt and answer together."""
-        return self.prefix_len + _around(self.input_len, self.ratio)[1] + _around(self.output_len, self.ratio)[1]
+        return (
+            self.prefix_len
+            + _length_range(self.input_len, self.ratio)[1]
+            + _length_range(self.output_len, self.ratio)[1]
+        )
 
 
 def make_random_requests(
     count: int, shape: RequestSizes, numbers: random.Random, *, vocabulary: int | None
 ) -> list[LoadRequest]:
     """Return requests of token ids from 100 up to `vocabulary`, 40,000 at most; of words if that is None."""
-    source: Sequence[int | str] = _WORDS if vocabulary is None else _ids(vocabulary)
+    source: Sequence[int | str] = _WORDS if vocabulary is None else _usable_ids(vocabulary)
     prefix = numbers.choices(source, k=shape.prefix_len)
     return [_request(shape, source, prefix, numbers) for _ in range(count)]
 
@@ -53,19 +57,19 @@ def make_random_requests(
 def _request(
     shape: RequestSizes, source: Sequence[int | str], prefix: Sequence[int | str], numbers: random.Random
 ) -> LoadRequest:
-    size = numbers.randint(*_around(shape.input_len, shape.ratio))
+    size = numbers.randint(*_length_range(shape.input_len, shape.ratio))
     drawn = [*prefix, *numbers.choices(source, k=size)]
-    out = numbers.randint(*_around(shape.output_len, shape.ratio))
+    out = numbers.randint(*_length_range(shape.output_len, shape.ratio))
     if isinstance(source, range):
         return LoadRequest(tuple(int(token) for token in drawn), out)
     return LoadRequest(" ".join(map(str, drawn)), out)
 
 
-def _ids(vocabulary: int) -> range:
+def _usable_ids(vocabulary: int) -> range:
     if vocabulary <= FIRST_ID:
         raise ConfigError(f"--vocab-size {vocabulary}: random prompts use ids from {FIRST_ID}: use a larger one")
     return range(FIRST_ID, min(vocabulary, MAX_IDS))
 
 
-def _around(length: int, ratio: float) -> tuple[int, int]:
+def _length_range(length: int, ratio: float) -> tuple[int, int]:
     return max(1, math.floor(length * (1 - ratio))), max(1, math.ceil(length * (1 + ratio)))

@@ -26,7 +26,7 @@ def report(
     yield ""
     yield from _rates(summary, goals, pooled)
     yield ""
-    yield from _times(summary)
+    yield from _time_rows(summary)
     yield ""
     yield f"client: {client.share:.0%} of a core"
     if client.warning is not None:
@@ -55,7 +55,7 @@ def _rates(summary: Summary, goals: Mapping[str, float], pooled: bool) -> Iterat
     yield from text_table(("", "rate", ""), rows)
 
 
-def _times(summary: Summary) -> Iterator[str]:
+def _time_rows(summary: Summary) -> Iterator[str]:
     spreads = summary.spreads
     if not spreads:
         return

@@ -19,7 +19,7 @@ def measured(
 
     `pooled`: for vectors, which have two extra keys, and one input per request.
     """
-    fields = _totals(summary) | _lists(record.in_order, record.began_s) | _spreads(summary)
+    fields = _total_fields(summary) | _list_fields(record.in_order, record.began_s) | _spread_fields(summary)
     if not detailed:
         fields = {key: value for key, value in fields.items() if key not in DETAILS}
     ours: dict[str, Any] = {
@@ -33,7 +33,7 @@ def measured(
     return fields | ours
 
 
-def _totals(summary: Summary) -> dict[str, Any]:
+def _total_fields(summary: Summary) -> dict[str, Any]:
     return {
         "duration": summary.duration_s,
         "completed": summary.completed,
@@ -50,7 +50,7 @@ def _totals(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _lists(lines: Sequence[Timeline], began_s: float) -> dict[str, Any]:
+def _list_fields(lines: Sequence[Timeline], began_s: float) -> dict[str, Any]:
     return {
         "input_lens": [line.input_len for line in lines],
         "output_lens": [0 if line.failure else line.output_len for line in lines],
@@ -64,7 +64,7 @@ def _lists(lines: Sequence[Timeline], began_s: float) -> dict[str, Any]:
     }
 
 
-def _spreads(summary: Summary) -> dict[str, Any]:
+def _spread_fields(summary: Summary) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, spread in summary.spreads.items():
         fields[f"mean_{name}_ms"] = spread.mean

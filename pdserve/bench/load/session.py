@@ -40,8 +40,8 @@ async def get_json(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        said = f"{url} answers HTTP {status} without JSON"
-        raise Unavailable(f"{said}: is --base-url that of an OpenAI server?") from error
+        message = f"{url} answers HTTP {status} without JSON"
+        raise Unavailable(f"{message}: is --base-url that of an OpenAI server?") from error
     if status != 200:
         key = f"; a key is read from {_KEYS}" if status == 401 else ""
         raise Unavailable(f"{url} answers HTTP {status}: {error_message(answer)}{key}")

@@ -94,7 +94,7 @@ async def _measure(
     contestant: ServerContestant, loads: Sequence[Load], request: PdRequest, seed: int
 ) -> list[BenchOutcome]:
     async with open_session({}, _TIMEOUT_S, os.environ) as http:
-        route = await _route(contestant, http)
+        route = await _make_route(contestant, http)
         warm = await send_load(WARM_UP, route, vocabulary(str(request.model)), seed, time.perf_counter)
         failed = [timeline.failure for timeline in warm.watched if timeline.failure is not None]
         if failed:
@@ -118,7 +118,7 @@ async def _one_load(
     return outcome(contestant.name, load, sent, use, ClientCpu(used_cpu_s, wall_s).share)
 
 
-async def _route(contestant: ServerContestant, http: aiohttp.ClientSession) -> RequestRoute:
+async def _make_route(contestant: ServerContestant, http: aiohttp.ClientSession) -> RequestRoute:
     endpoints = []
     for url in contestant.urls:
         cards = (await get_json(http, f"{url}/v1/models")).get("data")

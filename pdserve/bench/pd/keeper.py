@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     os.sched_setaffinity(0, parse_cores(argv[0]))
     pipe_number = os.environ.get(parent_death.VARIABLE)
     if pipe_number is not None and os.fork() == 0:
-        _guard(int(pipe_number))
+        _kill_group_at_end(int(pipe_number))
     os.execvp(argv[1], list(argv[1:]))  # noqa: S606 - the bench's command
 
 
@@ -38,7 +38,7 @@ def parse_cores(text: str) -> set[int]:
         raise ConfigError(f"{text!r} is not a list of cores: write 0,2") from error
 
 
-def _guard(pipe: int) -> NoReturn:
+def _kill_group_at_end(pipe: int) -> NoReturn:
     group = os.getpgrp()
     os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGINT):

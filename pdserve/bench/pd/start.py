@@ -60,7 +60,7 @@ def _wait(contestant: ServerContestant, children: Sequence[Child], timeout_s: fl
             end = child.ended()
             if end is not None:
                 raise Unavailable(end)
-        answered, reason = _answers(waiting[0], contestant)
+        answered, reason = _check_answers(waiting[0], contestant)
         if answered:
             del waiting[0]
             continue
@@ -71,7 +71,7 @@ def _wait(contestant: ServerContestant, children: Sequence[Child], timeout_s: fl
         time.sleep(POLL_S)
 
 
-def _answers(client: Client, contestant: ServerContestant) -> tuple[bool, str]:
+def _check_answers(client: Client, contestant: ServerContestant) -> tuple[bool, str]:
     if contestant.is_ours:
         return check_ready(client)
     try:

@@ -28,25 +28,25 @@ def where(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     """Yield what P/D and colocated win against each other, then how P/D compares with the others."""
     here = {one.contestant for one in outcomes}
     if {PAIR, COLOCATED} <= here:
-        yield from _wins(outcomes, PAIR, COLOCATED)
+        yield from _win_lines(outcomes, PAIR, COLOCATED)
     for other in (VLLM_PAIR, VLLM_COLOCATED):
         if {PAIR, other} <= here:
-            won = [best for _, best in _contests(outcomes, PAIR, other)]
+            won = [best for _, best in _compare_figures(outcomes, PAIR, other)]
             ours, theirs = sum(best == PAIR for best in won), sum(best == other for best in won)
             yield f"{PAIR} against {other}: better in {ours} of {len(won)} figures, worse in {theirs}, else even"
 
 
-def _wins(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[str]:
-    contests = list(_contests(outcomes, one, other))
+def _win_lines(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[str]:
+    contests = list(_compare_figures(outcomes, one, other))
     for name in (one, other):
         won = [text for text, best in contests if best == name]
         yield f"{name} wins {len(won)} of {len(contests)} figures{':' if won else ''}"
         yield from (f"  {text}" for text in won)
 
 
-def _contests(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
+def _compare_figures(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
     """Yield a description with the factor, and the better contestant, for each load and figure of two."""
-    for load in _loads(outcomes):
+    for load in _load_names(outcomes):
         both = [each for each in outcomes if each.load == load and each.contestant in (one, other)]
         for figure in FIGURES:
             best = winner(figure, both)
@@ -56,7 +56,7 @@ def _contests(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterato
 
 def why(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     """Yield, for each load, which instances were busy and what that means."""
-    for load in _loads(outcomes):
+    for load in _load_names(outcomes):
         for one in outcomes:
             if one.load == load and one.use is not None and one.use.busy:
                 yield f"{load}, {one.contestant}: {_busy_text(one)}{_hop_text(one)}"
@@ -83,5 +83,5 @@ def _hop_text(one: BenchOutcome) -> str:
     return f"; a KV hop took {use.hop_ms:.1f} ms for {use.hop_bytes / 2**20:.1f} MiB"
 
 
-def _loads(outcomes: Sequence[BenchOutcome]) -> list[str]:
+def _load_names(outcomes: Sequence[BenchOutcome]) -> list[str]:
     return list(dict.fromkeys(one.load for one in outcomes))

@@ -1,4 +1,4 @@
-"""Transfers run on both loops: the one that serves, and asyncio's own where that is not installed."""
+"""Transfers are tested on both event loops: uvloop, which serves where it is installed, and asyncio's own."""
 
 import importlib.util
 

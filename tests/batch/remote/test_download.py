@@ -214,7 +214,7 @@ def _then_silent(*message: bytes) -> Handler:
     return handle
 
 
-def _trickle() -> Handler:
+def _slow_answer() -> Handler:
     async def handle(request: Request) -> None:
         await request.say(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
         while True:
@@ -229,7 +229,7 @@ def _trickle() -> Handler:
     [
         lambda: _then_silent(), lambda: _then_silent(b"HTTP/1.1 200"), lambda: _then_silent(ok(BODY)[:-5]),
         lambda: _then_silent(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx"),
-        lambda: _then_silent(b"HTTP/1.1 403 No\r\nContent-Length: 9\r\n\r\nx"), _trickle,
+        lambda: _then_silent(b"HTTP/1.1 403 No\r\nContent-Length: 9\r\n\r\nx"), _slow_answer,
     ],
     ids=["silent", "half a line", "stalled", "stalled early", "stalled error", "a byte at a time"],
 )  # fmt: skip
@@ -262,8 +262,8 @@ async def test_checksums_of_the_answer_are_checked(tmp_path: Path) -> None:
         f"x-amz-checksum-sha256: {checksum_headers(md5 + md5)}",
         f"x-goog-hash: crc32c=AA==,md5={checksum_headers(md5)}",
     )
-    torn = ok(BODY, "x-goog-hash: crc32c=AA==", f"x-goog-hash: md5={checksum_headers(hashlib.md5(b'').digest())}")
-    async with raw_server(in_turn(bad, torn, good)) as server:
+    corrupt = ok(BODY, "x-goog-hash: crc32c=AA==", f"x-goog-hash: md5={checksum_headers(hashlib.md5(b'').digest())}")
+    async with raw_server(in_turn(bad, corrupt, good)) as server:
         await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
         assert len(server.requests) == 3

@@ -32,7 +32,7 @@ def test_a_file_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_part_left_by_a_killed_run_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "in.part").write_bytes(b"a longer part of then")
+    (tmp_path / "in.part").write_bytes(b"an older and longer part")
     with ReceivedFile(tmp_path / "in") as file:
         file.write(b"new")
         file.keep()

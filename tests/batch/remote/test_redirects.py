@@ -45,7 +45,7 @@ class Names(AbstractResolver):
         """Nothing is open."""
 
 
-def _to(location: str, status: str = "302 Found") -> bytes:
+def _redirect_to(location: str, status: str = "302 Found") -> bytes:
     return answer(status, b"", f"Location: {location}")
 
 
@@ -125,7 +125,7 @@ async def test_an_unknown_name_is_retried_and_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
 async def test_a_redirect_is_followed_to_the_file(tmp_path: Path, status: str) -> None:
-    async with raw_server(in_turn(_to("/b?x=%2b", status), ok(b"hello"))) as server:
+    async with raw_server(in_turn(_redirect_to("/b?x=%2b", status), ok(b"hello"))) as server:
         await download(server.url("/a"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
         assert [request.target for request in server.requests] == ["/a", "/b?x=%2b"]
@@ -149,7 +149,7 @@ async def test_a_redirect_is_followed_to_the_file(tmp_path: Path, status: str) -
     ],
 )
 async def test_a_redirect_is_checked_as_the_url_is(tmp_path: Path, location: str, why: str) -> None:
-    async with raw_server(in_turn(_to(location))) as server:
+    async with raw_server(in_turn(_redirect_to(location))) as server:
         with pytest.raises(ConfigError, match=why):
             await download(server.url(), tmp_path / "in", rules=ONE, limits=LIMITS)
 
@@ -157,7 +157,7 @@ async def test_a_redirect_is_checked_as_the_url_is(tmp_path: Path, location: str
 
 
 async def test_redirects_are_limited(tmp_path: Path) -> None:
-    async with raw_server(in_turn(_to("/again"))) as server:
+    async with raw_server(in_turn(_redirect_to("/again"))) as server:
         with pytest.raises(ConfigError, match="more than 5 redirects"):
             await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
@@ -168,7 +168,7 @@ async def test_redirects_are_limited(tmp_path: Path) -> None:
     "query", ["?Signature=SECRET&Expires=1", "?X-Amz-Signature=SECRET", "?x-amz-algorithm=a", "?sig=SECRET"]
 )
 async def test_a_presigned_url_is_never_redirected(tmp_path: Path, query: str) -> None:
-    async with raw_server(in_turn(_to("/elsewhere"))) as server:
+    async with raw_server(in_turn(_redirect_to("/elsewhere"))) as server:
         with pytest.raises(ConfigError, match=r"\(hidden\): the .* 302, and redirects of a presigned URL") as caught:
             await download(server.url(f"/in{query}"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
@@ -177,7 +177,7 @@ async def test_a_presigned_url_is_never_redirected(tmp_path: Path, query: str) -
 
 
 async def test_a_redirect_to_a_presigned_url_is_followed_once(tmp_path: Path) -> None:
-    async with raw_server(in_turn(_to("/b?sig=SECRET"), _to("/c"))) as server:
+    async with raw_server(in_turn(_redirect_to("/b?sig=SECRET"), _redirect_to("/c"))) as server:
         with pytest.raises(ConfigError, match=r"/b\?\(hidden\): the .* 302, and redirects of a presigned URL"):
             await download(server.url("/a"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 

@@ -86,8 +86,8 @@ async def test_the_first_answers_checksum_is_that_of_the_whole_file(tmp_path: Pa
 
     good = Cutting(ok(BODY, TAG, reported(BODY)), rest(CUT, BODY, reported(BODY[CUT:])))
     await _fetch(good, tmp_path / "in")
-    torn = Cutting(ok(BODY, TAG, reported(BODY)), rest(CUT, BODY[::-1], TAG), ok(BODY, TAG))
-    requests = await _fetch(torn, tmp_path / "in")
+    corrupt = Cutting(ok(BODY, TAG, reported(BODY)), rest(CUT, BODY[::-1], TAG), ok(BODY, TAG))
+    requests = await _fetch(corrupt, tmp_path / "in")
 
     assert (tmp_path / "in").read_bytes() == BODY
     assert "range" not in requests[2].headers, "what does not pass its check is fetched from the beginning"

@@ -193,10 +193,10 @@ async def test_a_server_without_100_continue_gets_the_body_anyway(big: Path, say
 
 
 async def test_a_200_before_the_whole_body_is_a_failure(big: Path) -> None:
-    async def hurry(request: Request) -> None:
+    async def send_early(request: Request) -> None:
         await request.say(ok(b""))
 
-    words, requests = await _refusal(hurry, big)
+    words, requests = await _refusal(send_early, big)
 
     assert f"the server answered 200 after 0 of {len(BIG)} bytes (tried 3 times)" in words
     assert len(requests) == 3
@@ -267,7 +267,7 @@ OTHER = hashlib.md5(b"torn").digest()
 S3 = "x-amz-request-id: 1"
 
 
-def _stored(*headers: str) -> bytes:
+def _stored_answer(*headers: str) -> bytes:
     return answer("200 OK", b"", *headers)
 
 
@@ -279,7 +279,7 @@ def _base64(md5: bytes) -> str:
     return base64.b64encode(md5).decode()
 
 
-TORN = {
+CORRUPT = {
     "S3": (S3, _etag(OTHER)),
     "S3 by its own key": (S3, _etag(OTHER), "x-amz-server-side-encryption: AES256"),
     "OBS": ("x-obs-request-id: 1", _etag(OTHER)),
@@ -289,18 +289,18 @@ TORN = {
 }
 
 
-@pytest.mark.parametrize("torn", TORN.values(), ids=TORN)
-async def test_an_upload_stored_differently_is_sent_again(small: Path, torn: tuple[str, ...]) -> None:
-    whole = [line.replace(OTHER.hex(), MD5.hex()).replace(_base64(OTHER), _base64(MD5)) for line in torn]
+@pytest.mark.parametrize("corrupt", CORRUPT.values(), ids=CORRUPT)
+async def test_an_upload_stored_differently_is_sent_again(small: Path, corrupt: tuple[str, ...]) -> None:
+    whole = [line.replace(OTHER.hex(), MD5.hex()).replace(_base64(OTHER), _base64(MD5)) for line in corrupt]
     whole = [line.replace(OTHER.hex().upper(), MD5.hex().upper()) for line in whole]
-    async with raw_server(in_turn(_stored(*torn), _stored(*whole))) as server:
+    async with raw_server(in_turn(_stored_answer(*corrupt), _stored_answer(*whole))) as server:
         await upload(small, server.url(V2), rules=LOOPBACK, limits=LIMITS)
 
         assert [request.body for request in server.requests] == [BODY, BODY]
 
 
 async def test_a_store_that_keeps_other_bytes_fails_with_both_checksums(small: Path) -> None:
-    words, requests = await _refusal(in_turn(_stored(*TORN["S3"])), small)
+    words, requests = await _refusal(in_turn(_stored_answer(*CORRUPT["S3"])), small)
 
     assert f": the stored file has MD5 {OTHER.hex()}, but the local file has {MD5.hex()} (tried 3 times)" in words
     assert len(requests) == 3
@@ -318,14 +318,14 @@ async def test_a_store_that_keeps_other_bytes_fails_with_both_checksums(small: P
     ids=" ".join,
 )  # fmt: skip
 async def test_etags_that_are_no_md5_are_not_compared(small: Path, headers: tuple[str, ...]) -> None:
-    async with raw_server(in_turn(_stored(*headers))) as server:
+    async with raw_server(in_turn(_stored_answer(*headers))) as server:
         await upload(small, server.url(V2), rules=LOOPBACK, limits=LIMITS)
 
         assert len(server.requests) == 1
 
 
 async def test_a_store_given_content_md5_compares_it_itself(small: Path) -> None:
-    async with raw_server(in_turn(_stored(*TORN["S3"]))) as server:
+    async with raw_server(in_turn(_stored_answer(*CORRUPT["S3"]))) as server:
         await upload(small, server.url(V4), rules=LOOPBACK, limits=LIMITS)
 
         assert len(server.requests) == 1

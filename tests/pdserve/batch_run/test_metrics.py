@@ -35,9 +35,9 @@ class Engine:
 
 def fetch(port: int, path: str = "/metrics") -> tuple[int, str]:
     """Fetch one page."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    client = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+        with client.open(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:

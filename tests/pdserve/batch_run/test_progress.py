@@ -64,7 +64,7 @@ def test_the_time_left_is_short(seconds: int, shown: str) -> None:
     assert view.line().endswith(f" {shown} left")
 
 
-def _left(view: ProgressView) -> str:
+def _time_left(view: ProgressView) -> str:
     return view.line().rpartition(", ")[2]
 
 
@@ -77,7 +77,7 @@ def test_the_time_left_appears_after_the_first_concurrent_lines() -> None:
     for done in range(1, 10):
         clock.now += 10
         view.take(progress(done))
-        shown.append(_left(view))
+        shown.append(_time_left(view))
 
     assert shown[:7] == ["? left"] * 7, (
         "the first of many at once show how long one takes, not how many are done a second"
@@ -93,7 +93,7 @@ def test_the_time_left_follows_the_last_lines() -> None:
         clock.now += 1 if done <= 100 else 10
         view.take(progress(done))
 
-    assert _left(view) == "3m20s left", "20 lines at 10 s each; the mean of the run gives 1m40s"
+    assert _time_left(view) == "3m20s left", "20 lines at 10 s each; the mean of the run gives 1m40s"
 
 
 def test_the_time_left_grows_while_no_line_is_done() -> None:
@@ -103,10 +103,10 @@ def test_the_time_left_grows_while_no_line_is_done() -> None:
     for done in range(1, 200):
         clock.now += 1
         view.take(progress(done))
-    before = _left(view)
+    before = _time_left(view)
     clock.now += 600
 
-    assert (before, _left(view)) == ("1s left", "10m00s left"), "the last line of 200 hangs"
+    assert (before, _time_left(view)) == ("1s left", "10m00s left"), "the last line of 200 hangs"
 
 
 def test_without_a_terminal_a_plain_line_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,14 @@ from pdserve.bench.load.arrivals import arrival_times
 from wire.errors import ConfigError
 
 
-def waits(count: int, rate: float, burstiness: float) -> list[float]:
+def intervals(count: int, rate: float, burstiness: float) -> list[float]:
     times = arrival_times(count, rate, burstiness, random.Random(7))
     return [after - before for before, after in pairwise([0.0, *times])]
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_waits_are_gamma_distributed(burstiness: float) -> None:
-    between = waits(20_000, 5.0, burstiness)
+    between = intervals(20_000, 5.0, burstiness)
 
     assert statistics.fmean(between) == pytest.approx(1 / 5.0, rel=1e-9)
     # A gamma distribution of shape k has a standard deviation of mean / sqrt(k).
@@ -27,7 +27,7 @@ def test_waits_are_gamma_distributed(burstiness: float) -> None:
 
 
 def test_one_in_e_poisson_waits_is_above_the_mean() -> None:
-    between = waits(20_000, 3.0, 1.0)
+    between = intervals(20_000, 3.0, 1.0)
     assert sum(wait > 1 / 3 for wait in between) / 20_000 == pytest.approx(math.exp(-1), abs=0.01)
 
 

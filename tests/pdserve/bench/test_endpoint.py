@@ -120,7 +120,7 @@ def test_vectors_have_an_end_and_no_tokens() -> None:
     [
         (b'{"object": "list"}', "no event: not a list of vectors"),
         (b"{", "no event: "),
-        (b'{"data": [], "usage": {"prompt_tokens": [7]}}', "no event: an event has another form"),
+        (b'{"data": [], "usage": {"prompt_tokens": [7]}}', "no event: an event has an unexpected form"),
         (b'{"data": []}', "no usage: the server does not count tokens"),
     ],
 )
@@ -142,11 +142,15 @@ def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> Non
         ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before it"),
         ([Sent(1, completion("a")), Sent(1, b"data: hm\n\n")], 200, "no event: "),
         ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event is not an object: 7"),
-        ([Sent(1, event({"choices": [None]}))], 200, "no event: an event has another form: {'choices': [None]}"),
-        ([Sent(1, event({"choices": {"text": "a"}}))], 200, "no event: an event has another form"),
-        ([Sent(1, event({"choices": [{"text": 7}]}))], 200, "no event: an event has another form"),
-        ([Sent(1, event({"choices": [{"delta": {"content": ["a"]}}]}))], 200, "no event: an event has another form"),
-        ([Sent(1, event({"usage": {"prompt_tokens": [7]}}))], 200, "no event: an event has another form"),
+        ([Sent(1, event({"choices": [None]}))], 200, "no event: an event has an unexpected form: {'choices': [None]}"),
+        ([Sent(1, event({"choices": {"text": "a"}}))], 200, "no event: an event has an unexpected form"),
+        ([Sent(1, event({"choices": [{"text": 7}]}))], 200, "no event: an event has an unexpected form"),
+        (
+            [Sent(1, event({"choices": [{"delta": {"content": ["a"]}}]}))],
+            200,
+            "no event: an event has an unexpected form",
+        ),
+        ([Sent(1, event({"usage": {"prompt_tokens": [7]}}))], 200, "no event: an event has an unexpected form"),
         ([Sent(1, completion("a")), Sent(1, None)], 200, "broke off: "),
     ],
 )
@@ -172,9 +176,9 @@ def test_a_refused_connection_is_a_failure() -> None:
 
 def test_a_deadline_is_a_failure_with_its_limit() -> None:
     async def run() -> Timeline:
-        with socket.create_server(("127.0.0.1", 0)) as deaf:  # the system accepts, nobody answers
+        with socket.create_server(("127.0.0.1", 0)) as silent_server:  # the system accepts, nobody answers
             async with open_session({}, 0.05, {}) as http:
-                url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+                url = f"http://127.0.0.1:{silent_server.getsockname()[1]}"
                 return await Endpoint(http, url, Completions("m"), SteppedClock()).send(LoadRequest("a", 1))
 
     assert str(asyncio.run(run()).failure) == "deadline: no complete answer within 0.05 s"

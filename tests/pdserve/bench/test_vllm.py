@@ -32,17 +32,17 @@ def _home(folder: Path, does: str) -> Path:
     return folder
 
 
-def _lives(home: Path) -> list[int]:
+def _process_fds(home: Path) -> list[int]:
     return [os.pidfd_open(int(pid)) for pid in (home / "vllm" / "bin" / "pids").read_text().split()]
 
 
-def _ended(lives: list[int]) -> list[bool]:
+def _ended(process_fds: list[int]) -> list[bool]:
     """Return for each process whether it ended in time; kill the others."""
-    ended = [bool(select.select([life], [], [], 30.0)[0]) for life in lives]
-    for life, is_over in zip(lives, ended, strict=True):
+    ended = [bool(select.select([process_fd], [], [], 30.0)[0]) for process_fd in process_fds]
+    for process_fd, is_over in zip(process_fds, ended, strict=True):
         if not is_over:
-            signal.pidfd_send_signal(life, signal.SIGKILL)
-        os.close(life)
+            signal.pidfd_send_signal(process_fd, signal.SIGKILL)
+        os.close(process_fd)
     return ended
 
 
@@ -58,12 +58,12 @@ def before() -> Iterator[set[str]]:
 def test_vllm_is_ready_when_it_prints_so_and_ends_with_its_children(tmp_path: Path) -> None:
     home = _home(tmp_path, _LOADED)
     peer = Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
-    lives = _lives(home)
+    process_fds = _process_fds(home)
 
     peer.close()
 
     assert peer.version == "0.0"
-    assert _ended(lives) == [True, True]
+    assert _ended(process_fds) == [True, True]
 
 
 @pytest.mark.usefixtures("before")
@@ -76,11 +76,11 @@ def test_a_vllm_that_exits_is_noticed_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("before")
 def test_ctrl_c_while_it_loads_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, lives, reply = _home(tmp_path, _LOADED), list[int](), Vllm._reply
+    home, process_fds, reply = _home(tmp_path, _LOADED), list[int](), Vllm._reply
 
     def broken_off(peer: Vllm, timeout_s: float) -> None:
         reply(peer, timeout_s)
-        lives.extend(_lives(home))
+        process_fds.extend(_process_fds(home))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Vllm, "_reply", broken_off)
@@ -88,7 +88,7 @@ def test_ctrl_c_while_it_loads_ends_it(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
 
-    assert _ended(lives) == [True, True]
+    assert _ended(process_fds) == [True, True]
 
 
 _BENCHMARK = """
@@ -110,7 +110,7 @@ def test_a_stalled_vllm_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> 
     ) as benchmark:  # fmt: skip
         assert benchmark.stdout is not None
         assert benchmark.stdout.readline() == "stands still\n"
-        lives = _lives(home)
+        process_fds = _process_fds(home)
         benchmark.kill()
 
-    assert _ended(lives) == [True, True]
+    assert _ended(process_fds) == [True, True]

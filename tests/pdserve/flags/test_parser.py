@@ -9,7 +9,7 @@ import pytest
 
 from pdserve import cli, serve, up_request
 from pdserve.flags.parser import CommandParser, prepare, take_config
-from pdserve.instance_flags import typed_over_file
+from pdserve.instance_flags import parse_instance_flags
 from pdserve.launch import read_flags, table_variables
 from scheduler.config import parser as scheduler_parser
 from wire.errors import ConfigError
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> str:
 def test_a_flag_overrides_the_file(file: Path) -> None:
     file.write_text("max-num-seqs: 4\nkv-links: 3\nserved-model-name: [a, b]\nkv_digests: false\n")
 
-    typed = typed_over_file(["--kv-links=5", "--config", str(file)], {})
+    typed = parse_instance_flags(["--kv-links=5", "--config", str(file)], {})
 
     assert (typed.options.kv_links, typed.options.max_num_seqs) == (5, 4)
     assert typed.options.served_model_name == ("a", "b")
@@ -136,7 +136,7 @@ def test_a_bad_value_is_refused_with_its_line(file: Path, text: str, words: str)
     file.write_text(text)
 
     with pytest.raises(ConfigError, match=words):
-        typed_over_file(["--config", str(file)], {})
+        parse_instance_flags(["--config", str(file)], {})
 
 
 def test_vllms_flags_are_keys_too(file: Path) -> None:
@@ -144,7 +144,7 @@ def test_vllms_flags_are_keys_too(file: Path) -> None:
         "swap-space: 1\ndtype: half\nuse-v2-block-manager: true\nenforce-eager: yes\nseed: 3\ntrust-remote-code: no\n"
     )
 
-    typed = typed_over_file(["--config", str(file), "--seed", "4"], {})
+    typed = parse_instance_flags(["--config", str(file), "--seed", "4"], {})
 
     assert (typed.options.swap_bytes, typed.options.dtype, typed.options.enforce_eager) == (2**30, "float16", True)
     assert len(typed.notices) == 1
@@ -168,13 +168,13 @@ def test_serve_and_up_print_notices_once(model: str, capsys: pytest.CaptureFixtu
 def test_typed_flags_override_vllm_flags_in_the_file(file: Path) -> None:
     file.write_text("swap-space: 1\n")
 
-    assert typed_over_file(["--config", str(file), "--swap-bytes", "5"], {}).options.swap_bytes == 5
+    assert parse_instance_flags(["--config", str(file), "--swap-bytes", "5"], {}).options.swap_bytes == 5
 
 
 def test_http_flags_print_one_notice_on_an_instance(file: Path) -> None:
     file.write_text("max-queued-requests: 5\n")
 
-    typed = typed_over_file(["--chat-template", "t", "--startup-timeout=3", "--config", str(file)], {})
+    typed = parse_instance_flags(["--chat-template", "t", "--startup-timeout=3", "--config", str(file)], {})
 
     assert typed.notices == (
         "without effect on an instance: --chat-template, --startup-timeout (the scheduler serves the API)",

@@ -12,18 +12,18 @@ from wire.errors import ConfigError
 KNOWN = frozenset(parser()._option_string_actions)
 
 
-def settled(*argv: str) -> tuple[str, ...]:
+def settle_argv(*argv: str) -> tuple[str, ...]:
     return settle(argv, KNOWN).argv
 
 
 def options(*argv: str) -> EngineOptions:
-    return from_namespace(EngineOptions, parser().parse_args(settled(*argv)))
+    return from_namespace(EngineOptions, parser().parse_args(settle_argv(*argv)))
 
 
 def test_a_line_of_our_flags_is_unchanged() -> None:
     line = ("--model=m", "--served-model-name", "a", "b", "--no-kv-digests", "--kv-links", "3")
 
-    assert settled(*line) == line
+    assert settle_argv(*line) == line
 
 
 def test_a_vllm_servers_command_line_starts_ours() -> None:
@@ -64,7 +64,7 @@ def test_flags_without_effect_are_named_once_with_the_reason() -> None:
     ],
 )
 def test_a_dropped_flag_drops_its_own_values_and_no_other(typed: tuple[str, ...], left: tuple[str, ...]) -> None:
-    assert settled(*typed) == left
+    assert settle_argv(*typed) == left
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_dropped_flag_drops_its_own_values_and_no_other(typed: tuple[str, ...]
 )
 def test_unsupported_values_of_flags_are_refused_with_the_reason(typed: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        settled(*typed)
+        settle_argv(*typed)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_unsupported_values_of_flags_are_refused_with_the_reason(typed: tuple[st
 )
 def test_an_unknown_flag_is_refused_with_the_nearest(typed: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"^unknown flag {typed.partition('=')[0]}: did you mean {near}\\?$"):
-        settled(typed)
+        settle_argv(typed)
 
 
 def test_a_tokenizer_is_accepted_if_it_is_the_models() -> None:
-    assert settled("--model", "m", "--tokenizer", "m") == ("--model", "m")
-    assert settled("m", "--tokenizer=m") == ("m",)
+    assert settle_argv("--model", "m", "--tokenizer", "m") == ("--model", "m")
+    assert settle_argv("m", "--tokenizer=m") == ("m",)
     with pytest.raises(ConfigError, match="--tokenizer other is refused"):
-        settled("--model", "m", "--tokenizer", "other")
+        settle_argv("--model", "m", "--tokenizer", "other")
 
 
 _OURS: tuple[tuple[str, ...], ...] = (

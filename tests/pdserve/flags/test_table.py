@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flags.options import EngineOptions
-from pdserve.flags.row import FlagVerdict, Takes
+from pdserve.flags.row import Arity, FlagVerdict
 from pdserve.flags.table import ROWS, find, nearest
 from scheduler.config import SchedulerOptions
 
@@ -37,9 +37,9 @@ NAMED = (
 @pytest.mark.covers("A10.145")
 def test_every_vllm_flag_has_a_row_with_its_number_of_values() -> None:
     rows = {name: find(name) for name in DECLARED}
-    takes = {name: row.takes for name, row in rows.items() if row}
+    arities = {name: row.arity for name, row in rows.items() if row}
 
-    assert takes == {name: Takes(declared["takes"]) for name, declared in DECLARED.items()}
+    assert arities == {name: Arity(declared["takes"]) for name, declared in DECLARED.items()}
     assert [name for name in DECLARED if any(find(short) is not rows[name] for short in DECLARED[name]["short"])] == []
 
 
@@ -54,7 +54,7 @@ def test_no_flag_has_two_rows() -> None:
 
 
 def test_a_row_is_supported_exactly_when_we_have_the_flag() -> None:
-    ours = {row.name for row in ROWS if (row.becomes or row.name) in OURS}
+    ours = {row.name for row in ROWS if (row.our_name or row.name) in OURS}
 
     assert ours == {row.name for row in ROWS if row.verdict is FlagVerdict.SUPPORTED}
 

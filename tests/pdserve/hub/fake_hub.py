@@ -89,13 +89,13 @@ class _Handler(BaseHTTPRequestHandler):
             listing, file = f"/api/models/{name}", f"/{name}/resolve/"
             if path == listing or path.startswith(f"{listing}/revision/"):
                 revision = path.removeprefix(listing).removeprefix("/revision/") or "main"
-                return self._listing(name, revision) if self._may(name, authorization) else None
+                return self._listing(name, revision) if self._check_access(name, authorization) else None
             if path.startswith(file):
                 rest = path.removeprefix(file).split("/", 1)
-                return self._file(name, *rest) if self._may(name, authorization) else None
+                return self._file(name, *rest) if self._check_access(name, authorization) else None
         return self._fail(401, "RepoNotFound", "Invalid username or password.")
 
-    def _may(self, name: str, authorization: str | None) -> bool:
+    def _check_access(self, name: str, authorization: str | None) -> bool:
         if name in self.owner.gated:
             self._fail(403, "GatedRepo", f"Access to model {name} is restricted")
             return False

@@ -60,7 +60,7 @@ def fetched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return call
 
 
-def held(snapshot: Snapshot) -> set[str]:
+def files_of(snapshot: Snapshot) -> set[str]:
     folder = Path(snapshot.folder)
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
@@ -78,7 +78,7 @@ def test_only_files_that_a_server_reads_are_fetched(
 ) -> None:
     snapshot = fetched(name)
 
-    assert held(snapshot) == files
+    assert files_of(snapshot) == files
     assert snapshot.commit == hub.commit(name) == Path(snapshot.folder).name
     assert sorted(hub.fetched) == sorted(files)
 

@@ -12,16 +12,16 @@ pytestmark = pytest.mark.anyio
 async def test_results_keep_their_order_within_the_concurrency_limit() -> None:
     running, peak = 0, 0
 
-    async def work(thing: int) -> int:
+    async def work(item: int) -> int:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
-        for _ in range(thing % 3):
+        for _ in range(item % 3):
             await asyncio.sleep(0)
         running -= 1
-        return thing * 10
+        return item * 10
 
-    assert await bounded(range(20), work, 4) == [thing * 10 for thing in range(20)]
+    assert await bounded(range(20), work, 4) == [item * 10 for item in range(20)]
     assert peak == 4
     assert await bounded([], work, 4) == []
 
@@ -30,14 +30,14 @@ async def test_the_first_error_cancels_what_runs_and_starts_nothing_more() -> No
     started: list[int] = []
     cancelled: list[int] = []
 
-    async def work(thing: int) -> None:
-        started.append(thing)
-        if thing == 1:
+    async def work(item: int) -> None:
+        started.append(item)
+        if item == 1:
             raise ValueError("thing 1")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            cancelled.append(thing)
+            cancelled.append(item)
             raise
 
     with pytest.raises(ValueError, match="thing 1"):

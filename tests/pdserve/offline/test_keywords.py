@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pdserve import LLM, EngineArgs
-from pdserve.flags.row import FlagVerdict, Takes
+from pdserve.flags.row import Arity, FlagVerdict
 from pdserve.flags.table import find
 from pdserve.offline.keywords import DECIDED, as_keywords, fill_model, read_keywords, without_effect_on_cluster
 from wire.errors import ConfigError
@@ -131,7 +131,7 @@ ENGINE_ARGS = [
 @pytest.mark.parametrize("name", ENGINE_ARGS)
 def test_each_engine_args_field_is_accepted_or_refused_with_a_reason(name: str) -> None:
     row = find("--" + name.replace("_", "-"))
-    value: Any = True if row is not None and row.takes in (Takes.NOTHING, Takes.MAYBE) else ["m"]
+    value: Any = True if row is not None and row.arity in (Arity.NOTHING, Arity.MAYBE) else ["m"]
 
     assert EngineArgs(**{name: None}).keywords().get(name) is None or name in ("model", "seed")
     if name in DECIDED or (row is not None and row.verdict is FlagVerdict.REFUSED):

@@ -420,8 +420,8 @@ class Counting:
 
 def test_no_more_than_max_in_flight_requests_run(model: Path) -> None:
     with LLM(str(model), engine="fake", max_in_flight=7) as llm:
-        surface = llm._thread.value
-        counting = surface._backend = Counting(surface._backend)
+        api = llm._thread.value
+        counting = api._backend = Counting(api._backend)
         prompts = [[3 + number % 300] * (1 + number % 5) for number in range(500)]
         outputs = llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
 

@@ -32,7 +32,7 @@ class Place:
         self.events.append("open")
         owner = asyncio.current_task()
         assert owner is not None
-        losing = asyncio.create_task(self._lose(owner))
+        losing = asyncio.create_task(self._mark_lost(owner))
         try:
             yield self
         except asyncio.CancelledError:
@@ -44,7 +44,7 @@ class Place:
             losing.cancel()
             self.events.append("closed")
 
-    async def _lose(self, owner: "asyncio.Task[object]") -> None:
+    async def _mark_lost(self, owner: "asyncio.Task[object]") -> None:
         await self.lost.wait()
         owner.cancel()
 
@@ -110,14 +110,14 @@ def test_a_waiter_gets_the_closing_error_between_cancel_and_close(end: str) -> N
     if end == "close":
         thread.close()
     else:
-        thread.run(_lose(place))
+        thread.run(_mark_lost(place))
     caller.join(WAIT_S)
 
     assert place.events == ["open", "cancelled", "closed"]
     assert errors == ["this LLM was closed meanwhile" if end == "close" else "the engine died"]
 
 
-async def _lose(place: Place) -> None:
+async def _mark_lost(place: Place) -> None:
     place.lost.set()
 
 

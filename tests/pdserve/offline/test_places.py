@@ -80,7 +80,7 @@ def test_the_three_places_give_the_same_results(model: Path, pair: LLM, cluster:
         assert [one.prompt for one in other[1]] == [one.prompt for one in found[0][1]]
         assert other[2] == found[0][2]
         for mine, theirs in zip(other[0], found[0][0], strict=True):
-            assert _odds(mine) == pytest.approx(_odds(theirs), abs=1e-4)
+            assert _all_logprobs(mine) == pytest.approx(_all_logprobs(theirs), abs=1e-4)
 
 
 def _ids(one: RequestOutput) -> list[list[int]]:
@@ -91,7 +91,7 @@ def _texts(one: RequestOutput) -> list[object]:
     return [(output.text, output.finish_reason, output.stop_reason) for output in one.outputs]
 
 
-def _odds(one: RequestOutput) -> list[float]:
+def _all_logprobs(one: RequestOutput) -> list[float]:
     tables = [*(one.prompt_logprobs or ()), *(table for output in one.outputs for table in output.logprobs or ())]
     return [entry.logprob for table in tables if table is not None for entry in table.values()]
 

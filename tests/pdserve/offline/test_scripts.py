@@ -162,24 +162,24 @@ def test_ctrl_c_cancels_the_run_and_leaves_a_working_llm(
     slow_fake_model: Path,  # noqa: F811
 ) -> None:
     with script(tmp_path, slow_fake_model, keywords) as process:
-        lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path)] if "prefill" in keywords else []
+        process_fds = [os.pidfd_open(one.pid) for one in _processes(tmp_path)] if "prefill" in keywords else []
         assert _line(process) == "one is done"
         os.killpg(process.pid, signal.SIGINT)
 
         assert [_line(process) for _ in range(3)] == ["interrupted", "3", "0.0"], process.stderr
         _, noise = process.communicate(timeout=WAIT_S)
         assert (process.returncode, noise) == (0, "")
-    _all_end(lives)
+    _all_end(process_fds)
     assert list(tmp_path.glob("pdserve-llm-*")) == []
 
 
 def test_a_killed_script_leaves_no_process_and_no_folder(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
     with script(tmp_path, fake_model, "{'prefill': 1, 'decode': 1}") as process:
-        lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path)]
+        process_fds = [os.pidfd_open(one.pid) for one in _processes(tmp_path)]
         assert list(tmp_path.rglob("cluster_secret"))
         process.kill()
 
-    _all_end(lives)
+    _all_end(process_fds)
     assert list(tmp_path.glob("pdserve-llm-*")) == []
 
 
@@ -196,13 +196,13 @@ def test_ctrl_c_while_a_pair_starts_leaves_nothing(tmp_path: Path, fake_model: P
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(POLL_S)
-        lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path / "work", whole=False)]
+        process_fds = [os.pidfd_open(one.pid) for one in _processes(tmp_path / "work", whole=False)]
         os.killpg(process.pid, signal.SIGINT)
         output, noise = process.communicate(timeout=WAIT_S)
 
     assert "ready" not in output
     assert noise.endswith("KeyboardInterrupt\n")
-    _all_end(lives)
+    _all_end(process_fds)
     assert list((tmp_path / "work").glob("pdserve-llm-*")) == []
 
 
@@ -235,7 +235,7 @@ def test_a_script_that_does_not_catch_ctrl_c_exits_by_it(words: list[str], statu
     assert ended.stderr.endswith("KeyboardInterrupt\n") is (not words)
 
 
-def _all_end(lives: list[int]) -> None:
-    for life in lives:
-        assert select.select([life], [], [], WAIT_S)[0]
-        os.close(life)
+def _all_end(process_fds: list[int]) -> None:
+    for process_fd in process_fds:
+        assert select.select([process_fd], [], [], WAIT_S)[0]
+        os.close(process_fd)

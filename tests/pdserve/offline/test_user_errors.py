@@ -19,7 +19,7 @@ def frames(error: BaseException) -> list[str]:
     return [line.rpartition(" in ")[2] for line in shown if line.startswith('  File "')]
 
 
-def raised(wrong: Callable[[], object]) -> BaseException:
+def error_of(wrong: Callable[[], object]) -> BaseException:
     try:
         wrong()
     except Exception as error:
@@ -43,10 +43,10 @@ def raised(wrong: Callable[[], object]) -> BaseException:
     ],
 )
 def test_a_wrong_argument_is_reported_at_the_callers_line(wrong: Callable[[], object], words: str) -> None:
-    error = raised(wrong)
+    error = error_of(wrong)
 
     assert words in str(error)
-    assert frames(error) == ["raised", "<lambda>"]
+    assert frames(error) == ["error_of", "<lambda>"]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_wrong_argument_is_reported_at_the_callers_line(wrong: Callable[[], ob
     ],
 )
 def test_wrong_parameters_are_reported_at_the_callers_line(wrong: Callable[[], object]) -> None:
-    assert frames(raised(wrong)) == ["raised", "<lambda>", "__init__"]
+    assert frames(error_of(wrong)) == ["error_of", "<lambda>", "__init__"]
 
 
 def test_startup_refusals_of_the_engine_name_keywords(model: Path) -> None:
@@ -67,12 +67,12 @@ def test_startup_refusals_of_the_engine_name_keywords(model: Path) -> None:
         "quantization": ("awq", f"quantization awq, but {model} is not quantised"),
     }
     for name, (value, words) in wanted.items():
-        error = raised(lambda name=name, value=value: LLM(str(model), **{name: value}))  # type: ignore[misc]
+        error = error_of(lambda name=name, value=value: LLM(str(model), **{name: value}))  # type: ignore[misc]
         assert str(error).startswith(words)
 
 
 def test_parameters_of_another_class_are_refused_by_their_type(local: LLM) -> None:
-    error = raised(lambda: local.beam_search("hello", SamplingParams()))  # type: ignore[arg-type]
+    error = error_of(lambda: local.beam_search("hello", SamplingParams()))  # type: ignore[arg-type]
 
     assert str(error) == "params holds a SamplingParams, must be BeamSearchParams"
 
@@ -93,7 +93,7 @@ def test_a_wrong_prompt_is_reported_at_the_callers_line(local: LLM) -> None:
         lambda: local.generate("hello", lora_request="a"),  # type: ignore[arg-type]
         lambda: local.beam_search("hello", SamplingParams()),  # type: ignore[arg-type]
     ):
-        assert frames(raised(wrong))[2:] == []
+        assert frames(error_of(wrong))[2:] == []
 
 
 def _raise(error: Exception) -> None:
@@ -105,10 +105,10 @@ def _raise(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [ConfigError("x"), InvalidRequest("x")])
 def test_an_error_for_the_caller_has_no_cause(error: Exception) -> None:
-    found = raised(lambda: hide_internal_frames(_raise)(error))
+    found = error_of(lambda: hide_internal_frames(_raise)(error))
 
     assert found is error
-    assert frames(error) == ["raised", "<lambda>"]
+    assert frames(error) == ["error_of", "<lambda>"]
 
 
 def test_ctrl_c_shows_the_callers_line_alone() -> None:
@@ -120,7 +120,7 @@ def test_ctrl_c_shows_the_callers_line_alone() -> None:
 
 @pytest.mark.parametrize("error", [InternalError("x"), InstanceLost("x"), ValueError("of somebody else"), OSError()])
 def test_any_other_error_keeps_all_of_its_frames(error: Exception) -> None:
-    found = raised(lambda: hide_internal_frames(_raise)(error))
+    found = error_of(lambda: hide_internal_frames(_raise)(error))
 
     assert found is error
     assert frames(error)[:1] == ["_raise"]

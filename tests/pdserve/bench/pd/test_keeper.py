@@ -32,14 +32,14 @@ def test_a_group_ends_with_its_starters_pipe() -> None:
     os.close(held)
     assert process.stdout is not None
     cores, _, child = process.stdout.readline().rpartition(" ")
-    everyone = [psutil.Process(process.pid), psutil.Process(int(child))]
+    processes = [psutil.Process(process.pid), psutil.Process(int(child))]
     assert cores == f"[{core}]"
-    assert all(one.is_running() for one in everyone)
+    assert all(one.is_running() for one in processes)
 
     os.close(ours)
 
     assert process.wait(DEADLINE_S) == -9
-    _, left = psutil.wait_procs(everyone, DEADLINE_S)
+    _, left = psutil.wait_procs(processes, DEADLINE_S)
     assert not left
     process.stdout.close()
 

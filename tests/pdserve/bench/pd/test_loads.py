@@ -20,14 +20,14 @@ class Counting:
 
     def __init__(self, failing: int = 0) -> None:
         self.requests: list[LoadRequest] = []
-        self.beside: list[int] = []
+        self.concurrent: list[int] = []
         self._under_way, self._failing = 0, failing
 
     async def send(
         self, request: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
         self.requests.append(request)
-        self.beside.append(self._under_way)
+        self.concurrent.append(self._under_way)
         self._under_way += 1
         fails = len(self.requests) <= self._failing
         try:
@@ -41,34 +41,34 @@ class Counting:
         return replace(line, failure=RequestFailure("lost", "")) if fails else line
 
 
-def sent(load: Load, route: Counting, seed: int = 0) -> Sent:
+def send(load: Load, route: Counting, seed: int = 0) -> Sent:
     return asyncio.run(send_load(load, route, 1000, seed, lambda: 0.0))
 
 
 def test_one_at_a_time_never_has_two_in_flight_and_a_burst_has_all() -> None:
-    alone, together = Counting(), Counting()
+    alone, concurrently = Counting(), Counting()
 
-    sent(Load("one", 4, RequestSizes(8, 3), at_once=1), alone)
-    sent(Load("all", 4, RequestSizes(8, 3), at_once=4), together)
+    send(Load("one", 4, RequestSizes(8, 3), at_once=1), alone)
+    send(Load("all", 4, RequestSizes(8, 3), at_once=4), concurrently)
 
-    assert alone.beside == [0, 0, 0, 0]
-    assert together.beside == [0, 1, 2, 3]
+    assert alone.concurrent == [0, 0, 0, 0]
+    assert concurrently.concurrent == [0, 1, 2, 3]
 
 
 def test_a_burst_starts_after_every_stream_has_begun() -> None:
     route = Counting()
     load = Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40))
 
-    found = sent(load, route)
+    found = send(load, route)
 
     assert [request.max_tokens for request in route.requests] == [40, 40, 2, 2, 2]
-    assert route.beside == [0, 1, 2, 3, 4]
+    assert route.concurrent == [0, 1, 2, 3, 4]
     assert [line.output_len for line in found.watched] == [40, 40]
     assert len(found.record.lines) == 5
 
 
 def test_failed_streams_are_not_waited_for() -> None:
-    found = sent(Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40)), Counting(failing=2))
+    found = send(Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40)), Counting(failing=2))
 
     assert [line.failure is not None for line in found.record.in_order] == [True, True, False, False, False]
 
@@ -77,7 +77,7 @@ def test_no_load_reuses_cached_prompts_of_another() -> None:
     begun: list[tuple[int, ...]] = []
     for name, shape in (("a", RequestSizes(64, 2)), ("b", RequestSizes(64, 2)), ("c", RequestSizes(128, 2))):
         route = Counting()
-        sent(Load(name, 4, shape, at_once=1), route)
+        send(Load(name, 4, shape, at_once=1), route)
         begun.extend(tuple(request.prompt[:16]) for request in route.requests)  # type: ignore[arg-type]
 
     assert len(set(begun)) == 12
@@ -87,7 +87,7 @@ def test_a_seed_repeats_a_load() -> None:
     first, second, other = Counting(), Counting(), Counting()
     load = Load("one", 4, RequestSizes(8, 3), at_once=1)
     for route, seed in ((first, 1), (second, 1), (other, 2)):
-        sent(load, route, seed)
+        send(load, route, seed)
 
     assert first.requests == second.requests != other.requests
 
@@ -106,7 +106,7 @@ def test_figures_are_the_bursts_ttft_and_the_streams_gaps() -> None:
     load = Load("gap", 2, RequestSizes(8, 2), streams=1, stream_shape=RequestSizes(4, 40))
     stream = made(0.0, [0.5, 0.1, 0.9], output_len=3)
     burst = [made(0.0, [1.0, 5.0], output_len=2), made(0.0, [3.0], output_len=1)]
-    found = sent(load, Counting())
+    found = send(load, Counting())
     found.record.lines = dict(enumerate([stream, *burst]))
     found.record.ended_s = 6.0
 

@@ -49,10 +49,10 @@ def test_a_process_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None
 def test_colocated_instances_have_half_the_cores_each_and_one_url() -> None:
     found = our_colocated(("--model", "m"), [0, 1, 2, 3])
 
-    first, second, door = found.plans
+    first, second, scheduler = found.plans
     assert [plan.command[4] for plan in (first, second)] == ["0,1", "2,3"]
-    assert door.command[4] == f"{first.address},{second.address}"
-    assert found.urls == (f"http://{door.address}",)
+    assert scheduler.command[4] == f"{first.address},{second.address}"
+    assert found.urls == (f"http://{scheduler.address}",)
     assert all(plan.command[-2:] == ("--model", "m") for plan in found.plans)
 
 

@@ -29,7 +29,7 @@ _ERRORS: Mapping[int, type[PdserveError]] = {
 }  # fmt: skip
 
 
-class HttpSurface:
+class HttpApi:
     """A client of one model of a server. `retry_for_s` may be changed for later requests."""
 
     def __init__(
@@ -45,7 +45,7 @@ class HttpSurface:
 
     async def choose(self, model: str) -> None:
         """Select the model of this name, the first if it is empty. Raises ConfigError that lists the served models."""
-        cards = await self._cards()
+        cards = await self._model_cards()
         try:
             card = await self.get_json(f"/v1/models/{quote(model, safe='/')}") if model else cards[0]
         except UnknownModel:
@@ -53,7 +53,7 @@ class HttpSurface:
             raise ConfigError(f"the model {model!r} is not served, only {names}") from None
         self.model, self.root, self.max_model_len = card["id"], card["root"], card["max_model_len"]
 
-    async def _cards(self) -> list[Any]:
+    async def _model_cards(self) -> list[Any]:
         """Return the entries of /v1/models, at least one. Raises ConfigError if they lack pdserve's fields."""
         try:
             cards: list[Any] = (await self.get_json("/v1/models"))["data"]

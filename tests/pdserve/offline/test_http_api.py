@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batch.backend import NO_HEADERS, Answer
-from pdserve.offline.http_surface import HttpSurface
+from pdserve.offline.http_api import HttpApi
 from pdserve.offline.sources import AdaptiveBackend
 from wire.errors import (
     ConfigError,
@@ -61,7 +61,7 @@ def answer(status: int, **body: Any) -> Answer:
 async def test_a_busy_or_lost_server_is_retried_after_its_retry_after() -> None:
     script, sleeps = Script(BUSY, Unavailable("nobody"), answer(503), GOOD), Sleeps()
 
-    assert await HttpSurface(script, retry_for_s=60, sleep=sleeps).post("/x", {"a": 1}) == {"ok": True}
+    assert await HttpApi(script, retry_for_s=60, sleep=sleeps).post("/x", {"a": 1}) == {"ok": True}
     assert script.requests == [("POST", "/x", {"model": "", "a": 1})] * 4
     assert [seconds >= 3 for seconds in sleeps.slept] == [True, False, False]
     assert 0.25 <= sleeps.slept[1] <= 0.5
@@ -71,7 +71,7 @@ async def test_a_busy_or_lost_server_is_retried_after_its_retry_after() -> None:
 async def test_an_invalid_retry_after_counts_as_none(reported: str) -> None:
     script, sleeps = Script(Answer(429, {"retry-after": reported}, b"{}"), GOOD), Sleeps()
 
-    await HttpSurface(script, retry_for_s=60, sleep=sleeps).get_json("/x")
+    await HttpApi(script, retry_for_s=60, sleep=sleeps).get_json("/x")
 
     assert [seconds <= 0.25 for seconds in sleeps.slept] == [True]
 
@@ -88,9 +88,9 @@ async def test_the_retry_limit_counts_from_the_first_failure(
             return await super().send(*requested, **more)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now, raising=False)
-    surface = HttpSurface(Slow(BUSY, GOOD), retry_for_s=60, sleep=Sleeps())
+    api = HttpApi(Slow(BUSY, GOOD), retry_for_s=60, sleep=Sleeps())
 
-    assert await surface.get_json("/x") == {"ok": True}
+    assert await api.get_json("/x") == {"ok": True}
 
 
 @pytest.mark.parametrize("last", [BUSY, Unavailable("nobody")])
@@ -98,7 +98,7 @@ async def test_without_time_left_the_last_error_is_raised(last: Answer | Pdserve
     script = Script(last)
 
     with pytest.raises(Overloaded if isinstance(last, Answer) else Unavailable, match=r"the queue is full|nobody"):
-        await HttpSurface(script, retry_for_s=0).get_json("/x")
+        await HttpApi(script, retry_for_s=0).get_json("/x")
     assert len(script.requests) == 1
 
 
@@ -110,15 +110,15 @@ async def test_a_refusal_is_our_error_with_the_servers_message(status: int, erro
     script = Script(answer(status, error={"message": "in words"}))
 
     with pytest.raises(error, match="in words"):
-        await HttpSurface(script, retry_for_s=0).post("/x", {})
+        await HttpApi(script, retry_for_s=0).post("/x", {})
     assert len(script.requests) == 1
 
 
 async def test_the_model_is_the_first_or_the_named_one() -> None:
-    first = HttpSurface(Script(answer(200, data=[CARD])), retry_for_s=0)
+    first = HttpApi(Script(answer(200, data=[CARD])), retry_for_s=0)
     await first.choose("")
     named = Script(answer(200, data=[CARD]), answer(200, **CARD))
-    await HttpSurface(named, retry_for_s=0).choose("facebook/opt 125m")
+    await HttpApi(named, retry_for_s=0).choose("facebook/opt 125m")
 
     assert (first.model, first.root, first.max_model_len) == ("tiny", "/models/tiny", 512)
     assert named.requests[1][1] == "/v1/models/facebook/opt%20125m"
@@ -128,14 +128,14 @@ async def test_an_unknown_model_is_refused_with_the_served_ones() -> None:
     script = Script(answer(200, data=[CARD]), answer(404, error={"message": "no"}))
 
     with pytest.raises(ConfigError, match="the model 'big' is not served, only 'tiny'"):
-        await HttpSurface(script, retry_for_s=0).choose("big")
+        await HttpApi(script, retry_for_s=0).choose("big")
 
 
 async def test_a_refused_key_names_the_sources_of_keys() -> None:
     script = Script(answer(401, error={"message": "this server requires a key"}))
 
     with pytest.raises(ConfigError, match=r"this server requires a key \(LLM\(api_key=...\), or PDSERVE_API_KEY\)"):
-        await HttpSurface(script, retry_for_s=0).choose("")
+        await HttpApi(script, retry_for_s=0).choose("")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ async def test_a_refused_key_names_the_sources_of_keys() -> None:
 )  # fmt: skip
 async def test_a_foreign_server_is_reported_as_foreign(reported: Answer) -> None:
     with pytest.raises(ConfigError, match=r"^GET /v1/models lists no model .* must be the URL of") as message:
-        await HttpSurface(Script(reported), retry_for_s=0).choose("")
+        await HttpApi(Script(reported), retry_for_s=0).choose("")
 
     assert "html" not in str(message.value)
 
@@ -175,8 +175,8 @@ async def test_a_busy_cluster_gets_fewer_concurrent_requests() -> None:
         await asyncio.sleep(0)
 
     small = Small()
-    surface = HttpSurface(AdaptiveBackend(small, 64), retry_for_s=1000.0, sleep=at_once)
+    api = HttpApi(AdaptiveBackend(small, 64), retry_for_s=1000.0, sleep=at_once)
 
-    await asyncio.gather(*(surface.post("/v1/completions", {}) for _ in range(300)))
+    await asyncio.gather(*(api.post("/v1/completions", {}) for _ in range(300)))
 
     assert 0 < small.turned_away < 150

@@ -18,7 +18,7 @@ def as_another_user(path: Path) -> Iterator[None]:
         path.chmod(0o600)
         return
     path.chmod(0o600)
-    with _nobody(path):
+    with _as_nobody(path):
         yield
 
 
@@ -30,12 +30,12 @@ def as_an_owner_without_access(path: Path) -> Iterator[None]:
         yield
     else:
         os.chown(path, _NOBODY, -1)
-        with _nobody(path):
+        with _as_nobody(path):
             yield
 
 
 @contextlib.contextmanager
-def _nobody(path: Path) -> Iterator[None]:
+def _as_nobody(path: Path) -> Iterator[None]:
     # This user is still in root's group.
     through = stat.S_IXGRP | stat.S_IXOTH
     folders = [folder for folder in path.parents if folder.stat().st_mode & through != through]
