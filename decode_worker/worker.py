@@ -87,7 +87,7 @@ class DecodeWorker:
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
-            self._running[state.prompt_id] = self._unfinished(state)
+            self._running[state.prompt_id] = self._unfinished_sequences(state)
         self._post(lambda engine: self._add(engine, state, grammar))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
@@ -102,7 +102,7 @@ class DecodeWorker:
             if not _is_same(state, reservation.state) or not (state.outputs or state.beams):
                 raise HandoffFailed(f"the commit of {ticket_id} describes a different prompt from the reserved one")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
-            self._running[prompt_id] = self._unfinished(state)
+            self._running[prompt_id] = self._unfinished_sequences(state)
             # under the lock: a cancel that finds the prompt running must be posted to the engine after the admission
             self._post(lambda engine: self._admit(engine, state, block_ids, reservation.grammar))
         _log.debug("kv_received", request_id=state.request_id, ticket=ticket_id, bytes=kv_bytes)
@@ -123,7 +123,7 @@ class DecodeWorker:
         with self._lock:
             for token in tokens:
                 if token.finish is not None:
-                    self._finished(token.prompt_id, token.sequence)
+                    self._on_finished(token.prompt_id, token.sequence)
 
     def on_pooled(self, pooled: PooledPrompt) -> None:
         """Emit the vectors of a pooling prompt. Engine thread."""
@@ -202,7 +202,7 @@ class DecodeWorker:
             self._engine.blocks.release(block_ids)
             raise
 
-    def _unfinished(self, state: PromptState) -> set[int]:
+    def _unfinished_sequences(self, state: PromptState) -> set[int]:
         """Return the sequences that the engine will still finish: all but those that have finished already."""
         length, longest = len(state.token_ids), self._engine.info.max_model_len
         ended = {
@@ -233,7 +233,7 @@ class DecodeWorker:
             engine.blocks.release(block_ids)
             self.on_failed(state.prompt_id, error)
 
-    def _finished(self, prompt_id: str, sequence: int) -> None:
+    def _on_finished(self, prompt_id: str, sequence: int) -> None:
         left = self._running.get(prompt_id)
         if left is not None:
             left.discard(sequence)

@@ -38,7 +38,7 @@ class Collective:
     `lacking` explains why the backend cannot be used here; it imports torch.
     `make(store, rank, of, host, timeout_s, device)` returns a group; `make_link`, if not None, that of a KV link, whose
     first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations. On the device sums over
-    ranks may wait behind a link's, so every link can be ended alone: by this, or with its `own_process`.
+    ranks may wait for a link's, so every link can be ended alone: by this, or with its `own_process`.
     `on_host`: tensors are in host memory, otherwise on the device.
     `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
     current: NCCL's own stream waits for what the thread's current stream holds, which would be the engine's work.

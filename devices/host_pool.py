@@ -37,7 +37,7 @@ class HostPool:
         except BaseException:
             os.close(fd)
             raise
-        self._hold(layout, fd, mapping)
+        self._set_memory(layout, fd, mapping)
 
     @classmethod
     def join(cls, layout: PoolLayout, fd: int) -> Self:
@@ -47,10 +47,10 @@ class HostPool:
             os.close(fd)
             raise ConfigError(f"rank 0 made a KV pool of {size} bytes, this rank's layout needs {layout.total_bytes}")
         pool = cls.__new__(cls)
-        pool._hold(layout, fd, _map(fd, layout))
+        pool._set_memory(layout, fd, _map(fd, layout))
         return pool
 
-    def _hold(self, layout: PoolLayout, fd: int, mapping: mmap.mmap) -> None:
+    def _set_memory(self, layout: PoolLayout, fd: int, mapping: mmap.mmap) -> None:
         self.layout, self._fd, self._mapping = layout, fd, mapping
         self._buffer = memoryview(mapping)
         self._open = True

@@ -29,9 +29,9 @@ class LivenessCheck:
         self._tensor = torch.zeros(1, dtype=torch.int32, device=device.torch_device)
 
     def why_not(self, timeout_s: float) -> str | None:
-        """Return why the device no longer works, or None if it does. Waits at most `timeout_s` of run time."""
+        """Return why the device no longer works, or None if it does. Waits at most `timeout_s`."""
         errors: list[BaseException] = []
-        thread = threading.Thread(target=self._try, args=(errors,), name=THREAD, daemon=True)
+        thread = threading.Thread(target=self._run_once, args=(errors,), name=THREAD, daemon=True)
         thread.start()
         if not wait_until(lambda: not thread.is_alive(), timeout_s):
             return f"{self._device.name} did not finish a small test op within {timeout_s:g} s"
@@ -39,7 +39,7 @@ class LivenessCheck:
             return None
         return f"{self._device.name} fails a small test op: {in_a_line(errors[0])}"
 
-    def _try(self, errors: list[BaseException]) -> None:
+    def _run_once(self, errors: list[BaseException]) -> None:
         try:
             self._device.activate()
             self._tensor.add_(1)

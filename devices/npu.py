@@ -42,12 +42,12 @@ class NpuKind:
         if not npu_package.show():
             seen = versions.format_versions(versions.npu_versions())
             return f"torch_npu is not installed: run scripts/install --device npu ({seen})"
-        why = self._unfit()
+        why = self._why_unfit()
         if why is not None:
             npu_package.hide()  # the CPU may be used instead, and transformers would import torch_npu
         return why
 
-    def _unfit(self) -> str | None:
+    def _why_unfit(self) -> str | None:
         version = importlib.metadata.version("torch_npu")
         if versions.numbers(version)[:2] < MIN_VERSION:
             return f"torch_npu {version} is too old: {'.'.join(map(str, MIN_VERSION))} or newer is needed"

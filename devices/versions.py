@@ -54,7 +54,9 @@ def npu_versions(environ: Mapping[str, str] | None = None, root: Path = Path("/"
     """Return the versions found of torch's software stack on NPUs."""
     packages = {name: package_version(name) for name in ("torch", "torch_npu")}
     driver = _first(_ASCEND_DRIVER, root / "usr/local/Ascend/driver/version.info")
-    return _known({"driver": driver, "CANN": _cann(os.environ if environ is None else environ, root), **packages})
+    return _known(
+        {"driver": driver, "CANN": _cann_version(os.environ if environ is None else environ, root), **packages}
+    )
 
 
 def kernel_versions() -> dict[str, str]:
@@ -114,7 +116,7 @@ def _known(found: Mapping[str, str | None]) -> dict[str, str]:
     return {name: version for name, version in found.items() if version is not None}
 
 
-def _cann(environ: Mapping[str, str], root: Path) -> str | None:
+def _cann_version(environ: Mapping[str, str], root: Path) -> str | None:
     named = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
     homes = [Path(named)] if named else [root / home for home in _CANN_HOMES]
     tries = (_first(pattern, home / file) for home in homes for file, pattern in _CANN_FILES)

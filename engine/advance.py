@@ -74,7 +74,7 @@ class Advance:
                 self._search(prompt, index, output.candidates[row], outcome)
             else:
                 logprobs = output.logprobs[row] if output.logprobs else None
-                self._append(prompt, index, output.token_ids[row], logprobs, outcome)
+                self._append_token(prompt, index, output.token_ids[row], logprobs, outcome)
             if prompt.admitted_at is not None:  # the first step of an admitted prompt is reported once
                 outcome.first_steps.append((prompt.state.prompt_id, self._clock() - prompt.admitted_at))
                 prompt.admitted_at = None
@@ -94,7 +94,7 @@ class Advance:
         outcome.pooled.append(PooledPrompt(prompt.state.prompt_id, values, seconds, prompt.num_cached))
         self._batch.remove(prompt)
 
-    def _append(
+    def _append_token(
         self, prompt: Prompt, index: int, token_id: int, logprobs: TokenLogprobs | None, outcome: StepOutcome
     ) -> None:
         sequence, state = prompt.sequences[index], prompt.state
@@ -123,7 +123,7 @@ class Advance:
         else:
             beams.offer(index, candidates, self._blocks)
         outcome.progressed.append(prompt.state.prompt_id)
-        if beams.over:
+        if beams.has_ended:
             outcome.tokens.extend(prompt.finish_hypotheses())
 
     def _end_prefill(self, prompt: Prompt, outcome: StepOutcome) -> None:

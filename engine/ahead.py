@@ -1,4 +1,4 @@
-"""Decide what may be launched behind a step that is not collected yet. Pure.
+"""Decide what may be launched while a step is not collected yet. Pure.
 
 step k    launch ------------- collect, advance
 step k+1          launch ------------------------ collect     its decoding rows begin with tokens that step k samples

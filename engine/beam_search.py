@@ -43,11 +43,11 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The search after one step. Live beam i is `kept[i]`; `kept` is empty when the search is `over`."""
+    """The search after one step. Live beam i is `kept[i]`; `kept` is empty when the search `has_ended`."""
 
     search: Search
     kept: tuple[Continuation, ...]
-    over: bool
+    has_ended: bool
 
 
 def num_candidates(params: SamplingParams) -> int:
@@ -62,21 +62,21 @@ def advance(
 
     Tokens that cannot be chosen (-inf) are ignored.
     """
-    ordered = _best(search.live, candidates, params.num_beams * (1 + len(params.stop_token_ids)))
+    ordered = _best_continuations(search.live, candidates, params.num_beams * (1 + len(params.stop_token_ids)))
     length, width = search.length + 1, params.num_beams
     ends = [length >= limit or one.token_id in params.stop_token_ids for one in ordered]
     kept = tuple(one for one, ended in zip(ordered, ends, strict=True) if not ended)[:width]
     closed = [
-        _extend(search, one, params, done=True)
+        _extend_beam(search, one, params, done=True)
         for one, ended in zip(ordered[:width], ends, strict=False)
         if ended and _may_add(search, params)
     ]
     done = tuple(sorted((*search.done, *closed), key=lambda beam: -ranking_score(beam, params))[:width])
-    live = tuple(_extend(search, one, params, done=False) for one in kept)
+    live = tuple(_extend_beam(search, one, params, done=False) for one in kept)
     improvable = search.improvable and _can_improve(live, done, params, length=length, limit=limit)
     full = len(done) == width and params.beam_search is not None and params.beam_search.early_stopping is True
-    over = not improvable or full or not live
-    return Advanced(Search(() if over else live, done, improvable), () if over else kept, over)
+    has_ended = not improvable or full or not live
+    return Advanced(Search(() if has_ended else live, done, improvable), () if has_ended else kept, has_ended)
 
 
 def ranking_score(beam: Beam, params: SamplingParams) -> float:
@@ -104,7 +104,9 @@ def resume(beams: Sequence[Beam], params: SamplingParams, *, limit: int) -> Sear
     return Search(live, done, bool(live) and _can_improve(live, done, params, length=length, limit=limit))
 
 
-def _best(live: Sequence[Beam], candidates: Sequence[Sequence[tuple[int, float]]], count: int) -> list[Continuation]:
+def _best_continuations(
+    live: Sequence[Beam], candidates: Sequence[Sequence[tuple[int, float]]], count: int
+) -> list[Continuation]:
     every = (
         Continuation(parent, token_id, beam.score + logprob)
         for parent, (beam, offered) in enumerate(zip(live, candidates, strict=True))
@@ -114,7 +116,7 @@ def _best(live: Sequence[Beam], candidates: Sequence[Sequence[tuple[int, float]]
     return heapq.nsmallest(count, every, key=lambda one: (-one.score, one.parent, one.token_id))
 
 
-def _extend(search: Search, one: Continuation, params: SamplingParams, *, done: bool) -> Beam:
+def _extend_beam(search: Search, one: Continuation, params: SamplingParams, *, done: bool) -> Beam:
     stop = one.token_id if done and one.token_id in params.stop_token_ids else None
     return Beam((*search.live[one.parent].token_ids, one.token_id), one.score, done, stop)
 

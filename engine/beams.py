@@ -18,14 +18,14 @@ from wire.types import Beam, PromptState, SamplingParams
 class Beams:
     """Mutable, owned by its prompt. `sequences[i]` is live beam i; before the first step there are none.
 
-    A search that is `over` has no live beams; its hypotheses are its `winners`.
+    A search that `has_ended` has no live beams; its hypotheses are its `winners`.
     """
 
     params: SamplingParams
     limit: int
     search: Search
     sequences: list[Sequence]
-    over: bool = False
+    has_ended: bool = False
     offered: dict[int, Candidates] = field(default_factory=dict)
 
     @classmethod
@@ -36,7 +36,7 @@ class Beams:
         search = resume(state.beams, params, limit=limit)
         begun = search.live if state.beams else ()
         sequences = [Sequence([*state.token_ids, *beam.token_ids], len(state.token_ids), chain) for beam in begun]
-        return cls(params, limit, search, sequences, over=bool(state.beams) and not begun)
+        return cls(params, limit, search, sequences, has_ended=bool(state.beams) and not begun)
 
     @property
     def num_candidates(self) -> int:
@@ -46,7 +46,7 @@ class Beams:
     @property
     def has_begun(self) -> bool:
         """Whether the prompt's own candidates have been taken."""
-        return bool(self.sequences) or self.over
+        return bool(self.sequences) or self.has_ended
 
     @property
     def winners(self) -> tuple[Beam, ...]:
@@ -56,7 +56,7 @@ class Beams:
     def begin(self, candidates: Candidates, stem: Sequence) -> None:
         """Take the candidates for the prompt's first token; the beams share the blocks of `stem` once it forks."""
         step = advance(self.search, [_pairs(candidates)], self.params, limit=self.limit)
-        self.search, self.over = step.search, step.over
+        self.search, self.has_ended = step.search, step.has_ended
         self.sequences = [
             Sequence([*stem.token_ids, one.token_id], stem.prompt_length, stem.chain) for one in step.kept
         ]
@@ -69,7 +69,7 @@ class Beams:
         offered = [_pairs(self.offered[i]) for i in range(len(self.sequences))]
         self.offered = {}
         step = advance(self.search, offered, self.params, limit=self.limit)
-        parents, self.search, self.over = self.sequences, step.search, step.over
+        parents, self.search, self.has_ended = self.sequences, step.search, step.has_ended
         self.sequences = [parents[one.parent].fork(one.token_id, blocks) for one in step.kept]
         for parent in parents:
             parent.drop(blocks)

@@ -182,8 +182,8 @@ class EngineCore:
             started = self._launched[0].since
             self._collect(self._launched.popleft(), outcome)
         ended = self._clock()
-        for behind in self._launched:
-            behind.since = ended
+        for later in self._launched:
+            later.since = ended
         if outcome.num_tokens:
             self._batch.limits = paced(self._batch.limits, self._limits, ended - started)
         return outcome.result(ended - started)

@@ -62,13 +62,13 @@ def graph_shapes(backend: GraphBackend, most_rows: int, most_blocks: int, block_
     return tuple(sorted(shapes, reverse=True))
 
 
-def graph_rows(most: int, device: Device, backend: AttentionBackend, rope: StepRope | None) -> int:
-    """Return the most sequences in a step that uses a graph, up to `most`; 0 where graphs cannot be used.
+def graph_rows(max_rows: int, device: Device, backend: AttentionBackend, rope: StepRope | None) -> int:
+    """Return the most sequences in a step that uses a graph, up to `max_rows`; 0 where graphs cannot be used.
 
     No graphs with a RoPE that depends on lengths: the host passes those at each step.
     """
     can = device.captures_graphs and isinstance(backend, GraphBackend) and rope is None
-    return most if can else 0
+    return max_rows if can else 0
 
 
 def num_spare_blocks(rows: int, block_size: int) -> int:
@@ -290,12 +290,12 @@ class DecodeGraphs:
         return max((rows for rows, _ in self._captured), default=0)
 
 
-def _every_8(most: int) -> tuple[int, ...]:
-    return (*(rows for rows in (1, 2, 4) if rows < most), *range(_EVERY, most, _EVERY), most)
+def _every_8(maximum: int) -> tuple[int, ...]:
+    return (*(rows for rows in (1, 2, 4) if rows < maximum), *range(_EVERY, maximum, _EVERY), maximum)
 
 
-def _powers_of_two(most: int) -> tuple[int, ...]:
-    return (*(1 << power for power in range((most - 1).bit_length())), most)
+def _powers_of_two(maximum: int) -> tuple[int, ...]:
+    return (*(1 << power for power in range((maximum - 1).bit_length())), maximum)
 
 
 def one_line(error: BaseException) -> str:

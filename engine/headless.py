@@ -38,17 +38,17 @@ class HeadlessWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See Weights.shape."""
-        return self._stored.shape(self._own(name))
+        return self._stored.shape(self._without_prefix(name))
 
     def dtype(self, name: str) -> torch.dtype:
         """See Weights.dtype."""
-        return self._stored.dtype(self._own(name))
+        return self._stored.dtype(self._without_prefix(name))
 
     def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         """See Weights.read."""
-        return self._stored.read(self._own(name), part)
+        return self._stored.read(self._without_prefix(name), part)
 
-    def _own(self, name: str) -> str:
+    def _without_prefix(self, name: str) -> str:
         if not name.startswith(self._prefix):
             raise KeyError(name)
         return name.removeprefix(self._prefix)

@@ -42,8 +42,8 @@ class KvProbe:
         """Check the layer's mask, None where it has none: paged attention applies only the window it is called with."""
         if mask is not None and not mask.known:
             raise ConfigError(f"layer {layer} uses a mask that is neither causal nor a sliding window: not supported")
-        masked = self._effective(mask.window if mask is not None else None)
-        requested = self._effective(requested_window)
+        masked = self._effective_window(mask.window if mask is not None else None)
+        requested = self._effective_window(requested_window)
         if masked != requested:
             raise ConfigError(
                 f"layer {layer} calls attention with a window of {requested or 'any length'}, but its mask has one of "
@@ -57,7 +57,7 @@ class KvProbe:
             raise ConfigError(f"{seen} of the model's {num_layers} layers use the attention interface: not supported")
         return tuple(tensor for layer in range(num_layers) for tensor in self._seen[layer])
 
-    def _effective(self, window: int | None) -> int | None:
+    def _effective_window(self, window: int | None) -> int | None:
         return None if window is not None and self._max_length is not None and window >= self._max_length else window
 
 

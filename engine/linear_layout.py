@@ -40,7 +40,7 @@ def lay_out(network: Any) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
     if _is_plain(head) and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         packed = PackedLinear(head)
-        if _agree(head, packed):
+        if _outputs_agree(head, packed):
             network.set_output_embeddings(packed)
 
 
@@ -48,7 +48,7 @@ def _is_plain(module: object) -> bool:
     return type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
 
 
-def _agree(linear: nn.Linear, packed: PackedLinear) -> bool:
+def _outputs_agree(linear: nn.Linear, packed: PackedLinear) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_CHECKED_ROWS, linear.in_features, generator=generator)
     return torch.allclose(linear(rows), packed(rows), rtol=_TOLERANCE, atol=_TOLERANCE)

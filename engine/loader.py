@@ -81,7 +81,7 @@ def load_model(
     choice = _choose_dtype(folder.checkpoint, dtype, device, kernels)
     torch.set_num_threads(num_threads)
     register()
-    shared = _shared(path, choice.name, kernels.threads, weights_fd)
+    shared = _find_shared_weights(path, choice.name, kernels.threads, weights_fd)
     weights = _read_weights(folder, choice.name, kernels.threads, device, on_read, shared)
     backend, warning = trusted(
         backend, weights.network, device, block_size=block_size, dtype=getattr(torch, choice.name)
@@ -145,7 +145,7 @@ class _PoollessModel:
             headroom = self._headroom(largest)
         return plan_pool(
             self.weights.kv_tensors, budget_bytes=_budget(self.device, requested, utilization, headroom),
-            block_size=self.info.layout.block_size, max_model_len=max_model_len, beside=headroom.describe(),
+            block_size=self.info.layout.block_size, max_model_len=max_model_len, reserve_note=headroom.describe(),
             spare_blocks=self.spare_blocks,
         )  # fmt: skip
 
@@ -154,14 +154,14 @@ class _PoollessModel:
         smallest = num_blocks(self.info, largest, self.graph_rows)
         graphs = self.backend if isinstance(self.backend, GraphBackend) else None
         return measure_headroom(
-            lambda: self._on(smallest, 0, 0), self.device, largest, graph_rows=self.graph_rows, graphs=graphs
+            lambda: self._make_model(smallest, 0, 0), self.device, largest, graph_rows=self.graph_rows, graphs=graphs
         )  # fmt: skip
 
     def on_pool(self, blocks: int) -> TorchModel:
         """Make a pool of that many blocks, and the model that runs on it."""
-        return self._on(blocks, self.spare_blocks, self.graph_rows)
+        return self._make_model(blocks, self.spare_blocks, self.graph_rows)
 
-    def _on(self, blocks: int, spare: int, graph_rows: int) -> TorchModel:
+    def _make_model(self, blocks: int, spare: int, graph_rows: int) -> TorchModel:
         return TorchModel(
             self.weights.network, info=replace(self.info, layout=self._layout(blocks)), backend=self.backend,
             rope=self.rope, memory=self.device.make_pool(self._layout(blocks + spare)), keeps_logits=self.keeps_logits,
@@ -187,7 +187,7 @@ def _budget(device: Device, requested: int | None, utilization: float, headroom:
     return device_budget(requested, utilization, now.total, now.free, headroom.total_bytes)
 
 
-def _shared(path: Path, dtype: str, threads: Threads | None, weights_fd: str) -> SharedWeights | None:
+def _find_shared_weights(path: Path, dtype: str, threads: Threads | None, weights_fd: str) -> SharedWeights | None:
     if threads is None:
         return None
     return shared_weights(path, dtype, threads.isa, threads.library.path.name, text=weights_fd)

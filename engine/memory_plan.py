@@ -13,13 +13,13 @@ _SHORT_MEMORY_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The pool's size and capacity; `beside` describes memory that the budget leaves free."""
+    """The pool's size and capacity; `reserve_note` describes memory that the budget leaves free."""
 
     num_blocks: int
     block_size: int
     kv_bytes: int
     max_model_len: int
-    beside: str = ""
+    reserve_note: str = ""
 
     @property
     def longest_sequence(self) -> int:
@@ -31,7 +31,7 @@ class MemoryPlan:
         return (
             f"KV pool: {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of {self.block_size} tokens, "
             f"longest sequence {self.longest_sequence} tokens (model: {self.max_model_len})"
-            f"{f', {self.beside}' if self.beside else ''}"
+            f"{f', {self.reserve_note}' if self.reserve_note else ''}"
         )
 
 
@@ -39,7 +39,7 @@ def cpu_budget(requested_bytes: int | None, available_bytes: int) -> int:
     """Return the pool's bytes on a CPU: as requested, else 1 GiB or a quarter of the free memory if that is less."""
     if requested_bytes is None:
         return min(DEFAULT_CPU_BYTES, available_bytes // _SHORT_MEMORY_SHARE)
-    return _checked(requested_bytes, available_bytes)
+    return _check_requested(requested_bytes, available_bytes)
 
 
 def device_budget(
@@ -52,24 +52,24 @@ def device_budget(
     if not 0 < utilization <= 1:
         raise ConfigError(f"--gpu-memory-utilization {utilization}: must be above 0 and at most 1")
     if requested_bytes is not None:
-        return _checked(requested_bytes, free_bytes)
+        return _check_requested(requested_bytes, free_bytes)
     return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes) - headroom_bytes)
 
 
 def plan_pool(
-    tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int, max_model_len: int, beside: str = "",
+    tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int, max_model_len: int, reserve_note: str = "",
     spare_blocks: int = 0,
 ) -> MemoryPlan:  # fmt: skip
     """Return the largest pool within `budget_bytes`. Raises ConfigError if not even the shortest sequence fits.
 
-    `beside` describes, for messages, memory that the budget leaves free. `spare_blocks` of the budget are for padding
-    rows of graphs, and not part of the plan.
+    `reserve_note` describes, for messages, memory that the budget leaves free. `spare_blocks` of the budget are for
+    padding rows of graphs, and not part of the plan.
     """
     block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
     num_blocks = (budget_bytes - len(tensors) * (ALIGNMENT - 1)) // block_bytes
     needed = least_blocks(block_size, max_model_len)
     if num_blocks < needed + spare_blocks:
-        left = f" ({beside})" if beside else ""
+        left = f" ({reserve_note})" if reserve_note else ""
         graphs = f", and graphs {spare_blocks} more" if spare_blocks else ""
         minimum = least_bytes(tensors, block_size, max_model_len, spare_blocks)
         raise ConfigError(
@@ -78,7 +78,7 @@ def plan_pool(
             f"raise --kv-cache-memory to {minimum} or more"
         )
     num_blocks -= spare_blocks
-    return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len, beside)
+    return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len, reserve_note)
 
 
 def least_blocks(block_size: int, max_model_len: int) -> int:
@@ -92,7 +92,7 @@ def least_bytes(tensors: Sequence[KvTensor], block_size: int, max_model_len: int
     return (least_blocks(block_size, max_model_len) + spare_blocks) * block_bytes + len(tensors) * (ALIGNMENT - 1)
 
 
-def _checked(requested_bytes: int, free_bytes: int) -> int:
+def _check_requested(requested_bytes: int, free_bytes: int) -> int:
     if not 0 < requested_bytes <= free_bytes:
         raise ConfigError(
             f"--kv-cache-memory {requested_bytes} bytes: must be above 0 and at most the {free_bytes} free"

@@ -33,18 +33,18 @@ def read_settings(path: Path, *, is_decoder: bool) -> PoolingSettings:
     max_length = _max_length(path)
     if not (path / "modules.json").is_file():
         return PoolingSettings("last" if is_decoder else "cls", normalize=True, max_length=max_length)
-    stages = _stages(path / "modules.json")
+    stages = _module_stages(path / "modules.json")
     pooling = next((folder for kind, folder in stages if kind == "Pooling"), None)
     how = "last" if is_decoder else "cls"
     if pooling is not None:
-        how = _mode(path / pooling / "config.json")
+        how = _pooling_mode(path / pooling / "config.json")
     for kind, folder in stages:
         if kind not in ("Transformer", "Pooling", "Normalize"):
             raise ConfigError(f"{path / 'modules.json'}: a stage {kind} ({folder}) is not supported")
     return PoolingSettings(how, any(kind == "Normalize" for kind, _ in stages), max_length)
 
 
-def _stages(file: Path) -> list[tuple[str, str]]:
+def _module_stages(file: Path) -> list[tuple[str, str]]:
     """Return the kind and the folder of each stage."""
 
     try:
@@ -54,7 +54,7 @@ def _stages(file: Path) -> list[tuple[str, str]]:
         raise ConfigError(f"{file}: cannot be read as a list of stages: {error}") from error
 
 
-def _mode(file: Path) -> str:
+def _pooling_mode(file: Path) -> str:
     config = read_json(file)
     named = sorted(name for name, value in config.items() if name.startswith("pooling_mode_") and value is True)
     if "pooling_mode" in config and not named:

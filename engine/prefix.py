@@ -75,9 +75,9 @@ class PrefixChain:
 
     def fork(self) -> "PrefixChain":
         """Return a chain that continues from the same names."""
-        twin = PrefixChain(self._salt, self._block_size, self._rotation)
-        twin._names = self._names.copy()
-        return twin
+        copy = PrefixChain(self._salt, self._block_size, self._rotation)
+        copy._names = self._names.copy()
+        return copy
 
     def _next(self, token_ids: Sequence[int]) -> BlockName:
         assert self._block_size is not None

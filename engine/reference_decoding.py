@@ -81,7 +81,7 @@ class ReferenceDecoder:
         if params.beam_search is not None:
             key = (tuple(prompt), params)
             if key not in self._beam_results:
-                self._beam_results[key] = self._search(prompt, params)
+                self._beam_results[key] = self._beam_search(prompt, params)
             return self._beam_results[key]
         self.prepare([(prompt, params)])
         every = [self._sampled[request] for request in _sequences_of(prompt, params)]
@@ -134,7 +134,7 @@ class ReferenceDecoder:
         return finish_of(row.outputs, row.request.params, prompt_length=length, max_model_len=self._longest) is None
 
     @torch.inference_mode()
-    def _search(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
+    def _beam_search(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
         options = params.beam_search
         assert options is not None
         config = GenerationConfig(

@@ -54,7 +54,7 @@ def check_begun(state: PromptState) -> None:
     """Raise InvalidRequest if an admitted prompt lacks the first token of a sequence, or the beams of a search."""
     if state.params.beam_search is not None:
         if not state.beams:
-            raise InvalidRequest("an admitted prompt with beam search needs its beams")
+            raise InvalidRequest("a prompt received during a beam search lacks its beams")
     elif len(state.outputs) != state.params.num_sequences or not all(state.outputs):
         raise InvalidRequest(f"an admitted prompt needs a token for each of its {state.params.num_sequences} sequences")
 
@@ -101,7 +101,7 @@ def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> No
     needed = blocks_needed(length, [computed] * count, layout.block_size, info.rope)
     if needed > layout.num_blocks:
         recomputed = info.rope is not None and info.rope.drops_prompt(length, length + computed)
-        why = f", each recomputed past {info.rope.border} tokens," if info.rope is not None and recomputed else ""
+        why = f", each recomputed past {info.rope.short_length} tokens," if info.rope is not None and recomputed else ""
         raise NeverFits(
             f"{length} prompt tokens and {count} x {computed + 1} output tokens{why} need {needed} KV blocks of "
             f"{layout.block_size} tokens, the whole pool has {layout.num_blocks}",

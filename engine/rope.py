@@ -51,23 +51,23 @@ class Frequencies:
     def __init__(self, rotary: Any) -> None:
         lengths = rope_lengths(rotary.config)
         assert lengths is not None, "only modules of LENGTH_TYPES are replaced"
-        self.border, self._rope_type, self._config = lengths.border, lengths.rope_type, rotary.config
+        self.short_length, self._rope_type, self._config = lengths.short_length, lengths.rope_type, rotary.config
         self._short: torch.Tensor = rotary.original_inv_freq.clone().cpu()
-        self._long = self._past_border(self.border + 1)
+        self._long = self._past_short_length(self.short_length + 1)
 
     def __call__(self, lengths: Sequence[int]) -> torch.Tensor:
         """Return [num_tokens, dim / 2] for the length of each token."""
-        distinct = sorted({max(length, self.border) for length in lengths})  # all lengths up to the border are equal
+        distinct = sorted({max(length, self.short_length) for length in lengths})  # all lengths up to it are equal
         places = {length: place for place, length in enumerate(distinct)}
-        rows = torch.tensor([places[max(length, self.border)] for length in lengths])
-        return torch.stack([self._of(length) for length in distinct]).index_select(0, rows)
+        rows = torch.tensor([places[max(length, self.short_length)] for length in lengths])
+        return torch.stack([self._frequencies_for(length) for length in distinct]).index_select(0, rows)
 
-    def _of(self, length: int) -> torch.Tensor:
-        if length <= self.border:
+    def _frequencies_for(self, length: int) -> torch.Tensor:
+        if length <= self.short_length:
             return self._short
-        return self._past_border(length) if self._rope_type == DYNAMIC else self._long
+        return self._past_short_length(length) if self._rope_type == DYNAMIC else self._long
 
-    def _past_border(self, length: int) -> torch.Tensor:
+    def _past_short_length(self, length: int) -> torch.Tensor:
         """Compute them as transformers does: the length is a tensor, so the arithmetic is float32, not Python's."""
         compute = ROPE_INIT_FUNCTIONS[self._rope_type]
         frequencies: torch.Tensor = compute(self._config, self._short.device, seq_len=torch.tensor(length))[0]
@@ -122,9 +122,9 @@ def _plain_forward(rotary: Any) -> Callable[..., Any]:
 @torch.inference_mode()
 def _agrees(rotary: Any, frequencies: Frequencies, forward: Callable[..., Any]) -> bool:
     """Return whether rows of different lengths in one pass equal rows computed alone, and lengths have an effect."""
-    border, positions = frequencies.border, torch.arange(3, 9)[None]
-    mixed, alone = _rows(rotary, forward, frequencies([border, 2 * border] * 3), positions), []
-    for length in (border, 2 * border):
+    short_length, positions = frequencies.short_length, torch.arange(3, 9)[None]
+    mixed, alone = _rows(rotary, forward, frequencies([short_length, 2 * short_length] * 3), positions), []
+    for length in (short_length, 2 * short_length):
         alone.append(_rows(rotary, forward, frequencies([length])[0], positions))
     expected = torch.stack([alone[row % 2][row] for row in range(6)])
     return torch.equal(mixed, expected) and not torch.equal(alone[0], alone[1])

@@ -1,13 +1,13 @@
 """The sequence length that determines a token's rotation, for RoPE types that depend on it. Pure, no torch.
 
-    rope type | frequencies up to the border | past it           | border
-    dynamic   | the model's own              | a set per length  | max_position_embeddings
-    longrope  | the short set                | the long set      | original_max_position_embeddings
+    rope type | frequencies up to `short_length` | beyond it         | `short_length`
+    dynamic   | the model's own                  | a set per length  | max_position_embeddings
+    longrope  | the short set                    | the long set      | original_max_position_embeddings
 
 transformers computes a prompt in one pass, rotated by the prompt's length, and then each token by the sequence length
 including it; earlier keys do not change. So a token's length is the prompt's, or its own position + 1 if that is more:
-the same for any chunks, batch, instance or resumption. Some models recompute a sequence when it crosses the border; its
-first border + 1 tokens then count as its prompt.
+the same for any chunks, batch, instance or resumption. Some models recompute a sequence that outgrows `short_length`;
+its first `short_length` + 1 tokens then count as its prompt.
 """
 
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ LENGTH_TYPES = (DYNAMIC, LONGROPE)
 
 @dataclass(frozen=True, slots=True)
 class RopeLengths:
-    """A model's rope type, one of LENGTH_TYPES, and the longest sequence that has the short frequencies (`border`).
+    """A model's rope type, one of LENGTH_TYPES; sequences of up to `short_length` tokens have the short frequencies.
 
-    `recomputes`: when a sequence grows past the border, all its keys are recomputed with the long frequencies.
+    `recomputes`: all keys of a sequence that outgrows it are recomputed with the long frequencies.
     """
 
     rope_type: str
-    border: int
+    short_length: int
     recomputes: bool = False
 
     def counted_prompt(self, prompt_length: int, num_tokens: int) -> int:
         """Return how many of its first tokens count as the prompt in a sequence of `num_tokens`."""
-        crossed = self.recomputes and num_tokens > self.border
-        return max(prompt_length, self.border + 1) if crossed else prompt_length
+        crossed = self.recomputes and num_tokens > self.short_length
+        return max(prompt_length, self.short_length + 1) if crossed else prompt_length
 
     def drops_prompt(self, prompt_length: int, num_tokens: int) -> bool:
         """Return whether a sequence of `num_tokens` was recomputed, and so shares no KV with its prompt."""
@@ -42,8 +42,8 @@ class RopeLengths:
 
     def rotation(self, prompt_length: int) -> str:
         """Return a name for the prompt's rotation: equal tokens have equal keys only where it is equal."""
-        if prompt_length <= self.border:
-            return ""  # tokens past the border are rotated by their own position, whatever the prompt
+        if prompt_length <= self.short_length:
+            return ""  # tokens beyond that are rotated by their own position, whatever the prompt
         return f"{self.rope_type} {prompt_length}" if self.rope_type == DYNAMIC else self.rope_type
 
 
@@ -58,8 +58,10 @@ def rope_lengths(text_config: Any) -> RopeLengths | None:
         return None
     if rope_type == DYNAMIC:
         return RopeLengths(rope_type, text_config.max_position_embeddings)
-    border = parameters["original_max_position_embeddings"]
-    return RopeLengths(rope_type, border, recomputes=support_of(text_config.model_type).drops_kv_at_border)
+    short_length = parameters["original_max_position_embeddings"]
+    return RopeLengths(
+        rope_type, short_length, recomputes=support_of(text_config.model_type).drops_kv_past_short_length
+    )
 
 
 def longest_sequence(text_config: Any) -> int | None:

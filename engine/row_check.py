@@ -80,7 +80,7 @@ def check_rows(network: Any, dtype: str) -> None:
     assert network.config._attn_implementation == NAME
     last = longest_sequence(network.config.get_text_config(decoder=True))
     for position in (_PLACE, _PLACE if last is None else last - 1):
-        gap = min(_gap(network, token_id, position) for token_id in _TOKENS)
+        gap = min(_largest_difference(network, token_id, position) for token_id in _TOKENS)
         if not gap <= _TOLERANCE[dtype]:
             raise ConfigError(
                 f"{network.config.model_type}: logits differ by {gap:.2g} of their size at position {position} with "
@@ -89,16 +89,16 @@ def check_rows(network: Any, dtype: str) -> None:
             )
 
 
-def _gap(network: Any, token_id: int, position: int) -> float:
+def _largest_difference(network: Any, token_id: int, position: int) -> float:
     """Return the relative difference of a token's logits, queries and keys with neighbours and alone."""
-    alone = _seen(network, [token_id], position)
-    beside = [_seen(network, [neighbour, token_id], position) for neighbour in _NEIGHBOURS]
-    pairs = [pair for other in beside for pair in zip(alone, other, strict=True)]
+    alone = _run_last_token(network, [token_id], position)
+    with_neighbour = [_run_last_token(network, [neighbour, token_id], position) for neighbour in _NEIGHBOURS]
+    pairs = [pair for other in with_neighbour for pair in zip(alone, other, strict=True)]
     return max(float((other - one).abs().max() / one.abs().max()) for one, other in pairs)
 
 
 @torch.inference_mode()
-def _seen(network: Any, token_ids: list[int], position: int) -> list[torch.Tensor]:
+def _run_last_token(network: Any, token_ids: list[int], position: int) -> list[torch.Tensor]:
     """Return the last token's logits, and each layer's queries and keys; it is at `position` of its own sequence."""
     attach(network, alone := _Alone())
     positions, place = [0] * (len(token_ids) - 1) + [position], next(iter(network.parameters())).device

@@ -26,7 +26,7 @@ class RowHead:
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """Keep the decoder's output in this block. Of the network's inner models, the decoder returns last."""
-        hooks = [part.register_forward_hook(self._keep) for part in self._parts]
+        hooks = [part.register_forward_hook(self._keep_output) for part in self._parts]
         try:
             yield
         finally:
@@ -50,7 +50,7 @@ class RowHead:
         for start in range(0, len(rows), size):
             yield self._run(*kept, rows[start : start + size])
 
-    def _keep(self, decoder: Any, _inputs: Any, output: Any) -> None:
+    def _keep_output(self, decoder: Any, _inputs: Any, output: Any) -> None:
         self._kept = decoder, output
 
     def _run(self, decoder: Any, output: Any, rows: torch.Tensor) -> torch.Tensor:

@@ -131,7 +131,7 @@ class Sequence:
         )  # fmt: skip
 
     def recount(self, rope: RopeLengths, blocks: BlockPool) -> None:
-        """Drop KV rotated for a shorter sequence, once this has grown past a border at which the model recomputes it.
+        """Drop KV rotated for a shorter sequence, once this has grown past the length at which the model recomputes it.
 
         The new KV has no names: other prompts start rotated for their own lengths.
         """

@@ -6,7 +6,7 @@ A device that exceeds it is considered lost; one that computes long steps within
 DEFAULT_STEP_S = 10.0
 """The default of --rank-timeout, for an engine without an instance."""
 _QUEUED_STEPS = 2
-"""The engine launches at most one step behind the one being computed."""
+"""The engine launches at most one step ahead of the one being computed."""
 
 
 def queued_s(step_s: float) -> float:

@@ -11,7 +11,7 @@ from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from wire.errors import InternalError
 from wire.types import TokenLogprobs
 
-_OFF = float("-inf")
+_EXCLUDED = float("-inf")
 
 
 def make_output(
@@ -28,7 +28,7 @@ def make_output(
     searching = [i for i, row in enumerate(rows) if row.candidates]
     candidates: Sequence[Candidates | None] = ()
     if searching:
-        sampled, candidates = _search(logits, rows, searching, chooser)
+        sampled, candidates = _choose_with_search(logits, rows, searching, chooser)
     else:
         sampled = sample(logits, rows, chooser)
     logprobs = _logprobs(logits, rows, sampled.token_ids)
@@ -40,7 +40,7 @@ def make_output(
     return StepOutput(sampled.token_ids, logprobs, candidates, scores, sampled.failures, failure, pooled)
 
 
-def _search(
+def _choose_with_search(
     logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], chooser: Chooser
 ) -> tuple[Sampled, list[Candidates | None]]:
     """Sample the rows without beam search and rank candidates of the others; their processors get logprobs."""
@@ -63,7 +63,7 @@ def _search(
 
 def _candidates(scores: torch.Tensor, count: int) -> Candidates:
     top = scores.topk(min(count, len(scores)))
-    pairs = [(t, s) for t, s in zip(top.indices.tolist(), top.values.tolist(), strict=True) if s > _OFF]
+    pairs = [(t, s) for t, s in zip(top.indices.tolist(), top.values.tolist(), strict=True) if s > _EXCLUDED]
     return Candidates(tuple(token for token, _ in pairs), tuple(score for _, score in pairs))
 
 

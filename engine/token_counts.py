@@ -32,10 +32,10 @@ class TokenCounts:
 
     def fork(self) -> "TokenCounts":
         """Return an independent copy."""
-        twin = TokenCounts()
-        twin.ids, twin.outputs = self.ids[:], self.outputs[:]
-        twin._places, twin._num_counted = self._places.copy(), self._num_counted
-        return twin
+        copy = TokenCounts()
+        copy.ids, copy.outputs = self.ids[:], self.outputs[:]
+        copy._places, copy._num_counted = self._places.copy(), self._num_counted
+        return copy
 
     def _count(self, token_id: int, *, is_output: bool) -> None:
         place = self._places.setdefault(token_id, len(self.ids))

@@ -155,7 +155,7 @@ class TorchModel:
 
     def _compute(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DoneStep:
         logits, pooled = self._run(batch, layer_done)
-        made = make_output(logits, batch, self._scored(batch), [one.tolist() for one in pooled], self._chooser)
+        made = make_output(logits, batch, self._scored_logits(batch), [one.tolist() for one in pooled], self._chooser)
         return DoneStep(made)
 
     def _launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DeviceStep:
@@ -164,16 +164,16 @@ class TorchModel:
             self._is_active = True
         try:
             logits, pooled = self._run(batch, layer_done)
-            step = DeviceStep(logits, batch, self._scored(batch), pooled, self._opened, self._nucleus)
+            step = DeviceStep(logits, batch, self._scored_logits(batch), pooled, self._opened, self._nucleus)
         except InstanceLost:  # what waits for a lost rank may have no end, and the instance ends
             raise
         except BaseException as error:
-            self._settle(error)
+            self._wait_for_launched(error)
             raise
         self._last_choice = step.token_ids
         return step
 
-    def _settle(self, error: BaseException) -> None:
+    def _wait_for_launched(self, error: BaseException) -> None:
         """Wait for the launched work of a failed step: it may write blocks that are about to be freed.
 
         Raises InternalError if that exceeds the limit of the steps in flight; a liveness check then finds out why.
@@ -205,7 +205,7 @@ class TorchModel:
     def _logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> torch.Tensor:
         metadata = build(batch, block_size=self._memory.layout.block_size, device=self._device)
         if batch.carried:
-            self._carry(batch.carried, metadata)
+            self._use_carried_tokens(batch.carried, metadata)
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
@@ -213,10 +213,10 @@ class TorchModel:
             replayed = self.graphs.run(metadata)
             if replayed is not None:
                 return replayed
-        with self._attending(metadata, layer_done):
+        with self._attention_of_step(metadata, layer_done):
             return self._forward(metadata)
 
-    def _carry(self, carried: Sequence[tuple[int, int]], metadata: StepMetadata) -> None:
+    def _use_carried_tokens(self, carried: Sequence[tuple[int, int]], metadata: StepMetadata) -> None:
         """Put tokens that the previous step has sampled into the step's inputs, on the device.
 
         Rank 0 sampled them; the other ranks add zeros to them.
@@ -251,7 +251,7 @@ class TorchModel:
         normed: torch.Tensor = self._network.model.norm(self._fused.rows[chosen].to(getattr(torch, self._info.dtype)))
         return normed
 
-    def _scored(self, batch: StepBatch) -> Iterable[torch.Tensor]:
+    def _scored_logits(self, batch: StepBatch) -> Iterable[torch.Tensor]:
         """Return slices of the logits of the batch's score rows, computed when they are read."""
         if not batch.scores:
             return ()
@@ -295,16 +295,16 @@ class TorchModel:
         return made
 
     @contextmanager
-    def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
+    def _attention_of_step(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
         if self._rope is not None:
             self._rope.begin(metadata.sequences, self._device)
-        self._attention.begin(metadata, self._marking(layer_done))
+        self._attention.begin(metadata, self._mark_layers(layer_done))
         try:
             yield
         finally:
             self._attention.end()
 
-    def _marking(self, layer_done: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    def _mark_layers(self, layer_done: Callable[[int], None] | None) -> Callable[[int], None] | None:
         """Record an event in a device's pool before each layer is reported, so that readers can wait for its KV."""
         written = self._written
         if layer_done is None or written is None:

@@ -15,7 +15,7 @@ def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return host `values` on `device`, ready for work launched from now on; no copy if `device` is the host."""
     if values.device == device:
         return values
-    return (values.pin_memory() if _pins() else values).to(device, non_blocking=True)
+    return (values.pin_memory() if _can_pin() else values).to(device, non_blocking=True)
 
 
 def upload_ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -28,7 +28,7 @@ class Download:
 
     def __init__(self, device: Device) -> None:
         self._event = device.event()
-        self._pins = _pins()
+        self._pins = _can_pin()
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
         """Return a host tensor that has these values once `end` was called and `wait` has returned."""
@@ -44,5 +44,5 @@ class Download:
         self._event.synchronize()
 
 
-def _pins() -> bool:
+def _can_pin() -> bool:
     return torch.accelerator.is_available()

@@ -57,7 +57,7 @@ class DeviceWatch:
         try:
             yield
         except Exception as error:
-            lost = self._judge(error)
+            lost = self._test_device(error)
             if lost is not None:
                 raise lost from error
             raise
@@ -68,10 +68,10 @@ class DeviceWatch:
         """Test the device if its work takes too long; return False if it is known to be lost."""
         since = self._since
         if since is not None and self._clock() - since > self._touch_s:
-            self._judge(TimeoutError(f"its work has not ended within {self._touch_s:g} s"))
+            self._test_device(TimeoutError(f"its work has not ended within {self._touch_s:g} s"))
         return self._lost is None
 
-    def _judge(self, error: Exception) -> InstanceLost | None:
+    def _test_device(self, error: Exception) -> InstanceLost | None:
         with self._lock:
             if self._lost is not None:
                 return InstanceLost(self._lost)

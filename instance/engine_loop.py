@@ -97,23 +97,23 @@ class EngineLoop:
         while not self._stopping:
             self._run_inbox()
             try:
-                self._turn()
+                self._run_turn()
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: one error must not end the loop
                 _log.error("engine_turn_failed", error, error=error)
-                self._idle()  # a lasting error must not spin; health checks see the old mark
+                self._wait_for_work()  # a lasting error must not spin; health checks see the old mark
             else:
                 self._mark = self._clock()
 
-    def _turn(self) -> None:
+    def _run_turn(self) -> None:
         self._num_in_hand = min(self._chunk_tokens, self._engine.load().uncomputed_tokens)
         if not self._engine.has_work():
-            self._idle()
+            self._wait_for_work()
             return
         self._mark = self._clock()
         self._longest_turn_s = self._turns_s = 0.0
         self._num_turns = 0
         result = self._engine.step(self._layer_done)
-        self._progressed()
+        self._record_turn()
         self._measure_turns(result.num_tokens)
         self.steps += 1
         self.step_seconds += result.seconds
@@ -121,7 +121,7 @@ class EngineLoop:
             self.step_tokens.observe(result.num_tokens)
         self._on_step(result)
 
-    def _progressed(self) -> None:
+    def _record_turn(self) -> None:
         now = self._clock()
         self._longest_turn_s = max(self._longest_turn_s, now - self._mark)
         self._turns_s += now - self._mark
@@ -142,10 +142,10 @@ class EngineLoop:
                 _log.error("posted_work_failed", error, error=error)
 
     def _layer_done(self, layer: int, chunks: Sequence[Chunk]) -> None:
-        self._progressed()
+        self._record_turn()
         self._on_layer(layer, chunks)
 
-    def _idle(self) -> None:
+    def _wait_for_work(self) -> None:
         with self._wake:
             if not self._inbox and not self._stopping:
                 self._wake.wait(IDLE_TURN_S)

@@ -40,7 +40,7 @@ class EntryLock:
             held.close()
             raise ConfigError(
                 f"table entry server_ip {self._server_ip} devices {devices}: process {os.getpid()} claims it, "
-                f"and process {_holder(name)} on this host holds it; give each process its own local table"
+                f"and process {_read_holder(name)} on this host holds it; give each process its own local table"
             ) from error
         self._sockets[table_digest] = held
         while len(self._sockets) > _MAX_TABLES:
@@ -57,7 +57,7 @@ def _name(entry: str) -> bytes:
     return b"\0pdserve-entry-" + hashlib.sha256(entry.encode()).hexdigest()[:32].encode()
 
 
-def _holder(name: bytes) -> str:
+def _read_holder(name: bytes) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PEER_TIMEOUT_S)
         try:

@@ -33,7 +33,7 @@ def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: 
             )  # fmt: skip
             undo.callback(far.close)
             with theirs:
-                pool.hand_over(to_json(_settings(config, identity)), theirs.fileno())
+                pool.hand_over(to_json(_transfer_settings(config, identity)), theirs.fileno())
             far_by_rank[pool.layout.rank] = far
         for far in far_by_rank.values():
             far.start(_CONNECT_S)
@@ -41,7 +41,7 @@ def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: 
     return far_by_rank
 
 
-def _settings(config: InstanceConfig, identity: Identity) -> RankTransferSettings:
+def _transfer_settings(config: InstanceConfig, identity: Identity) -> RankTransferSettings:
     options, trust = config.options, config.trust
     return RankTransferSettings(
         instance_id=identity.instance_id, epoch=identity.epoch, host=kv_host(config), source=kv_source(config),

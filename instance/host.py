@@ -110,7 +110,7 @@ class InstanceHost:
     @property
     def in_session(self) -> bool:
         """Whether a scheduler has an open session here."""
-        return self._session is not None and not self._session.over
+        return self._session is not None and not self._session.ended
 
     @property
     def is_busy(self) -> bool:
@@ -166,7 +166,7 @@ class InstanceHost:
         if self._draining is not None:
             raise Draining(self._draining)
         old = self._session
-        if old is not None and not old.over:
+        if old is not None and not old.ended:
             if old.hello.scheduler_id != hello.scheduler_id:
                 raise Incompatible(
                     f"{self.identity.instance_id} serves scheduler {old.hello.scheduler_id}, last heard "
@@ -201,7 +201,7 @@ class InstanceHost:
 
     def _emit(self, event: Event) -> None:
         session = self._session
-        if session is not None and not session.over:
+        if session is not None and not session.ended:
             session.emit(event)
 
     def _measure(self, command: MeasureLink) -> None:
@@ -217,10 +217,10 @@ class InstanceHost:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             session = self._session
-            if session is not None and not session.over:
-                self._beat(session)
+            if session is not None and not session.ended:
+                self._send_heartbeat(session)
 
-    def _beat(self, session: InstanceSession) -> None:
+    def _send_heartbeat(self, session: InstanceSession) -> None:
         try:
             if session.silent_for() > session.hello.lease_s:
                 session.lost()

@@ -1,4 +1,4 @@
-"""One instance inside this process, for the monolithic server: the same host, connected without a socket."""
+"""One instance inside this process, as `pdserve serve` uses it: the same host, connected without a socket."""
 
 import asyncio
 import time

@@ -86,15 +86,15 @@ async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> 
         return
     identity = host.identity
     async with asyncio.TaskGroup() as tasks:
-        beside = [tasks.create_task(_report_health(host, server)), tasks.create_task(_report_session(host, marks))]
+        background = [tasks.create_task(_report_health(host, server)), tasks.create_task(_report_session(host, marks))]
         if config.options.http_port is not None:
             http = build_server(config.options.host, config.options.http_port, load=host.load, healthy=host.healthy)
-            beside.append(tasks.create_task(http.serve()))
+            background.append(tasks.create_task(http.serve()))
         if config.plan is not None:
-            beside.append(tasks.create_task(_follow_table(config, config.plan, host, lock, stop)))
+            background.append(tasks.create_task(_follow_table(config, config.plan, host, lock, stop)))
         await stop.wait()
         _log.info("stopping", instance=identity.instance_id)
-        for task in beside:
+        for task in background:
             task.cancel()
     await server.stop(STOP_GRACE_S if shutdown.error is None else 0)
     await host.stop()

@@ -36,26 +36,26 @@ class InstanceSession:
     """Serves one session (ServedSession). Runs on the event loop's thread; `emit` may be called from any."""
 
     def __init__(
-        self, hello: OpenSession, workers: Workers, on_over: Callable[["InstanceSession"], None],
+        self, hello: OpenSession, workers: Workers, on_ended: Callable[["InstanceSession"], None],
         measure: Callable[[MeasureLink], None], grammars: "GrammarStore | None" = None,
         draining: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
         self.hello = hello
-        self._workers, self._on_over, self._measure = workers, on_over, measure
+        self._workers, self._on_ended, self._measure = workers, on_ended, measure
         self._draining = draining
         self._loop = loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._gate = GrammarGate(grammars, loop)
         self._last_heard = self._run_time()
-        self._over = False
+        self._ended = False
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether the session ended."""
-        return self._over
+        return self._ended
 
     def silent_for(self) -> float:
-        """Return the seconds of run time of this process since the last message of the scheduler."""
+        """Return the seconds, in which this process could run, since the scheduler's last message."""
         return self._run_time() - self._last_heard
 
     def emit(self, event: Event) -> None:
@@ -66,7 +66,7 @@ class InstanceSession:
     def handle(self, command: Command) -> None:
         """Execute one command."""
         self._last_heard = self._run_time()
-        if self._over:
+        if self._ended:
             return
         match command:
             case Reserve():
@@ -77,7 +77,7 @@ class InstanceSession:
             case Generate():
                 self._take(command.prompt, lambda grammar: self._workers.decode.generate(command.prompt, grammar))
             case Cancel():
-                self._guard(command.prompt_id, lambda: self._cancel(command))
+                self._refuse_on_error(command.prompt_id, lambda: self._cancel(command))
             case MeasureLink():
                 self._measure(command)
             case Heartbeat() | OpenSession():
@@ -86,7 +86,7 @@ class InstanceSession:
     def refuse(self, prompt_id: str, error: PdserveError) -> None:
         """Emit Refused for a command that cannot be accepted."""
         self._last_heard = self._run_time()
-        if not self._over:
+        if not self._ended:
             self._emit_refused(prompt_id, error)
 
     async def events(self) -> AsyncIterator[list[Event]]:
@@ -101,10 +101,10 @@ class InstanceSession:
 
     def lost(self) -> None:
         """End the session and all its work: the scheduler is gone."""
-        if not self._over:
-            self._over = True
+        if not self._ended:
+            self._ended = True
             self._gate.drop_all()
-            self._on_over(self)
+            self._on_ended(self)
             self._queue.put_nowait(None)
 
     def _run_time(self) -> float:
@@ -118,12 +118,12 @@ class InstanceSession:
             return
 
         def start(grammar: Grammar | None) -> None:
-            self._guard(state.prompt_id, lambda: take(grammar), state.request_id)
+            self._refuse_on_error(state.prompt_id, lambda: take(grammar), state.request_id)
 
         def refuse(error: PdserveError) -> None:
             self._emit_refused(state.prompt_id, error)
 
-        self._guard(state.prompt_id, lambda: self._gate.submit(state, start, refuse), state.request_id)
+        self._refuse_on_error(state.prompt_id, lambda: self._gate.submit(state, start, refuse), state.request_id)
 
     def _cancel(self, command: Cancel) -> None:
         if self._gate.drop(command.prompt_id):
@@ -131,7 +131,7 @@ class InstanceSession:
         else:
             self._workers.cancel(command)
 
-    def _guard(self, prompt_id: str, accept: Callable[[], None], request_id: str = "") -> None:
+    def _refuse_on_error(self, prompt_id: str, accept: Callable[[], None], request_id: str = "") -> None:
         try:
             accept()
         except PdserveError as error:

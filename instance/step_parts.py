@@ -23,14 +23,14 @@ def parts_of(step: Step, max_bytes: int = MAX_BYTES) -> Iterator[Step]:
     if _is_small(step, max_bytes):
         yield step
         return
-    bare = replace(step, tokens=(), times=(), prompt_logprobs=())
+    remainder = replace(step, tokens=(), times=(), prompt_logprobs=())
     for scored in step.prompt_logprobs:
         for part in _cut_scores(scored, max_bytes):
-            yield replace(bare, prompt_logprobs=(part,))
+            yield replace(remainder, prompt_logprobs=(part,))
     for tokens in _cut(step.tokens, _bytes_of_token, max_bytes):
-        yield replace(bare, tokens=tokens)
+        yield replace(remainder, tokens=tokens)
     for times in _cut(step.times, _bytes_of_times, max_bytes):
-        yield replace(bare, times=times)
+        yield replace(remainder, times=times)
 
 
 def _is_small(step: Step, max_bytes: int) -> bool:

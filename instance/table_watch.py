@@ -134,7 +134,7 @@ class EntryWatch:
             waits = found.code == "not-completed"
             (_log.info if waits else _log.warning)("table_not_ready" if waits else "table_ignored", error=found)
         elif found is not None:
-            self._follow(found, now)
+            self._follow_table(found, now)
 
     def advance(self, now: float) -> Stage:
         """Apply what is due at `now`, and return the stage of the instance."""
@@ -144,10 +144,10 @@ class EntryWatch:
         gone_s = None if self._gone_at is None else now - self._gone_at
         after = stage(gone_s, in_session=self._host.in_session, is_busy=self._host.is_busy)
         if after is not self._stage:
-            self._enter(after)
+            self._enter_stage(after)
         return after
 
-    def _follow(self, found: OwnTable, now: float) -> None:
+    def _follow_table(self, found: OwnTable, now: float) -> None:
         digest = table_digest(found.table)
         if digest != self._digest:
             _log.info("table_changed", digest=digest)
@@ -173,7 +173,7 @@ class EntryWatch:
         except ConfigError as error:
             _log.warning("table_entry_in_use", error=error)
 
-    def _enter(self, after: Stage) -> None:
+    def _enter_stage(self, after: Stage) -> None:
         before, self._stage = self._stage, after
         self._host.drain(self._gone if after in (Stage.REFUSES, Stage.ENDS) else None)
         match after:

@@ -29,12 +29,12 @@ class Coverage:
     def add(self, start: int, end: int, mask: int) -> bool:
         """Add [start, end) of the tensors in `mask`; if any of it was there already, return False and add nothing."""
         low, high = bisect_right(self._ends, start), bisect_left(self._starts, end)
-        touched = list(self._pieces(low, high))
+        touched = list(self._pieces_between(low, high))
         if any(piece.mask & mask for piece in touched):
             return False
         low, high = max(0, low - 1), high + 1  # include the neighbours: they may be joined
-        before, after = self._pieces(low, high - 1 - len(touched)), self._pieces(high - 1, high)
-        joined = _joined([*before, *_painted(touched, start, end, mask), *after])
+        before, after = self._pieces_between(low, high - 1 - len(touched)), self._pieces_between(high - 1, high)
+        joined = _join_adjacent([*before, *_with_mask(touched, start, end, mask), *after])
         self._starts[low:high] = [piece.start for piece in joined]
         self._ends[low:high] = [piece.end for piece in joined]
         self._masks[low:high] = [piece.mask for piece in joined]
@@ -44,18 +44,18 @@ class Coverage:
         """Return the parts of [start, end) not yet added for all the tensors in `mask`, ascending."""
         gaps: list[tuple[int, int]] = []
         at = start
-        for piece in self._pieces(bisect_right(self._ends, start), bisect_left(self._starts, end)):
+        for piece in self._pieces_between(bisect_right(self._ends, start), bisect_left(self._starts, end)):
             if piece.mask & mask == mask:
                 if at < piece.start:
                     gaps.append((at, piece.start))
                 at = piece.end
         return [*gaps, (at, end)] if at < end else gaps
 
-    def _pieces(self, low: int, high: int) -> Iterator[_Piece]:
+    def _pieces_between(self, low: int, high: int) -> Iterator[_Piece]:
         return map(_Piece, self._starts[low:high], self._ends[low:high], self._masks[low:high])
 
 
-def _painted(touched: Iterable[_Piece], start: int, end: int, mask: int) -> Iterator[_Piece]:
+def _with_mask(touched: Iterable[_Piece], start: int, end: int, mask: int) -> Iterator[_Piece]:
     """Yield the touched pieces and the gaps between them, with `mask` added within [start, end)."""
     at = start
     for piece in touched:
@@ -72,7 +72,7 @@ def _painted(touched: Iterable[_Piece], start: int, end: int, mask: int) -> Iter
         yield _Piece(at, end, mask)
 
 
-def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
+def _join_adjacent(pieces: Iterable[_Piece]) -> list[_Piece]:
     kept: list[_Piece] = []
     for piece in pieces:
         if kept and kept[-1].end == piece.start and kept[-1].mask == piece.mask:

@@ -74,14 +74,14 @@ class DeviceRegion(Region):
 
     def complete(self) -> "DeviceRegion":
         """Return the same memory for reads of KV that is already complete: they wait for nothing."""
-        return DeviceRegion(self.tensor, readonly=self.readonly, ready=_nothing)
+        return DeviceRegion(self.tensor, readonly=self.readonly, ready=_do_nothing)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Reject attributes that only a host Region has. Raises TypeError."""
         raise TypeError(f"memory on {self.tensor.device} has no {name}: only a TorchMover moves it")
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 

@@ -80,8 +80,11 @@ def dial(
     """
     watch, rank, skipped = watch or _Unwatched(), hello.receiver_rank, []
     if all(endpoint_for(transport, endpoints, rank) is None for transport in transports):
-        mine, theirs = [one.traits.name for one in transports], [one.transport for one in endpoints if one.rank == rank]
-        raise Incompatible(f"no common KV transport with {hello.receiver_id}: {mine} here, {theirs} there")
+        own_names, peer_names = (
+            [one.traits.name for one in transports],
+            [one.transport for one in endpoints if one.rank == rank],
+        )
+        raise Incompatible(f"no common KV transport with {hello.receiver_id}: {own_names} here, {peer_names} there")
     for transport in transports:
         name = transport.traits.name
         endpoint, lacking = endpoint_for(transport, endpoints, rank), out_of_reach(transport, endpoints, rank)

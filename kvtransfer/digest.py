@@ -66,13 +66,13 @@ class PythonMover:
     def digest(self, place: RegionRuns) -> int:
         """See Mover."""
         check_place(place)
-        return digest_of(_pieces(place))
+        return digest_of(_rows_of(place))
 
     def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """See Mover."""
         check_move(source, target)
         budget = 0
-        for left, right in _cut_alike(_pieces(source), _pieces(target)):
+        for left, right in _cut_alike(_rows_of(source), _rows_of(target)):
             if budget <= 0:
                 if stop.is_set():
                     return False
@@ -85,7 +85,7 @@ class PythonMover:
         """See Mover."""
         check_move(source, target)
         hasher, budget = xxhash.xxh3_64(), 0
-        for left, right in _cut_alike(_pieces(source), _pieces(target)):
+        for left, right in _cut_alike(_rows_of(source), _rows_of(target)):
             if budget <= 0:
                 if stop.is_set():
                     return None
@@ -112,7 +112,7 @@ def digest_of(pieces: Iterable[memoryview | bytes]) -> int:
     return int(hasher.intdigest())
 
 
-def _pieces(place: RegionRuns) -> Iterator[memoryview]:
+def _rows_of(place: RegionRuns) -> Iterator[memoryview]:
     view, base = place.region.view, place.base
     for offset, num_bytes in place.runs.rows():
         yield view[base + offset : base + offset + num_bytes]

@@ -37,7 +37,7 @@ def cut_frames(
     for tensor, ranges in wanted:
         if not ranges:
             continue
-        if not group.takes(part, tensor, ranges, shared_bytes):
+        if not group.accepts(part, tensor, ranges, shared_bytes):
             yield from group.frames(part, max_bytes)
             group = _Group(tensor, ranges)
         group.add(part.token_bytes[tensor])
@@ -51,7 +51,7 @@ class _Group:
         self._first, self._ranges, self._num_tensors, self._token_bytes = first, ranges, 0, 0
         self._max_tokens = max((end - start for start, end in ranges), default=0)
 
-    def takes(self, part: RankHeads, tensor: int, ranges: Sequence[tuple[int, int]], max_bytes: int) -> bool:
+    def accepts(self, part: RankHeads, tensor: int, ranges: Sequence[tuple[int, int]], max_bytes: int) -> bool:
         return (
             tensor == self._first + self._num_tensors
             and ranges == self._ranges
@@ -65,9 +65,9 @@ class _Group:
         self._token_bytes += token_bytes
 
     def frames(self, part: RankHeads, max_bytes: int) -> Iterator[FrameRange]:
-        most_tokens = FRAME_TOKENS
+        max_tokens = FRAME_TOKENS
         if self._num_tensors == 1:
-            most_tokens = max(1, min(most_tokens, max_bytes // part.token_bytes[self._first]))
+            max_tokens = max(1, min(max_tokens, max_bytes // part.token_bytes[self._first]))
         for range_start, range_end in self._ranges:
-            for start in range(range_start, range_end, most_tokens):
-                yield FrameRange(self._first, self._num_tensors, start, min(range_end, start + most_tokens))
+            for start in range(range_start, range_end, max_tokens):
+                yield FrameRange(self._first, self._num_tensors, start, min(range_end, start + max_tokens))

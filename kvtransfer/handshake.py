@@ -37,13 +37,13 @@ def greet(
     hello = replace(hello, transport=transport.traits.name)
     encoded = encode_hello(hello)
     stream.send([encoded])
-    _prove(stream, hello, encoded[PREFIX.size :], timeouts, trust)
-    welcome = decode_welcome(_expect(stream, MessageType.WELCOME, hello, timeouts))
+    _answer_challenge(stream, hello, encoded[PREFIX.size :], timeouts, trust)
+    welcome = decode_welcome(_receive_answer(stream, MessageType.WELCOME, hello, timeouts))
     if (welcome.receiver_epoch, welcome.link_epoch) != (hello.receiver_epoch, hello.link_epoch):
         raise WireError("WELCOME has another epoch")
     outlet = transport.outlet(stream, hello, timeouts)
     try:
-        _expect(stream, MessageType.READY, hello, timeouts)
+        _receive_answer(stream, MessageType.READY, hello, timeouts)
     except BaseException:
         outlet.close()
         raise
@@ -81,8 +81,8 @@ def answer(
     return inlet, hello
 
 
-def _prove(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, trust: Trust) -> None:
-    challenge = decode_challenge(_expect(stream, MessageType.CHALLENGE, hello, timeouts))
+def _answer_challenge(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, trust: Trust) -> None:
+    challenge = decode_challenge(_receive_answer(stream, MessageType.CHALLENGE, hello, timeouts))
     try:
         check_challenge(trust, hello, body, challenge)
     except Incompatible:
@@ -98,7 +98,7 @@ def _check_proof(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, 
     check_proof(trust, hello, body, challenge, proof)
 
 
-def _expect(stream: Stream, wanted: MessageType, hello: Hello, timeouts: Timeouts) -> bytearray:
+def _receive_answer(stream: Stream, wanted: MessageType, hello: Hello, timeouts: Timeouts) -> bytearray:
     answers = (wanted, MessageType.REFUSE)
     kind, body = stream.receive_message(first_byte_s=timeouts.progress_s, wanted=answers, whole_s=timeouts.progress_s)
     if kind is MessageType.REFUSE:

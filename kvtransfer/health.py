@@ -100,7 +100,7 @@ class Health:
         """
         state = self._states[name]
         state.slower = than, reason
-        if self._rank(name) < self._rank(than):
+        if self._rank_of(name) < self._rank_of(than):
             state.rests_until, state.reason = now + LONGEST_REST_S, UNMEASURED
 
     def is_slower(self, name: str, than: str) -> bool:
@@ -116,7 +116,7 @@ class Health:
         state = self._states[name]
         if state.rests_until is None:
             state.rests_until, state.reason = now, UNMEASURED if name in self._measured_first else IN_SET_UP
-            if self._rank(name) < self._rank(meanwhile):
+            if self._rank_of(name) < self._rank_of(meanwhile):
                 self.used = meanwhile
 
     def use(self, name: str) -> Change:
@@ -124,7 +124,7 @@ class Health:
 
         One that was measured to be faster is not worse.
         """
-        before, after = self._rank(self._in_reach[0] if self.used is None else self.used), self._rank(name)
+        before, after = self._rank_of(self._in_reach[0] if self.used is None else self.used), self._rank_of(name)
         is_slower = self.used is not None and self.is_slower(self.used, name)
         self.used, self._states[name].slower = name, None
         if after > before and is_slower:
@@ -136,7 +136,7 @@ class Health:
 
     def due(self, now: float) -> str | None:
         """Return the best transport to try beside the one in use, whose rest has passed, or None."""
-        tried = self._names[: 0 if self.used is None else self._rank(self.used)]
+        tried = self._names[: 0 if self.used is None else self._rank_of(self.used)]
         if self.used in self._measured_first:
             tried = self._names
         due = [name for name in tried if name != self.used and self._is_due(name, now)]
@@ -152,7 +152,7 @@ class Health:
         state = self._states[name]
         if state.rests_until is None or now < state.rests_until or self.used is None:
             return False
-        return state.slower is None or self._rank(state.slower[0]) < self._rank(self.used)
+        return state.slower is None or self._rank_of(state.slower[0]) < self._rank_of(self.used)
 
     def _forget_rates(self, name: str) -> None:
         """Forget the measurements that compared `name`: its link is lost."""
@@ -164,5 +164,5 @@ class Health:
         state = self._states[name]
         return (0, 0.0) if state.rests_until is None else (1 if state.broke else 2, state.rests_until)
 
-    def _rank(self, name: str) -> int:
+    def _rank_of(self, name: str) -> int:
         return self._names.index(name)

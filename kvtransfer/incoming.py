@@ -105,7 +105,7 @@ class Incoming:
                 raise WireError("an empty FRAME")
             if isinstance(message, Signal):
                 self._probed.handle(message)
-            elif self._probed.takes(message):
+            elif self._probed.is_probe_frame(message):
                 with self._table.arriving(self._number):
                     self._probed.move(message, inlet)
             else:

@@ -122,7 +122,7 @@ class Inflow:
         """Check an announced frame before a byte is moved. Raises HandoffFailed if it violates the terms."""
         known = self._frames.get(frame.number)
         if known is None:
-            self._cover(frame)
+            self._record_range(frame)
             self._frames[frame.number] = _Expected(_without_blocks(frame), _FrameState.MOVING)
         elif known.state is not _FrameState.REPEAT:
             return FrameVerdict.DUPLICATE
@@ -177,7 +177,7 @@ class Inflow:
         self.complete = True
         return True
 
-    def _cover(self, frame: Frame) -> None:
+    def _record_range(self, frame: Frame) -> None:
         """Check a new frame and record its tokens as covered."""
         check_frame(frame, self._terms)
         tensors = mask_of(frame.tensor, frame.num_tensors)

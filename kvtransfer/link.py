@@ -182,7 +182,7 @@ class Link:
     def _run(self) -> None:
         error: PdserveError | None
         try:
-            error = self._live()
+            error = self._run_until_end()
         except PdserveError as reason:
             error = reason
         except LinkLost as reason:
@@ -192,18 +192,18 @@ class Link:
             error = InternalError(f"the KV link to {self._key.instance_id} failed: {reason}")
         self._shut_down(None if self._closing else error)
 
-    def _live(self) -> PdserveError | None:
+    def _run_until_end(self) -> PdserveError | None:
         dialled = dial(
-            self.transports, self._endpoints, self._hello(), self._settings.timeouts, self._settings.trust, self
+            self.transports, self._endpoints, self._make_hello(), self._settings.timeouts, self._settings.trust, self
         )
         self._reader = LinkReader(
-            dialled.stream, dialled.outlet, self._key.instance_id, post=self._queue.put, note=self._note,
+            dialled.stream, dialled.outlet, self._key.instance_id, post=self._queue.put, note=self._note_message,
         )  # fmt: skip
         self._reader.start()
         self.check_open()
         return self._serve(*self._open(dialled))
 
-    def _note(self, message: TicketMessage) -> None:
+    def _note_message(self, message: TicketMessage) -> None:
         if self._tickets is not None:
             self._tickets.note(message)
 
@@ -236,7 +236,7 @@ class Link:
                     case CheckLeases():
                         pass
                     case Put():
-                        tickets.handle(op, behind=any(isinstance(one, Put) for one in self._gathered))
+                        tickets.handle(op, more_queued=any(isinstance(one, Put) for one in self._gathered))
                     case _:
                         tickets.handle(op)
             tickets.check_leases()
@@ -284,7 +284,7 @@ class Link:
         except Exception as error:  # noqa: BLE001  a failed close must not keep the tickets open
             _log.error("kv_link_close_failed", error, peer=self._key.instance_id)
 
-    def _hello(self) -> Hello:
+    def _make_hello(self) -> Hello:
         settings, layout = self._settings, self._settings.memory.layout
         return Hello(
             protocol_version=PROTOCOL_VERSION, sender_id=settings.instance_id, sender_epoch=settings.epoch,

@@ -113,7 +113,7 @@ def merge_puts(ops: Iterable["Op"]) -> list["Op"]:
     joined. All else keeps its order. A put still being computed is not joined to an earlier one, which would then wait
     for its mark too.
     """
-    return _join(_join(ops, _key_of_layers, _continued), _key_of_tokens, _with_layers)
+    return _join(_join(ops, _key_of_layers, _join_adjacent), _key_of_tokens, _with_layers)
 
 
 def _join(
@@ -144,7 +144,7 @@ def _key_of_layers(put: Put) -> Hashable:
     return put.ticket_id, put.layers
 
 
-def _continued(earlier: Put, later: Put) -> Put | None:
+def _join_adjacent(earlier: Put, later: Put) -> Put | None:
     return replace(later, start=earlier.start) if earlier.end == later.start else None
 
 

@@ -50,7 +50,7 @@ class LinkReader:
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
                 _log.warning("kv_thread_still_running", thread=self._thread.name)
-        self._leave()
+        self._release_user()
 
     def _run(self) -> None:
         try:
@@ -62,7 +62,7 @@ class LinkReader:
             _log.error("kv_link_failed", error, peer=self._peer_id)
             self._post(LinkOver(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
         finally:
-            self._leave()
+            self._release_user()
 
     def _receive(self) -> None:
         message = decode(*self._stream.receive_message())
@@ -79,7 +79,7 @@ class LinkReader:
             case _:
                 raise WireError(f"a receiver sent {type(message).__name__}")
 
-    def _leave(self) -> None:
+    def _release_user(self) -> None:
         with self._lock:
             self._num_users -= 1
             last = self._num_users == 0

@@ -123,7 +123,7 @@ class MooncakeOutlet:
         """Gather the payload into the ring, waiting for space, and return the FRAME with its position there."""
         if frame.num_bytes > _MAX_BYTES:
             raise HandoffFailed(f"a frame of {frame.num_bytes} bytes: mooncake's staging memory has {_MAX_BYTES}")
-        start = self._room(frame)
+        start = self._wait_for_room(frame)
         self._memory.staging.gather(start, source)
         return [encode(replace(frame, block_ids=(start,)))]
 
@@ -144,7 +144,7 @@ class MooncakeOutlet:
             self._changed.notify_all()
         self._memory.close(after_s=_GRACE_S if in_use else 0.0)
 
-    def _room(self, frame: Frame) -> int:
+    def _wait_for_room(self, frame: Frame) -> int:
         deadline = run_time() + self._timeouts.progress_s
         with self._changed:
             while (start := None if self._closed else self._ring.take(frame.num_bytes)) is None:

@@ -151,9 +151,9 @@ class Registered:
         is unregistered at once.
         """
         if after_s > 0:
-            _park(self, after_s)
+            _unregister_later(self, after_s)
         else:
-            _unpark(self)
+            _cancel_unregister(self)
 
     def take_back(self) -> None:
         """Unregister the memory now; idempotent."""
@@ -265,9 +265,9 @@ def _make_engine(host: str, device: str) -> MooncakeEngine:
     return MooncakeEngine(host, device)
 
 
-def _park(memory: Registered, after_s: float) -> None:
+def _unregister_later(memory: Registered, after_s: float) -> None:
     """Keep `memory` registered for `after_s` seconds; a timer thread then unregisters it."""
-    timer = threading.Timer(after_s, _unpark, (memory,))
+    timer = threading.Timer(after_s, _cancel_unregister, (memory,))
     timer.name, timer.daemon = "kv-mooncake-park", True
     with _PARKING:
         if memory in _RETIRED:
@@ -275,14 +275,14 @@ def _park(memory: Registered, after_s: float) -> None:
         _RETIRED[memory] = timer
         crowded = next(iter(_RETIRED)) if len(_RETIRED) > _MAX_RETIRED else None
     if crowded is not None:
-        _unpark(crowded)
+        _cancel_unregister(crowded)
     try:
         timer.start()
     except RuntimeError:  # no thread can be started
-        _unpark(memory)
+        _cancel_unregister(memory)
 
 
-def _unpark(memory: Registered) -> None:
+def _cancel_unregister(memory: Registered) -> None:
     with _PARKING:
         timer = _RETIRED.pop(memory, None)
     if timer is not None:

@@ -34,13 +34,13 @@ class AnyMover:
 
     def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """See Mover."""
-        return self._mover(source, target).copy(source, target, stop)
+        return self._mover_for(source, target).copy(source, target, stop)
 
     def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
         """See Mover."""
-        return self._mover(source, target).copy_and_digest(source, target, stop)
+        return self._mover_for(source, target).copy_and_digest(source, target, stop)
 
-    def _mover(self, source: RegionRuns, target: RegionRuns) -> Mover:
+    def _mover_for(self, source: RegionRuns, target: RegionRuns) -> Mover:
         if isinstance(source.region, DeviceRegion) or isinstance(target.region, DeviceRegion):
             return _device_mover()
         return self._host

@@ -46,13 +46,13 @@ class WindowNames:
         """Return the frame's blocks; must be called for every frame, also for skipped ones. Raises HandoffFailed."""
         if frame.block_ids:
             return self._name(frame)
-        start, end, where = self._named.get(frame.window, (0, 0, None))
-        if where is None or (start, end) != (frame.start, frame.end):
+        start, end, window = self._named.get(frame.window, (0, 0, None))
+        if window is None or (start, end) != (frame.start, frame.end):
             raise HandoffFailed(
                 f"frame {frame.number} of tokens [{frame.start}, {frame.end}) names window {frame.window}, "
-                f"which {'is unknown' if where is None else f'has tokens [{start}, {end})'}"
+                f"which {'is unknown' if window is None else f'has tokens [{start}, {end})'}"
             )
-        return where
+        return window
 
     def _name(self, frame: Frame) -> BlockWindow:
         maximum = frame.end - frame.start + 1  # a block holds at least one token
@@ -61,9 +61,9 @@ class WindowNames:
                 f"frame {frame.number} names {len(frame.block_ids)} blocks, at most {maximum} are allowed"
             )
         offset = frame.start % self._block_size
-        where = BlockWindow(frame.block_ids, offset, offset + frame.end - frame.start)
+        window = BlockWindow(frame.block_ids, offset, offset + frame.end - frame.start)
         self._named.pop(frame.window, None)
-        self._named[frame.window] = frame.start, frame.end, where
+        self._named[frame.window] = frame.start, frame.end, window
         if len(self._named) > MAX_WINDOWS:
             del self._named[next(iter(self._named))]
-        return where
+        return window

@@ -71,10 +71,10 @@ class OutgoingTickets:
         entry = self._tickets.get(ticket_id)
         return 0 if entry is None else entry.ticket.kv_bytes
 
-    def handle(self, op: TicketOp, *, behind: bool = False) -> None:
+    def handle(self, op: TicketOp, *, more_queued: bool = False) -> None:
         """Apply one op; an error ends only the op's own ticket. Raises LinkLost.
 
-        With `behind`, more puts are queued: tensors share frames as large as possible, since each has a fixed cost.
+        `more_queued`: more puts wait, so tensors share frames as large as possible, since each has a fixed cost.
         Otherwise frames are smaller, so that D moves one while P digests the next.
         """
         if isinstance(op, Begin):
@@ -87,7 +87,7 @@ class OutgoingTickets:
                 self._send_abort(op.message, HandoffFailed(f"ticket {ticket_id} has ended on the sender"))
             return
         try:
-            self._apply(entry, op, behind)
+            self._apply(entry, op, more_queued)
         except PdserveError as error:
             self._fail(entry, error)
 
@@ -164,20 +164,20 @@ class OutgoingTickets:
         self._outbox.add([encode(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, ticket.first_token))])
         self._outbox.flush()  # from now on the receiver ends the ticket if this process dies
 
-    def _apply(self, entry: _OpenTicket, op: Put | FinishTicket | Drop | MessageReceived, behind: bool) -> None:
+    def _apply(self, entry: _OpenTicket, op: Put | FinishTicket | Drop | MessageReceived, more_queued: bool) -> None:
         match op:
             case Put():
-                self._put(entry, op, behind)
+                self._put(entry, op, more_queued)
             case FinishTicket():
                 self._finish(entry, op)
             case Drop():
                 self._abort(entry.ticket, HandoffFailed(op.reason))
             case MessageReceived(Nack() as nack):
-                self._resend(entry.ticket, nack)
+                self._resend_frame(entry.ticket, nack)
             case MessageReceived(Read() as read):
                 self._confirm(entry.ticket, read)
             case MessageReceived(Ack()):
-                self._acked(entry)
+                self._handle_ack(entry)
             case MessageReceived(Abort() as abort):
                 self._end(entry, from_name(abort.error, abort.reason))
 
@@ -208,26 +208,26 @@ class OutgoingTickets:
             self._outbox.flush()  # so that "after" is after
             failpoints.hit("kv.after_send_commit")
 
-    def _put(self, entry: _OpenTicket, put: Put, behind: bool) -> None:
+    def _put(self, entry: _OpenTicket, put: Put, more_queued: bool) -> None:
         if entry.started is None:
             entry.started = time.monotonic()
         if put.mark is not None and not put.mark.is_done:
             self._outbox.flush()  # send what is complete before waiting for the mark
-            self._await(put.mark)
+            self._wait_for_event(put.mark)
         ticket = entry.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
         max_bytes = self._outlet.max_frame_bytes
-        shared_bytes = max_bytes if behind else FRAME_BYTES
+        shared_bytes = max_bytes if more_queued else FRAME_BYTES
         if self._settings.failpoints:
             shared_bytes = 0  # so that a failpoint can hit between tensors
         for cut in cut_frames(self._part, wanted, max_bytes, shared_bytes):
             if ticket.over or entry.end_received:
                 return
-            where = entry.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)
-            self._send(ticket, cut, where, put.mark)
+            window = entry.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)
+            self._send(ticket, cut, window, put.mark)
 
-    def _await(self, mark: Event) -> None:
+    def _wait_for_event(self, mark: Event) -> None:
         """Wait until the work before the mark is computed, renewing leases meanwhile. Raises LinkLost."""
         limit_s, interval_s = self._settings.timeouts.progress_s, self._settings.check_interval_s
         deadline = time.monotonic() + limit_s
@@ -236,24 +236,24 @@ class OutgoingTickets:
                 raise LinkLost(f"the KV to be sent was not computed within {limit_s:g} s")
             self.check_leases()
 
-    def _send(self, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: Event | None) -> None:
-        source = self._place(cut.tensor, cut.num_tensors, where)
+    def _send(self, ticket: SenderTicket, cut: FrameRange, window: BlockWindow, mark: Event | None) -> None:
+        source = self._place(cut.tensor, cut.num_tensors, window)
         if mark is not None and isinstance(source.region, DeviceRegion):
             source = source._replace(region=source.region.after(mark))
         digest = self._mover.digest(source) if self._digests else 0
-        self._announce(ticket.send(cut, digest, where.block_ids), source)
+        self._announce_frame(ticket.send(cut, digest, window.block_ids), source)
 
-    def _resend(self, ticket: SenderTicket, nack: Nack) -> None:
+    def _resend_frame(self, ticket: SenderTicket, nack: Nack) -> None:
         frame = ticket.resend(nack.number)
         start = frame.start % self._layout.block_size
-        where = BlockWindow(frame.block_ids, start, start + frame.end - frame.start)
-        source = self._place(frame.tensor, frame.num_tensors, where)
+        window = BlockWindow(frame.block_ids, start, start + frame.end - frame.start)
+        source = self._place(frame.tensor, frame.num_tensors, window)
         if isinstance(source.region, DeviceRegion):
             source = source._replace(region=source.region.complete())  # it was complete at its first read
         if self._digests and self._mover.digest(source) != frame.digest:
             raise HandoffFailed(f"the blocks of frame {frame.number} changed during the hand-off")
         self.frames_resent += 1
-        self._announce(frame, source)
+        self._announce_frame(frame, source)
 
     def _confirm(self, ticket: SenderTicket, read: Read) -> None:
         """Confirm that the blocks are held. Before they are freed the ticket is dropped here, in the queue's order."""
@@ -261,13 +261,13 @@ class OutgoingTickets:
             raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease expired: it holds no blocks")
         self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
 
-    def _place(self, tensor: int, num_tensors: int, where: BlockWindow) -> RegionRuns:
+    def _place(self, tensor: int, num_tensors: int, window: BlockWindow) -> RegionRuns:
         try:
-            return self._slots.place(tensor, where, self._part.heads[tensor], num_tensors)
+            return self._slots.place(tensor, window, self._part.heads[tensor], num_tensors)
         except IndexError as error:
-            raise HandoffFailed(f"the blocks put do not hold tokens [{where.start}, {where.end}): {error}") from error
+            raise HandoffFailed(f"the blocks put do not hold tokens [{window.start}, {window.end}): {error}") from error
 
-    def _announce(self, frame: Frame, source: RegionRuns) -> None:
+    def _announce_frame(self, frame: Frame, source: RegionRuns) -> None:
         if self._settings.failpoints.hit("kv.send.mid"):
             frame = replace(frame, digest=frame.digest ^ 1)
         pieces = self._outlet.announce(frame, source)
@@ -280,7 +280,7 @@ class OutgoingTickets:
             self._mark_sent(frame.ticket_id)
             self.check_leases()  # a long put over a slow link must not expire the leases of others
 
-    def _acked(self, entry: _OpenTicket) -> None:
+    def _handle_ack(self, entry: _OpenTicket) -> None:
         ticket, now = entry.ticket, time.monotonic()
         if not ticket.ack():
             raise HandoffFailed("the receiver acked a ticket that was not committed")

@@ -1,7 +1,7 @@
 """All links of the sender to one rank of one process of an instance: chooses the link and transport of each ticket.
 
     ticket --> least loaded link over the best transport that is up; none: a new link, dialled best first
-    beside a loaded link a second lane is dialled; while a worse transport is in use, a better one is tried again, or
+    beside a loaded link a second link is dialled; while a worse transport is in use, a better one is tried again, or
     tried for the first time if its set-up is slow or it must be measured first
 
 Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained. One that
@@ -59,7 +59,7 @@ class Peer:
         Raises Unavailable if this process cannot start another thread.
         """
         num_bytes = (ticket.num_tokens - ticket.first_token) * self._settings.memory.layout.token_bytes
-        return self._carry(ticket.endpoints, lambda link: link.begin(Begin(ticket), num_bytes))
+        return self._move_ticket(ticket.endpoints, lambda link: link.begin(Begin(ticket), num_bytes))
 
     def measure(
         self, endpoints: Sequence[KvEndpoint], num_bytes: int, deadline: float,
@@ -74,12 +74,12 @@ class Peer:
             self._measured = found
             done(self.status())
 
-        self._carry(endpoints, lambda link: link.measure(Measure(num_bytes, deadline, finish)))
+        self._move_ticket(endpoints, lambda link: link.measure(Measure(num_bytes, deadline, finish)))
 
     def status(self) -> LinkStatus:
         """Return the current status of the links."""
         with self._lock:
-            shown = self._best() or self._last
+            shown = self._best_link() or self._last
             transport, state = ("", "connecting") if shown is None else (shown.transport, shown.state)
             num_bytes, failures, fallbacks = self._past
             return LinkStatus(
@@ -110,7 +110,7 @@ class Peer:
     def lost(self) -> bool:
         """Whether it had a link and has none now."""
         with self._lock:
-            return self._last is not None and self._best() is None
+            return self._last is not None and self._best_link() is None
 
     @property
     def over(self) -> bool:
@@ -191,7 +191,7 @@ class Peer:
         """Return whether the order of these two says nothing about their rates."""
         if link.transport in self._measured_first:
             return True
-        return used is not None and used.transport in self._measured_first and self._rank(used) < self._rank(link)
+        return used is not None and used.transport in self._measured_first and self._rank_of(used) < self._rank_of(link)
 
     def _use(self, link: Link, slower: str = "") -> None:
         """Let the best links take the tickets from now on, and drain the worse ones; `link` is ready.
@@ -211,7 +211,7 @@ class Peer:
             best = self._best_up()
             if best is None:  # this one is draining already
                 return
-            worse = [one for one in self._links if one.state == "up" and self._rank(one) > self._rank(best)]
+            worse = [one for one in self._links if one.state == "up" and self._rank_of(one) > self._rank_of(best)]
             change, reasons = self._health.use(best.transport), self._why_not_better(best.transport)
         for one in worse:
             one.drain()
@@ -241,21 +241,21 @@ class Peer:
         with self._lock:
             name = self._health.due(self._settings.clock()) if self._may_try() else None
             if name is not None:
-                self._trial = self._spare(self._transports[name])
+                self._trial = self._make_spare_link(self._transports[name])
 
     def _may_try(self) -> bool:
         return self._trial is None and not self._closed and not self._retired
 
-    def _carry(self, endpoints: Sequence[KvEndpoint], take: Callable[[Link], bool]) -> Link:
+    def _move_ticket(self, endpoints: Sequence[KvEndpoint], take: Callable[[Link], bool]) -> Link:
         """Pass the work to the best link, or to a new one; return that link."""
         with self._lock:
             self._idle_since = self._settings.clock()
-            self._learn(endpoints)
-            while (link := self._best()) is not None:
+            self._update_endpoints(endpoints)
+            while (link := self._best_link()) is not None:
                 was_loaded = link.load > 0
                 if take(link):
                     if was_loaded:
-                        self._widen(link)
+                        self._add_link(link)
                     return link
             names = [*self._dial_order(), *self._lacking]
             link = self._make([self._transports[name] for name in names], spare=False)
@@ -279,7 +279,7 @@ class Peer:
                 self._health.wait_for(name, kept[0], self._settings.clock())
         return [*kept, *(name for name in names if name in self._measured_first and name not in kept)]
 
-    def _learn(self, endpoints: Sequence[KvEndpoint]) -> None:
+    def _update_endpoints(self, endpoints: Sequence[KvEndpoint]) -> None:
         if tuple(endpoints) == tuple(self._endpoints):
             return
         self._endpoints = tuple(endpoints)
@@ -287,27 +287,27 @@ class Peer:
         self._lacking = {name: why for name, why in reach.items() if why is not None}
         self._health.reach(reach.keys() - self._lacking.keys())
 
-    def _best(self) -> Link | None:
+    def _best_link(self) -> Link | None:
         """Return the least loaded link over the best transport; one still connecting only if none is up."""
         connecting = (link for link in self._links if link.state == "connecting" and not link.spare)
         return self._best_up() or min(connecting, key=lambda link: link.load, default=None)
 
     def _best_up(self) -> Link | None:
         up = [link for link in self._links if link.state == "up" and link is not self._trial]
-        best = min(map(self._rank, up), default=None)
-        return min((link for link in up if self._rank(link) == best), key=lambda link: link.load, default=None)
+        best = min(map(self._rank_of, up), default=None)
+        return min((link for link in up if self._rank_of(link) == best), key=lambda link: link.load, default=None)
 
-    def _widen(self, link: Link) -> None:
-        """Dial another lane beside a loaded link, if its transport supports one."""
+    def _add_link(self, link: Link) -> None:
+        """Dial another link beside a loaded one, if its transport supports one."""
         transport = self._transports.get(link.transport)
         if transport is None or self._closed or self._health.rests(link.transport):
             return
-        lanes = [one for one in self._links if one.transport == link.transport and one.state in ("connecting", "up")]
+        parallel = [one for one in self._links if one.transport == link.transport and one.state in ("connecting", "up")]
         coming = [one for one in self._links if one.spare and one.state == "connecting"]
-        if not coming and len(lanes) < min(self._settings.links_per_peer, transport.traits.lanes):
-            self._spare(transport)
+        if not coming and len(parallel) < min(self._settings.links_per_peer, transport.traits.max_links):
+            self._make_spare_link(transport)
 
-    def _spare(self, transport: Transport) -> Link | None:
+    def _make_spare_link(self, transport: Transport) -> Link | None:
         link = self._make([transport], spare=True)
         try:
             self._start(link)
@@ -338,7 +338,7 @@ class Peer:
     def _bytes_sent(self) -> int:
         return self._bytes_of_gone + sum(link.bytes_sent for link in self._links)
 
-    def _rank(self, link: Link) -> int:
+    def _rank_of(self, link: Link) -> int:
         return self._ranks[link.transport]
 
     def _why_not_better(self, transport: str) -> tuple[str, ...]:

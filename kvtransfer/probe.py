@@ -24,7 +24,7 @@ from wire.errors import DeadlineExceeded, InvalidRequest, PdserveError
 
 MAX_MEASURE_BYTES = 256 << 20
 _NUM_PINGS = 5
-_FRAMES_UNDER_WAY = 4
+_MAX_FRAMES_IN_FLIGHT = 4
 
 
 def check_num_bytes(num_bytes: int) -> None:
@@ -43,7 +43,7 @@ class _Running:
     started: float | None = None
     bytes_sent: int = 0
     num_frames: int = 0
-    under_way: set[int] = field(default_factory=set)
+    in_flight: set[int] = field(default_factory=set)
 
 
 class SpeedProbe:
@@ -81,10 +81,10 @@ class SpeedProbe:
             else:
                 running.started = time.monotonic()
                 self._send(running)
-        elif answer.signal.kind is MessageType.PROBED and number in running.under_way:
-            running.under_way.remove(number)
+        elif answer.signal.kind is MessageType.PROBED and number in running.in_flight:
+            running.in_flight.remove(number)
             self._send(running)
-            if not running.under_way:
+            if not running.in_flight:
                 self._finish(running, answer.at)
 
     def check_deadline(self) -> None:
@@ -129,10 +129,10 @@ class SpeedProbe:
         self._outbox.flush()
 
     def _send(self, running: _Running) -> None:
-        while running.bytes_left > 0 and len(running.under_way) < _FRAMES_UNDER_WAY:
+        while running.bytes_left > 0 and len(running.in_flight) < _MAX_FRAMES_IN_FLIGHT:
             self._number += 1
             frame, source = self._frame(running)
-            running.under_way.add(self._number)
+            running.in_flight.add(self._number)
             running.bytes_left -= frame.num_bytes
             running.bytes_sent += frame.num_bytes
             running.num_frames += 1
@@ -149,11 +149,11 @@ class SpeedProbe:
         num_tokens = min(room, -(-running.bytes_left // spec.token_bytes))
         num_blocks = layout.num_blocks_for(num_tokens)
         first = number // len(layout.tensors) * num_blocks % (layout.num_blocks - num_blocks + 1)
-        where = BlockWindow(tuple(range(first, first + num_blocks)), 0, num_tokens)
-        source = self._slots.place(tensor, where)
+        window = BlockWindow(tuple(range(first, first + num_blocks)), 0, num_tokens)
+        source = self._slots.place(tensor, window)
         frame = Frame(
             running.ticket_id, self._receiver_epoch, number, spec.layer, tensor, 0, num_tokens,
             *layout.heads[tensor], num_tokens * spec.token_bytes,
-            process_mover().digest(source) if self._digests else 0, where.block_ids,
+            process_mover().digest(source) if self._digests else 0, window.block_ids,
         )  # fmt: skip
         return frame, source

@@ -34,7 +34,7 @@ class Probed:
         else:
             self._expected = signal.number
 
-    def takes(self, message: TicketMessage) -> TypeGuard[Frame]:
+    def is_probe_frame(self, message: TicketMessage) -> TypeGuard[Frame]:
         """Return whether `message` is a probe's frame. Raises WireError if it is not, but one is expected."""
         if self._expected is None:
             return False

@@ -124,11 +124,13 @@ def _prover(trust: Trust, hello: Hello, nonce: bytes, hello_body: bytes) -> Prov
 
 
 def _check(trust: Trust, side: Side, message: Challenge | Proof, prover: Prover | None, peer_id: str) -> None:
-    theirs, where = readable(message.fingerprint), f"{printable(peer_id)}, {printable(message.host)}"
-    if theirs != _fingerprint(trust):
-        raise Incompatible(differ(trust.secret, trust.host, theirs, where))
+    peer_fingerprint, peer = readable(message.fingerprint), f"{printable(peer_id)}, {printable(message.host)}"
+    if peer_fingerprint != _fingerprint(trust):
+        raise Incompatible(differ(trust.secret, trust.host, peer_fingerprint, peer))
     if prover is not None and not prover.holds(side, message.proof):
-        raise Incompatible(f"{where} claims this cluster's secret {theirs} (known on {trust.host}) but cannot prove it")
+        raise Incompatible(
+            f"{peer} claims this cluster's secret {peer_fingerprint} (known on {trust.host}) but cannot prove it"
+        )
 
 
 def _fingerprint(trust: Trust) -> str:

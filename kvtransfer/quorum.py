@@ -139,7 +139,7 @@ class Quorum:
             error = entry.error
         if error is not None:  # it ended in the meantime: settle ranks that had no share then
             try:
-                self._settle(ticket_id, entry, error)
+                self._report_outcome(ticket_id, entry, error)
             except Exception as failure:  # noqa: BLE001  the ticket is open, and owns the blocks
                 _log.error("kv_ticket_abort_failed", failure, ticket=ticket_id)
 
@@ -168,11 +168,11 @@ class Quorum:
             if entry.num_ready < len(self.shares):
                 return
             entry.settled = True
-        refusal = self._offer(ticket_id, entry)
+        refusal = self._offer_commit(ticket_id, entry)
         if refusal is None:
             with self._lock:
                 del self._entries[ticket_id]
-        self._settle(ticket_id, entry, refusal)
+        self._report_outcome(ticket_id, entry, refusal)
 
     def share_ended(self, ticket_id: str, error: PdserveError) -> None:
         """See ShareReports; the first one ends the ticket on every rank."""
@@ -181,7 +181,7 @@ class Quorum:
             if entry is None or entry.settled:
                 return
             entry.settled, entry.error = True, error
-        self._settle(ticket_id, entry, error)
+        self._report_outcome(ticket_id, entry, error)
 
     def share_released(self, ticket_id: str) -> None:
         """See ShareReports; after the last one the owner gets the blocks back."""
@@ -199,7 +199,7 @@ class Quorum:
     def catch_up(self) -> None:
         """See ShareReports: calls take effect at once here, so there is nothing to do."""
 
-    def _offer(self, ticket_id: str, entry: _Entry) -> PdserveError | None:
+    def _offer_commit(self, ticket_id: str, entry: _Entry) -> PdserveError | None:
         try:
             description = entry.description[:-1] if self.failpoints.hit("kv.before_commit") else entry.description
             self.events.committed(ticket_id, description, entry.block_ids, entry.kv_bytes)
@@ -210,7 +210,7 @@ class Quorum:
             return InternalError(f"the commit of ticket {ticket_id} failed: {error}")
         return None
 
-    def _settle(self, ticket_id: str, entry: _Entry, error: PdserveError | None) -> None:
+    def _report_outcome(self, ticket_id: str, entry: _Entry, error: PdserveError | None) -> None:
         failure: Exception | None = None
         for share in self.shares:
             try:

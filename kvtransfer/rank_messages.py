@@ -65,7 +65,7 @@ class RankCounters:
 
 def pack_numbers(ticket_id: str, *numbers: int, blocks: Iterable[int] = ()) -> bytes:
     """Return a ticket's id and integers."""
-    return _head(ticket_id) + little_endian(array("q", (*numbers, *blocks))).tobytes()
+    return _ticket_head(ticket_id) + little_endian(array("q", (*numbers, *blocks))).tobytes()
 
 
 def unpack_numbers(payload: bytes, minimum: int = 0) -> tuple[str, list[int]]:
@@ -80,7 +80,7 @@ def unpack_numbers(payload: bytes, minimum: int = 0) -> tuple[str, list[int]]:
 
 def pack_bytes(ticket_id: str, rest: bytes) -> bytes:
     """Return a ticket's id and bytes."""
-    return _head(ticket_id) + rest
+    return _ticket_head(ticket_id) + rest
 
 
 def unpack_bytes(payload: bytes) -> tuple[str, bytes]:
@@ -93,6 +93,6 @@ def unpack_bytes(payload: bytes) -> tuple[str, bytes]:
     return payload[_LENGTH.size : end].decode(), payload[end:]
 
 
-def _head(ticket_id: str) -> bytes:
+def _ticket_head(ticket_id: str) -> bytes:
     name = ticket_id.encode()
     return _LENGTH.pack(len(name)) + name

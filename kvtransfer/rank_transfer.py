@@ -153,11 +153,11 @@ class RankTransfer:
 
     def _take(self, message: Message[RankMessage]) -> None:
         try:
-            self._do(message)
+            self._handle_message(message)
         except Exception as error:  # noqa: BLE001  a defect in one ticket must not block the others' messages
             _log.error("kv_rank_message_failed", error, kind=message.kind.name)
 
-    def _do(self, message: Message[RankMessage]) -> None:
+    def _handle_message(self, message: Message[RankMessage]) -> None:
         payload = message.payload
         match message.kind:
             case RankMessage.BEGIN:

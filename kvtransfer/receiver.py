@@ -181,7 +181,7 @@ class KvReceiver:
         number = next(self._numbers)
         incoming = Incoming(
             number, stream, self._table, choose=lambda hello: self._choose(number, hello, over_unix=address is None),
-            timeouts=self._timeouts, trust=self._trust, digests=self._digests, ended=self._forget,
+            timeouts=self._timeouts, trust=self._trust, digests=self._digests, ended=self._remove_link,
             refusals=self._refusals, make_scratch=partial(scratch_of, self._memory),
         )  # fmt: skip
         self._links[number] = incoming
@@ -189,7 +189,7 @@ class KvReceiver:
             self._limit.wait(number, address, incoming.shutdown)
             incoming.thread.start()
         except BaseException:
-            self._forget(number)
+            self._remove_link(number)
             raise
 
     def _may_connect(self, sock: socket.socket, address: str | None) -> bool:
@@ -219,7 +219,7 @@ class KvReceiver:
                 return transport
         raise Unavailable(f"KV transport {hello.transport!r} is not offered here")
 
-    def _forget(self, number: int) -> None:
+    def _remove_link(self, number: int) -> None:
         self._links.pop(number, None)
         self._limit.leave(number)
 

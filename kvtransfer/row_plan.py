@@ -74,11 +74,11 @@ class _Strided:
         self._rows(memory, base).copy_(self._staged(stage))
 
     def _staged(self, stage: torch.Tensor) -> torch.Tensor:
-        return _wide(stage[: self.num_bytes], self.grain).view(self.rows, -1)  # [rows, row elements]
+        return _as_int64(stage[: self.num_bytes], self.grain).view(self.rows, -1)  # [rows, row elements]
 
     def _rows(self, memory: torch.Tensor, base: int) -> torch.Tensor:
         extent = self.step * (self.rows - 1) + self.row_bytes
-        flat = _wide(memory.narrow(0, base + self.offset, extent), self.grain)  # [elements from first to last row]
+        flat = _as_int64(memory.narrow(0, base + self.offset, extent), self.grain)  # [elements from first to last row]
         size = flat.element_size()
         return flat.as_strided((self.rows, self.row_bytes // size), (self.step // size, 1))  # [rows, row elements]
 
@@ -101,18 +101,18 @@ class _Indexed:
 
     def gather(self, memory: torch.Tensor, base: int, stage: torch.Tensor) -> None:
         """See RowPlan."""
-        torch.index_select(self._grains(memory, base), 0, self.index, out=self._staged(stage))
+        torch.index_select(self._grain_rows(memory, base), 0, self.index, out=self._staged(stage))
 
     def scatter(self, stage: torch.Tensor, memory: torch.Tensor, base: int) -> None:
         """See RowPlan."""
-        self._grains(memory, base).index_copy_(0, self.index, self._staged(stage))
+        self._grain_rows(memory, base).index_copy_(0, self.index, self._staged(stage))
 
     def _staged(self, stage: torch.Tensor) -> torch.Tensor:
-        return self._grains(stage[: self.num_bytes], 0)
+        return self._grain_rows(stage[: self.num_bytes], 0)
 
-    def _grains(self, memory: torch.Tensor, base: int) -> torch.Tensor:
+    def _grain_rows(self, memory: torch.Tensor, base: int) -> torch.Tensor:
         whole = (memory.numel() - base) // self.grain * self.grain
-        flat = _wide(memory.narrow(0, base, whole), self.grain)
+        flat = _as_int64(memory.narrow(0, base, whole), self.grain)
         return flat.view(-1, self.grain // flat.element_size())  # [grains, elements of a grain]
 
 
@@ -128,15 +128,15 @@ class _OneByOne:
 
     def gather(self, memory: torch.Tensor, base: int, stage: torch.Tensor) -> None:
         """See RowPlan."""
-        for row, part in self._parts(stage):
+        for row, part in self._stage_parts(stage):
             row.gather(memory, base, part)
 
     def scatter(self, stage: torch.Tensor, memory: torch.Tensor, base: int) -> None:
         """See RowPlan."""
-        for row, part in self._parts(stage):
+        for row, part in self._stage_parts(stage):
             row.scatter(part, memory, base)
 
-    def _parts(self, stage: torch.Tensor) -> Iterator[tuple[_Strided, torch.Tensor]]:
+    def _stage_parts(self, stage: torch.Tensor) -> Iterator[tuple[_Strided, torch.Tensor]]:
         start = 0
         for row in self.rows:
             yield row, stage[start:]
@@ -159,5 +159,5 @@ def _pieces(runs: Runs, piece_bytes: int) -> Iterator[list[tuple[int, int]]]:
         yield piece
 
 
-def _wide(flat: torch.Tensor, grain: int) -> torch.Tensor:
+def _as_int64(flat: torch.Tensor, grain: int) -> torch.Tensor:
     return flat.view(torch.int64) if grain % _WIDE_BYTES == 0 else flat

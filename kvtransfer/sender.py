@@ -55,7 +55,7 @@ class KvSender:
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
             transports=make_transports(transports, memory, source=source), events=GuardedEvents(events),
-            acked=self._acked, claim=self._claim, is_open=self._routes.is_open, catch_up=catch_up, clock=clock,
+            acked=self._on_acked, claim=self._drop_failed, is_open=self._routes.is_open, catch_up=catch_up, clock=clock,
             progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s, step_timeout_s),
             check_interval_s=check_interval_s, digests=digests, links_per_peer=links_per_peer, trust=trust or Trust(),
@@ -187,15 +187,15 @@ class KvSender:
         if link is not None and not self._routes.add(ticket.ticket_id, link):
             link.ended(ticket.ticket_id)
             link.post(Drop(ticket.ticket_id, "the ticket ended while it was being opened"))
-        if error is not None and self._claim(ticket.ticket_id):
+        if error is not None and self._drop_failed(ticket.ticket_id):
             self._settings.events.failed(ticket.ticket_id, error)
 
-    def _acked(self, ticket_id: str, stats: SendStats) -> None:
+    def _on_acked(self, ticket_id: str, stats: SendStats) -> None:
         whole = self._routes.acked(ticket_id, stats)
         if whole is not None:
             self._settings.events.acked(ticket_id, whole)
 
-    def _claim(self, ticket_id: str) -> bool:
+    def _drop_failed(self, ticket_id: str) -> bool:
         """Remove a failed ticket; every link it uses drops it, whichever link it failed on."""
         links = self._routes.take(ticket_id)
         for link in links or ():

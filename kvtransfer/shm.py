@@ -146,14 +146,15 @@ def move_blocks(
     slots: SlotMap, names: WindowNames, frame: Frame, target: RegionRuns, stop: StopFlag, *, digests: bool
 ) -> int | None:
     """Copy a frame from the blocks it names in the sender's mapped pool. See transport.Inlet.move."""
-    where = names.window_of(frame)
+    window = names.window_of(frame)
     try:
         heads = Heads(frame.head_start, frame.head_end)
-        source = slots.place(frame.tensor, where, heads, frame.num_tensors)
+        source = slots.place(frame.tensor, window, heads, frame.num_tensors)
         return move(source, target, stop, digests=digests)
     except (IndexError, ValueError) as error:
         raise HandoffFailed(
-            f"frame {frame.number} names {len(where.block_ids)} blocks for tokens [{frame.start}, {frame.end}): {error}"
+            f"frame {frame.number} names {len(window.block_ids)} blocks for tokens "
+            f"[{frame.start}, {frame.end}): {error}"
         ) from error
 
 

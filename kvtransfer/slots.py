@@ -53,9 +53,9 @@ class Windows:
             return known[1]
         if len(self._cut) >= _MAX_WINDOWS:
             self._cut.clear()
-        where = window(block_ids, block_size, start, end)
-        self._cut[start, end] = block_ids, where
-        return where
+        block_window = window(block_ids, block_size, start, end)
+        self._cut[start, end] = block_ids, block_window
+        return block_window
 
 
 class SlotMap:
@@ -66,7 +66,9 @@ class SlotMap:
         self._region = memory if isinstance(memory, Region) else Region(memory)
         self._num_equal = _count_equal(layout)
 
-    def place(self, tensor: int, where: BlockWindow, heads: Heads | None = None, num_tensors: int = 1) -> RegionRuns:
+    def place(
+        self, tensor: int, block_window: BlockWindow, heads: Heads | None = None, num_tensors: int = 1
+    ) -> RegionRuns:
         """Return the place of these heads (None: all held) of the tensors' tokens: [tensor][token][head][dim].
 
         Raises IndexError for a block or a tensor past the pool, ValueError for heads that the pool does not hold.
@@ -77,23 +79,25 @@ class SlotMap:
         offsets = self.layout.offsets
         base, row = offsets[tensor], self._row(tensor, heads)
         if num_tensors == 1:
-            return RegionRuns(self._region, base, self._runs(where, row))
+            return RegionRuns(self._region, base, self._runs(block_window, row))
         if num_tensors <= self._num_equal[tensor]:
-            return RegionRuns(self._region, base, self._runs(where, row, num_tensors, offsets[tensor + 1] - base))
-        parts = [(offsets[one] - base, self._runs(where, self._row(one, heads))) for one in range(tensor, last)]
+            return RegionRuns(
+                self._region, base, self._runs(block_window, row, num_tensors, offsets[tensor + 1] - base)
+            )
+        parts = [(offsets[one] - base, self._runs(block_window, self._row(one, heads))) for one in range(tensor, last)]
         return RegionRuns(self._region, base, Runs.joined(parts))
 
-    def _runs(self, where: BlockWindow, row: _Row, num_tensors: int = 1, step: int = 0) -> Runs:
+    def _runs(self, block_window: BlockWindow, row: _Row, num_tensors: int = 1, step: int = 0) -> Runs:
         """Return the runs of tensors with equal slots, `step` bytes apart (`step` follows from the slot size)."""
         key = row, num_tensors
-        runs = where.runs.get(key)
+        runs = block_window.runs.get(key)
         if runs is None:
             if num_tensors > 1:
-                runs = self._runs(where, row).repeated(num_tensors, step)
+                runs = self._runs(block_window, row).repeated(num_tensors, step)
             else:
-                spans = self.layout.slots(where.block_ids, where.start, where.end)
+                spans = self.layout.slots(block_window.block_ids, block_window.start, block_window.end)
                 runs = Runs.of_slots(spans, row.slot_bytes, skip=row.skip, row_bytes=row.num_bytes)
-            where.runs[key] = runs
+            block_window.runs[key] = runs
         return runs
 
     def _row(self, tensor: int, heads: Heads | None) -> _Row:

@@ -1,4 +1,4 @@
-"""A connected non-blocking socket on which every wait has a deadline in run time. Used by all KV transports."""
+"""A connected non-blocking socket. Every wait has a deadline, by a clock that stops while this process cannot run."""
 
 import contextlib
 import math
@@ -114,7 +114,7 @@ class Stream:
 
     def receive_into(self, target: memoryview) -> None:
         """Fill `target`. Raises LinkLost."""
-        self.receive_pieces([target], stopped=_never)
+        self.receive_pieces([target], stopped=_never_stop)
 
     def receive_pieces(self, targets: Sequence[memoryview], *, stopped: Callable[[], bool]) -> int:
         """Fill the targets in order and return the bytes received: fewer than all only if `stopped` returned True.
@@ -130,7 +130,7 @@ class Stream:
                 continue
             received += count
             deadline = run_time() + self._timeout_s
-            _advance(left, count)
+            _drop_done(left, count)
         return received
 
     def drain(self, num_bytes: int) -> None:
@@ -160,7 +160,7 @@ class Stream:
                 except OSError as error:
                     raise LinkLost(f"the connection broke: {error}") from error
                 deadline = run_time() + self._timeout_s
-                _advance(left, count)
+                _drop_done(left, count)
                 if waited and progressed is not None:
                     progressed()
 
@@ -239,7 +239,7 @@ def expect(stream: Stream, wanted: MessageType, *, timeout_s: float) -> bytearra
     return stream.receive_message(first_byte_s=timeout_s, wanted=(wanted,), whole_s=timeout_s)[1]
 
 
-def _advance(left: list[memoryview], count: int) -> None:
+def _drop_done(left: list[memoryview], count: int) -> None:
     done = 0
     for piece in left:
         if count < len(piece):
@@ -251,5 +251,5 @@ def _advance(left: list[memoryview], count: int) -> None:
         left[0] = left[0][count:]
 
 
-def _never() -> bool:
+def _never_stop() -> bool:
     return False

@@ -24,7 +24,7 @@ _RING_BYTES = 4 * FRAME_BYTES
 class TcpTransport:
     """Implements transport.Transport over TCP."""
 
-    traits = TransportTraits("tcp", lanes=16, through_host=lambda _: True)
+    traits = TransportTraits("tcp", max_links=16, through_host=lambda _: True)
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory

@@ -144,9 +144,9 @@ class TicketTable:
             case Commit():
                 self._commit(link, message)
             case Held():
-                self._held(link, message)
+                self._on_held(link, message)
             case Renew():
-                self._with_ticket(link, message, lambda ticket: self._renew(ticket, link))
+                self._with_ticket(link, message, lambda ticket: self._renew_lease(ticket, link))
             case Abort():
                 self.count(dropped_frames=self._suspects.aborted(message.ticket_id, link))
                 self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, except_link=link))
@@ -157,7 +157,7 @@ class TicketTable:
         self._receipts.discard(link)
         self.count(corrupt_frames=self._suspects.lost(link))
         self._arrivals.lost(link)
-        for ticket in self._all():
+        for ticket in self._all_tickets():
             if link in ticket.links:
                 self._end(ticket, reason, except_link=link)
 
@@ -167,11 +167,11 @@ class TicketTable:
             with self._lock:
                 for ticket in self._tickets.values():
                     ticket.arrives(link, now)
-        for ticket in self._all():
+        for ticket in self._all_tickets():
             with self._lock:
                 expired = ticket.expire(now)
             if expired:
-                self._ended(ticket, HandoffFailed(f"ticket expired on the receiver: {ticket.reason}"))
+                self._end_ticket(ticket, HandoffFailed(f"ticket expired on the receiver: {ticket.reason}"))
             else:
                 self._send_progress(ticket, now)
 
@@ -200,7 +200,7 @@ class TicketTable:
                 self._end(ticket, str(error), except_link=link)
             self._answer(link, _abort(message, error))
 
-    def _renew(self, ticket: ReceiverTicket, link: int) -> None:
+    def _renew_lease(self, ticket: ReceiverTicket, link: int) -> None:
         with self._lock:
             ticket.renew(link, self._clock())
         self.count(renewals=1)
@@ -225,9 +225,9 @@ class TicketTable:
     def _move(self, ticket: ReceiverTicket, frame: Frame, link: int, inlet: Inlet) -> None:
         digest = None
         try:
-            where = ticket.windows.of(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
+            window = ticket.windows.of(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
             heads = Heads(frame.head_start, frame.head_end)
-            target = self._slots.place(frame.tensor, where, heads, frame.num_tensors)
+            target = self._slots.place(frame.tensor, window, heads, frame.num_tensors)
             digest = inlet.move(frame, target, ticket.stop)
         except HandoffFailed as error:
             self._end(ticket, str(error))
@@ -275,7 +275,7 @@ class TicketTable:
             return
         self._try_commit(ticket)
 
-    def _held(self, link: int, message: Held) -> None:
+    def _on_held(self, link: int, message: Held) -> None:
         ticket = self._tickets.get(message.ticket_id)
         if ticket is None:
             return
@@ -323,13 +323,13 @@ class TicketTable:
         with self._lock:
             ended, waits = ticket.abort(reason), ticket.committing
         if ended:
-            self._ended(ticket, error, except_link)
+            self._end_ticket(ticket, error, except_link)
             return
         if waits:
             self._quorum.share_ended(ticket.ticket_id, error)
         self._release(ticket)
 
-    def _ended(self, ticket: ReceiverTicket, error: PdserveError, except_link: int | None = None) -> None:
+    def _end_ticket(self, ticket: ReceiverTicket, error: PdserveError, except_link: int | None = None) -> None:
         self._send_end(ticket, error, except_link)
         self._quorum.share_ended(ticket.ticket_id, error)
         self._release(ticket)
@@ -356,7 +356,7 @@ class TicketTable:
         if ticket is not None and message.epoch == self._epoch and ticket.accepts_from(link):
             act(ticket)
 
-    def _all(self) -> list[ReceiverTicket]:
+    def _all_tickets(self) -> list[ReceiverTicket]:
         with self._lock:
             return list(self._tickets.values())
 

@@ -28,9 +28,9 @@ def merge_stats(parts: Sequence[SendStats]) -> SendStats:
 def merge_links(parts: Iterable[tuple[PeerProcess, LinkStatus]]) -> tuple[LinkStatus, ...]:
     """Return one status per process of a peer: sums of bytes and losses, the worst state, the slowest measurement."""
     by_process: dict[PeerProcess, LinkStatus] = {}
-    for life, part in parts:
-        known = by_process.get(life)
-        by_process[life] = part if known is None else _both(known, part)
+    for process, part in parts:
+        known = by_process.get(process)
+        by_process[process] = part if known is None else _merge_two(known, part)
     return tuple(by_process.values())
 
 
@@ -39,7 +39,7 @@ def add_counts(parts: Sequence[ReceiverCounts]) -> ReceiverCounts:
     return ReceiverCounts(*(sum(getattr(part, one.name) for part in parts) for one in fields(ReceiverCounts)))
 
 
-def _both(one: LinkStatus, other: LinkStatus) -> LinkStatus:
+def _merge_two(one: LinkStatus, other: LinkStatus) -> LinkStatus:
     reasons = (*one.passed_over, *other.passed_over)
     measured = [status for status in (one, other) if status.bytes_per_s > 0]
     return replace(

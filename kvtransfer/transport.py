@@ -24,8 +24,8 @@ FRAME_BYTES = 4 << 20  # largest frame of transports that send or stage the payl
 class TransportTraits:
     """What distinguishes one transport from the others, on every machine; `Transport.unusable` is about this one.
 
-    `name` is the value of --kv-transport, and the label in messages and metrics. `lanes` is the number of simultaneous
-    links to one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no
+    `name` is the value of --kv-transport, and the label in messages and metrics. `max_links` is the number of links
+    to one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no
     port and reach no other host or network namespace; all others use the instance's TCP listener. `by_default`: whether
     it is used without --kv-transport for a pool on this device, such as "cuda:0". `is_slow`: whether the set-up for
     such a pool may take longer than a ticket can wait: a quicker one carries the tickets until then. `reads_pool`: the
@@ -36,7 +36,7 @@ class TransportTraits:
     """
 
     name: str
-    lanes: int = 1
+    max_links: int = 1
     one_host: bool = False
     by_default: Callable[[str], bool] = lambda _: True
     is_slow: Callable[[str], bool] = lambda _: False
@@ -52,7 +52,7 @@ class TransportTraits:
 class Timeouts:
     """Time limits of a link: for connecting, and then for any progress of the peer.
 
-    `step_s` is the limit of a step whose sums over ranks may wait on the device behind an operation of the link.
+    `step_s` is the limit of a step whose sums over ranks may wait on the device for an operation of the link.
     """
 
     connect_s: float = 2.0

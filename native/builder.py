@@ -147,21 +147,21 @@ class _Place(Generic[T]):
                 draft.chmod(0o700)
                 self._check(draft)
             except BuildFailed as error:
-                self._failed.write_text(f"{error}\n", encoding="utf-8")
+                self._failure_path.write_text(f"{error}\n", encoding="utf-8")
                 raise
             replace_atomically(draft, self.path)
-        self._failed.unlink(missing_ok=True)
+        self._failure_path.unlink(missing_ok=True)
         return self.recipe.open(self.path)
 
     def why_failed(self) -> str | None:
         """Return why the last build failed, None if none did with these sources and this compiler."""
         try:
-            return self._failed.read_text(encoding="utf-8", errors="replace").strip()
+            return self._failure_path.read_text(encoding="utf-8", errors="replace").strip()
         except FileNotFoundError:
             return None
 
     @property
-    def _failed(self) -> Path:
+    def _failure_path(self) -> Path:
         assert self.path is not None
         return self.path.with_suffix(".failed")
 

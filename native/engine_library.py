@@ -102,7 +102,7 @@ def build_engine(environ: Mapping[str, str] = os.environ, *, timeout_s: float = 
     return build_library(ENGINE, environ, timeout_s=timeout_s)
 
 
-def _checked(path: Path) -> EngineLibrary:
+def _check_library(path: Path) -> EngineLibrary:
     try:
         library = EngineLibrary(path)
         with library.threads(2):
@@ -125,7 +125,7 @@ ENGINE = Recipe(
         "best.c",
         "draw.c",
     ),
-    _checked,
+    _check_library,
     flags=(*FLAGS, "-fno-math-errno", "-ffp-contract=off", "-pthread"),
     libraries=("-lm",),
 )

@@ -87,7 +87,7 @@ def build(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_T
     return build_library(RECIPE, environ, timeout_s=timeout_s)
 
 
-def _checked(path: Path) -> Library:
+def _check_library(path: Path) -> Library:
     """Load a library and check it against known digests. Raises NoNative."""
     try:
         library = Library(path)
@@ -115,4 +115,4 @@ def _declare_move(library: ctypes.CDLL) -> "ctypes._NamedFuncPointer":
     return function
 
 
-RECIPE = Recipe("move", ("move.c",), _checked)
+RECIPE = Recipe("move", ("move.c",), _check_library)

@@ -80,7 +80,7 @@ class NativeTicker:
     def starved_s(self) -> float:
         """See Ticker."""
         starved = now = run = -1
-        while starved != self._counters.starved_ns:  # a tick came between the reads: its share would be cut twice
+        while starved != self._counters.starved_ns:  # a tick came between the reads: its time would count twice
             starved, now, run = self._counters.starved_ns, time.monotonic_ns(), self._counters.run_ns
         passed = now - run - starved  # since the last tick
         late = min(passed - self._late_after_ns, passed - passed // _MIN_RUN_SHARE)

@@ -111,7 +111,7 @@ class PrefillWorker:
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
         """Emit Failed for a prompt that the engine gave up. Returns whether this worker owned it."""
-        hand_off = self._forget(prompt_id)
+        hand_off = self._pop_hand_off(prompt_id)
         if hand_off is None:
             return False
         self.sender.abort(hand_off.ticket.ticket_id, str(error))
@@ -152,7 +152,7 @@ class PrefillWorker:
 
     def cancel(self, prompt_id: str, reason: str) -> bool:
         """Cancel a prompt here. Returns whether this worker owned it."""
-        hand_off = self._forget(prompt_id)
+        hand_off = self._pop_hand_off(prompt_id)
         if hand_off is None:
             return False
         self.sender.abort(hand_off.ticket.ticket_id, reason)
@@ -175,7 +175,7 @@ class PrefillWorker:
 
     def _end_early(self, prompt_id: str, prefilled: Prefilled) -> None:
         """Abort the ticket of a prompt that has finished; the engine has freed its blocks."""
-        hand_off = self._forget(prompt_id)
+        hand_off = self._pop_hand_off(prompt_id)
         if hand_off is not None:  # else it ended in the meantime, and its event was emitted
             self.sender.abort(hand_off.ticket.ticket_id, "the first token ended every sequence")
             times = StageTimes(prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens)
@@ -196,7 +196,7 @@ class PrefillWorker:
         try:
             self.sender.begin(ticket)
         except Exception as error:
-            if self._forget(state.prompt_id) is not None:
+            if self._pop_hand_off(state.prompt_id) is not None:
                 self.sender.abort(ticket.ticket_id, "it could not be opened")
                 raise
             _log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
@@ -219,7 +219,7 @@ class PrefillWorker:
 
         self._post(drop)
 
-    def _forget(self, prompt_id: str) -> _HandOff | None:
+    def _pop_hand_off(self, prompt_id: str) -> _HandOff | None:
         with self._lock:
             hand_off = self._hand_offs.pop(prompt_id, None)
             if hand_off is not None:

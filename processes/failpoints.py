@@ -115,9 +115,9 @@ class Failpoints:
         """Pass the place `name` and take its action, if any. Return whether the caller must corrupt its data."""
         if not self._points:
             return False
-        return self._act(name)
+        return self._trigger(name)
 
-    def _act(self, name: str) -> bool:
+    def _trigger(self, name: str) -> bool:
         assert name in _ALL_POINTS, name
         point = self._points.get(name)
         if point is None:
@@ -158,10 +158,10 @@ def _parse_one(part: str) -> Failpoint:
     try:
         if "@" in rest:
             rest, _, hit = rest.partition("@")
-            first = last = _positive(hit)
+            first = last = _parse_positive(hit)
         elif "*" in rest:
             rest, _, count = rest.partition("*")
-            last = _positive(count)
+            last = _parse_positive(count)
         action, _, argument = rest.partition(":")
         seconds = _seconds(argument) if action == "delay" else 0.0
     except ValueError as error:
@@ -171,8 +171,8 @@ def _parse_one(part: str) -> Failpoint:
     if name not in _ALL_POINTS:
         raise ConfigError(f"{VARIABLE}: {name!r} is not a failpoint; known are {', '.join((*_ALL_POINTS, PREEMPT))}")
     if action not in _ALL_POINTS[name].actions:
-        spoiled = ", ".join(known for known, point in _ALL_POINTS.items() if point.corrupts is not None)
-        raise ConfigError(f"{VARIABLE}: {name} has nothing to corrupt; corrupt works at {spoiled}")
+        corrupting = ", ".join(known for known, point in _ALL_POINTS.items() if point.corrupts is not None)
+        raise ConfigError(f"{VARIABLE}: {name} has nothing to corrupt; corrupt works at {corrupting}")
     return Failpoint(name, action, seconds, first, last)
 
 
@@ -181,12 +181,12 @@ def _parse_preempt(part: str, rest: str) -> Failpoint:
     try:
         if action != AFTER:
             raise ValueError(f"its only action is {AFTER}:N, with N output tokens")
-        return Failpoint(PREEMPT, AFTER, first=_positive(count))
+        return Failpoint(PREEMPT, AFTER, first=_parse_positive(count))
     except ValueError as error:
         raise ConfigError(f"{VARIABLE}: {part!r}: {error}") from error
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise ValueError(f"{number} is below 1")

@@ -21,7 +21,7 @@ def read_frame(read: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> byte
 
     Raises ValueError for a body of more than `max_bytes`.
     """
-    length = _length(read(_LENGTH_BYTES), max_bytes)
+    length = _payload_length(read(_LENGTH_BYTES), max_bytes)
     if length is None:
         return None
     body = read(length)
@@ -33,7 +33,7 @@ def take_frame(received: bytearray, max_bytes: int) -> bytes | None:
 
     Raises ValueError for a body of more than `max_bytes`.
     """
-    length = _length(received[:_LENGTH_BYTES], max_bytes)
+    length = _payload_length(received[:_LENGTH_BYTES], max_bytes)
     if length is None or len(received) < _LENGTH_BYTES + length:
         return None
     body = bytes(received[_LENGTH_BYTES : _LENGTH_BYTES + length])
@@ -57,7 +57,7 @@ def receive_object(connection: socket.socket, max_bytes: int) -> dict[str, Any] 
     return message
 
 
-def _length(head: bytes | bytearray, max_bytes: int) -> int | None:
+def _payload_length(head: bytes | bytearray, max_bytes: int) -> int | None:
     if len(head) < _LENGTH_BYTES:
         return None
     length = int.from_bytes(head, "big")

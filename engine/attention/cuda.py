@@ -77,23 +77,23 @@ def choose_libraries(device: Device) -> tuple[tuple[PagedLibrary, ...], str]:
             missing.append(library)
         elif library is not None:
             found.append(library)
-    return tuple(found), _note(found, ", ".join(missing))
+    return tuple(found), _log_line(found, ", ".join(missing))
 
 
-def _note(libraries: Sequence[PagedLibrary], why: str) -> str:
+def _log_line(libraries: Sequence[PagedLibrary], why: str) -> str:
     """Return the line for the log; `why` gives the reason that there are not more libraries, if there is one."""
     names = ", else by ".join(library.name for library in libraries) or "torch"
     return f"attention by {names}" + (f": {why}" if why else "")
 
 
 def _flashinfer(device: Device) -> PagedLibrary | str:
-    module, said = find_flashinfer()
+    module, version_or_reason = find_flashinfer()
     if module is None:
-        return said
+        return version_or_reason
     try:
-        return FlashInferAttention(module, device, said)
+        return FlashInferAttention(module, device, version_or_reason)
     except AttributeError as error:
-        return f"{said} cannot be used: {error}"
+        return f"{version_or_reason} cannot be used: {error}"
 
 
 def _flash_attn_3(device: Device) -> PagedLibrary | str | None:
@@ -137,7 +137,7 @@ class CudaAttention:
         made, rest = list[CudaAttention](), self.libraries
         while rest:
             failed, rest = type(rest[0]).__name__, rest[1:]
-            made.append(CudaAttention(rest, _note(rest, f"{failed} fails its check")))
+            made.append(CudaAttention(rest, _log_line(rest, f"{failed} fails its check")))
         return tuple(made)
 
     def plan(self, metadata: StepMetadata) -> "CudaStep":
@@ -149,11 +149,11 @@ class CudaAttention:
         """See GraphBackend."""
         return CudaDecode(self, inputs)
 
-    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
+    def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
         """See GraphBackend."""
         if self.tables is TableUse.GATHER:
-            return self.torch.table_widths(rows, most, block_size)
-        return (most,) if self.tables is TableUse.NONE else doubled_widths(rows, most, block_size)
+            return self.torch.table_widths(rows, max_blocks, block_size)
+        return (max_blocks,) if self.tables is TableUse.NONE else doubled_widths(rows, max_blocks, block_size)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """See GraphBackend; only libraries have any."""
@@ -165,7 +165,7 @@ class CudaAttention:
         self.failed = f"{type(library).__name__}: {error}"
         used = self.libraries[0].name if self.libraries else "torch"
         _log.warning("attention_fallback", failed=type(library).__name__, used=used, error=str(error))
-        self.note = _note(self.libraries, f"{type(library).__name__} failed: {error}")
+        self.note = _log_line(self.libraries, f"{type(library).__name__} failed: {error}")
         self.tables = TableUse.GATHER
 
 
@@ -188,7 +188,7 @@ class CudaStep:
     ) -> torch.Tensor:
         """See StepAttention.attend."""
         for library, step in self._planned:
-            if library not in self._backend.libraries or not _takes(library, query, keys, values, options):
+            if library not in self._backend.libraries or not _supports(library, query, keys, values, options):
                 continue
             try:
                 out = step.attend(query, keys, values, options)
@@ -197,18 +197,18 @@ class CudaStep:
             except Exception as error:  # noqa: BLE001 - third-party kernels may raise anything
                 self._backend.give_up(library, error)
                 continue
-            self._note(library.tables)
+            self._note_tables(library.tables)
             return out
-        self._note(TableUse.GATHER)
+        self._note_tables(TableUse.GATHER)
         return self._torch.attend(query, keys, values, options)
 
-    def _note(self, tables: TableUse) -> None:
+    def _note_tables(self, tables: TableUse) -> None:
         self._backend.tables = max(self._backend.tables, tables)
         if self._decode is not None and tables is not TableUse.NONE:
             self._decode.reads_tables = True
 
 
-def _takes(
+def _supports(
     library: PagedLibrary, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
 ) -> bool:
     """Return whether a library can compute this layer."""

@@ -80,10 +80,10 @@ class GraphBackend(AttentionBackend, Protocol):
         """Return the attention over these inputs, whose tensors are overwritten before each step."""
         ...
 
-    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
+    def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return how many blocks wide the tables of steps of `rows` sequences should be, ascending.
 
-        There is a graph for each width. Sequences have `most` blocks at most; a step that needs tables wider than the
+        There is a graph for each width. Sequences have at most `max_blocks`; a step that needs tables wider than the
         last uses no graph.
         """
         ...

@@ -51,15 +51,15 @@ class NpuAttention:
         """See GraphBackend."""
         return NpuDecode(self, inputs)
 
-    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
+    def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
         """See GraphBackend: the op reads what each row needs, torch gathers keys of the whole width."""
-        return self.torch.table_widths(rows, most, block_size) if self._refused else (most,)
+        return self.torch.table_widths(rows, max_blocks, block_size) if self._refused else (max_blocks,)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """Return 0: tensors of a run are in the graph's memory, and decode steps need no chunk mask."""
         return 0
 
-    def takes(self, layer: LayerRows) -> bool:
+    def supports(self, layer: LayerRows) -> bool:
         """Return whether the op supports this layer; each reason against it is logged once."""
         why = why_not(layer)
         if why is None and layer.options.sliding_window is not None and not self.uses_masks:
@@ -97,7 +97,7 @@ class NpuStep:
     ) -> torch.Tensor:
         """See StepAttention.attend."""
         layer = LayerRows(_by_token(query, query.dtype), keys, values, options, self._rows.block_size)
-        if not self._backend.takes(layer):
+        if not self._backend.supports(layer):
             return self._torch.attend(query, keys, values, options)
         parts = list(self._parts(layer))
         if len(parts) == 1:
@@ -119,14 +119,14 @@ class NpuStep:
         for chunk in rows.each_chunk:
             yield chunk, attend_alone(layer, chunk, self._triangle, window)
         if rows.singles is not None:
-            mask = None if window is None else self._hidden(rows.singles, window)
+            mask = None if window is None else self._window_mask(rows.singles, window)
             yield rows.singles, attend_alone(layer, rows.singles, mask, window)
 
     @cached_property
     def _triangle(self) -> torch.Tensor:
         return self._backend.triangle(self._slots.device)
 
-    def _hidden(self, rows: StepRows, window: int) -> torch.Tensor:
+    def _window_mask(self, rows: StepRows, window: int) -> torch.Tensor:
         if window not in self._masks:
             self._masks[window] = rows.hidden(window, self._rows.block_size)
         return self._masks[window]

@@ -68,12 +68,12 @@ class DecodeInputs:
 
 def read_tables(packed: PackedStep, block_size: int, chosen: Ints | None = None) -> HostTables:
     """Return the tables of the `chosen` sequences, or of all."""
-    ends = _ints(packed.table_ends, np.int32)
-    starts, kv_lengths = np.concatenate(([0], ends[:-1])), _ints(packed.kv_lengths, np.int32)
+    ends = _to_ints(packed.table_ends, np.int32)
+    starts, kv_lengths = np.concatenate(([0], ends[:-1])), _to_ints(packed.kv_lengths, np.int32)
     if chosen is not None:
         starts, kv_lengths = starts[chosen], kv_lengths[chosen]
     used = -(-kv_lengths // block_size)
-    blocks = _ints(packed.blocks, np.int32)
+    blocks = _to_ints(packed.blocks, np.int32)
     if chosen is not None or len(blocks) > used.sum():  # drop blocks without KV yet and rows not chosen
         blocks = blocks[np.repeat(starts - (np.cumsum(used) - used), used) + np.arange(used.sum())]
     return HostTables(blocks, used, kv_lengths)
@@ -81,8 +81,8 @@ def read_tables(packed: PackedStep, block_size: int, chosen: Ints | None = None)
 
 def counts(packed: PackedStep) -> Ints:
     """Return how many rows of the step each sequence has: [num_sequences]."""
-    return np.diff(_ints(packed.query_ends, np.int32), prepend=0)
+    return np.diff(_to_ints(packed.query_ends, np.int32), prepend=0)
 
 
-def _ints(values: Any, dtype: Any) -> Ints:
+def _to_ints(values: Any, dtype: Any) -> Ints:
     return np.frombuffer(values, dtype).astype(np.int64)

@@ -128,13 +128,13 @@ def _plan_pieces(metadata: StepMetadata, window: int | None) -> Iterator[_Piece]
         first_key = 0 if window is None else max(0, sequence.start - window + 1)
         slots = _key_slots(sequence, first_key, metadata.block_size, device)
         if sequence.count > 1:
-            yield _chunk(rows, sequence, first_key, slots, window, device)
+            yield _chunk_piece(rows, sequence, first_key, slots, window, device)
         elif isinstance(slots, torch.Tensor):
             scattered[slots.shape[0].bit_length()].append((rows.start, slots))
         else:
             yield _Piece(rows, 1, slots)
     for group in scattered.values():
-        yield _together(group)
+        yield _group_piece(group)
 
 
 def _key_slots(sequence: BatchSequence, first_key: int, block_size: int, device: torch.device) -> slice | torch.Tensor:
@@ -146,7 +146,7 @@ def _key_slots(sequence: BatchSequence, first_key: int, block_size: int, device:
     return slots_of(sequence, block_size, device)[first_key:]
 
 
-def _chunk(
+def _chunk_piece(
     rows: slice, sequence: BatchSequence, first_key: int, slots: slice | torch.Tensor, window: int | None,
     device: torch.device,
 ) -> _Piece:  # fmt: skip
@@ -155,7 +155,7 @@ def _chunk(
     return _Piece(rows, 1, slots, visible(sequence, first_key, window, device), is_chunk=True)
 
 
-def _together(group: Sequence[tuple[int, torch.Tensor]]) -> _Piece:
+def _group_piece(group: Sequence[tuple[int, torch.Tensor]]) -> _Piece:
     """Return one piece for a group of (row, slots).
 
     Pads each sequence's slots with its own first slot: masked keys are never another request's memory.

@@ -40,22 +40,22 @@ class TorchPagedAttention:
         """See GraphBackend. Gathers the full width of the tables, so they should be no wider than needed."""
         return FixedDecode(inputs)
 
-    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
+    def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
         """See GraphBackend. They end where a step gathers MAX_KEYS: wider ones run without a graph, in groups."""
-        return doubled_widths(rows, most, block_size, MAX_KEYS)
+        return doubled_widths(rows, max_blocks, block_size, MAX_KEYS)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """Return 0: tensors of a run are in the graph's memory."""
         return 0
 
 
-def doubled_widths(rows: int, most: int, block_size: int, most_keys: int | None = None) -> tuple[int, ...]:
+def doubled_widths(rows: int, max_blocks: int, block_size: int, max_keys: int | None = None) -> tuple[int, ...]:
     """Return widths of which each is twice the last, so that at most half of a table's columns are unused.
 
-    The last is `most`, or as many as `most_keys` allow for `rows` sequences.
+    The last is `max_blocks`, or as many as `max_keys` allow for `rows` sequences.
     """
     keys = rows * block_size
-    widest = most if most_keys is None else min(most, most_keys // keys)
+    widest = max_blocks if max_keys is None else min(max_blocks, max_keys // keys)
     narrowest = max(1, FEW_KEYS // keys)
     doubled = [narrowest << power for power in range(widest.bit_length()) if narrowest << power < widest]
     return (*doubled, widest) if widest else ()
@@ -65,7 +65,7 @@ class TorchPagedStep(SlotWriter):
     """One step; owns what its layers share, which the first layer computes: a library may compute all of them."""
 
     @cached_property
-    def _decoding(self) -> tuple["_DecodeGroup", ...]:
+    def _decode_groups_of_step(self) -> tuple["_DecodeGroup", ...]:
         return tuple(_decode_groups(self.metadata))
 
     @cached_property
@@ -76,10 +76,10 @@ class TorchPagedStep(SlotWriter):
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See StepAttention.attend."""
-        if len(self._decoding) == 1 and not self._chunks and self._decoding[0].is_in_order:
-            return self._decoding[0].attend(query, keys, values, options)
+        if len(self._decode_groups_of_step) == 1 and not self._chunks and self._decode_groups_of_step[0].is_in_order:
+            return self._decode_groups_of_step[0].attend(query, keys, values, options)
         output = query.new_empty(query.shape[1], query.shape[0], values.shape[-1])  # [num_tokens, num_heads, dim]
-        for group in self._decoding:
+        for group in self._decode_groups_of_step:
             output[group.rows] = group.attend(query[:, group.rows], keys, values, options)
         for chunk in self._chunks:
             output[chunk.rows] = chunk.attend(query[:, chunk.rows], keys, values, options)
@@ -130,11 +130,11 @@ class _Table:
 
     def __init__(
         self, tables: torch.Tensor, kv_lengths: torch.Tensor, own_slots: torch.Tensor, block_size: int,
-        most_keys: int | None = None, *, is_whole: bool = False,
+        max_keys: int | None = None, *, is_whole: bool = False,
     ) -> None:  # fmt: skip
-        """`most_keys` is the length of the longest row; `is_whole`: all rows have that length."""
+        """`max_keys` is the length of the longest row; `is_whole`: all rows have that length."""
         self._tables, self._lengths, self._own, self._block_size = tables, kv_lengths, own_slots, block_size
-        self._most_keys = tables.shape[1] * block_size if most_keys is None else most_keys
+        self._max_keys = tables.shape[1] * block_size if max_keys is None else max_keys
         self._is_whole = is_whole
         self._places: dict[int | None, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
@@ -152,7 +152,7 @@ class _Table:
 
     def _places_in(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the slots of the keys, [num_rows, num_keys], and which are visible; None where all are."""
-        hides = window is not None and window < self._most_keys
+        hides = window is not None and window < self._max_keys
         key = window if hides else None
         if key not in self._places:
             self._places[key] = self._find(key)
@@ -160,13 +160,13 @@ class _Table:
 
     def _find(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         size, device, lengths = self._block_size, self._tables.device, self._lengths[:, None]
-        tables, most_keys, first = self._tables, self._most_keys, torch.zeros_like(lengths)
+        tables, max_keys, first = self._tables, self._max_keys, torch.zeros_like(lengths)
         if window is not None:  # only the blocks that the window may touch
             first = (lengths - window).clamp(min=0) // size
             width = min(tables.shape[1], -(-window // size) + 1)
-            most_keys = min(most_keys, width * size)
+            max_keys = min(max_keys, width * size)
             tables = tables.gather(1, (first + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1))
-        slots = (tables[:, :, None] * size + torch.arange(size, device=device)).flatten(1)[:, :most_keys]
+        slots = (tables[:, :, None] * size + torch.arange(size, device=device)).flatten(1)[:, :max_keys]
         if self._is_whole and window is None:
             return slots, None
         positions = first * size + torch.arange(slots.shape[1], device=device)
@@ -257,10 +257,10 @@ def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
         begin += len(chosen)
         lengths = host.kv_lengths[chosen]
         whole = bool((lengths == lengths[0]).all())
-        made = _on(device, np.column_stack([rows[chosen], lengths, host.tables[chosen, :width]]))
+        made = _to_device(device, np.column_stack([rows[chosen], lengths, host.tables[chosen, :width]]))
         at = made[:, 0].contiguous()
         table = _Table(
-            made[:, 2:], made[:, 1], metadata.slots[at], size, most_keys=int(lengths.max()), is_whole=whole
+            made[:, 2:], made[:, 1], metadata.slots[at], size, max_keys=int(lengths.max()), is_whole=whole
         )  # fmt: skip
         yield _DecodeGroup(at, table, is_in_order=fits and len(alone) == len(packed.query_ends))
 
@@ -274,12 +274,12 @@ def _chunks(metadata: StepMetadata) -> Iterator[_Chunk]:
     slots = (host.tables[:, :, None] * size + np.arange(size)).reshape(len(parts), -1)
     held = np.arange(slots.shape[1]) < host.kv_lengths[:, None]
     ends = np.cumsum(host.kv_lengths).tolist()
-    joined = _on(metadata.slots.device, slots[held])
+    joined = _to_device(metadata.slots.device, slots[held])
     for (rows, sequence), end in zip(parts, ends, strict=True):
         yield _Chunk(rows, sequence.start, sequence.kv_length, joined[end - sequence.kv_length : end])
 
 
-def _on(device: torch.device, values: Ints) -> torch.Tensor:
+def _to_device(device: torch.device, values: Ints) -> torch.Tensor:
     return upload(torch.from_numpy(np.ascontiguousarray(values)), device)
 
 

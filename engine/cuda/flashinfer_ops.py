@@ -35,7 +35,7 @@ class FlashInferOps:
 
     def norm(self, weight: NormWeight) -> NormOp | None:
         """See ModuleOps."""
-        op = self._named("gemma_rmsnorm" if weight.adds_one else "rmsnorm", weight.weight.dtype)
+        op = self._find_op("gemma_rmsnorm" if weight.adds_one else "rmsnorm", weight.weight.dtype)
         if op is None:
             return None
 
@@ -50,7 +50,7 @@ class FlashInferOps:
     def add_norm(self, weight: NormWeight) -> AddNormOp | None:
         """See ModuleOps."""
         name = "gemma_fused_add_rmsnorm" if weight.adds_one else "fused_add_rmsnorm"
-        op = self._named(name, weight.weight.dtype)
+        op = self._find_op(name, weight.weight.dtype)
         if op is None:
             return None
 
@@ -63,7 +63,7 @@ class FlashInferOps:
 
     def gate(self, activation: str, dtype: torch.dtype) -> GateOp | None:
         """See ModuleOps."""
-        op = self._named(f"{activation}_and_mul", dtype)
+        op = self._find_op(f"{activation}_and_mul", dtype)
         if op is None:
             return None
 
@@ -75,7 +75,7 @@ class FlashInferOps:
 
     def rotate(self, head_dim: int, dtype: torch.dtype) -> RotateOp | None:
         """See ModuleOps."""
-        op = self._named("apply_rope_with_cos_sin_cache", dtype)
+        op = self._find_op("apply_rope_with_cos_sin_cache", dtype)
         if op is None or head_dim % 2:
             return None
 
@@ -89,7 +89,7 @@ class FlashInferOps:
 
         return run
 
-    def _named(self, name: str, dtype: torch.dtype) -> Any:
+    def _find_op(self, name: str, dtype: torch.dtype) -> Any:
         return getattr(self._flashinfer, name, None) if dtype in DTYPES else None
 
 

@@ -64,20 +64,20 @@ def flashinfer_nucleus(op: Callable[..., Any]) -> Nucleus:
 def why_not(nucleus: Nucleus, device: torch.device, vocab_size: int) -> str | None:
     """Return how `nucleus` fails, or finds other tokens than torch, on `device`; None if it does not."""
     try:
-        return _differs(nucleus, device, vocab_size)
+        return _check_nucleus(nucleus, device, vocab_size)
     except Exception as error:  # noqa: BLE001 - a library may raise anything, such as for a missing compiler
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 @torch.inference_mode()
-def _differs(nucleus: Nucleus, device: torch.device, vocab_size: int) -> str | None:
+def _check_nucleus(nucleus: Nucleus, device: torch.device, vocab_size: int) -> str | None:
     values = torch.randn(len(_CHECKED), vocab_size, generator=torch.Generator().manual_seed(1))
     scores = values * 3 / torch.tensor([temperature for _, temperature in _CHECKED])[:, None]
     scores = (scores - scores.amax(dim=-1, keepdim=True)).to(device)
     top_p = torch.tensor([share for share, _ in _CHECKED])[:, None].to(device)
     theirs, ours = (one(scores, top_p).cpu() > _OFF for one in (nucleus, torch_nucleus))
     weights = scores.cpu().softmax(dim=-1)
-    for (share, _), beside in zip(_CHECKED, ((theirs != ours) * weights).sum(dim=-1).tolist(), strict=True):
-        if beside > _TIED:
-            return f"for top_p {share:g}, tokens with {beside:.3g} of the probability are in one nucleus only"
+    for (share, _), difference in zip(_CHECKED, ((theirs != ours) * weights).sum(dim=-1).tolist(), strict=True):
+        if difference > _TIED:
+            return f"for top_p {share:g}, tokens with {difference:.3g} of the probability are in one nucleus only"
     return None

@@ -33,7 +33,7 @@ _NODES = Path("/sys/devices/system/node")
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 1, 2, 0x10, 0x20
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -48,8 +48,8 @@ class Area:
     start: int
     is_filled: bool
     owner: object
-    publish: Callable[[], None] = _nothing
-    release: Callable[[], None] = _nothing
+    publish: Callable[[], None] = _do_nothing
+    release: Callable[[], None] = _do_nothing
 
 
 def own_area(num_bytes: int) -> Area:
@@ -78,12 +78,12 @@ class SharedWeights:
         try:
             if not self._lock():
                 return None
-            return self._locked(size)
+            return self._find_or_make(size)
         except OSError:
             self._unlock()
             return None
 
-    def _locked(self, size: int) -> Area | None:
+    def _find_or_make(self, size: int) -> Area | None:
         header = self._key + size.to_bytes(8, "little")
         is_sealed = bool(fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS) & _F_SEAL_FUTURE_WRITE)
         if is_sealed:
@@ -95,14 +95,14 @@ class SharedWeights:
         os.ftruncate(self._descriptor, 0)
         os.ftruncate(self._descriptor, size + _HEADER_BYTES)
         start = _map(self._descriptor, size, mmap.PROT_READ | mmap.PROT_WRITE)
-        return Area(start, False, self, lambda: self._publish(start, size, header), self._unlock)
+        return Area(start, False, self, lambda: self._seal(start, size, header), self._unlock)
 
-    def _publish(self, start: int, size: int, header: bytes) -> None:
+    def _seal(self, start: int, size: int, header: bytes) -> None:
         os.pwrite(self._descriptor, header, size)
         if _libc().mprotect(start, size, mmap.PROT_READ):
             raise OSError(ctypes.get_errno(), "packed weights cannot be made read-only")
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        threading.Thread(target=_collapse, args=(start, size), name="huge-pages", daemon=True).start()
+        threading.Thread(target=_use_huge_pages, args=(start, size), name="huge-pages", daemon=True).start()
 
     def _lock(self) -> bool:
         deadline = time.monotonic() + _WAIT_S
@@ -136,7 +136,7 @@ def shared_weights(path: Path, *facts: str, text: str) -> SharedWeights | None:
     return SharedWeights(int(text), hashlib.sha256(repr((files, facts)).encode()).digest())
 
 
-def _collapse(start: int, size: int) -> None:
+def _use_huge_pages(start: int, size: int) -> None:
     """Put the memory into huge pages, at low priority."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)

@@ -131,7 +131,7 @@ class _Fusion:
     def __init__(self, network: Any, threads: Threads, shared: SharedWeights | None) -> None:
         self._network, self._threads = network, threads
         self._functions = declare(threads.library)
-        self._parts = [_parts(layer) for layer in network.model.layers]
+        self._parts = [_layer_parts(layer) for layer in network.model.layers]
         num_bytes = sum(packed_bytes(joined) for parts in self._parts for joined in parts.all())
         self._memory = PackedMemory(num_bytes + packed_bytes([network.lm_head]), self._functions, threads, shared)
         self._tied = network.lm_head.weight is network.model.embed_tokens.weight
@@ -147,7 +147,7 @@ class _Fusion:
         """Pack, check and free, layer by layer."""
         model, dtype = self._network.model, self._network.lm_head.weight.dtype
         weights = FusedWeights(
-            layers=self._layers, decoder=self._decoder(), options=[], sizes=self._sizes(), dtype=dtype,
+            layers=self._layers, decoder=self._decoder(), options=[], sizes=self._row_sizes(), dtype=dtype,
             vocab_size=self._network.lm_head.out_features,
             embedding=None if self._tied else model.embed_tokens.weight.detach(),
             rope=RopeTable(model.rotary_emb, dtype), memory=self._memory, functions=self._functions,
@@ -209,7 +209,7 @@ class _Fusion:
             rounded=int(self._network.lm_head.weight.dtype != torch.float32), epsilon=model.norm.variance_epsilon,
         )  # fmt: skip
 
-    def _sizes(self) -> RowSizes:
+    def _row_sizes(self) -> RowSizes:
         parts = self._parts[0]
         return RowSizes(
             hidden=parts.qkv[0].in_features,
@@ -231,7 +231,7 @@ def _publish(fusion: _Fusion) -> FusedWeights:
     return weights
 
 
-def _parts(layer: Any) -> _Parts:
+def _layer_parts(layer: Any) -> _Parts:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     return _Parts(qkv, attention.o_proj, (mlp.gate_proj, mlp.up_proj), mlp.down_proj)

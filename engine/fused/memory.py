@@ -63,10 +63,10 @@ class StepMemory:
 
     def notifying(self, layer_done: Callable[[int], None] | None) -> AbstractContextManager[None]:
         """Let NOTIFY call `layer_done` in this block, until it raises; that error is raised at the end."""
-        return nullcontext() if layer_done is None else self._notifying(layer_done)
+        return nullcontext() if layer_done is None else self._on_layer_done(layer_done)
 
     @contextmanager
-    def _notifying(self, layer_done: Callable[[int], None]) -> Iterator[None]:
+    def _on_layer_done(self, layer_done: Callable[[int], None]) -> Iterator[None]:
         errors: list[BaseException] = []
 
         def notify(layer: int) -> None:

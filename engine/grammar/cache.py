@@ -1,4 +1,4 @@
-"""Cache of compile results and refusals: evicts the least recently used, bounded by bytes. Pure; its owner locks."""
+"""Cache of compile results and refusals: evicts the least recently used, bounded by bytes. Pure; the owner locks it."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class OutcomeCache:
     def keep(self, key: bytes, outcome: Outcome) -> None:
         """Keep an outcome; evict the least recently used until all fit."""
         self._drop(key)
-        entry = _Entry(outcome, _cost(outcome))
+        entry = _Entry(outcome, _cost_bytes(outcome))
         self._entries[key] = entry
         self.num_bytes += entry.cost_bytes
         while self.num_bytes > self._limit_bytes and len(self._entries) > 1:
@@ -53,7 +53,7 @@ class OutcomeCache:
             self.num_bytes -= entry.cost_bytes
 
 
-def _cost(outcome: Outcome) -> int:
+def _cost_bytes(outcome: Outcome) -> int:
     if isinstance(outcome, str):
         return _REFUSAL_BYTES + len(outcome)
     return max(outcome.cost_bytes, _ENTRY_BYTES)

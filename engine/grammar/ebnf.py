@@ -52,15 +52,15 @@ def ebnf_to_lark(text: str, limits: GrammarLimits) -> str:
     defined = {_defined_name(token) for token in tokens if token.kind == "define"}
     if "root" not in defined:
         raise InvalidGrammar(f"no rule is named root; the rules are {', '.join(sorted(defined)[:10]) or 'none'}")
-    bodies = _bodies(tokens, text)
+    bodies = _rule_bodies(tokens, text)
     names = _lark_names(bodies)
     lines = [f"start: {names['root']}"]
     for name, body in bodies.items():
-        lines.append(f"{names[name]}: {' '.join(_part(token, text, names, limits) for token in body)}")
+        lines.append(f"{names[name]}: {' '.join(_write_part(token, text, names, limits) for token in body)}")
     return "\n".join(lines) + "\n"
 
 
-def _bodies(tokens: list[_Token], text: str) -> dict[str, list[_Token]]:
+def _rule_bodies(tokens: list[_Token], text: str) -> dict[str, list[_Token]]:
     """Return each rule's tokens; a rule defined twice has both bodies as alternatives."""
     bodies: dict[str, list[_Token]] = {}
     body: list[_Token] | None = None
@@ -70,7 +70,7 @@ def _bodies(tokens: list[_Token], text: str) -> dict[str, list[_Token]]:
             if body:
                 body.append(_Token("sign", "|", token.position))
         elif body is None:
-            raise _wrong(token.position, text, "a rule must begin with `name ::=`")
+            raise _invalid(token.position, text, "a rule must begin with `name ::=`")
         else:
             body.append(token)
     return {name: _looped(name, body) for name, body in bodies.items()}
@@ -101,27 +101,27 @@ def _tokens(text: str) -> Iterator[_Token]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
-            raise _wrong(position, text, f"{text[position : position + 20]!r} cannot be read")
+            raise _invalid(position, text, f"{text[position : position + 20]!r} cannot be read")
         if found.lastgroup != "space":
             yield _Token(str(found.lastgroup), found.group(), position)
         position = found.end()
 
 
-def _part(token: _Token, text: str, names: dict[str, str], limits: GrammarLimits) -> str:
+def _write_part(token: _Token, text: str, names: dict[str, str], limits: GrammarLimits) -> str:
     if token.kind == "name":
         if token.text not in names:
-            raise _wrong(token.position, text, f"rule {token.text!r} is not defined")
+            raise _invalid(token.position, text, f"rule {token.text!r} is not defined")
         return names[token.text]
     if token.kind == "text":
-        return json.dumps("".join(_characters(token.text[1:-1], token, text)), ensure_ascii=False)
+        return json.dumps("".join(_unescape_text(token.text[1:-1], token, text)), ensure_ascii=False)
     if token.kind == "klass":
-        return _klass(token, text)
+        return _character_class(token, text)
     if token.kind == "repeat":
-        return _repeat(token, text, limits)
+        return _write_repetition(token, text, limits)
     return r"/(?s:.)/" if token.text == "." else token.text
 
 
-def _klass(token: _Token, text: str) -> str:
+def _character_class(token: _Token, text: str) -> str:
     inside = token.text[1:-1]
     negated = inside.startswith("^")
     inside = inside[1:] if negated else inside
@@ -130,7 +130,7 @@ def _klass(token: _Token, text: str) -> str:
     pieces = [found.group() for found in re.finditer(r"\\(?:x..|u....|U.{8}|.)|.", inside, re.DOTALL)]
     written = []
     for index, piece in enumerate(pieces):
-        char = next(iter(_characters(piece, token, text)))
+        char = next(iter(_unescape_text(piece, token, text)))
         is_range = piece == "-" and 0 < index < len(pieces) - 1
         written.append("-" if is_range else _class_member(char))
     return f"/[{'^' if negated else ''}{''.join(written)}]/"
@@ -142,33 +142,33 @@ def _class_member(char: str) -> str:
     return char if char.isprintable() else f"\\u{{{ord(char):x}}}"
 
 
-def _repeat(token: _Token, text: str, limits: GrammarLimits) -> str:
+def _write_repetition(token: _Token, text: str, limits: GrammarLimits) -> str:
     minimum, comma, maximum = token.text[1:-1].replace(" ", "").partition(",")
     for bound in (minimum, maximum):
         if bound and (len(bound) > 9 or int(bound) > limits.repetitions):
-            raise _wrong(token.position, text, f"{bound} repetitions, the limit is {limits.repetitions}")
+            raise _invalid(token.position, text, f"{bound} repetitions, the limit is {limits.repetitions}")
     if maximum and int(maximum) < int(minimum):
-        raise _wrong(token.position, text, f"{token.text}: the lower bound is above the upper")
+        raise _invalid(token.position, text, f"{token.text}: the lower bound is above the upper")
     return f"{{{int(minimum)}{comma}{maximum}}}"
 
 
-def _characters(escaped: str, token: _Token, text: str) -> Iterator[str]:
+def _unescape_text(escaped: str, token: _Token, text: str) -> Iterator[str]:
     position = 0
     for found in _ESCAPE.finditer(escaped):
         yield from escaped[position : found.start()]
-        yield _unescaped(found.group(1), token, text)
+        yield _unescape(found.group(1), token, text)
         position = found.end()
     yield from escaped[position:]
 
 
-def _unescaped(code: str, token: _Token, text: str) -> str:
+def _unescape(code: str, token: _Token, text: str) -> str:
     if len(code) == 1:
         if code.isalnum() and code not in _PLAIN:
-            raise _wrong(token.position, text, f"\\{code} is not an escape")
+            raise _invalid(token.position, text, f"\\{code} is not an escape")
         return _PLAIN.get(code, code)
     number = int(code[1:], 16)
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise _wrong(token.position, text, f"\\{code} is not a character")
+        raise _invalid(token.position, text, f"\\{code} is not a character")
     return chr(number)
 
 
@@ -176,5 +176,5 @@ def _defined_name(token: _Token) -> str:
     return token.text.removesuffix("::=").rstrip()
 
 
-def _wrong(position: int, text: str, message: str) -> InvalidGrammar:
+def _invalid(position: int, text: str, message: str) -> InvalidGrammar:
     return InvalidGrammar(f"line {text.count(chr(10), 0, position) + 1}: {message}")

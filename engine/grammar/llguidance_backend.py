@@ -37,7 +37,7 @@ class LlguidanceBackend:
     def compile(self, source: GrammarSource) -> str:
         """Return the kind and llguidance's text for `source`, tested by a random walk. Raises InvalidGrammar."""
         if source.kind is not GrammarKind.GRAMMAR:
-            return self._checked(source.kind, self._text(source))
+            return self._check_form(source.kind, self._text(source))
         lark, ebnf = self._try_lark, self._try_ebnf
         first, second = (ebnf, lark) if looks_like_ebnf(source.text) else (lark, ebnf)
         try:
@@ -75,17 +75,17 @@ class LlguidanceBackend:
     def _try_lark(self, text: str) -> str:
         check_repetitions(text, self._limits)
         try:
-            return self._checked(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(text))
+            return self._check_form(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(text))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as Lark: {error}") from error
 
     def _try_ebnf(self, text: str) -> str:
         try:
-            return self._checked(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
+            return self._check_form(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as EBNF: {error}") from error
 
-    def _checked(self, kind: GrammarKind, text: str) -> str:
+    def _check_form(self, kind: GrammarKind, text: str) -> str:
         form = f"{kind} {text}"
         walk(self.build(form).start(), self._limits, kind)
         return form

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from engine.grammar.limits import GrammarLimits
 from wire.errors import InvalidGrammar
 
-_PART, _OPTION = 2, 8  # the work of a visit, where that of a property or a name is 1
+_PART, _OPTION = 2, 8  # cost of a visit; a property or a name costs 1
 
 
 def check_properties(schema: object, limits: GrammarLimits) -> None:

@@ -46,7 +46,7 @@ def read_source(option: StructuredOutput, limits: GrammarLimits) -> GrammarSourc
     text = option.value
     _check_size(option.kind, text, limits)
     _check_size("whitespace_pattern", option.whitespace_pattern or "", limits)
-    kind = _kind(option.kind)
+    kind = _grammar_kind(option.kind)
     if option.kind == "json_object":
         text = '{"type":"object"}'
     elif not text.strip():
@@ -62,7 +62,7 @@ def is_old_name(backend: str) -> bool:
     return backend in OLD_BACKENDS
 
 
-def _kind(name: str) -> GrammarKind:
+def _grammar_kind(name: str) -> GrammarKind:
     if name == "json_object":
         return GrammarKind.JSON
     try:

@@ -73,14 +73,14 @@ class GrammarStore:
         try:
             source = read_source(option, self._limits)
         except InvalidGrammar as error:
-            return _done(error)
+            return _finished_future(error)
         self._log_old_name(option.backend)
         with self._lock:
             known = self._cache.find(source.key)
             if known is not None and not (isinstance(known, CompiledGrammar) and known.exhausted):
-                return _done(InvalidGrammar(known) if isinstance(known, str) else known)
+                return _finished_future(InvalidGrammar(known) if isinstance(known, str) else known)
             job = self._jobs.get(source.key)
-            return self._queued(source) if job is None else job.future
+            return self._enqueue(source) if job is None else job.future
 
     def wait_warm(self, timeout_s: float) -> bool:
         """Wait until the tokenizer is loaded, or found unsuitable for grammars; return False at the timeout.
@@ -108,11 +108,11 @@ class GrammarStore:
         """Close."""
         self.close()
 
-    def _queued(self, source: GrammarSource) -> "Future[Grammar]":
+    def _enqueue(self, source: GrammarSource) -> "Future[Grammar]":
         if self._closed:
-            return _done(Draining("this instance is shutting down"))
+            return _finished_future(Draining("this instance is shutting down"))
         if len(self._jobs) >= self._limits.queue_length:
-            return _done(Overloaded(f"{len(self._jobs)} grammars wait to be compiled, the limit"))
+            return _finished_future(Overloaded(f"{len(self._jobs)} grammars wait to be compiled, the limit"))
         job = self._jobs[source.key] = _Job(source, self._clock() + self._limits.wait_s)
         self._queue.put(job)
         return job.future
@@ -125,9 +125,9 @@ class GrammarStore:
     def _run(self) -> None:
         """Run the compiler thread. Its child dies with it, so it runs until the store is closed."""
         try:
-            self._warm()
+            self._load_backend()
             while (job := self._queue.get()) is not None and not self._closed:
-                self._settle(job, self._outcome(job))
+                self._finish_job(job, self._compile_job(job))
         finally:
             self._child.close()
             with self._lock:
@@ -136,9 +136,9 @@ class GrammarStore:
             for job in left:
                 job.future.set_exception(Draining("this instance is shutting down"))
 
-    def _warm(self) -> None:
+    def _load_backend(self) -> None:
         try:
-            self._backend()
+            self._get_backend()
             self._warmed.set()
             self._child.start()
         except (PdserveError, OSError) as error:
@@ -146,11 +146,11 @@ class GrammarStore:
         finally:
             self._warmed.set()
 
-    def _outcome(self, job: _Job) -> CompiledGrammar | PdserveError:
+    def _compile_job(self, job: _Job) -> CompiledGrammar | PdserveError:
         if self._clock() > job.expires_at:
             return Overloaded(f"the grammar waited {self._limits.wait_s:g} s to be compiled, the limit")
         try:
-            backend = self._backend()  # if it is not installed, the refusal comes before a child starts
+            backend = self._get_backend()  # if it is not installed, the refusal comes before a child starts
             compiled = self._child.compile(job.source)
             text = backend.build(compiled.form)
             return CompiledGrammar(text, self._tokenizer, job.source.kind, compiled.cost_bytes)
@@ -160,7 +160,7 @@ class GrammarStore:
             _log.error("grammar_compile_failed", error, error=error)
             return InternalError(f"compiling the grammar failed: {error}")
 
-    def _settle(self, job: _Job, outcome: CompiledGrammar | PdserveError) -> None:
+    def _finish_job(self, job: _Job, outcome: CompiledGrammar | PdserveError) -> None:
         with self._lock:
             del self._jobs[job.source.key]
             if isinstance(outcome, CompiledGrammar):
@@ -172,13 +172,13 @@ class GrammarStore:
         else:
             job.future.set_result(outcome)
 
-    def _backend(self) -> Backend:
+    def _get_backend(self) -> Backend:
         if self._loaded_backend is None:
             self._loaded_backend = make_backend(self._tokenizer, self._limits)
         return self._loaded_backend
 
 
-def _done(outcome: CompiledGrammar | PdserveError) -> "Future[Grammar]":
+def _finished_future(outcome: CompiledGrammar | PdserveError) -> "Future[Grammar]":
     future: Future[Grammar] = Future()
     if isinstance(outcome, PdserveError):
         future.set_exception(outcome)

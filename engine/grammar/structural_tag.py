@@ -94,13 +94,13 @@ class _Writer:
         start = self._write(form, _END)
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
-    def _rule(self, lark: str, option: str = "", *, letter: str = "r") -> str:
+    def _add_rule(self, lark: str, option: str = "", *, letter: str = "r") -> str:
         name = f"{letter}{len(self._rules)}"
         self._rules.append(f"{name}{option}: {lark}")
         return name
 
-    def _terminal(self, lark: str) -> str:
-        return self._rule(lark, letter="T")
+    def _add_terminal(self, lark: str) -> str:
+        return self._add_rule(lark, letter="T")
 
     def _write(self, form: object, after: _After) -> str:
         kind = form.get("type") if isinstance(form, dict) else None
@@ -113,63 +113,63 @@ class _Writer:
         return str(getattr(self, f"_write_{kind}")(form, after))
 
     def _write_const_string(self, form: dict[str, Any], after: _After) -> str:
-        return f"{_quoted(_text(form, 'value'))} {after.lark}"
+        return f"{_quote(_text(form, 'value'))} {after.lark}"
 
     def _write_any_text(self, form: dict[str, Any], after: _After) -> str:
         maximum = form.get("max_chars")
         pattern = _ANY if maximum is None else f"/(?s:.){{0,{self._count(form, 'max_chars')}}}/"
-        return self._free_text(self._without(pattern, form), after)
+        return self._free_text(self._excluding(pattern, form), after)
 
     def _write_json_schema(self, form: dict[str, Any], after: _After) -> str:
         schema = {} if form.get("json_schema") is True else form.get("json_schema")
         if not isinstance(schema, dict):
             raise InvalidGrammar("json_schema of a structural tag must be an object or true")
-        return f"{self._rule('%json ' + json.dumps({**schema, 'x-guidance': self._json_options}))} {after.lark}"
+        return f"{self._add_rule('%json ' + json.dumps({**schema, 'x-guidance': self._json_options}))} {after.lark}"
 
     def _write_regex(self, form: dict[str, Any], after: _After) -> str:
         pattern = _text(form, "pattern")
         check_repetitions(pattern, self._limits)
         escaped = json.loads(LLMatcher.grammar_from_regex(to_rust(pattern)))["grammars"][0]["lark_grammar"]
         regex = escaped.removeprefix("start: ")
-        return self._free_text(regex, after) if after.texts else f"{self._rule(regex)} {after.lark}"
+        return self._free_text(regex, after) if after.texts else f"{self._add_rule(regex)} {after.lark}"
 
     def _write_grammar(self, form: dict[str, Any], after: _After) -> str:
         lark = ebnf_to_lark(_text(form, "grammar"), self._limits)
-        return f"{self._rule('%lark {' + chr(10) + lark + '}')} {after.lark}"
+        return f"{self._add_rule('%lark {' + chr(10) + lark + '}')} {after.lark}"
 
     def _write_token(self, form: dict[str, Any], after: _After) -> str:
         return f"{_token(form)} {after.lark}"
 
     def _write_sequence(self, form: dict[str, Any], after: _After) -> str:
-        first, *others = _parts(form, "elements")
+        first, *others = _list_field(form, "elements")
         for part in reversed(others):
             after = self._then(part, after)
         return self._write(first, after)
 
     def _write_or(self, form: dict[str, Any], after: _After) -> str:
-        return _either([self._write(part, after) for part in _parts(form, "elements")])
+        return _alternatives([self._write(part, after) for part in _list_field(form, "elements")])
 
     def _write_optional(self, form: dict[str, Any], after: _After) -> str:
-        return _either([self._write(form.get("content"), after), after.lark])
+        return _alternatives([self._write(form.get("content"), after), after.lark])
 
     def _write_star(self, form: dict[str, Any], after: _After) -> str:
-        return self._times(form, "*", after)
+        return self._repeat_content(form, "*", after)
 
     def _write_plus(self, form: dict[str, Any], after: _After) -> str:
-        return self._times(form, "+", after)
+        return self._repeat_content(form, "+", after)
 
     def _write_repeat(self, form: dict[str, Any], after: _After) -> str:
         minimum = self._count(form, "min")
         if form.get("max") == -1:
-            return self._times(form, f"{{{minimum},}}", after)
+            return self._repeat_content(form, f"{{{minimum},}}", after)
         maximum = self._count(form, "max")
         if maximum < minimum:
             raise InvalidGrammar(f"repeat of a structural tag has min {minimum}, above max {maximum}")
-        return self._times(form, f"{{{minimum},{maximum}}}", after)
+        return self._repeat_content(form, f"{{{minimum},{maximum}}}", after)
 
     def _write_tag(self, form: dict[str, Any], after: _After) -> str:
         begin = form.get("begin")
-        first = _quoted(_text(form, "begin")) if isinstance(begin, str) else _token(begin)
+        first = _quote(_text(form, "begin")) if isinstance(begin, str) else _token(begin)
         return f"{first} {self._content(form, after)}"
 
     def _write_triggered_tags(self, form: dict[str, Any], after: _After) -> str:
@@ -178,59 +178,59 @@ class _Writer:
         if not _are_texts(triggers) or not all(triggers):
             raise InvalidGrammar("triggers of a structural tag must be a list of strings, none of them empty")
         bodies: dict[str, list[str]] = {}
-        for tag in _parts(form, "tags"):
+        for tag in _list_field(form, "tags"):
             begin = _text(tag, "begin")
             trigger = next((one for one in triggers if begin.startswith(one)), None)
             if trigger is None:
                 raise InvalidGrammar(f"{begin!r} must begin with one of the triggers {triggers}")
             content = self._content(tag, _REPEATED if loop else after)
-            bodies.setdefault(trigger, []).append(f"{_quoted(begin[len(trigger) :])} {content}")
-        texts = tuple((trigger, self._rule(_either(ways))) for trigger, ways in bodies.items())
-        pattern = self._without(_ANY, form)
+            bodies.setdefault(trigger, []).append(f"{_quote(begin[len(trigger) :])} {content}")
+        texts = tuple((trigger, self._add_rule(_alternatives(ways))) for trigger, ways in bodies.items())
+        pattern = self._excluding(_ANY, form)
         if not form.get("at_least_one"):
-            return self._dispatched(pattern, texts, after, loop=loop)
-        first = _either([f"{_quoted(trigger)} {body}" for trigger, body in texts])
-        return f"{first} {self._dispatched(pattern, texts, after, loop=True)}" if loop else first
+            return self._free_text_with_tags(pattern, texts, after, loop=loop)
+        first = _alternatives([f"{_quote(trigger)} {body}" for trigger, body in texts])
+        return f"{first} {self._free_text_with_tags(pattern, texts, after, loop=True)}" if loop else first
 
     def _write_tags_with_separator(self, form: dict[str, Any], after: _After) -> str:
-        tags, separator = _parts(form, "tags"), _quoted(_text(form, "separator"))
+        tags, separator = _list_field(form, "tags"), _quote(_text(form, "separator"))
         needs_one = form.get("at_least_one")
         if form.get("stop_after_first"):
             ways = [self._write(tag, after) for tag in tags]
-            return _either(ways if needs_one else [*ways, after.lark])
-        tag = self._rule(_either([self._write(tag, _REPEATED) for tag in tags]))
+            return _alternatives(ways if needs_one else [*ways, after.lark])
+        tag = self._add_rule(_alternatives([self._write(tag, _REPEATED) for tag in tags]))
         return f"({tag} ({separator} {tag})*){'' if needs_one else '?'} {after.lark}"
 
     def _write_dispatch(self, form: dict[str, Any], after: _After) -> str:
         loop = form.get("loop", True)
         texts = []
-        for rule in _parts(form, "rules"):
+        for rule in _list_field(form, "rules"):
             if not isinstance(rule, list) or len(rule) != 2 or not isinstance(rule[0], str) or not rule[0]:
                 raise InvalidGrammar("each of the rules of a structural tag must be a non-empty string, and a format")
-            texts.append((rule[0], self._rule(self._write(rule[1], _REPEATED if loop else after))))
-        return self._dispatched(self._without(_ANY, form), tuple(texts), after, loop=loop)
+            texts.append((rule[0], self._add_rule(self._write(rule[1], _REPEATED if loop else after))))
+        return self._free_text_with_tags(self._excluding(_ANY, form), tuple(texts), after, loop=loop)
 
     def _content(self, tag: dict[str, Any], after: _After) -> str:
         """Return a rule for all of a tag behind its begin, and for what follows it."""
         end = tag.get("end")
         if isinstance(end, dict):
-            last = self._rule(f"{_token(end)} {after.lark}")
-            return self._rule(self._write(tag.get("content"), _After(last, last=last)))
+            last = self._add_rule(f"{_token(end)} {after.lark}")
+            return self._add_rule(self._write(tag.get("content"), _After(last, last=last)))
         ends = [end] if isinstance(end, str) else end
         if not _are_texts(ends) or not ends:
             raise InvalidGrammar("end of a tag must be a string, a list of strings or a token")
         texts = tuple((text, after.lark) for text in ends if text)
-        lark = self._rule(_either([f"{_quoted(text)} {after.lark}" for text in ends]))
+        lark = self._add_rule(_alternatives([f"{_quote(text)} {after.lark}" for text in ends]))
         if "" in ends:
-            return self._rule(self._write(tag.get("content"), _After(lark, texts + after.texts, after.last)))
-        return self._rule(self._write(tag.get("content"), _After(lark, texts)))
+            return self._add_rule(self._write(tag.get("content"), _After(lark, texts + after.texts, after.last)))
+        return self._add_rule(self._write(tag.get("content"), _After(lark, texts)))
 
     def _then(self, form: object, after: _After) -> _After:
         """Return what a format and all behind it are for the format before it."""
         if not _begins_fixed(form):
-            return _After(self._rule(self._write(form, after)))
+            return _After(self._add_rule(self._write(form, after)))
         texts = tuple(self._fixed_texts(form, after))
-        return _After(self._rule(_either([f"{_quoted(text)} {rest}" for text, rest in texts])), texts)
+        return _After(self._add_rule(_alternatives([f"{_quote(text)} {rest}" for text, rest in texts])), texts)
 
     def _fixed_texts(self, form: Any, after: _After) -> list[tuple[str, str]]:
         if form["type"] == "or":
@@ -239,7 +239,7 @@ class _Writer:
             return [(form["value"], after.lark)]
         return [(form["begin"], self._content(form, after))]
 
-    def _dispatched(self, pattern: str, texts: _Texts, after: _After, *, loop: bool) -> str:
+    def _free_text_with_tags(self, pattern: str, texts: _Texts, after: _After, *, loop: bool) -> str:
         """Return free text in which each of `texts` is followed by its Lark."""
         if not loop:
             return self._free_text(pattern, _After(texts=texts + after.texts, last=after.last))
@@ -252,30 +252,32 @@ class _Writer:
         A lazy lexeme ends at its first match. But llguidance 1.9 panics if a single byte matches: for a stop of one
         byte, the other lexemes exclude it instead.
         """
-        bytes_ = " | ".join(_quoted(text) for text, _ in stops or after.texts if len(text.encode()) == 1)
+        bytes_ = " | ".join(_quote(text) for text, _ in stops or after.texts if len(text.encode()) == 1)
         ways = []
         for text, rest in after.texts:
-            lark = f"{pattern} {_quoted(text)}"
+            lark = f"{pattern} {_quote(text)}"
             lark = f"({lark}) & ~({pattern} ({bytes_}) {_MORE})" if bytes_ else lark
-            ways.append(f"{self._rule(self._terminal(lark), '' if len(text.encode()) == 1 else '[lazy]')} {rest}")
+            ways.append(
+                f"{self._add_rule(self._add_terminal(lark), '' if len(text.encode()) == 1 else '[lazy]')} {rest}"
+            )
         if after.last is not None:
             lark = f"{pattern} & ~({pattern} ({bytes_}) {_ANY})" if bytes_ else pattern
-            ways.append(f"{self._terminal(lark)} {after.last}")
+            ways.append(f"{self._add_terminal(lark)} {after.last}")
         if not ways:
             raise InvalidGrammar("free text within a structural tag must be followed by a fixed text")
-        return _either(ways)
+        return _alternatives(ways)
 
-    def _without(self, pattern: str, form: dict[str, Any]) -> str:
+    def _excluding(self, pattern: str, form: dict[str, Any]) -> str:
         excludes = form.get("excludes") or []
         if not _are_texts(excludes) or not all(excludes):
             raise InvalidGrammar("excludes of a structural tag must be a list of strings, none of them empty")
         if not excludes:
             return pattern
-        texts = " | ".join(_quoted(text) for text in excludes)
-        return self._terminal(f"{pattern} & ~({_ANY} ({texts}) {_ANY})")
+        texts = " | ".join(_quote(text) for text in excludes)
+        return self._add_terminal(f"{pattern} & ~({_ANY} ({texts}) {_ANY})")
 
-    def _times(self, form: dict[str, Any], times: str, after: _After) -> str:
-        return f"{self._rule(self._write(form.get('content'), _REPEATED))}{times} {after.lark}"
+    def _repeat_content(self, form: dict[str, Any], times: str, after: _After) -> str:
+        return f"{self._add_rule(self._write(form.get('content'), _REPEATED))}{times} {after.lark}"
 
     def _count(self, form: dict[str, Any], name: str) -> int:
         value = form.get(name)
@@ -290,12 +292,12 @@ def _begins_fixed(form: object) -> bool:
     if not isinstance(form, dict):
         return False
     if form.get("type") == "or":
-        return all(_begins_fixed(part) for part in _parts(form, "elements"))
+        return all(_begins_fixed(part) for part in _list_field(form, "elements"))
     name = {"const_string": "value", "tag": "begin"}.get(str(form.get("type")), "")
     return isinstance(form.get(name), str) and form[name] != ""
 
 
-def _parts(form: dict[str, Any], name: str) -> list[Any]:
+def _list_field(form: dict[str, Any], name: str) -> list[Any]:
     value = form.get(name)
     if not isinstance(value, list) or not value:
         raise InvalidGrammar(f"{name} of a structural tag must be a list, not empty")
@@ -322,9 +324,9 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-def _either(ways: Sequence[str]) -> str:
+def _alternatives(ways: Sequence[str]) -> str:
     return "(" + " | ".join(way if way.strip() else '""' for way in ways) + ")"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

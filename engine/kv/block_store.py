@@ -65,7 +65,7 @@ class BlockStore:
             by_extent.setdefault(slot // self._extent_slots, []).append((block, slot % self._extent_slots))
         for extent, pairs in by_extent.items():
             spans = list(_spans(pairs))
-            copies = self._extent(extent) if save else self._extents[extent]
+            copies = self._get_extent(extent) if save else self._extents[extent]
             if self._copier is None:
                 self._copy_slices(copies, spans, save=save)
             else:
@@ -96,7 +96,7 @@ class BlockStore:
                     else:
                         pool[at : at + size] = copies[kept : kept + size]
 
-    def _extent(self, number: int) -> memoryview:
+    def _get_extent(self, number: int) -> memoryview:
         extent = self._extents.get(number)
         if extent is None:
             private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -36,14 +36,14 @@ class DeviceBlockStore:
         at = self._index(block_ids)
         gathered = torch.cat([view[at] for view in self._views], dim=1).cpu()  # [num_blocks, slot_bytes]
         for row, slot in zip(gathered, slots, strict=True):
-            self._slot(slot).copy_(row)
+            self._slot_tensor(slot).copy_(row)
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy each slot back into its block."""
         if not block_ids:
             return
         at = self._index(block_ids)
-        rows = torch.stack([self._slot(slot) for slot in slots]).to(at.device)  # [num_blocks, slot_bytes]
+        rows = torch.stack([self._slot_tensor(slot) for slot in slots]).to(at.device)  # [num_blocks, slot_bytes]
         for view, part in zip(self._views, torch.split(rows, self._sizes, dim=1), strict=True):
             view.index_copy_(0, at, part)
 
@@ -55,7 +55,7 @@ class DeviceBlockStore:
     def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(block_ids, dtype=torch.int64, device=self._views[0].device)
 
-    def _slot(self, slot: int) -> torch.Tensor:
+    def _slot_tensor(self, slot: int) -> torch.Tensor:
         number, place = divmod(slot, self._extent_slots)
         extent = self._extents.get(number)
         if extent is None:

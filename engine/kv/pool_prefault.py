@@ -47,13 +47,13 @@ class PoolTouch:
         with contextlib.suppress(OSError):  # on Linux priorities are per thread; elsewhere unchanged
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
-            touched = self._touch()
+            touched = self._touch_pages()
         except OSError as error:  # an older kernel, or no memory: pages are faulted in at first use
             _log.info("pool_not_prefaulted", error=error)
         else:
             _log.info("pool_prefaulted", bytes=touched, of=self._memory.layout.total_bytes)
 
-    def _touch(self) -> int:
+    def _touch_pages(self) -> int:
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         pool = ctypes.c_char.from_buffer(self._memory.buffer)  # keeps the mapping alive meanwhile

@@ -35,7 +35,7 @@ FAMILIES = (
     ModelSupport("gemma", is_tested=True),
     ModelSupport("gemma2", is_tested=True),
     ModelSupport("gemma3_text", is_tested=True),
-    ModelSupport("phi3", is_tested=True, drops_kv_at_border=True),
+    ModelSupport("phi3", is_tested=True, drops_kv_past_short_length=True),
     ModelSupport(
         "gpt_oss", is_tested=True,
         sharding={

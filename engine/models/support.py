@@ -24,7 +24,7 @@ class ModelSupport:
     `is_tested`: every test run compares it with transformers (docs/models.md), so its rows are not checked at startup.
     `kv_heads_key`: the config key with the number of heads, for models that store a key and a value per head and layer.
     `needs_head_dim`: without `head_dim` in its config, the head size is not hidden_size / num_attention_heads.
-    `drops_kv_at_border`: transformers drops its KV when a sequence outgrows the short frequencies of `longrope`.
+    `drops_kv_past_short_length`: for `longrope`, transformers drops its KV when a sequence outgrows `short_length`.
     `sharding`: roles by the part of a name after the layer's number, which take precedence over transformers' plan.
     `fused_layer`: the class of its decoder layers, for networks that the native kernels can compute whole.
     `gguf`: for families whose GGUF files are converted; the architecture there has the name of the model type.
@@ -37,7 +37,7 @@ class ModelSupport:
     is_tested: bool = False
     kv_heads_key: str | None = None
     needs_head_dim: bool = False
-    drops_kv_at_border: bool = False
+    drops_kv_past_short_length: bool = False
     sharding: Mapping[str, str] = field(default_factory=dict)
     fused_layer: str | None = None
     gguf: GgufFormat | None = None

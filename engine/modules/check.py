@@ -55,18 +55,18 @@ class PartCheck:
         inputs = self._inputs(module)
         if inputs is None:
             return ModuleDifference("")
-        found = self._difference(module, part, inputs)
+        found = self._find_difference(module, part, inputs)
         if found is not None or not _is_norm(module):
             return found
         rows: torch.Tensor = inputs["hidden_states"]
         is_of_rows = rows.shape[-1] == self._network.config.get_text_config().hidden_size
         for heads in rows_by_heads(rows, self._normed.get(module, rows.shape if is_of_rows else None)):
-            found = self._difference(module, part, {"hidden_states": heads})
+            found = self._find_difference(module, part, {"hidden_states": heads})
             if found is not None and found.message:  # not a failure of the library: its other norms may be correct
                 return ModuleDifference(f"by heads, {found.message}")
         return None
 
-    def _difference(
+    def _find_difference(
         self, module: nn.Module, part: Callable[..., Any], inputs: dict[str, Any]
     ) -> ModuleDifference | None:
         rows = inputs["hidden_states"]
@@ -81,7 +81,7 @@ class PartCheck:
         if calls != ours:
             return ModuleDifference(f"it passes {ours} to its attention, the original {calls}")
         if form != our_form:
-            return ModuleDifference(f"it returns {_described(our_form)}, the original {_described(form)}")
+            return ModuleDifference(f"it returns {_describe_form(our_form)}, the original {_describe_form(form)}")
         made = expected - rows if hasattr(module, "self_attn") else expected  # a layer adds to its input rows
         difference, limit = float((got - expected).norm() / made.norm()), TOLERANCE[rows.dtype]
         if difference <= limit:  # false for NaN too
@@ -215,7 +215,7 @@ def _is_norm(module: nn.Module) -> bool:
     return type(module).__name__.endswith("RMSNorm")
 
 
-def _described(form: Form) -> str:
+def _describe_form(form: Form) -> str:
     return "only its rows" if form is None else f"a tuple of {len(form)}, {sum(form)} of them not None"
 
 

@@ -59,11 +59,11 @@ def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
         network.set_experts_implementation(_PLAIN)
         expected = [_trial_output(layer) for layer in layers]
         network.set_experts_implementation(ops.implementation)
-        why = next((why for why in map(_differs, layers, expected) if why), None)
+        why = next((why for why in map(_find_difference, layers, expected) if why), None)
     if why is None:
         return (f"by {ops.name}: the experts of {len(layers)} layers",)
     network.set_experts_implementation(before)
-    if not _runs(layers[0]):
+    if not _can_run(layers[0]):
         network.set_experts_implementation(_PLAIN)
     _log.warning("experts_not_replaced", module=type(layers[0]).__name__, reason=why)
     return (f"experts unchanged: {why}",)
@@ -120,7 +120,7 @@ def _trial_output(layer: Any) -> torch.Tensor:
     return made.float()
 
 
-def _runs(layer: Any) -> bool:
+def _can_run(layer: Any) -> bool:
     try:
         _trial_output(layer)
     except RuntimeError:  # transformers chose an implementation for other devices
@@ -128,7 +128,7 @@ def _runs(layer: Any) -> bool:
     return True
 
 
-def _differs(layer: Any, expected: torch.Tensor) -> str | None:
+def _find_difference(layer: Any, expected: torch.Tensor) -> str | None:
     """Describe how the layer differs from the expected output; None if it does not."""
     try:
         got = _trial_output(layer)

@@ -24,7 +24,7 @@ class JoinedLinear:
 
         `shared` has the ids of tensors with several names: these are not joined.
         """
-        if not modules or not all(is_plain(module) and not _ids(module) & shared for module in modules):
+        if not modules or not all(is_plain(module) and not _tensor_ids(module) & shared for module in modules):
             return None
         linears: list[Any] = list(modules)
         alike = {
@@ -58,7 +58,7 @@ def shared_tensors(network: nn.Module) -> frozenset[int]:
     return frozenset(tensor for tensor, count in names.items() if count > 1)
 
 
-def _ids(module: Any) -> set[int]:
+def _tensor_ids(module: Any) -> set[int]:
     return {id(module.weight), id(module.bias)} - {id(None)}
 
 

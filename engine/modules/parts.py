@@ -43,10 +43,10 @@ class RmsNorm:
         if not isinstance(weight, torch.Tensor) or weight.dim() != 1:
             return
         for adds_one in (False, True):
-            told = NormWeight(weight, epsilon, adds_one)
-            run = ops.norm(told)
+            norm = NormWeight(weight, epsilon, adds_one)
+            run = ops.norm(norm)
             if run is not None:
-                yield cls(told, run)
+                yield cls(norm, run)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self._run(hidden_states)

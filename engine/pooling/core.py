@@ -113,7 +113,7 @@ class EncoderCore:
             with self._guard():
                 answers = self._encoder.run(states)
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
-            return StepResult(failed=tuple((state.prompt_id, self._failure(state, error)) for state in states))
+            return StepResult(failed=tuple((state.prompt_id, self._step_failure(state, error)) for state in states))
         seconds = self._clock() - started
         pooled: list[PooledPrompt] = []
         failed: list[tuple[str, Exception]] = []
@@ -122,7 +122,7 @@ class EncoderCore:
                 check_numbers(values)
                 pooled.append(PooledPrompt(state.prompt_id, values, seconds))
             except InternalError as error:
-                failed.append((state.prompt_id, self._failure(state, error)))
+                failed.append((state.prompt_id, self._step_failure(state, error)))
         num_tokens = sum(len(state.token_ids) for state in states)
         return StepResult(pooled=tuple(pooled), failed=tuple(failed), seconds=seconds, num_tokens=num_tokens)
 
@@ -147,7 +147,7 @@ class EncoderCore:
             taken.append(self._waiting.popleft())
         return taken
 
-    def _failure(self, state: PromptState, error: Exception) -> InternalError:
+    def _step_failure(self, state: PromptState, error: Exception) -> InternalError:
         _log.error("prompt_failed", error, prompt_id=state.prompt_id, request_id=state.request_id)
         failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
         failure.__cause__ = error

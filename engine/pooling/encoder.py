@@ -81,13 +81,13 @@ class Encoder:
         hidden = output.last_hidden_state.float()  # [batch, longest, hidden_size]
         pooled = torch.stack([self._pool(hidden[row, : len(one.token_ids)], one) for row, one in enumerate(states)])
         return [
-            finish_vector(values, _pooling(state), self._settings)
+            finish_vector(values, _pooling_of(state), self._settings)
             for values, state in zip(pooled.tolist(), states, strict=True)
         ]
 
     def _pool(self, hidden: torch.Tensor, state: PromptState) -> torch.Tensor:
         """Pool [num_tokens, hidden_size] to [hidden_size] float64."""
-        how = _pooling(state).how or self._settings.how
+        how = _pooling_of(state).how or self._settings.how
         return hidden.double().mean(0) if how == "mean" else hidden[0 if how == "cls" else -1].double()
 
 
@@ -145,7 +145,7 @@ def _move(network: Any, device: Device, path: Path) -> int:
     return num_bytes
 
 
-def _pooling(state: PromptState) -> Pooling:
+def _pooling_of(state: PromptState) -> Pooling:
     assert state.pooling is not None, "check() refuses prompts without pooling"
     return state.pooling
 

@@ -38,7 +38,7 @@ class Follower:
         self._pool: Memory | None = None
         self._clock = clock
         self._progress_at: float | None = None  # when the running step last finished a layer
-        self._launched: deque[Event] = deque()  # behind each step that is not done on the device
+        self._launched: deque[Event] = deque()  # after each step that is not done on the device
 
     @property
     def pool(self) -> Memory:
@@ -112,7 +112,9 @@ class Follower:
                 return
 
     def step_age(self) -> float:
-        """Return the run time since the running step began its current layer, 0 between steps. Any thread."""
+        """Return the seconds since the running step began its current layer, 0 between steps. Any thread.
+
+        Time in which this process could not run does not count."""
         came_on = self._progress_at
         return 0.0 if came_on is None else self._clock() - came_on
 

@@ -77,12 +77,12 @@ class RankGraphs:
 
     def _check_all(self, own: str) -> None:
         """Receive the other ranks' results; `own` is rank 0's. Raises CaptureFailed if one has failed."""
-        results = [own, *(self._result(rank) for rank in range(1, self._num_ranks))]
+        results = [own, *(self._result_of(rank) for rank in range(1, self._num_ranks))]
         for number, error in enumerate(results):
             if error:
                 raise CaptureFailed(f"{Rank(number, self._num_ranks)}: {error}")
 
-    def _result(self, rank: int) -> str:
+    def _result_of(self, rank: int) -> str:
         return self._team.receive(rank, RankMessageKind.CAPTURED, CAPTURE_S).payload.decode(errors="replace")
 
 

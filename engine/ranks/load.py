@@ -105,7 +105,7 @@ def load_ranks(
     collective = collective_for_ranks(ranks.device)
     make_backend(attention_backend, open_device(ranks.device))
     checked = _check(path, dtype, ranks, max_model_len, quantization)
-    setups = _setups(
+    setups = _rank_setups(
         checked, path, ranks, block_size=block_size, attention_backend=attention_backend, quantization=quantization,
         has_budget=kv_cache_memory is not None,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _check(
     return _CheckedModel(folder, choice, length, kernels, _whole_tensors(checkpoint, choice.name))
 
 
-def _setups(
+def _rank_setups(
     checked: _CheckedModel, path: Path, ranks: RanksOptions, *, block_size: int, attention_backend: str,
     quantization: str | None, has_budget: bool,
 ) -> list[RankSetup]:  # fmt: skip

@@ -31,7 +31,7 @@ class Marks:
         """Count more pieces of work as started."""
         self._counts[rank * LINE_BYTES // 8] += count
 
-    def behind(self) -> tuple[int, ...]:
+    def slowest(self) -> tuple[int, ...]:
         """Return the ranks with the lowest count, none where all are equal."""
         counts = [self._counts[rank * LINE_BYTES // 8] for rank in range(self._num_ranks)]
         return tuple(rank for rank, count in enumerate(counts) if count < max(counts) and count == min(counts))

@@ -43,7 +43,7 @@ def plan_devices(
     """
     if requested_bytes is not None:
         plan = _plan_all(tensors, len(free), requested_bytes, block_size, length, spare_blocks)
-        for layout, bytes_free in zip(_layouts(tensors, plan, len(free), spare_blocks), free, strict=True):
+        for layout, bytes_free in zip(_rank_layouts(tensors, plan, len(free), spare_blocks), free, strict=True):
             if layout.total_bytes > bytes_free:
                 raise ConfigError(
                     f"--kv-cache-memory {requested_bytes} bytes: {layout.total_bytes} of them are for {layout.rank}, "
@@ -52,7 +52,7 @@ def plan_devices(
         return plan
     plans = []
     for number, budget in enumerate(free):
-        held = _held(tensors, Rank(number, len(free)))
+        held = _rank_tensors(tensors, Rank(number, len(free)))
         if budget < (least := least_bytes(held, block_size, length, spare_blocks)):
             rank = f"{Rank(number, len(free))}{f' ({devices[number]})' if devices else ''}"
             least_of_all = least_bytes(_held_by_all(tensors, len(free)), block_size, length, spare_blocks)
@@ -84,7 +84,7 @@ def make_host_pools(
         team.receive(rank, RankMessageKind.MAPPED, _MAP_S)
 
     pools: list[Memory] = []
-    for number, layout in enumerate(_layouts(tensors, plan, num_ranks)):
+    for number, layout in enumerate(_rank_layouts(tensors, plan, num_ranks)):
         share = None if number == 0 else (lambda fd, rank=number: share_with(rank, fd))
         pools.append(HostPool(layout, share))
         undo.callback(pools[-1].close)
@@ -97,7 +97,7 @@ def make_device_pools(
 ) -> list[Memory]:  # fmt: skip
     """Make rank 0's pool on `device` while each other rank makes its own on its device. `undo` closes rank 0's."""
     team.send_all(RankMessageKind.POOL, to_json(PoolSetup(tensors, plan.num_blocks, graph_rows)))
-    first, *others = _layouts(tensors, plan, num_ranks, num_spare_blocks(graph_rows, plan.block_size))
+    first, *others = _rank_layouts(tensors, plan, num_ranks, num_spare_blocks(graph_rows, plan.block_size))
     own = device.make_pool(first)
     undo.callback(own.close)
     for layout in others:
@@ -114,15 +114,15 @@ def _plan_all(
     )  # fmt: skip
 
 
-def _held(tensors: tuple[KvTensor, ...], rank: Rank) -> tuple[KvTensor, ...]:
+def _rank_tensors(tensors: tuple[KvTensor, ...], rank: Rank) -> tuple[KvTensor, ...]:
     return tuple(PoolLayout(tensors, num_blocks=1, block_size=1, rank=rank).tensors)
 
 
 def _held_by_all(tensors: tuple[KvTensor, ...], num_ranks: int) -> list[KvTensor]:
-    return [tensor for number in range(num_ranks) for tensor in _held(tensors, Rank(number, num_ranks))]
+    return [tensor for number in range(num_ranks) for tensor in _rank_tensors(tensors, Rank(number, num_ranks))]
 
 
-def _layouts(
+def _rank_layouts(
     tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, spare_blocks: int = 0
 ) -> list[PoolLayout]:  # fmt: skip
     num_blocks = plan.num_blocks + spare_blocks

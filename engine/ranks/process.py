@@ -44,7 +44,7 @@ def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.ExitStack() as on_exit:  # rank 0 gets the error before it sees the hand-off close
         try:
-            setup = from_json(RankSetup, _expect(channel, RankMessageKind.SETUP, _SETUP_S).payload)
+            setup = from_json(RankSetup, _receive_kind(channel, RankMessageKind.SETUP, _SETUP_S).payload)
             configure(setup.log_level, log_format=setup.log_format)
             _run(channel, setup, hand_off, on_exit)
         except ChannelClosed:
@@ -80,10 +80,10 @@ def _run(
         if message.kind == RankMessageKind.HAND_OFF and hand_off is not None:
             on_exit.enter_context(hand_off(follower.pool, message.payload, message.fds[0], follower.step_age))
         else:
-            _obey(follower, message, channel)
+            _handle_message(follower, message, channel)
 
 
-def _obey(follower: Any, message: Message[RankMessageKind], channel: Channel[RankMessageKind]) -> None:
+def _handle_message(follower: Any, message: Message[RankMessageKind], channel: Channel[RankMessageKind]) -> None:
     if message.kind == RankMessageKind.STEP:
         follower.step(message.payload)
     elif message.kind == RankMessageKind.CAPTURE:
@@ -108,7 +108,9 @@ def _capture(follower: Any, payload: bytes, channel: Channel[RankMessageKind]) -
         channel.send(RankMessageKind.CAPTURED, failure, timeout_s=_SEND_S)
 
 
-def _expect(channel: Channel[RankMessageKind], kind: RankMessageKind, timeout_s: float) -> Message[RankMessageKind]:
+def _receive_kind(
+    channel: Channel[RankMessageKind], kind: RankMessageKind, timeout_s: float
+) -> Message[RankMessageKind]:
     message = channel.receive(timeout_s)
     if message.kind != kind:
         raise ValueError(f"{message.kind.name} was received where {kind.name} was expected")

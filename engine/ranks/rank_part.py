@@ -124,14 +124,14 @@ def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
     library = load_sum() if on_host else None
     rope = rotate_by_sequence(network)
     sums_stay = not collective_for_ranks(setup.device).on_host  # on the stream, where a graph can contain them
-    took = RankLoaded(
+    loaded = RankLoaded(
         held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began,
         kept=read.kept, graph_rows=graph_rows(setup.max_graph_rows, device, backend, rope) if sums_stay else 0,
     )  # fmt: skip
-    said = (getattr(backend, "note", None), warning, *notes)
+    all_notes = (getattr(backend, "note", None), warning, *notes)
     return RankPart(
-        setup, device, folder, network, fused, backend, rope, nucleus, reduce, library, took,
-        tuple(note for note in said if note),
+        setup, device, folder, network, fused, backend, rope, nucleus, reduce, library, loaded,
+        tuple(note for note in all_notes if note),
     )  # fmt: skip
 
 

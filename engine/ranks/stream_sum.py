@@ -7,7 +7,7 @@ wait      until the event is done, another rank is lost, or the limit has passed
 nccl   a sum runs on the current stream itself, and there is no work to wait for (ProcessGroupNCCL::collective)
 hccl   it runs on another stream; a work's wait makes the current one wait for it (WorkHCCL::synchronizeInternal)
 
-A sum that another rank does not join never ends by itself, and all work behind it waits: `fail` aborts it. NCCL ends
+A sum that another rank does not join never ends by itself, and all work after it waits: `fail` aborts it. NCCL ends
 the sums at once, but its abort returns only when no graph contains any (init.cc: ncclCommAbort, commDestroySync).
 """
 
@@ -66,7 +66,7 @@ class StreamSum:
         return self._marks.is_aborted
 
     def mark(self) -> Event:
-        """Return an event behind all sums so far."""
+        """Return an event after all sums so far."""
         event = self.device.event()
         event.record()
         return event

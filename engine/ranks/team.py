@@ -98,7 +98,7 @@ class Team:
         except (ChannelClosed, ValueError) as error:
             raise self.explain(str(error)) from error
         if message.kind == RankMessageKind.FAILED:
-            raise _failure(message, f"{child}: ")
+            raise _rank_failure(message, f"{child}: ")
         if message.kind != kind:
             raise self._fail(f"{child} sent {message.kind.name} where {kind.name} was expected")
         return message
@@ -152,10 +152,10 @@ class Team:
         for child in self._children:
             if reason := self._failure_reason(child, 0.0):  # its process may take a while to end
                 return self._fail(f"{child} failed{reason}")
-        behind = self.marks.behind()
-        if behind == (0,):
+        slowest = self.marks.slowest()
+        if slowest == (0,):
             return self._fail(f"{self._rank_0()}: {what}")
-        late = [self._children[rank - 1] for rank in behind if rank > 0] or self._children
+        late = [self._children[rank - 1] for rank in slowest if rank > 0] or self._children
         return self._fail(f"{', '.join(f'{child} {_state(child)}' for child in late)}: {what}")
 
     def explain_own(self, what: str) -> PdserveError:
@@ -196,9 +196,9 @@ class Team:
             for fd, _ in poll.poll():
                 poll.unregister(fd)
                 os.close(fd)
-                self._reap(running.pop(fd))
+                self._wait_for_end(running.pop(fd))
 
-    def _reap(self, child: _Child) -> None:
+    def _wait_for_end(self, child: _Child) -> None:
         how = _exit_reason(child.process.wait(None))
         reason = self._failure_reason(child, _VERDICT_S)
         if not self._closing:
@@ -213,7 +213,7 @@ class Team:
         with self._reading, contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
             if number not in self._reasons:
                 message = child.channel.receive(timeout_s)
-                self._reasons[number] = f": {_failure(message)}" if message.kind == RankMessageKind.FAILED else ""
+                self._reasons[number] = f": {_rank_failure(message)}" if message.kind == RankMessageKind.FAILED else ""
         return self._reasons.get(number, "")
 
     def _fail(self, what: str) -> PdserveError:
@@ -268,5 +268,5 @@ def _state(child: _Child) -> str:
     return "is stuck"
 
 
-def _failure(message: Message[RankMessageKind], before: str = "") -> PdserveError:
+def _rank_failure(message: Message[RankMessageKind], before: str = "") -> PdserveError:
     return unpack_error(message.payload, before) or InternalError(f"{before}failed and gave no reason")

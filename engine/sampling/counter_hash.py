@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Word = TypeVar("Word", int, "npt.NDArray[Any]")
+Integer = TypeVar("Integer", int, "npt.NDArray[Any]")
 
 _MASK = (1 << 64) - 1
 _INCREMENT = 0x9E3779B97F4A7C15
@@ -28,18 +28,18 @@ def uniforms(
     return (hash64(seeds, sequences, positions) >> (64 - _BITS)) / (1 << _BITS)
 
 
-def hash64(*words: Word) -> Word:
+def hash64(*words: Integer) -> Integer:
     """Return 64 bits that depend on every word (its low 64 bits) and on their order.
 
     Words may be arrays: their arithmetic wraps around, so the masks have no effect.
     """
     state: Any = 0
     for word in words:
-        state = _finalise(((state ^ word) + _INCREMENT) & _MASK)
+        state = _mix(((state ^ word) + _INCREMENT) & _MASK)
     return state  # type: ignore[no-any-return]
 
 
-def _finalise(value: Word) -> Word:
+def _mix(value: Integer) -> Integer:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)  # type: ignore[no-any-return]

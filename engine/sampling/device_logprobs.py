@@ -50,10 +50,12 @@ def queue_logprobs(
     """
     size = rows_at_once(logits.shape[-1])
     starts = range(0, len(wanted), size)
-    return [_slice(logits[i : i + size], token_ids[i : i + size], wanted[i : i + size], download) for i in starts]
+    return [
+        _slice_logprobs(logits[i : i + size], token_ids[i : i + size], wanted[i : i + size], download) for i in starts
+    ]
 
 
-def _slice(
+def _slice_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Wanted], download: Download
 ) -> LogprobsToRead:
     logits, own = logits.float(), token_ids[:, None]

@@ -50,15 +50,15 @@ class _Counted:
     def penalise(self) -> None:
         """Apply the penalties to their scores."""
         old = self._flat[self._at]
-        penalty = self._on_device(self._spread([row.params.repetition_penalty for row in self._rows]))
+        penalty = self._on_device(self._per_token([row.params.repetition_penalty for row in self._rows]))
         new = torch.where(old < 0, old * penalty, old / penalty)
-        frequency = self._spread([row.params.frequency_penalty for row in self._rows])
-        presence = self._spread([row.params.presence_penalty for row in self._rows])
+        frequency = self._per_token([row.params.frequency_penalty for row in self._rows])
+        presence = self._per_token([row.params.presence_penalty for row in self._rows])
         new -= self._on_device(frequency * self._outputs.astype(np.float32))
         new -= self._on_device(presence * (self._outputs > 0))
         self._flat[self._at] = new
 
-    def _spread(self, values: Sequence[float]) -> Floats:
+    def _per_token(self, values: Sequence[float]) -> Floats:
         return np.repeat(np.array(values, np.float32), self._lengths)
 
     def _on_device(self, values: Floats | Integers) -> torch.Tensor:

@@ -47,18 +47,18 @@ def _of_slice(logits: torch.Tensor, token_ids: Sequence[int], wanted: Sequence[W
     logprobs = logits.log_softmax(dim=-1)
     own = torch.from_numpy(np.array(token_ids, np.int64)).to(logits.device)[:, None]
     better = (logits > logits.gather(1, own)).cpu().numpy()  # numpy counts a hundred times faster than torch
-    beside = _beside(logits, logprobs, wanted)
+    requested = _requested(logits, logprobs, wanted)
     return (
-        TokenLogprobs(logprob, 1 + int(np.count_nonzero(better[i])), *beside.get(i, ((), ())))
+        TokenLogprobs(logprob, 1 + int(np.count_nonzero(better[i])), *requested.get(i, ((), ())))
         for i, logprob in enumerate(logprobs.gather(1, own).flatten().tolist())
     )
 
 
-def _beside(
+def _requested(
     logits: torch.Tensor, logprobs: torch.Tensor, wanted: Sequence[Wanted]
 ) -> dict[int, tuple[tuple[int, ...], tuple[float, ...]]]:
     """Return, by row, the ids and log probabilities of the wanted tokens."""
-    beside = {}
+    requested = {}
     for what, rows in by_wanted(wanted).items():
         picked, probable = (logits, logprobs) if len(rows) == len(logits) else (logits[rows], logprobs[rows])
         if isinstance(what, int):
@@ -67,5 +67,5 @@ def _beside(
             ids = torch.tensor(what, device=logits.device).expand(len(rows), -1)
         values = probable.gather(1, ids)
         for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
-            beside[row] = tuple(row_ids), tuple(row_values)
-    return beside
+            requested[row] = tuple(row_ids), tuple(row_values)
+    return requested

@@ -155,7 +155,7 @@ def draw(scores: torch.Tensor, rows: Sequence[SampleRow], nucleus: Nucleus | Non
 
     If the scores are on a device, nothing waits for it.
     """
-    cumulative = _sums(kept_weights(scores, rows, nucleus))
+    cumulative = _running_sums(kept_weights(scores, rows, nucleus))
     total = cumulative[:, -1:].contiguous()
     words = [(row.params.seed & _WORD, row.sequence, row.position) for row in rows]
     draws = _column(uniforms(*np.array(words, np.uint64).T), scores)
@@ -204,7 +204,7 @@ def torch_nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 def _sorted_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return the lowest score in each row's nucleus, [num_rows, 1], without waiting for the device."""
     ordered = scores.sort(dim=-1, descending=True).values
-    sums = _sums(ordered.exp())
+    sums = _running_sums(ordered.exp())
     before = (sums < top_p * sums[:, -1:]).sum(dim=-1, keepdim=True)
     return ordered.gather(1, before.clamp(max=scores.shape[-1] - 1))
 
@@ -234,7 +234,7 @@ def _weights(scores: torch.Tensor) -> torch.Tensor:
     return scores.double().exp().float()
 
 
-def _sums(weights: torch.Tensor) -> torch.Tensor:
+def _running_sums(weights: torch.Tensor) -> torch.Tensor:
     """Return running sums along each row. On the CPU, torch adds up float32 in float64 by itself."""
     return weights.cumsum(dim=-1) if weights.is_cpu else weights.cumsum(dim=-1, dtype=torch.float64).float()
 

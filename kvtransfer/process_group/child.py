@@ -83,9 +83,9 @@ class GroupProcess:
         start, num_bytes = PLACE.unpack(payload)
         peer = 1 - self._setup.rank
         if kind is GroupMessage.SEND:
-            self._queue(lambda: self._group.send([self._part(start, num_bytes)], peer, _TAG))
+            self._queue(lambda: self._group.send([self._staging_part(start, num_bytes)], peer, _TAG))
         elif kind is GroupMessage.RECEIVE:
-            self._queue(lambda: self._group.recv([self._part(start, num_bytes)], peer, _TAG))
+            self._queue(lambda: self._group.recv([self._staging_part(start, num_bytes)], peer, _TAG))
         else:
             raise ValueError(f"unexpected message {kind.name}")
 
@@ -101,7 +101,7 @@ class GroupProcess:
             LinkStore(exchange), setup.rank, _RANKS, setup.host, setup.timeout_s, setup.device
         )
 
-    def _part(self, start: int, num_bytes: int) -> "torch.Tensor":
+    def _staging_part(self, start: int, num_bytes: int) -> "torch.Tensor":
         assert self._staging is not None
         return self._staging[start : start + num_bytes]  # [num_bytes]
 
@@ -114,14 +114,14 @@ class GroupProcess:
             try:
                 work = issued.result()
                 if work is not None:
-                    _await(work)
+                    _wait_for_work(work)
             except Exception as error:  # noqa: BLE001  torch raises any exception; the serving process gets its text
                 self._reports.report(GroupMessage.FAILED, str(error).encode())
             else:
                 self._reports.report(GroupMessage.DONE)
 
 
-def _await(work: Any) -> None:
+def _wait_for_work(work: Any) -> None:
     pause = _FIRST_POLL_S
     while not work.is_completed():
         time.sleep(pause)

@@ -88,7 +88,7 @@ class Lease:
         """
         if not self._over.acquire(blocking=False):
             return
-        idle = self.device.issue(_nothing)
+        idle = self.device.issue(_do_nothing)
         try:
             idle.result(_IDLE_S)
         except TimeoutError:
@@ -97,7 +97,7 @@ class Lease:
             self._devices.give_back(self._key)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 

@@ -1,6 +1,6 @@
 """The messages that both ends of a link exchange to make their group: SETUP messages on the link's stream.
 
-    SETUP | word u8 | key bytes u16 | key | value |
+    SETUP | kind u8 | key bytes u16 | key | value |
 
 TERMS describes how the sender makes its group; TURN, GRANTED and BUSY agree on the turn; KEY sets a key of the group's
 store; DONE is the last message of either side. Lengths and numbers are bounded.
@@ -23,7 +23,7 @@ _MAX_VALUE_BYTES = 6_144  # HCCL's root info has 4,108 bytes
 _MAX_RECEIVED = 1_024
 
 
-class Word(IntEnum):
+class SetupKind(IntEnum):
     """The kind of a SETUP message."""
 
     TERMS = 1
@@ -55,36 +55,36 @@ class SetupExchange:
         self._num_received, self._over = 0, False
         self.deadline = run_time()
 
-    def send(self, word: Word, value: bytes = b"", key: str = "") -> None:
+    def send(self, kind: SetupKind, value: bytes = b"", key: str = "") -> None:
         """Send a message. Raises LinkLost."""
         raw = key.encode()
-        self._stream.send([pack(MessageType.SETUP, _HEAD.pack(word, len(raw)) + raw + value)])
+        self._stream.send([pack(MessageType.SETUP, _HEAD.pack(kind, len(raw)) + raw + value)])
 
-    def receive(self, wanted: Sequence[Word], timeout_s: float) -> tuple[Word, bytes]:
+    def receive(self, wanted: Sequence[SetupKind], timeout_s: float) -> tuple[SetupKind, bytes]:
         """Return the next message, which must be one of `wanted`; keys received before it are stored.
 
         Raises LinkLost, WireError, and the peer's refusal.
         """
         deadline = run_time() + timeout_s
         while True:
-            word, value = self._next(deadline)
-            if word in wanted:
-                return word, value
-            if word is not Word.KEY:
+            kind, value = self._next(deadline)
+            if kind in wanted:
+                return kind, value
+            if kind is not SetupKind.KEY:
                 names = " or ".join(one.name for one in wanted)
-                raise WireError(f"received {word.name}, expected {names}")
+                raise WireError(f"received {kind.name}, expected {names}")
 
     def finish(self, timeout_s: float) -> None:
         """Send DONE and receive the peer's; afterwards the store is closed and the stream belongs to the link."""
-        self.send(Word.DONE)
-        self.receive([Word.DONE], timeout_s)
+        self.send(SetupKind.DONE)
+        self.receive([SetupKind.DONE], timeout_s)
         self._over = True
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key on both sides. Raises LinkLost, WireError."""
         self.keep(key, value)
         if not self._over:
-            self.send(Word.KEY, value, self._prefix + key)
+            self.send(SetupKind.KEY, value, self._prefix + key)
 
     def keep(self, key: str, value: bytes) -> None:
         """Set a key on this side only. Raises WireError."""
@@ -108,9 +108,9 @@ class SetupExchange:
         while missing := [key for key in keys if key not in self._keys]:
             if self._over:
                 raise LinkLost(f"the store of this group is closed and has no {missing[0]!r}")
-            word, _ = self._next(deadline, waiting_for=missing[0])
-            if word is not Word.KEY:
-                raise WireError(f"received {word.name}, expected the key {missing[0]!r}")
+            kind, _ = self._next(deadline, waiting_for=missing[0])
+            if kind is not SetupKind.KEY:
+                raise WireError(f"received {kind.name}, expected the key {missing[0]!r}")
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys are set here; reads nothing from the stream."""
@@ -125,7 +125,7 @@ class SetupExchange:
         """Number of keys that are set."""
         return len(self._keys)
 
-    def _next(self, deadline: float, waiting_for: str = "") -> tuple[Word, bytes]:
+    def _next(self, deadline: float, waiting_for: str = "") -> tuple[SetupKind, bytes]:
         left = deadline - run_time()
         if left <= 0:
             raise LinkLost(f"the peer did not finish in time{f' (missing key {waiting_for!r})' if waiting_for else ''}")
@@ -141,17 +141,17 @@ class SetupExchange:
             raise WireError(f"more than {_MAX_RECEIVED} messages in the set-up of a group")
         return self._read(body)
 
-    def _read(self, body: bytearray) -> tuple[Word, bytes]:
+    def _read(self, body: bytearray) -> tuple[SetupKind, bytes]:
         try:
-            word, key_bytes = _HEAD.unpack_from(body)
+            kind, key_bytes = _HEAD.unpack_from(body)
             tail = bytes(body[_HEAD.size :])
             if key_bytes > len(tail):
                 raise WireError(f"a key of {key_bytes} bytes, of which {len(tail)} are present")
-            word, key, value = Word(word), tail[:key_bytes].decode(), tail[key_bytes:]
+            kind, key, value = SetupKind(kind), tail[:key_bytes].decode(), tail[key_bytes:]
         except (struct.error, ValueError) as error:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
-        if word is Word.KEY:
+        if kind is SetupKind.KEY:
             if not key.startswith(self._prefix):
                 raise WireError(f"the key {key[:80]!r} is not of the group {self._prefix!r}")
             self.keep(key.removeprefix(self._prefix), value)
-        return word, value
+        return kind, value

@@ -126,10 +126,10 @@ class Group:
             issued, done = item
             work = None
             try:
-                work = self._issued(issued)
-                self._await(work)
+                work = self._wait_until_issued(issued)
+                self._wait_for_work(work)
             except Exception as error:  # noqa: BLE001  torch raises any exception; the caller gets LinkLost
-                self._break(error)
+                self._set_fault(error)
                 done.set_exception(LinkLost(f"the group failed: {self._fault}"))
             else:
                 done.set_result(None)
@@ -138,7 +138,7 @@ class Group:
             del item, issued, done, work
         self._free()
 
-    def _issued(self, issued: "Future[Any]") -> Any:
+    def _wait_until_issued(self, issued: "Future[Any]") -> Any:
         limit_s = self._timeouts.progress_s
         try:
             return result_within(issued, limit_s)
@@ -147,7 +147,7 @@ class Group:
                 raise LinkLost(f"{self._lease.device.name} issued no operation for {limit_s:g} s") from None
             return result_within(issued, limit_s)  # it is being issued now
 
-    def _await(self, work: Any) -> None:
+    def _wait_for_work(self, work: Any) -> None:
         if self._fault is not None:
             raise LinkLost(self._fault)
         limit_s = self._timeouts.operation_s
@@ -169,7 +169,7 @@ class Group:
             pause = min(2 * pause, _LAST_POLL_S)
         work.wait(timedelta(seconds=limit_s))  # without a timeout, NCCL's wait reports no failure
 
-    def _break(self, error: Exception) -> None:
+    def _set_fault(self, error: Exception) -> None:
         if self._fault is not None:
             return
         self._fault = in_one_line(error)

@@ -28,7 +28,7 @@ from devices.collectives import Collective, torch_version
 from kvtransfer.frame import WireError
 from kvtransfer.hello import Hello
 from kvtransfer.process_group.devices import MAX_UNFREED, GroupDevice, Lease
-from kvtransfer.process_group.exchange import SetupExchange, Word
+from kvtransfer.process_group.exchange import SetupExchange, SetupKind
 from kvtransfer.process_group.group import Group, in_one_line
 from kvtransfer.process_group.issue import IssueQueue, result_within
 from kvtransfer.process_group.link_ends import LinkGroup
@@ -61,7 +61,7 @@ def make_group(
 
     The group owns the lease afterwards; if this raises, the lease is released.
     """
-    exchange, name = SetupExchange(stream, group_name(hello)), _readable(hello)
+    exchange, name = SetupExchange(stream, group_name(hello)), _group_name(hello)
     set_up = IssueQueue(f"kv-set-up-{name}")
 
     def give_up() -> None:
@@ -70,13 +70,13 @@ def make_group(
 
     timeouts = replace(timeouts, connect_s=max(timeouts.connect_s, collective.make_s))
     try:
-        leads = _leads(hello, rank)
+        leads = _is_leader(hello, rank)
         if rank == SENDER:
             lease.device.sends_to.add(group_name(hello))
         agree(exchange, collective, rank, timeouts)
         if rank == RECEIVER and group_name(hello) in lease.device.sends_to:  # its one thread would wait for itself
             raise Unavailable(f"both ends of the link are in this process, on {lease.device.name}")
-        with _turn(exchange, lease.device, leads, timeouts) as end:
+        with _hold_turn(exchange, lease.device, leads, timeouts) as end:
             refuse_if_unfreed(lease.device.unfreed, lease.device.name)
             refuse_if_full(collective, lease.device.name)
             made = _make(exchange, stream, rank, collective, lease.device.name, set_up, timeouts, end)
@@ -101,7 +101,7 @@ def make_group(
     return group
 
 
-def _readable(hello: Hello) -> str:
+def _group_name(hello: Hello) -> str:
     return f"{hello.sender_id}-{hello.receiver_id}-{hello.link_epoch:x}"
 
 
@@ -116,16 +116,16 @@ def group_name(hello: Hello) -> str:
 
 def agree(exchange: SetupExchange, collective: Collective, rank: int, timeouts: Timeouts) -> None:
     """Compare the kind of group that both ends make. Raises Unavailable with both values."""
-    mine = f"{collective.name} of torch {torch_version()}"
+    own_terms = f"{collective.name} of torch {torch_version()}"
     if rank == SENDER:
-        exchange.send(Word.TERMS, mine.encode())
+        exchange.send(SetupKind.TERMS, own_terms.encode())
         return
-    theirs = exchange.receive([Word.TERMS], timeouts.progress_s)[1].decode("utf-8", "replace")
-    if theirs != mine:
-        raise Unavailable(f"groups are made with {mine} here, with {theirs[:200]} there")
+    peer_terms = exchange.receive([SetupKind.TERMS], timeouts.progress_s)[1].decode("utf-8", "replace")
+    if peer_terms != own_terms:
+        raise Unavailable(f"groups are made with {own_terms} here, with {peer_terms[:200]} there")
 
 
-def _leads(hello: Hello, rank: int) -> bool:
+def _is_leader(hello: Hello, rank: int) -> bool:
     sender = (hello.sender_id, hello.sender_epoch, hello.sender_rank)
     receiver = (hello.receiver_id, hello.receiver_epoch, hello.receiver_rank)
     if sender == receiver:
@@ -134,9 +134,9 @@ def _leads(hello: Hello, rank: int) -> bool:
 
 
 @contextmanager
-def _turn(exchange: SetupExchange, device: GroupDevice, leads: bool, timeouts: Timeouts) -> Iterator[float]:
+def _hold_turn(exchange: SetupExchange, device: GroupDevice, leads: bool, timeouts: Timeouts) -> Iterator[float]:
     """Hold the device's turn; yield the time at which it must end."""
-    take = _lead if leads else _follow
+    take = _lead_setup if leads else _follow_setup
     end = take(exchange, device, timeouts, run_time() + timeouts.progress_s)
     try:
         yield end
@@ -144,31 +144,31 @@ def _turn(exchange: SetupExchange, device: GroupDevice, leads: bool, timeouts: T
         device.making.release()
 
 
-def _lead(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
+def _lead_setup(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
     while device.making.acquire(timeout=max(0.0, deadline - run_time())):
         end = run_time() + _TURN * timeouts.connect_s
         try:
-            exchange.send(Word.TURN)
-            word, _ = exchange.receive([Word.GRANTED, Word.BUSY], timeouts.connect_s + _SLICE_S)
+            exchange.send(SetupKind.TURN)
+            kind, _ = exchange.receive([SetupKind.GRANTED, SetupKind.BUSY], timeouts.connect_s + _SLICE_S)
         except BaseException:
             device.making.release()
             raise
-        if word is Word.GRANTED:
+        if kind is SetupKind.GRANTED:
             return end
         device.making.release()
         time.sleep(secrets.randbelow(_MAX_PAUSE_MS) / 1000)  # let the links that hold the other end's turn finish
-    raise LinkLost(f"no turn to make a group on {device.name} within {timeouts.progress_s:g} s")
+    raise LinkLost(f"other groups were still being made on {device.name} after {timeouts.progress_s:g} s")
 
 
-def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
+def _follow_setup(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
     while True:
-        exchange.receive([Word.TURN], max(0.0, deadline - run_time()))
+        exchange.receive([SetupKind.TURN], max(0.0, deadline - run_time()))
         if device.making.acquire(timeout=_SLICE_S):
             break
-        exchange.send(Word.BUSY)
+        exchange.send(SetupKind.BUSY)
     end = run_time() + _TURN * timeouts.connect_s
     try:
-        exchange.send(Word.GRANTED)
+        exchange.send(SetupKind.GRANTED)
     except BaseException:
         device.making.release()
         raise

@@ -61,7 +61,7 @@ class GroupOutlet:
         num_bytes = source.runs.num_bytes
         if num_bytes > MAX_PAYLOAD_BYTES:
             raise HandoffFailed(f"frame {frame.number} has {num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
-        start = self._room(num_bytes)
+        start = self._wait_for_room(num_bytes)
         self._staging.gather(start, source)
         self._under_way.append(self._group.send(self._staging.tensor(start, num_bytes)))
         return [encode(replace(frame, block_ids=()))]
@@ -78,15 +78,15 @@ class GroupOutlet:
                 self._under_way.popleft()
         self._group.close()
 
-    def _room(self, num_bytes: int) -> int:
+    def _wait_for_room(self, num_bytes: int) -> int:
         while self._under_way and self._under_way[0].done():
-            self._retire()
+            self._free_oldest()
         while len(self._under_way) >= _MAX_UNDER_WAY or (start := self._ring.take(num_bytes)) is None:
             self._waiter.wait(self._under_way[0], _NEVER)
-            self._retire()
+            self._free_oldest()
         return start
 
-    def _retire(self) -> None:
+    def _free_oldest(self) -> None:
         self._under_way.popleft().result()
         self._ring.give_back()
 

@@ -42,7 +42,7 @@ class CapturingDevice(FakeDevice):
             raise RuntimeError(self.fails)
         with Recorder() as recorder:
             run()
-        recorder.spoil()
+        recorder.overwrite()
         self.captured += 1
         return RecordedGraph(self, recorder)
 
@@ -93,10 +93,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Add work that is not a torch operation: it runs at each replay, and not now."""
         self._calls.append(_Call(function, (tensor,), {}, [], []))
 
-    def spoil(self) -> None:
+    def overwrite(self) -> None:
         """Overwrite new results with a value that no step computes."""
         for call in self._calls:
-            for tensor in _new(call):
+            for tensor in _new_tensors(call):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
 
     def replay(self) -> None:
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     old.copy_(new)
 
 
-def _new(call: _Call) -> list[torch.Tensor]:
+def _new_tensors(call: _Call) -> list[torch.Tensor]:
     return [tensor for tensor, is_new in zip(call.made, call.is_new, strict=True) if is_new]
 
 

@@ -38,7 +38,7 @@ _READS = frozenset(
 
 
 @dataclass(slots=True)
-class Crossings:
+class CopyCounts:
     """Number of copies between host and card by the function that made them, as "engine/sampling/sampler.py:best".
 
     The host waits for `reads`, for `waited_uploads` (which real cards run after all work before them), and for
@@ -89,7 +89,7 @@ class CardTensor(torch.Tensor):
         if func is _ATEN.copy_.default:
             return _copy(*args[:2], non_blocking=args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         if func in _READS or (func is _ATEN._to_copy.default and to_host) or _picks_by_mask(func, args):
-            _note(_seen.reads)
+            _note(_copies.reads)
         known = {id(one.held): one for one in tensors if isinstance(one, CardTensor)}
         made = _on_cpu(func, _held(args), _held(kwargs))
         for one in known.values():
@@ -112,14 +112,14 @@ def kind_name() -> str:
 
 
 @contextmanager
-def crossings() -> Iterator[Crossings]:
+def count_copies() -> Iterator[CopyCounts]:
     """Count the copies within the block, on all threads."""
-    global _seen
-    before, _seen = _seen, Crossings()
+    global _copies
+    before, _copies = _copies, CopyCounts()
     try:
-        yield _seen
+        yield _copies
     finally:
-        _seen = before
+        _copies = before
 
 
 def used_bytes() -> int:
@@ -160,13 +160,13 @@ def _picks_by_mask(func: Any, args: Any) -> bool:
 def _copy(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
     if isinstance(target, CardTensor):
         if not isinstance(source, CardTensor) and source.dim() > 0:
-            _note(_seen.uploads if non_blocking else _seen.waited_uploads)
+            _note(_copies.uploads if non_blocking else _copies.waited_uploads)
         target.held.copy_(_held(source))
     elif non_blocking:
-        _note(_seen.downloads)
+        _note(_copies.downloads)
         _under_way.begin(target, _held(source).to(target.dtype, copy=True))
     else:
-        _note(_seen.reads)
+        _note(_copies.reads)
         target.copy_(_held(source))
     return target
 
@@ -321,7 +321,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 
 _peak: HeldBytes | None = None
 _before: dict[int, torch.UntypedStorage] = {}
-_seen = Crossings()
+_copies = CopyCounts()
 _under_way = _UnderWay()
 _lock = threading.Lock()
 _guard = _DummyDeviceGuard()

@@ -175,7 +175,7 @@ class StreamDevice(CardDevice):
             self.synchronize()
             with stream.recording() as recorder:
                 run()
-        recorder.spoil()
+        recorder.overwrite()
         return StreamGraph(stream, recorder)
 
     def _fail(self, before: int) -> None:

@@ -11,7 +11,7 @@ from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
-from tests.devices.card import Crossings, crossings
+from tests.devices.card import CopyCounts, count_copies
 from tests.devices.card_device import CardDevice
 from tests.devices.fake_device import FakeDevice
 from tests.engine.fake_engines import run
@@ -60,13 +60,13 @@ def test_a_launch_reads_nothing_from_the_card(requested: list[dict[str, Any]], t
     batch = step_of(requested)
     card.launch(batch).collect()  # creates what is kept for all steps
 
-    with crossings() as seen:
+    with count_copies() as copies:
         step = card.launch(batch)
-        assert not seen.reads, f"the host waits in {dict(seen.reads)}"
-        assert seen.downloads
-    with crossings() as seen:
+        assert not copies.reads, f"the host waits in {dict(copies.reads)}"
+        assert copies.downloads
+    with count_copies() as copies:
         got = step.collect()
-        assert seen == Crossings(), "collecting launched something"
+        assert copies == CopyCounts(), "collecting launched something"
 
     expected = here.launch(batch).collect()
     assert got.token_ids == expected.token_ids
@@ -85,17 +85,17 @@ def test_a_launch_behind_another_step_reads_nothing_from_the_card(attention: str
     rows = tuple(SampleRow(i, one.params, 0, 1) for i, one in enumerate(first.samples))
     parts, carried = tuple(BatchSequence(9, 1, (i,)) for i in range(3)), tuple((i, i) for i in range(3))
 
-    def both(tokens: tuple[int, ...], carried: tuple[tuple[int, int], ...]) -> list[int]:
+    def run_both(tokens: tuple[int, ...], carried: tuple[tuple[int, int], ...]) -> list[int]:
         before = model.launch(first)
-        behind = model.launch(StepBatch(tokens, parts, rows, carried=carried))
-        return [*before.collect().token_ids, *behind.collect().token_ids]
+        second = model.launch(StepBatch(tokens, parts, rows, carried=carried))
+        return [*before.collect().token_ids, *second.collect().token_ids]
 
-    known = tuple(both((0, 0, 0), carried)[:3])
-    with crossings() as seen:
-        got = both((0, 0, 0), carried)
-        assert not seen.reads, f"the host waits in {dict(seen.reads)}"
+    known = tuple(run_both((0, 0, 0), carried)[:3])
+    with count_copies() as copies:
+        got = run_both((0, 0, 0), carried)
+        assert not copies.reads, f"the host waits in {dict(copies.reads)}"
 
-    assert got == both(known, ()), "the tokens differ from those of a host that knew them"
+    assert got == run_both(known, ()), "the tokens differ from those of a host that knew them"
     model.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.sampling.logprobs import token_logprobs
-from tests.devices.card import crossings, torch_device
+from tests.devices.card import count_copies, torch_device
 
 CARD = torch_device()
 
@@ -64,31 +64,31 @@ def test_numpy_cannot_read_a_card_tensor(read: Callable[[torch.Tensor], object])
 def test_each_read_that_waits_is_counted(read: Callable[[torch.Tensor], object], inference: bool) -> None:
     x = torch.ones(3, device=CARD)
 
-    with crossings() as crossed, torch.inference_mode(inference):
+    with count_copies() as copies, torch.inference_mode(inference):
         read(x)
 
-    assert crossed.reads == {"tests": 1}
-    assert not crossed.uploads + crossed.waited_uploads
+    assert copies.reads == {"tests": 1}
+    assert not copies.uploads + copies.waited_uploads
 
 
 def test_copies_from_the_host_are_counted() -> None:
-    with crossings() as crossed:
+    with count_copies() as copies:
         torch.ones(3).to(CARD)
         torch.tensor([1, 2], device=CARD)
         torch.zeros(3, device=CARD).copy_(torch.ones(3))
         torch.ones(3, device=CARD)
         torch.ones(3).to(CARD, non_blocking=True)
 
-    assert (crossed.waited_uploads, crossed.uploads) == ({"tests": 3}, {"tests": 1})
-    assert not crossed.reads
+    assert (copies.waited_uploads, copies.uploads) == ({"tests": 3}, {"tests": 1})
+    assert not copies.reads
 
 
 def test_a_copy_is_counted_under_its_function_of_the_product() -> None:
-    with crossings() as crossed:
+    with count_copies() as copies:
         token_logprobs(torch.randn(2, 5).to(CARD), [1, 2], [0, 0])
 
-    assert set(crossed.reads) == {"engine/sampling/logprobs.py:_of_slice"}
-    assert crossed.waited_uploads == {"tests": 1, "engine/sampling/logprobs.py:_of_slice": 1}
+    assert set(copies.reads) == {"engine/sampling/logprobs.py:_of_slice"}
+    assert copies.waited_uploads == {"tests": 1, "engine/sampling/logprobs.py:_of_slice": 1}
 
 
 def test_an_asynchronous_copy_holds_garbage_until_it_is_waited_for() -> None:
@@ -96,7 +96,7 @@ def test_an_asynchronous_copy_holds_garbage_until_it_is_waited_for() -> None:
     event, early = torch.get_device_module(CARD).Event(), torch.get_device_module(CARD).Event()
     early.record()
 
-    with crossings() as crossed:
+    with count_copies() as copies:
         host.copy_(x, non_blocking=True)
     x.zero_()
     event.record()
@@ -106,7 +106,7 @@ def test_an_asynchronous_copy_holds_garbage_until_it_is_waited_for() -> None:
 
     assert before != [0, 1, 2]
     assert host.tolist() == [0, 1, 2]
-    assert (crossed.downloads, crossed.reads) == ({"tests": 1}, {})
+    assert (copies.downloads, copies.reads) == ({"tests": 1}, {})
 
 
 def test_waiting_for_an_unrecorded_event_fails() -> None:

@@ -16,10 +16,10 @@ class Stream:
     """Records which stream waits for which."""
 
     def __init__(self, name: Any, calls: list[str]) -> None:
-        self.name, self._said = str(name), calls
+        self.name, self._calls = str(name), calls
 
     def wait_stream(self, other: "Stream") -> None:
-        self._said.append(f"{self.name} waits for {other.name}")
+        self._calls.append(f"{self.name} waits for {other.name}")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def outputs_on_cpu(path: Path) -> Iterator[Outputs]:
         yield run(core)
 
 
-def same(mine: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
+def check_same(mine: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
     assert len(mine) == len(theirs) > 0
     for one, other in zip(mine, theirs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)
@@ -47,8 +47,8 @@ def test_requests_of_every_kind_are_answered_as_on_the_cpu(
     assert outputs.tokens == outputs_on_cpu.tokens
     assert outputs.logprobs.keys() == outputs_on_cpu.logprobs.keys() == {("likely", 0), ("scored", 0)}
     for key, likely in outputs.logprobs.items():
-        same(likely, outputs_on_cpu.logprobs[key])
-    same(outputs.prompts["scored"], outputs_on_cpu.prompts["scored"])
+        check_same(likely, outputs_on_cpu.logprobs[key])
+    check_same(outputs.prompts["scored"], outputs_on_cpu.prompts["scored"])
     assert outputs.vectors.keys() == {"last", "mean", "cls"}
     for name, vector in outputs.vectors.items():
         assert vector == pytest.approx(outputs_on_cpu.vectors[name], abs=TOLERANCE)

@@ -6,7 +6,7 @@ import torch
 from devices.out_of_memory import is_out_of_memory
 
 
-def behind(first: Exception, second: Exception) -> Exception:
+def raised_during(first: Exception, second: Exception) -> Exception:
     """Return the second error as raised while the first was handled."""
     try:
         try:
@@ -23,9 +23,9 @@ def behind(first: Exception, second: Exception) -> Exception:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("NPU out of memory. Tried to allocate 20.00 MiB"), True),
-        (behind(torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("capture failed")), True),
+        (raised_during(torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("capture failed")), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (behind(ValueError("no"), RuntimeError("operation not permitted when stream is capturing")), False),
+        (raised_during(ValueError("no"), RuntimeError("operation not permitted when stream is capturing")), False),
         (ValueError("out of memory"), False),
     ],
 )

@@ -62,17 +62,17 @@ def find_kinds(path: str, text: str) -> Iterator[Find]:
     """Yield where a module compares with or looks up a kind's name, or uses its library."""
     tree = ast.parse(text, path)
     for node in ast.walk(tree):
-        what = _named(node)
+        what = _device_literal(node)
         if what is not None:
             yield Find(path, node.lineno, what)  # type: ignore[attr-defined]
 
 
-def _named(node: ast.AST) -> str | None:
+def _device_literal(node: ast.AST) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and _LITERAL.fullmatch(node.value):
         return repr(node.value)
-    if isinstance(node, ast.Attribute) and node.attr in NAMES and _is(node.value, "torch"):
+    if isinstance(node, ast.Attribute) and node.attr in NAMES and _is_name(node.value, "torch"):
         return f"torch.{node.attr}"
-    if isinstance(node, ast.Attribute) and _is(node.value, "torch_npu"):
+    if isinstance(node, ast.Attribute) and _is_name(node.value, "torch_npu"):
         return f"torch_npu.{node.attr}"
     names: list[str] = []
     if isinstance(node, ast.Import):
@@ -82,7 +82,7 @@ def _named(node: ast.AST) -> str | None:
     return next((name for name in names if _is_library(name)), None)
 
 
-def _is(node: ast.AST, name: str) -> bool:
+def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 

@@ -66,12 +66,12 @@ def test_the_fields_of_a_frame_add_up_to_its_bytes() -> None:
     assert f"FRAME is {frame.FRAME_HEAD_BYTES} bytes" in TEXT
 
 
-def test_transports_are_listed_best_first_with_lanes_and_section() -> None:
+def test_transports_are_listed_best_first_with_links_and_section() -> None:
     table = rows("## The transports")
 
     assert tuple(name.strip("`") for name, *_ in table) == transports.NAMES
-    for name, used, _, lanes, _ in table:
-        assert int(lanes) == transports.TRAITS[name.strip("`")].lanes
+    for name, used, _, max_links, _ in table:
+        assert int(max_links) == transports.TRAITS[name.strip("`")].max_links
         defaults = [device for device in ("cpu", "cuda", "npu") if name.strip("`") in transports.default_names(device)]
         assert used == {3: "by default", 2: "by default on GPUs and NPUs", 0: "when named"}[len(defaults)]
         assert f"\n### {name.strip('`')}\n" in TEXT
@@ -102,13 +102,13 @@ def _names(path: Path) -> set[str]:
     """Return the names a file defines: functions, classes, `Class.method`, `Class.field` and constants."""
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        found |= _defined(node)
+        found |= _defined_names(node)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{name}" for inner in node.body for name in _defined(inner)}
+            found |= {f"{node.name}.{name}" for inner in node.body for name in _defined_names(inner)}
     return found
 
 
-def _defined(node: ast.stmt) -> set[str]:
+def _defined_names(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []

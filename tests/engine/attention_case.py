@@ -48,7 +48,7 @@ class Case:
         """Return what the backend makes of the step, [num_tokens, num_heads, value_dim]."""
         paged = PagedAttention([self.pool_with_past()], backend)
         paged.begin(self.metadata, None)
-        return paged.run_layer(0, self._new("query"), self._new("keys"), self._new("values"), options)
+        return paged.run_layer(0, self._new_rows("query"), self._new_rows("keys"), self._new_rows("values"), options)
 
     def expected(self, options: AttentionOptions) -> torch.Tensor:
         """Return what the oracle makes of it, in float32."""
@@ -68,7 +68,7 @@ class Case:
             values[slots] = sequence.values[:, : part.start].transpose(0, 1).to(shape.pool_dtype)
         return LayerPool(keys, values)
 
-    def _new(self, name: str) -> torch.Tensor:
+    def _new_rows(self, name: str) -> torch.Tensor:
         new = torch.cat([getattr(sequence, name)[:, sequence.start :] for sequence in self.sequences], dim=1)
         return new.transpose(0, 1).contiguous().transpose(0, 1).to(self.shape.dtype)  # as a projection leaves it
 

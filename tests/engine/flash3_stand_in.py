@@ -52,7 +52,7 @@ def flash_attn_with_kvcache(
 
 def _check(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor,
-    ends: torch.Tensor, most: int | None,
+    ends: torch.Tensor, max_query_length: int | None,
 ) -> None:  # fmt: skip
     num_sequences, dim = len(ends) - 1, q.shape[-1]
     for holds, words in (
@@ -64,7 +64,7 @@ def _check(
         (table.stride(-1) == 1, "page_table must have contiguous last dimension"),
         (ends.dtype == torch.int32, "cu_seqlens_q must have dtype torch.int32"),
         (ends.is_contiguous(), "cu_seqlens_q must be contiguous"),
-        (most is not None, "max_seqlen_q must be provided if cu_seqlens_q is provided"),
+        (max_query_length is not None, "max_seqlen_q must be provided if cu_seqlens_q is provided"),
         (num_sequences == table.shape[0], "batch_size must be equal to batch_size_k"),
         (dim <= 256, "only supports head dimension at most 256"),
         (q.shape[1] % keys.shape[2] == 0, "Number of heads in key/value must divide number of heads in query"),
@@ -74,7 +74,10 @@ def _check(
         (lengths.dtype == torch.int32, "seqused_k must have dtype int32"),
         (lengths.shape == (num_sequences,), "seqused_k must have shape (batch_size)"),
         (dim % 8 == 0, "head_size should be a multiple of 8"),
-        (most is None or most >= int(ends.diff().max()), "a query behind max_seqlen_q would not be computed"),
+        (
+            max_query_length is None or max_query_length >= int(ends.diff().max()),
+            "a query behind max_seqlen_q would not be computed",
+        ),
     ):
         if not holds:
             raise Refused(words)

@@ -23,8 +23,8 @@ def rmsnorm(
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The norm of [rows, width], or of [rows, heads, width]."""
-    _note("rmsnorm", input, weight, dims=(2, 3))
-    return _normed(input, weight.float(), eps)
+    _check_rows("rmsnorm", input, weight, dims=(2, 3))
+    return _normalise(input, weight.float(), eps)
 
 
 def gemma_rmsnorm(
@@ -32,8 +32,8 @@ def gemma_rmsnorm(
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The norm of [rows, width], one added to its weight."""
-    _note("gemma_rmsnorm", input, weight, dims=(2,))
-    return _normed(input, weight.float() + 1, eps)
+    _check_rows("gemma_rmsnorm", input, weight, dims=(2,))
+    return _normalise(input, weight.float() + 1, eps)
 
 
 def fused_add_rmsnorm(
@@ -41,7 +41,7 @@ def fused_add_rmsnorm(
     enable_pdl: bool | None = None,
 ) -> None:  # fmt: skip
     """Add to `residual`, and put its norm into `input`."""
-    _note("fused_add_rmsnorm", input, residual, weight, dims=(2,))
+    _check_rows("fused_add_rmsnorm", input, residual, weight, dims=(2,))
     _add(input, residual, weight.float(), eps)
 
 
@@ -50,7 +50,7 @@ def gemma_fused_add_rmsnorm(
     enable_pdl: bool | None = None,
 ) -> None:  # fmt: skip
     """The same, one added to the weight."""
-    _note("gemma_fused_add_rmsnorm", input, residual, weight, dims=(2,))
+    _check_rows("gemma_fused_add_rmsnorm", input, residual, weight, dims=(2,))
     _add(input, residual, weight.float() + 1, eps)
 
 
@@ -58,7 +58,7 @@ def silu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:  # fmt: skip
     """silu of the first half, times the second."""
-    _note("silu_and_mul", input, dims=(2,))
+    _check_rows("silu_and_mul", input, dims=(2,))
     gate, up = _halves(input)
     return (functional.silu(gate) * up).to(input.dtype)
 
@@ -67,7 +67,7 @@ def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:  # fmt: skip
     """The approximated gelu of the first half, times the second."""
-    _note("gelu_tanh_and_mul", input, dims=(2,))
+    _check_rows("gelu_tanh_and_mul", input, dims=(2,))
     gate, up = _halves(input)
     return (functional.gelu(gate, approximate="tanh") * up).to(input.dtype)
 
@@ -76,7 +76,7 @@ def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:  # fmt: skip
     """gelu of the first half, times the second."""
-    _note("gelu_and_mul", input, dims=(2,))
+    _check_rows("gelu_and_mul", input, dims=(2,))
     gate, up = _halves(input)
     return (functional.gelu(gate) * up).to(input.dtype)
 
@@ -86,7 +86,7 @@ def apply_rope_with_cos_sin_cache(
     is_neox: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Turn [rows, heads * head_size] by halves; the table has a row for each position, cosines then sines."""
-    _note("apply_rope_with_cos_sin_cache", query, key, dims=(2,))
+    _check_rows("apply_rope_with_cos_sin_cache", query, key, dims=(2,))
     if cos_sin_cache.dtype != torch.float32:
         raise ValueError("cos_sin_cache should be float32")
     if positions.dtype not in (torch.int32, torch.int64) or positions.shape != query.shape[:1] != key.shape[:1]:
@@ -120,7 +120,7 @@ def top_p_renorm_probs(
     return kept / kept.sum(dim=-1, keepdim=True)
 
 
-def _note(name: str, *rows: torch.Tensor, dims: tuple[int, ...]) -> None:
+def _check_rows(name: str, *rows: torch.Tensor, dims: tuple[int, ...]) -> None:
     for one in rows:
         if one.dtype not in (torch.float16, torch.bfloat16) and not Dtypes.also_float32:
             raise ValueError(f"{name}: no kernel of {one.dtype}")
@@ -131,14 +131,14 @@ def _note(name: str, *rows: torch.Tensor, dims: tuple[int, ...]) -> None:
     calls.append(name)
 
 
-def _normed(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _normalise(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = rows.float()
     return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(rows.dtype)
 
 
 def _add(rows: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     residual.add_(rows)
-    rows.copy_(_normed(residual, weight, eps))
+    rows.copy_(_normalise(residual, weight, eps))
 
 
 def _halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

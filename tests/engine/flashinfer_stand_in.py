@@ -71,11 +71,11 @@ class _Wrapper:
         if {q.dtype, keys.dtype, values.dtype} != {plan["dtype"]}:
             raise ValueError("a dtype that was not planned")
         bounds = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-        parts = [self._one(n, q[start:end], keys, values) for n, (start, end) in enumerate(bounds)]
+        parts = [self._attend_one(n, q[start:end], keys, values) for n, (start, end) in enumerate(bounds)]
         out, lse = (torch.cat(made) for made in zip(*parts, strict=True))
         return (out, lse) if return_lse else out
 
-    def _one(
+    def _attend_one(
         self, number: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         plan = self.arguments

@@ -30,7 +30,7 @@ def find_wheel() -> "Wheel":
 
 def wheel_in(folder: Path, environ: Mapping[str, str], version: str = VERSION) -> "Wheel":
     """Return the wheel unzipped below `folder`, downloading it where it is not there. Raises NoWheel."""
-    return Wheel(data_wheel.wheel_in(folder, environ, "flashinfer-python", version, _wanted))
+    return Wheel(data_wheel.wheel_in(folder, environ, "flashinfer-python", version, _is_wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +41,30 @@ class Wheel:
 
     def signature(self, name: str) -> Signature:
         """Return the signature of a public function. Raises LookupError."""
-        return _signature(_defined(self._home(name), name, ast.FunctionDef))
+        return _signature(_find_definition(self._home(name), name, ast.FunctionDef))
 
     def methods(self, name: str) -> dict[str, Signature]:
         """Return the signatures of a public class's methods, without self. Raises LookupError."""
-        owner = _defined(self._home(name), name, ast.ClassDef)
+        owner = _find_definition(self._home(name), name, ast.ClassDef)
         found = {one.name: one for one in owner.body if isinstance(one, ast.FunctionDef)}  # the last of overloads
         return {method: _signature(found[_handed_on(one, found)], is_method=True) for method, one in found.items()}
 
     def _home(self, name: str) -> ast.Module:
         """Return the module that flashinfer/__init__.py imports a name from."""
-        for node in ast.walk(self._parsed(PurePosixPath(_PACKAGE, "__init__.py"))):
+        for node in ast.walk(self._parse_module(PurePosixPath(_PACKAGE, "__init__.py"))):
             if not isinstance(node, ast.ImportFrom) or node.level != 1 or not node.module:
                 continue
             if name in [alias.asname or alias.name for alias in node.names]:
                 path = PurePosixPath(_PACKAGE, *node.module.split("."))
                 is_package = (self.root / path).is_dir()
-                return self._parsed(path / "__init__.py" if is_package else path.with_suffix(".py"))
+                return self._parse_module(path / "__init__.py" if is_package else path.with_suffix(".py"))
         raise LookupError(f"flashinfer {self.root.name} has no {name}")
 
-    def _parsed(self, path: PurePosixPath) -> ast.Module:
+    def _parse_module(self, path: PurePosixPath) -> ast.Module:
         return ast.parse((self.root / path).read_text(encoding="utf-8"), str(path))
 
 
-def _defined(module: ast.Module, name: str, kind: type[Node]) -> Node:
+def _find_definition(module: ast.Module, name: str, kind: type[Node]) -> Node:
     found = [node for node in module.body if isinstance(node, kind) and node.name == name]
     if not found:
         raise LookupError(f"{name} is not defined where it is imported from")
@@ -142,7 +142,7 @@ def differences(stand_in: Callable[..., Any], real: Signature, *, is_method: boo
     return words
 
 
-def _wanted(name: str) -> bool:
+def _is_wanted(name: str) -> bool:
     path = PurePosixPath(name)
     if name.endswith(".dist-info/METADATA"):
         return True

@@ -42,7 +42,7 @@ def allowed_ids(matcher: Matcher, vocab_size: int = PADDED) -> set[int]:
     return {int(token_id) for token_id in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))}
 
 
-def takes(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+def accepts(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
     """Whether `text` and then the end is allowed."""
     matcher = grammar.matcher()
     for token_id in tokenizer.encode(text, add_special_tokens=False).ids:

@@ -37,7 +37,7 @@ def no_wrapper_is_made_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.MIN_WORKSPACE)
 
 
-def made() -> list[Any]:
+def made_wrappers() -> list[Any]:
     return flashinfer_stand_in._Wrapper.made
 
 
@@ -77,7 +77,7 @@ class Fixed:
         keys, values = torch.cat([pool.keys, pad]), torch.cat([pool.values, pad])
         heads = {"query": shape.num_heads, "keys": shape.num_kv_heads, "values": shape.num_kv_heads}
         rows = [
-            torch.cat([case._new(name), torch.randn(count, 2, shape.key_dim).to(shape.dtype)], dim=1)
+            torch.cat([case._new_rows(name), torch.randn(count, 2, shape.key_dim).to(shape.dtype)], dim=1)
             for name, count in heads.items()
         ]
         step: StepAttention = self._decode.step()
@@ -105,12 +105,12 @@ def test_a_fixed_decode_step_equals_dense(block_size: int, window: int | None) -
         agree(fixed.run(case, options), case, options)
 
 
-@pytest.mark.parametrize("most_keys", [1, 40, 200])
+@pytest.mark.parametrize("max_keys", [1, 40, 200])
 @pytest.mark.parametrize("parts", [_DECODES, _MIXED])
 def test_rows_that_do_not_fit_one_gather_are_grouped(
-    parts: list[tuple[int, int]], most_keys: int, monkeypatch: pytest.MonkeyPatch
+    parts: list[tuple[int, int]], max_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_paged, "MAX_KEYS", most_keys)
+    monkeypatch.setattr(torch_paged, "MAX_KEYS", max_keys)
     monkeypatch.setattr(torch_paged, "_MAX_SCORES", 50)
     case = make_case(parts, Shape())
 
@@ -148,8 +148,8 @@ def test_flashinfer_gets_the_steps_arguments(
 
     decodes = all(count == 1 for _, count in parts)
     kind = "BatchDecodeWithPagedKVCacheWrapper" if decodes else "BatchPrefillWithPagedKVCacheWrapper"
-    assert [(type(one).__name__, one.num_plans) for one in made()] == [(kind, 1)]
-    assert made()[0].arguments["window_left"] == (-1 if window is None else window - 1)
+    assert [(type(one).__name__, one.num_plans) for one in made_wrappers()] == [(kind, 1)]
+    assert made_wrappers()[0].arguments["window_left"] == (-1 if window is None else window - 1)
 
 
 @pytest.mark.parametrize(("heads", "cores"), [(2, False), (4, False), (6, True), (16, True)])
@@ -158,23 +158,23 @@ def test_large_groups_decode_on_tensor_cores(heads: int, cores: bool) -> None:
 
     agree(case.run(with_flashinfer(), options), case, options)
 
-    assert made()[0].use_tensor_cores is cores
+    assert made_wrappers()[0].use_tensor_cores is cores
 
 
 def test_layers_of_one_kind_share_a_plan_and_steps_a_wrapper() -> None:
     backend, case = with_flashinfer(), make_case(_DECODES, _HALF)
     pool = case.pool_with_past()
-    query = case._new("query")
+    query = case._new_rows("query")
     for _ in range(3):
         step = backend.plan(case.metadata)
-        step.write(pool.keys, pool.values, case._new("keys"), case._new("values"))
+        step.write(pool.keys, pool.values, case._new_rows("keys"), case._new_rows("values"))
         for options in (
             AttentionOptions(0.1), AttentionOptions(0.1, 20), AttentionOptions(0.1),
             AttentionOptions(0.1, sinks=torch.zeros(8)), AttentionOptions(0.1, sinks=torch.ones(8)),
         ):  # fmt: skip
             step.attend(query, pool.keys, pool.values, options)
 
-    assert [one.num_plans for one in made()] == [3, 3]
+    assert [one.num_plans for one in made_wrappers()] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_flashinfer_plans_fixed_decode_steps_into_fixed_places(options: Attentio
 
     agree(fixed.run(case, options), case, options)
 
-    (wrapper,) = made()
+    (wrapper,) = made_wrappers()
     assert wrapper.use_cuda_graph
     places = [buffer.data_ptr() for buffer in wrapper._buffers]
     later = make_case([(start + 17, 1) for start, _ in _DECODES], _HALF)
@@ -201,7 +201,7 @@ def test_flashinfer_plans_fixed_decode_steps_into_fixed_places(options: Attentio
     fixed._decode.prepare(host)
     agree(fixed.run(later, options), later, options)
     assert [buffer.data_ptr() for buffer in wrapper._buffers] == places
-    assert len(made()) == 1
+    assert len(made_wrappers()) == 1
 
 
 @dataclass
@@ -218,11 +218,11 @@ class RunningAgain(FakeDevice):
 @pytest.mark.parametrize("takes_all", [True, False], ids=["its layers", "a layer of torch's"])
 def test_a_replay_transfers_no_more_than_the_blocks_in_use(takes_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long sequences may become: here 4,096 blocks each."""
-    case, most, sent = make_case(_DECODES, _HALF), 4096, list[int]()
+    case, max_blocks, sent = make_case(_DECODES, _HALF), 4096, list[int]()
     pool, rows, out = case.pool_with_past(), len(_DECODES), list[torch.Tensor]()
     spare, more = len(pool.keys) // 16, torch.zeros(16, *pool.keys.shape[1:], dtype=pool.keys.dtype)
     held = torch.cat([pool.keys, more]), torch.cat([pool.values, more])
-    query, keys, values = (case._new(name) for name in ("query", "keys", "values"))
+    query, keys, values = (case._new_rows(name) for name in ("query", "keys", "values"))
     backend = with_flashinfer()
     kinds = [AttentionOptions(0.1), *([] if takes_all else [AttentionOptions(0.1, softcap=2.0)])]
     monkeypatch.setattr(FlashInferAttention, "has_softcap", False)
@@ -241,7 +241,7 @@ def test_a_replay_transfers_no_more_than_the_blocks_in_use(takes_all: bool, monk
     for module in (decode_graphs, flashinfer_paged):
         monkeypatch.setattr(module, "upload", counted)
     graphs = DecodeGraphs(
-        RunningAgain(), backend, forward, block_size=16, spare_block=spare, max_rows=8, max_blocks=most
+        RunningAgain(), backend, forward, block_size=16, spare_block=spare, max_rows=8, max_blocks=max_blocks
     )  # fmt: skip
     graphs.capture_all()  # the first capture finds out that a layer is torch's, which needs narrow tables
     assert (len(graphs.shapes) == 4) == takes_all
@@ -283,7 +283,7 @@ def test_unsupported_steps_go_to_torch(shape: Shape, options: AttentionOptions) 
 
     agree(case.run(backend, options), case, options)
 
-    assert made() == []
+    assert made_wrappers() == []
     assert backend.table_widths(3, 999, 16) == (85, 170, 340, 680, 999)
 
 
@@ -310,7 +310,7 @@ def test_a_library_that_fails_is_not_used_again(monkeypatch: pytest.MonkeyPatch)
     agree(case.run(backend, options), case, options)
     agree(case.run(backend, options), case, options)
 
-    assert len(made()) == 1
+    assert len(made_wrappers()) == 1
     assert "nvcc not found" in backend.note
     assert backend.libraries == ()
     assert len(backend.table_widths(3, 999, 16)) > 1
@@ -344,7 +344,7 @@ def test_a_fixed_step_survives_leaving_its_library() -> None:
 
     agree(fixed.run(case, options), case, options)
 
-    assert made() == []
+    assert made_wrappers() == []
 
 
 @pytest.mark.parametrize(
@@ -366,10 +366,10 @@ def test_libraries_are_chosen_with_a_reason(
     monkeypatch.setattr("engine.attention.cuda.find_flashinfer", lambda: found)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: has_flash)
 
-    libraries, said = choose_libraries(FakeDevice())
+    libraries, note_logged = choose_libraries(FakeDevice())
 
     assert [type(one) for one in libraries] == names
-    assert said.startswith(note)
+    assert note_logged.startswith(note)
     assert [one.kernel for one in libraries if isinstance(one, VarlenAttention)] == [varlen_attn] * has_flash
 
 
@@ -422,22 +422,22 @@ class Varlen:
 
 
 @pytest.mark.combinations(2)
-@pytest.mark.parametrize("most_keys", [1, 60, 1 << 18])
+@pytest.mark.parametrize("max_keys", [1, 60, 1 << 18])
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("sinks", [None, _EIGHT], ids=["no-sinks", "sinks"])
 @pytest.mark.parametrize("dim", [64, 80, 96, 112])
 @pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)]], ids=["decode", "mixed", "prompt"])
 def test_a_step_is_one_call_of_torchs_flash_kernel(
-    parts: list[tuple[int, int]], dim: int, sinks: torch.Tensor | None, window: int | None, most_keys: int,
+    parts: list[tuple[int, int]], dim: int, sinks: torch.Tensor | None, window: int | None, max_keys: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(varlen, "MAX_KEYS", most_keys)
+    monkeypatch.setattr(varlen, "MAX_KEYS", max_keys)
     kernel, options = Varlen(), AttentionOptions(0.1, window, sinks=sinks)
     backend, case = with_flash(kernel), make_case(parts, replace(_HALF, key_dim=dim, value_dim=dim))
 
     agree(case.run(backend, options), case, options)
 
-    assert len(kernel.calls) == {1: len(parts), 1 << 18: 1}.get(most_keys, len(kernel.calls))
+    assert len(kernel.calls) == {1: len(parts), 1 << 18: 1}.get(max_keys, len(kernel.calls))
     assert len(kernel.calls) <= len(parts)
 
 

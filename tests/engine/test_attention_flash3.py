@@ -127,10 +127,10 @@ def test_the_package_is_for_one_generation_of_gpus(
     monkeypatch.setattr(module, "__spec__", SimpleNamespace(), raising=False)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
 
-    libraries, said = choose_libraries(FakeDevice())
+    libraries, note_logged = choose_libraries(FakeDevice())
 
     assert [type(one) for one in libraries] == [Flash3Attention] * hasattr(module, "flash_attn_with_kvcache")
-    assert said.startswith(note)
+    assert note_logged.startswith(note)
 
 
 def right_call() -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
         ("q", _float, "only supports fp16, bf16"),
         ("q", _strided, "contiguous last dimension"),
@@ -179,17 +179,17 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
         ("max_seqlen_q", lambda _: 2, "would not be computed"),
     ],
 )
-def test_the_kernel_refuses_one_wrong_argument(name: str, change: Any, said: str) -> None:
+def test_the_kernel_refuses_one_wrong_argument(name: str, change: Any, message: str) -> None:
     given = right_call()
     assert flash_attn_with_kvcache(**given).shape == (4, 8, 96)
 
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refused, match=message):
         flash_attn_with_kvcache(**given | {name: change(given[name])})
 
 
-@pytest.mark.parametrize(("dim", "said"), [(92, "multiple of 8"), (264, "at most 256")])
-def test_the_kernel_refuses_other_head_dims(dim: int, said: str) -> None:
+@pytest.mark.parametrize(("dim", "message"), [(92, "multiple of 8"), (264, "at most 256")])
+def test_the_kernel_refuses_other_head_dims(dim: int, message: str) -> None:
     pool = torch.zeros(6, 16, 2, dim, dtype=torch.bfloat16)
 
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refused, match=message):
         flash_attn_with_kvcache(**right_call() | {"q": pool[0, :4].repeat(1, 4, 1), "k_cache": pool, "v_cache": pool})

@@ -55,11 +55,11 @@ def from_token(sequence: Sequence, start: int, end: int) -> Sequence:
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_token_by_token_or_in_chunks_gives_the_same_bits(backend: NativeAttention, shape: str, options: str) -> None:
     sequence = random_sequence(0, 400, _SHAPES[shape], seed=7)
-    asked = replace(_OPTIONS[options], sinks=None) if shape == "odd" else _OPTIONS[options]
+    chosen = replace(_OPTIONS[options], sinks=None) if shape == "odd" else _OPTIONS[options]
 
-    whole = case_of([sequence], _SHAPES[shape]).run(backend, asked)
+    whole = case_of([sequence], _SHAPES[shape]).run(backend, chosen)
     chunks = [
-        case_of([from_token(sequence, start, end)], _SHAPES[shape]).run(backend, asked)
+        case_of([from_token(sequence, start, end)], _SHAPES[shape]).run(backend, chosen)
         for start, end in [(0, 1), (1, 130), (130, 131), (131, 256), (256, 399), (399, 400)]
     ]
 
@@ -121,7 +121,7 @@ def broken(case: Case, **columns: list[int]) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"blocks": [0, 1, 999]}, "a block or slot is outside the pool"),
         ({"blocks": [0, -1, 2]}, "a block or slot is outside the pool"),
@@ -130,10 +130,12 @@ def broken(case: Case, **columns: list[int]) -> Case:
         ({"kv_lengths": [0]}, "a shape or length is wrong"),
     ],
 )
-def test_slots_outside_the_pool_are_refused(backend: NativeAttention, columns: dict[str, list[int]], said: str) -> None:
+def test_slots_outside_the_pool_are_refused(
+    backend: NativeAttention, columns: dict[str, list[int]], message: str
+) -> None:
     case = broken(make_case([(40, 1)], Shape()), **columns)
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         case.run(backend, AttentionOptions(0.3))
 
 

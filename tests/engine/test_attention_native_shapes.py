@@ -23,7 +23,7 @@ def backend() -> Iterator[NativeAttention]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [
         ((4, 4, 8), r"query \[4, 4, 8\]: must be \[4, 3, 8\]"),
         ((4, 2, 8), r"query \[4, 2, 8\]: must be \[4, 3, 8\]"),
@@ -33,11 +33,11 @@ def backend() -> Iterator[NativeAttention]:
     ],
     ids=str,
 )
-def test_a_query_of_another_shape_is_refused(backend: NativeAttention, shape: tuple[int, ...], said: str) -> None:
+def test_a_query_of_another_shape_is_refused(backend: NativeAttention, shape: tuple[int, ...], message: str) -> None:
     case = make_case([(20, 3)], Shape())
     pool = case.pool_with_past()
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         backend.plan(case.metadata).attend(torch.zeros(shape), pool.keys, pool.values, _OPTIONS)
 
 
@@ -64,7 +64,7 @@ def test_a_steps_arrays_keep_their_size_during_the_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "values", "said"),
+    ("keys", "values", "message"),
     [
         ((2, 2, 8), (2, 3, 8), r"new keys \[2, 2, 8\]: must be \[2, 3, 8\]"),
         ((2, 3, 8), (2, 4, 8), r"new values \[2, 4, 8\]: must be \[2, 3, 8\]"),
@@ -74,13 +74,13 @@ def test_a_steps_arrays_keep_their_size_during_the_step() -> None:
     ids=str,
 )
 def test_new_rows_of_another_shape_are_refused(
-    backend: NativeAttention, keys: tuple[int, ...], values: tuple[int, ...], said: str
+    backend: NativeAttention, keys: tuple[int, ...], values: tuple[int, ...], message: str
 ) -> None:
     case = make_case([(20, 3)], Shape())
     pool = case.pool_with_past()
     before = pool.keys.clone()
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         backend.plan(case.metadata).write(pool.keys, pool.values, torch.zeros(keys), torch.zeros(values))
     torch.testing.assert_close(pool.keys, before, equal_nan=True, rtol=0, atol=0)
 

@@ -30,17 +30,17 @@ KINDS = {
     "sinks": LayerKind(4, 2, 16, 16, 0.25, sliding_window=20, has_sinks=True),
 }
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
-Spoil = Callable[[Attend, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
+Change = Callable[[Attend, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
 
 
-class Spoilt:
+class Broken:
     """The reference, broken in one way. Implements AttentionBackend and StepAttention."""
 
-    def __init__(self, spoil: Spoil, *, keeps_first: bool = True, swaps: bool = False) -> None:
-        self._spoil, self._keeps_first, self._swaps = spoil, keeps_first, swaps
+    def __init__(self, change: Change, *, keeps_first: bool = True, swaps: bool = False) -> None:
+        self._change, self._keeps_first, self._swaps = change, keeps_first, swaps
         self._step: StepAttention
 
-    def plan(self, metadata: StepMetadata) -> "Spoilt":
+    def plan(self, metadata: StepMetadata) -> "Broken":
         self._step = ReferenceAttention().plan(metadata)
         return self
 
@@ -53,7 +53,7 @@ class Spoilt:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        return self._spoil(self._step.attend, query, keys, values, options)
+        return self._change(self._step.attend, query, keys, values, options)
 
 
 def as_it_is(attend: Attend, *given: torch.Tensor | AttentionOptions) -> torch.Tensor:
@@ -72,7 +72,7 @@ def without_a_row(attend: Attend, *given: torch.Tensor | AttentionOptions) -> to
     return as_it_is(attend, *given)[:-1]
 
 
-def without(name: str) -> Spoil:
+def without(name: str) -> Change:
     def attend_without(
         attend: Attend, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
@@ -86,7 +86,9 @@ def failing(attend: Attend, *given: torch.Tensor | AttentionOptions) -> torch.Te
     raise RuntimeError("aclnnFusedInferAttentionScore failed, error code is 561002\n[ERROR] see the log")
 
 
-def of(backend: AttentionBackend, kind: LayerKind, *, block_size: int = 16, dtype: torch.dtype) -> str | None:
+def check_backend(
+    backend: AttentionBackend, kind: LayerKind, *, block_size: int = 16, dtype: torch.dtype
+) -> str | None:
     parts = usual_parts(block_size)
     return differs(backend, kind, parts, block_size=block_size, dtype=dtype, device=torch.device("cpu"))
 
@@ -96,53 +98,55 @@ def of(backend: AttentionBackend, kind: LayerKind, *, block_size: int = 16, dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backend_that_is_right_does_not_differ(kind: str, dtype: torch.dtype, block_size: int) -> None:
-    assert of(TorchCpuAttention(), KINDS[kind], block_size=block_size, dtype=dtype) is None
+    assert check_backend(TorchCpuAttention(), KINDS[kind], block_size=block_size, dtype=dtype) is None
 
 
 @pytest.mark.parametrize(
-    ("backend", "kind", "said"),
+    ("backend", "kind", "message"),
     [
-        (Spoilt(larger), "heads", "largest difference "),
-        (Spoilt(rolled_heads), "groups", "9 heads over 3 of 32: largest difference "),
-        (Spoilt(without("sliding_window")), "window", "window 7: largest difference "),
-        (Spoilt(without("softcap")), "softcap", "softcap 2: largest difference "),
-        (Spoilt(without("sinks")), "sinks", "window 20, sinks: largest difference "),
-        (Spoilt(without_a_row), "dims", "4 heads over 1 of 24/40: the output has shape [144, 4, 40], not [145, 4, 40]"),
-        (Spoilt(as_it_is, swaps=True), "heads", "the keys in the pool are not those passed to write"),
-        (Spoilt(as_it_is, keeps_first=False), "heads", "or are in other slots"),
+        (Broken(larger), "heads", "largest difference "),
+        (Broken(rolled_heads), "groups", "9 heads over 3 of 32: largest difference "),
+        (Broken(without("sliding_window")), "window", "window 7: largest difference "),
+        (Broken(without("softcap")), "softcap", "softcap 2: largest difference "),
+        (Broken(without("sinks")), "sinks", "window 20, sinks: largest difference "),
+        (Broken(without_a_row), "dims", "4 heads over 1 of 24/40: the output has shape [144, 4, 40], not [145, 4, 40]"),
+        (Broken(as_it_is, swaps=True), "heads", "the keys in the pool are not those passed to write"),
+        (Broken(as_it_is, keeps_first=False), "heads", "or are in other slots"),
     ],
 )
-def test_wrong_attention_is_detected_and_described(backend: Spoilt, kind: str, said: str) -> None:
+def test_wrong_attention_is_detected_and_described(backend: Broken, kind: str, message: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        found = of(backend, KINDS[kind], block_size=128, dtype=dtype)
+        found = check_backend(backend, KINDS[kind], block_size=128, dtype=dtype)
 
         assert found is not None
-        assert said in found, found
+        assert message in found, found
 
 
 def test_a_window_longer_than_the_checked_step_is_checked_too() -> None:
     kind = replace(KINDS["window"], sliding_window=4096)
 
-    found = why_not(Spoilt(without("sliding_window")), [kind], FakeDevice(), 16, torch.float32)
+    found = why_not(Broken(without("sliding_window")), [kind], FakeDevice(), 16, torch.float32)
 
     assert found is not None
     assert "window 100: largest difference" in found
 
 
-def load(path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch, asked: str = "auto") -> LoadedModel:
+def load(
+    path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch, backend_name: str = "auto"
+) -> LoadedModel:
     monkeypatch.setitem(table.MAKERS, "fake", lambda device, threads: backend)
     return load_model(
-        path, dtype="float32", block_size=32, kv_cache_memory=2 << 20, num_threads=1, attention_backend=asked,
+        path, dtype="float32", block_size=32, kv_cache_memory=2 << 20, num_threads=1, attention_backend=backend_name,
         device=FakeDevice(),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("backend", "error"),
-    [(Spoilt(larger), "largest difference"), (Spoilt(failing), "RuntimeError: aclnnFusedInferAttentionScore")],
+    [(Broken(larger), "largest difference"), (Broken(failing), "RuntimeError: aclnnFusedInferAttentionScore")],
 )
 def test_broken_attention_falls_back_with_one_warning(
-    backend: Spoilt, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: Broken, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, prompts = make_tiny_model("mistral-sliding", tmp_path / "model"), [[5, 6, 7], [9] * 40]
 
@@ -153,7 +157,7 @@ def test_broken_attention_falls_back_with_one_warning(
 
     assert got == Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning.startswith("attention_fallback failed=Spoilt used=ReferenceAttention device=fake:0 ")
+    assert warning.startswith("attention_fallback failed=Broken used=ReferenceAttention device=fake:0 ")
     assert error in warning
     (note,) = [note for note in loaded.notes if note.startswith("attention by the reference, because 'fake'")]
     assert error in note
@@ -188,7 +192,7 @@ def test_the_named_reference_is_used_without_a_probe(
 ) -> None:
     path = make_tiny_model("llama", tmp_path / "model")
 
-    loaded = load(path, Spoilt(failing), monkeypatch, asked="reference")
+    loaded = load(path, Broken(failing), monkeypatch, backend_name="reference")
     got = generate(loaded.model, [[5, 6, 7]], 4, chunk=16)
     loaded.model.close()
 

@@ -39,10 +39,10 @@ def offered_by(network: Any, prompt: tuple[int, ...], count: int) -> Candidates:
 
 
 def search(offer: Candidates, params: SamplingParams) -> tuple[Beam, ...]:
-    now, over = Search(), False
-    while not over:
+    now, has_ended = Search(), False
+    while not has_ended:
         step = advance(now, [offer(beam.token_ids) for beam in now.live], params, limit=params.max_tokens)
-        now, over = step.search, step.over
+        now, has_ended = step.search, step.has_ended
     return winners(now, params)
 
 
@@ -95,11 +95,11 @@ def test_a_search_continues_from_its_description(network: Any) -> None:
         max_tokens=9, temperature=0.0, n=3, best_of=3, stop_token_ids=EOS, beam_search=BeamSearch(2.5, "never")
     )
     offer = offered_by(network, PROMPTS[1], num_candidates(params))
-    now, over = Search(), False
-    while not over:
+    now, has_ended = Search(), False
+    while not has_ended:
         step = advance(now, [offer(beam.token_ids) for beam in now.live], params, limit=9)
-        now, over = step.search, step.over
-        if not over:
+        now, has_ended = step.search, step.has_ended
+        if not has_ended:
             assert resume(describe(now), params, limit=9) == now
 
     assert winners(now, params) == search(offer, params)
@@ -113,7 +113,7 @@ def test_tokens_that_cannot_be_chosen_leave_fewer_beams() -> None:
     last = advance(first.search, [only, only], params, limit=2)
 
     assert [one.token_id for one in first.kept] == [4, 5]
-    assert last.over
+    assert last.has_ended
     assert [beam.token_ids for beam in winners(last.search, params)] == [(4, 4), (4, 5)]
     assert winners(last.search, replace(params, n=1))[0].score == -1.0
 

@@ -183,17 +183,17 @@ class FailingOnce(FakeModel):
     fails_in: str | None = None
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        if self._due("launch"):
+        if self._fails_now("launch"):
             raise RuntimeError("device is gone")
         computed = super().launch(batch, layer_done)
-        return _Lost() if self._due("collect") else computed
+        return _Lost() if self._fails_now("collect") else computed
 
     def copy_block(self, source: int, target: int) -> None:
-        if self._due("copy_block"):
+        if self._fails_now("copy_block"):
             raise RuntimeError("no copy")
         super().copy_block(source, target)
 
-    def _due(self, call: str) -> bool:
+    def _fails_now(self, call: str) -> bool:
         due, self.fails_in = self.fails_in == call, None if self.fails_in == call else self.fails_in
         return due
 

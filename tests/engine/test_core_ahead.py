@@ -53,7 +53,9 @@ class _WatchedStep:
 
 
 @contextmanager
-def watched(config: FakeConfig = AHEAD, *, seqs: int = 16, chunk: int = 32) -> Iterator[tuple[EngineCore, Watched]]:
+def watched_engine(
+    config: FakeConfig = AHEAD, *, seqs: int = 16, chunk: int = 32
+) -> Iterator[tuple[EngineCore, Watched]]:
     model = Watched(config)
     core = EngineCore(
         model, max_num_seqs=seqs, max_num_batched_tokens=64, prefill_chunk_size=chunk, clock=lambda: model.now
@@ -78,7 +80,7 @@ def stopping(name: str, length: int, after: int, **params: object) -> tuple[Prom
 
 
 def test_the_next_step_is_launched_before_the_last_one_is_collected() -> None:
-    with watched() as (core, model):
+    with watched_engine() as (core, model):
         core.add(prompt("a", 9, max_tokens=6))
 
         assert_answers(run(core), [prompt("a", 9, max_tokens=6)])
@@ -87,7 +89,7 @@ def test_the_next_step_is_launched_before_the_last_one_is_collected() -> None:
 
 
 def test_a_long_prompt_is_computed_chunk_after_chunk_without_a_wait() -> None:
-    with watched(chunk=4) as (core, model):
+    with watched_engine(chunk=4) as (core, model):
         core.add(prompt("long", 17, max_tokens=1), hold=True)
 
         assert len(run(core).prefilled) == 1
@@ -96,7 +98,7 @@ def test_a_long_prompt_is_computed_chunk_after_chunk_without_a_wait() -> None:
 
 def test_no_token_is_computed_beyond_the_length_limits() -> None:
     states = [prompt("short", 5, max_tokens=3), prompt("model's", 95, max_tokens=50), prompt("n", 7, 4, n=2)]
-    with watched() as (core, model):
+    with watched_engine() as (core, model):
         for state in states:
             core.add(state)
 
@@ -106,7 +108,7 @@ def test_no_token_is_computed_beyond_the_length_limits() -> None:
 
 def test_a_stop_id_wastes_one_row_and_frees_its_block_later() -> None:
     state, reported = stopping("a", 6, 3)
-    with watched(replace(AHEAD, num_blocks=4)) as (core, model):
+    with watched_engine(replace(AHEAD, num_blocks=4)) as (core, model):
         core.add(state)
         answers = Answers()
         while ("a", 0) not in answers.finish:
@@ -126,7 +128,7 @@ def test_one_sequence_that_stops_leaves_the_others_of_its_prompt() -> None:
     stop = wanted(state, 1)[2]
     others = {i: wanted(state, i) for i in (0, 2)}
     assert not any(stop in tokens for tokens in others.values())
-    with watched() as (core, _):
+    with watched_engine() as (core, _):
         core.add(replace(state, params=replace(state.params, stop_token_ids=(stop,))))
         answers = run(core)
 
@@ -140,7 +142,7 @@ def test_one_sequence_that_stops_leaves_the_others_of_its_prompt() -> None:
 )
 def test_no_step_follows_one_whose_tokens_decide_what_may_come_next(requested: dict[str, object]) -> None:
     plain, bound = prompt("plain", 4, max_tokens=9), prompt("bound", 4, max_tokens=4, **requested)
-    with watched() as (core, model):
+    with watched_engine() as (core, model):
         core.add(plain)
         core.add(bound)
 
@@ -150,7 +152,7 @@ def test_no_step_follows_one_whose_tokens_decide_what_may_come_next(requested: d
 
 def test_position_dependent_bans_delay_no_step() -> None:
     state = prompt("a", 6, stop_token_ids=tuple(range(0, 500, 3)), min_tokens=8, logit_bias=((5, 1.0),))
-    with watched() as (core, model):
+    with watched_engine() as (core, model):
         core.add(state)
         answers = run(core)
 
@@ -162,7 +164,7 @@ def test_position_dependent_bans_delay_no_step() -> None:
 
 @pytest.mark.parametrize("steps", range(1, 7))
 def test_a_cancel_frees_blocks_not_being_written_at_once(steps: int) -> None:
-    with watched() as (core, _):
+    with watched_engine() as (core, _):
         core.add(prompt("c", 9, max_tokens=20))
         core.add(prompt("other", 9, max_tokens=20))
         answers = Answers()
@@ -180,7 +182,7 @@ def test_a_cancel_frees_blocks_not_being_written_at_once(steps: int) -> None:
 
 
 def test_a_failed_step_ends_the_next_steps_prompts_once() -> None:
-    with watched(seqs=2) as (core, model):
+    with watched_engine(seqs=2) as (core, model):
         model.fails = {("collect", 3)}
         for name in "abc":
             core.add(prompt(name, 9))
@@ -194,7 +196,7 @@ def test_a_failed_step_ends_the_next_steps_prompts_once() -> None:
 
 
 def test_a_failed_launch_ends_its_prompts_without_output() -> None:
-    with watched() as (core, model):
+    with watched_engine() as (core, model):
         model.fails = {("launch", 3)}
         core.add(prompt("a", 9))
         answers, num_after_failure = Answers(), 0
@@ -211,7 +213,7 @@ def test_a_failed_launch_ends_its_prompts_without_output() -> None:
 
 def test_a_failure_in_a_stopped_sequences_extra_row_is_ignored() -> None:
     state, reported = stopping("a", 6, 3)
-    with watched() as (core, model):
+    with watched_engine() as (core, model):
         core.add(state)
         model.fails = {("collect", 3)}  # the prompt, two tokens, and the row behind the stop id
         answers = run(core)
@@ -221,7 +223,7 @@ def test_a_failure_in_a_stopped_sequences_extra_row_is_ignored() -> None:
 
 
 def test_a_held_prompts_chunks_are_reported_at_launch() -> None:
-    with watched(chunk=6) as (core, model):
+    with watched_engine(chunk=6) as (core, model):
         reported: list[tuple[int, int, int]] = []
 
         def on_layer(layer: int, chunks: Sequence[Chunk]) -> None:
@@ -239,7 +241,7 @@ def test_a_held_prompts_chunks_are_reported_at_launch() -> None:
 def test_a_prefix_is_found_by_others_only_once_it_is_computed() -> None:
     config = replace(AHEAD, block_size=16, num_blocks=24)
     first = prompt("first", 40, max_tokens=1)
-    with watched(config, chunk=40) as (core, model):
+    with watched_engine(config, chunk=40) as (core, model):
         for name in ("first", "second", "third"):
             core.add(replace(first, prompt_id=name))
         answers = run(core)
@@ -249,7 +251,7 @@ def test_a_prefix_is_found_by_others_only_once_it_is_computed() -> None:
 
 
 def test_the_seconds_of_steps_never_overlap_and_leave_no_gap() -> None:
-    with watched() as (core, model):
+    with watched_engine() as (core, model):
         core.add(prompt("a", 9, max_tokens=8))
         seconds = []
         while core.has_work():

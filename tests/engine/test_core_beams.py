@@ -49,7 +49,7 @@ def core_of(path: Path, *, kv_bytes: int = 4 << 20, chunk: int = 24, swap_bytes:
     core.close()
 
 
-def searched(name: str, token_ids: tuple[int, ...], max_tokens: int = 16, **search: object) -> PromptState:
+def beam_prompt(name: str, token_ids: tuple[int, ...], max_tokens: int = 16, **search: object) -> PromptState:
     params = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, n=2, best_of=4, stop_token_ids=STOPS,
         beam_search=BeamSearch(**search),  # type: ignore[arg-type]
@@ -59,10 +59,10 @@ def searched(name: str, token_ids: tuple[int, ...], max_tokens: int = 16, **sear
 
 def states() -> list[PromptState]:
     return [
-        searched("a", PROMPTS[0]),
-        searched("b", PROMPTS[1], early_stopping=True),
-        searched("c", PROMPTS[2], length_penalty=0.0, early_stopping="never"),
-        searched("d", PROMPTS[3], length_penalty=2.0),
+        beam_prompt("a", PROMPTS[0]),
+        beam_prompt("b", PROMPTS[1], early_stopping=True),
+        beam_prompt("c", PROMPTS[2], length_penalty=0.0, early_stopping="never"),
+        beam_prompt("d", PROMPTS[3], length_penalty=2.0),
     ]
 
 
@@ -115,7 +115,7 @@ def test_a_beam_search_is_handed_off_and_sends_only_its_end(path: Path, decoder:
 
 
 def test_a_search_that_finishes_at_its_first_token_is_not_sent(path: Path, decoder: ReferenceDecoder) -> None:
-    state = searched("a", PROMPTS[1], max_tokens=1)
+    state = beam_prompt("a", PROMPTS[1], max_tokens=1)
     with core_of(path) as core:
         core.add(state, hold=True)
         answers = run(core)

@@ -36,7 +36,7 @@ class Counted:
 
 
 @contextmanager
-def counted(**options: object) -> Iterator[tuple[EngineCore, Counted]]:
+def counting_engine(**options: object) -> Iterator[tuple[EngineCore, Counted]]:
     with engine(replace(CACHED, **options.pop("config", {})), **options) as (core, model):  # type: ignore[arg-type]
         yield core, Counted(model)
 
@@ -52,7 +52,7 @@ def answer(core: EngineCore, state: PromptState) -> list[int]:
 
 
 def test_a_repeated_prompt_is_computed_from_its_first_new_token() -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         first = prompt("p", 40, max_tokens=1)
         answer(core, first)
         assert computed.since() == 40
@@ -66,7 +66,7 @@ def test_a_repeated_prompt_is_computed_from_its_first_new_token() -> None:
 
 
 def test_the_last_token_is_computed_even_if_all_is_cached() -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         state = prompt("p", 48, max_tokens=1)
         answer(core, state)
         computed.since()
@@ -76,7 +76,7 @@ def test_the_last_token_is_computed_even_if_all_is_cached() -> None:
 
 
 def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         turn = prompt("turn", 20, max_tokens=30)
         reported = answer(core, turn)
         computed.since()
@@ -86,7 +86,7 @@ def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
 
 
 def test_tenants_share_nothing() -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         state = replace(prompt("p", 40, max_tokens=1), cache_salt="one")
         answer(core, state)
         computed.since()
@@ -98,7 +98,7 @@ def test_tenants_share_nothing() -> None:
 
 
 def test_prompts_share_blocks_while_both_run() -> None:
-    with counted() as (core, _):
+    with counting_engine() as (core, _):
         state = prompt("p", 40, max_tokens=20, n=2, temperature=1.0, seed=3)
         core.add(state)
         answers = Answers()
@@ -115,7 +115,7 @@ def test_prompts_share_blocks_while_both_run() -> None:
 
 
 def test_a_probe_neither_uses_the_cache_nor_fills_it() -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         state = prompt("p", 40, max_tokens=1)
         answer(core, replace(state, prompt_id="probe", probe=True))
         assert (computed.since(), core.blocks.num_cached) == (40, 0)
@@ -127,7 +127,7 @@ def test_a_probe_neither_uses_the_cache_nor_fills_it() -> None:
 
 
 def test_a_prompt_with_prompt_logprobs_is_computed_in_full() -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         state = prompt("p", 40, max_tokens=1)
         answer(core, state)
         computed.since()
@@ -141,7 +141,7 @@ def test_a_prompt_with_prompt_logprobs_is_computed_in_full() -> None:
     "off", [{"prefix_caching": False}, {"config": {"block_size": 8}}], ids=["flag", "small blocks"]
 )
 def test_without_a_cache_nothing_is_kept(off: dict[str, object]) -> None:
-    with counted(**off) as (core, computed):
+    with counting_engine(**off) as (core, computed):
         state = prompt("p", 40, max_tokens=1)
         answer(core, state)
         answer(core, replace(state, prompt_id="again"))
@@ -150,7 +150,7 @@ def test_without_a_cache_nothing_is_kept(off: dict[str, object]) -> None:
 
 
 def test_cached_blocks_are_evicted_for_new_prompts() -> None:
-    with counted(config={"num_blocks": 4}) as (core, computed):
+    with counting_engine(config={"num_blocks": 4}) as (core, computed):
         answer(core, prompt("old", 50, max_tokens=10))
         assert core.blocks.num_cached == 3
         answer(core, prompt("new", 60, max_tokens=5))
@@ -162,7 +162,7 @@ def test_cached_blocks_are_evicted_for_new_prompts() -> None:
 
 
 def test_a_prompt_starts_in_a_full_pool_where_others_hold_most_of_it() -> None:
-    with counted(config={"num_blocks": 6}) as (core, _):
+    with counting_engine(config={"num_blocks": 6}) as (core, _):
         state = prompt("p", 64, max_tokens=9)
         core.add(state)
         answers = Answers()
@@ -180,18 +180,18 @@ def test_a_prompt_starts_in_a_full_pool_where_others_hold_most_of_it() -> None:
         assert answers.tokens["twin", 0] == wanted(replace(state, token_ids=state.token_ids[:49]), 0, CACHED)
 
 
-def _cached(result: StepResult) -> list[tuple[str, int]]:
+def _cached_tokens(result: StepResult) -> list[tuple[str, int]]:
     assert all(seconds >= 0 for _, seconds, _ in result.computed)
     return [(prompt_id, count) for prompt_id, _, count in result.computed]
 
 
 def test_cached_tokens_are_reported_with_the_first_token() -> None:
-    with counted() as (core, _):
+    with counting_engine() as (core, _):
         state = prompt("p", 40, max_tokens=3)
         core.add(state)
-        assert [_cached(core.step()) for _ in range(4)] == [[], [("p", 0)], [], []]
+        assert [_cached_tokens(core.step()) for _ in range(4)] == [[], [("p", 0)], [], []]
         core.add(replace(state, prompt_id="q"))
-        assert [_cached(core.step()) for _ in range(4)] == [[("q", 32)], [], [], []]
+        assert [_cached_tokens(core.step()) for _ in range(4)] == [[("q", 32)], [], [], []]
         core.add(replace(state, prompt_id="h"), hold=True)
         (held,) = core.step().prefilled
         core.release("h")
@@ -200,7 +200,7 @@ def test_cached_tokens_are_reported_with_the_first_token() -> None:
 
 
 def test_held_prompts_announce_cached_kv_with_the_first_chunk() -> None:
-    with counted(chunk=10) as (core, _):
+    with counting_engine(chunk=10) as (core, _):
         answer(core, prompt("p", 40, max_tokens=1))
         reported: list[Chunk] = []
         longer = replace(prompt("p", 40), prompt_id="h", token_ids=(*prompt("p", 40).token_ids, *range(20)))
@@ -216,7 +216,7 @@ def test_held_prompts_announce_cached_kv_with_the_first_chunk() -> None:
 
 
 def test_a_resumed_sequence_finds_its_outputs_too() -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         state = prompt("p", 40, max_tokens=40)
         tokens = answer(core, state)
         computed.since()
@@ -229,7 +229,7 @@ def test_a_resumed_sequence_finds_its_outputs_too() -> None:
 
 def test_a_received_prompt_is_found_by_the_next_one() -> None:
     state = prompt("p", 40, max_tokens=6)
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         answer(core, replace(state, prompt_id="elsewhere"))
         block_ids, num_held = core.blocks.take(3, ())
         assert num_held == 0
@@ -246,7 +246,7 @@ def test_a_received_prompt_is_found_by_the_next_one() -> None:
 
 
 def test_a_failed_step_names_no_uncomputed_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    with counted() as (core, computed):
+    with counting_engine() as (core, computed):
         state = prompt("p", 40, max_tokens=1)
         core.add(state)
         with monkeypatch.context() as patch:

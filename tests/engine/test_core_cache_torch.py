@@ -71,8 +71,8 @@ def test_preempted_prompts_of_one_prefix_answer_as_with_room_for_all(options: di
         for state in states:
             core.add(state)
         reported.append(run(core))
-    roomy, tight = reported
+    large, small = reported
 
     assert core.load().preemptions > 0
     assert core.blocks.num_used == 0
-    assert tight.tokens == roomy.tokens
+    assert small.tokens == large.tokens

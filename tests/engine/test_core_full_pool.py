@@ -220,23 +220,23 @@ def test_a_step_reported_as_having_work_computes_something() -> None:
 
 
 @contextmanager
-def anew_past(border: int, blocks: int) -> Iterator[EngineCore]:
-    """An engine whose model computes a sequence anew as it grows past `border` tokens."""
+def recomputing_past(short_length: int, blocks: int) -> Iterator[EngineCore]:
+    """An engine whose model computes a sequence anew as it grows past `short_length` tokens."""
     with engine(replace(CONFIG, num_blocks=blocks)) as (core, model):
-        model._info = replace(model._info, rope=RopeLengths("longrope", border, recomputes=True))
+        model._info = replace(model._info, rope=RopeLengths("longrope", short_length, recomputes=True))
         yield core
 
 
 def test_sequences_to_be_recomputed_share_no_prompt_block() -> None:
     state = prompt("n", 14, max_tokens=12, n=3, temperature=1.0)
-    with anew_past(16, blocks=20) as core:
+    with recomputing_past(16, blocks=20) as core:
         with pytest.raises(NeverFits, match=r"past 16 tokens, need 21 KV blocks of 4 tokens, the whole pool has 20"):
             core.add(state)
         core.check(replace(state, params=replace(state.params, n=2)))
         core.check(replace(state, params=replace(state.params, max_tokens=3)))
-        core.check(prompt("long", 17, max_tokens=12, n=3))  # never shorter than the border
+        core.check(prompt("long", 17, max_tokens=12, n=3))  # always longer than that
 
-    with anew_past(16, blocks=21) as core:
+    with recomputing_past(16, blocks=21) as core:
         core.add(state)
         assert_answers(run(core), [state])
         assert core.blocks.num_used == 0
@@ -245,7 +245,7 @@ def test_sequences_to_be_recomputed_share_no_prompt_block() -> None:
 def test_a_recomputed_prompt_waits_for_blocks_of_each_sequence() -> None:
     state = prompt("n", 14, max_tokens=12, n=3, temperature=1.0)
     begun = replace(state, outputs=tuple(tuple(wanted(state, i)[:5]) for i in range(3)))
-    with anew_past(16, blocks=21) as core:
+    with recomputing_past(16, blocks=21) as core:
         core.add(begun)
         reserved = core.blocks.allocate(7)
         assert not core.has_work()
@@ -259,11 +259,11 @@ def test_a_recomputed_prompt_waits_for_blocks_of_each_sequence() -> None:
 
 def _run_without_idle_steps(core: EngineCore) -> None:
     while core.has_work():
-        before = core.load().uncomputed_tokens, [_computed(one) for one in core._batch.running.values()]
+        before = core.load().uncomputed_tokens, [_num_computed(one) for one in core._batch.running.values()]
         result = core.step()
-        after = core.load().uncomputed_tokens, [_computed(one) for one in core._batch.running.values()]
+        after = core.load().uncomputed_tokens, [_num_computed(one) for one in core._batch.running.values()]
         assert result.tokens or result.prefilled or before != after
 
 
-def _computed(one: Prompt) -> int:
+def _num_computed(one: Prompt) -> int:
     return sum(sequence.num_computed for sequence in one.holders)

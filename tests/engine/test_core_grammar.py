@@ -51,11 +51,11 @@ class OnLadder:
         row.view(np.uint8)[: len(packed)] = packed
 
 
-def climbs(token_ids: Sequence[int]) -> bool:
+def is_climbing(token_ids: Sequence[int]) -> bool:
     return bool(token_ids) and all(token_id % STEP == i % STEP for i, token_id in enumerate(token_ids))
 
 
-def alone(name: str, grammar: Grammar | None = None) -> list[int]:
+def generate_alone(name: str, grammar: Grammar | None = None) -> list[int]:
     with engine() as (core, _):
         core.add(prompt(name, 9), grammar=grammar)
         return run(core).tokens[name, 0]
@@ -70,14 +70,14 @@ def test_a_grammar_constrains_only_its_own_prompts_sequences() -> None:
         answers = run(core)
 
     outputs = [answers.tokens["bound", i] for i in range(3)]
-    assert all(climbs(one) and len(one) == drawn.params.max_tokens for one in outputs)
+    assert all(is_climbing(one) and len(one) == drawn.params.max_tokens for one in outputs)
     assert len({tuple(one) for one in outputs}) > 1
     assert answers.tokens["free", 0] == wanted(prompt("free", 9))
 
 
 @pytest.mark.usefixtures("runs_ahead")
 def test_outputs_are_equal_after_a_hand_off_or_resume() -> None:
-    whole = alone("a", Ladder())
+    whole = generate_alone("a", Ladder())
     state = prompt("a", 9)
     with engine() as (p, _):
         p.add(state, hold=True, grammar=Ladder())
@@ -89,7 +89,7 @@ def test_outputs_are_equal_after_a_hand_off_or_resume() -> None:
 
         assert run(d, resumed).tokens["a", 0] == whole
     assert prefilled.state.outputs == ((whole[0],),)
-    assert climbs(whole)
+    assert is_climbing(whole)
 
 
 @pytest.mark.usefixtures("runs_ahead")
@@ -101,12 +101,12 @@ def test_an_early_cancel_stops_no_other_sequence_resuming() -> None:
         (held,) = run(core, until_held=1).prefilled
         core.release("bound")
 
-        assert all(climbs(one) for one in held.state.outputs)
+        assert all(is_climbing(one) for one in held.state.outputs)
         core.add(held.state, grammar=Ladder())
         resumed = Answers(tokens={("bound", i): [*one] for i, one in enumerate(held.state.outputs)})
         outputs = [*run(core, resumed).tokens.values()]
 
-    assert all(climbs(one) and len(one) == drawn.params.max_tokens for one in outputs)
+    assert all(is_climbing(one) and len(one) == drawn.params.max_tokens for one in outputs)
 
 
 @pytest.mark.usefixtures("runs_ahead")
@@ -119,7 +119,7 @@ def test_a_stuck_grammar_ends_its_own_prompt_with_its_reason() -> None:
         ((name, error),) = answers.failed
         assert (name, type(error)) == ("short", InvalidGrammar)
         assert "no token may follow the 3 that are there" in str(error)
-        assert climbs(answers.tokens["short", 0])
+        assert is_climbing(answers.tokens["short", 0])
         assert answers.tokens["free", 0] == wanted(prompt("free", 9))
         assert core.blocks.num_used == 0
 
@@ -149,11 +149,11 @@ def test_a_preempted_prompt_resumes_its_grammar() -> None:
         assert core.load().preemptions > 0
 
     for state in states:
-        assert climbs(answers.tokens[state.prompt_id, 0])
-        assert answers.tokens[state.prompt_id, 0] == _roomy(state.prompt_id)
+        assert is_climbing(answers.tokens[state.prompt_id, 0])
+        assert answers.tokens[state.prompt_id, 0] == _with_room(state.prompt_id)
 
 
-def _roomy(name: str) -> list[int]:
+def _with_room(name: str) -> list[int]:
     with engine() as (core, _):
         core.add(prompt(name, 20, max_tokens=40), grammar=Ladder())
         return run(core).tokens[name, 0]

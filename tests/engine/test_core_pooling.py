@@ -47,14 +47,14 @@ def vectors(core: EngineCore) -> tuple[dict[str, tuple[float, ...]], dict[str, i
     """Return the vectors, the tokens found in the cache, and the tokens generated beside them."""
     found: dict[str, tuple[float, ...]] = {}
     cached: dict[str, int] = {}
-    beside: list[int] = []
+    generated: list[int] = []
     while core.has_work():
         result = core.step()
         assert not result.failed
         found |= {one.prompt_id: one.values for one in result.pooled}
         cached |= {one.prompt_id: one.cached_tokens for one in result.pooled}
-        beside += [token.token_id for token in result.tokens if token.token_id is not None]
-    return found, cached, beside
+        generated += [token.token_id for token in result.tokens if token.token_id is not None]
+    return found, cached, generated
 
 
 @torch.inference_mode()
@@ -77,12 +77,12 @@ def test_vectors_equal_transformers_beside_a_running_prompt(kind: str, how: str,
         core.add(PromptState("text", "r", TEXTS[1], SamplingParams(max_tokens=12, temperature=0.0)))
         for i, text in enumerate(TEXTS):
             core.add(pooling_prompt(str(i), text, Pooling(how=how, normalize=False)))
-        found, _, beside = vectors(core)
+        found, _, generated = vectors(core)
 
     for i, text in enumerate(TEXTS):
         states = states_by_hand(network, text)
         close(found[str(i)], {"last": states[-1], "mean": states.mean(0), "cls": states[0]}[how])
-    assert beside == Oracle(path, "float32").generate_greedy([TEXTS[1]], 12, ignore_eos=True)[0]
+    assert generated == Oracle(path, "float32").generate_greedy([TEXTS[1]], 12, ignore_eos=True)[0]
 
 
 def test_last_token_vectors_use_the_prefix_cache_means_do_not(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _MIXES: list[dict[str, Any]] = [
     {"n": 1, "best_of": 3, "temperature": 1.3, "logprobs": 0},
 ]
 
-Told = dict[tuple[str, int], list[int]]
+TokensBySequence = dict[tuple[str, int], list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def states(count: int, max_tokens: int = _NUM_TOKENS) -> list[PromptState]:
     return made
 
 
-def generate(core: EngineCore, prompts: Sequence[PromptState]) -> Told:
+def generate(core: EngineCore, prompts: Sequence[PromptState]) -> TokensBySequence:
     for state in prompts:
         core.add(state)
     answers = run(core)
@@ -89,11 +89,11 @@ def generate(core: EngineCore, prompts: Sequence[PromptState]) -> Told:
     return answers.tokens
 
 
-def starting_with(tokens: Told) -> Answers:
+def starting_with(tokens: TokensBySequence) -> Answers:
     return Answers(tokens={key: list(ids) for key, ids in tokens.items()})
 
 
-def alone(core: EngineCore, prompts: Sequence[PromptState]) -> Told:
+def generate_alone(core: EngineCore, prompts: Sequence[PromptState]) -> TokensBySequence:
     return {key: tokens for state in prompts for key, tokens in generate(core, [state]).items()}
 
 
@@ -101,15 +101,15 @@ def test_alone_and_in_a_batch_of_64_the_tokens_are_the_same(models: Models) -> N
     core, _ = models.core()
     prompts = states(64)
 
-    assert generate(core, prompts) == alone(core, prompts)
+    assert generate(core, prompts) == generate_alone(core, prompts)
 
 
 def test_after_preemption_the_tokens_are_the_same(models: Models) -> None:
-    roomy, _ = models.core()
+    large, _ = models.core()
     tight, _ = models.core(num_blocks=20)
     prompts = states(27, max_tokens=48)
 
-    assert generate(tight, prompts) == alone(roomy, prompts)
+    assert generate(tight, prompts) == generate_alone(large, prompts)
     assert tight.load().preemptions > 0
 
 
@@ -139,7 +139,7 @@ def test_across_a_hand_off_the_tokens_are_the_same(models: Models) -> None:
 def test_resumed_from_some_of_its_tokens_the_rest_are_the_same(models: Models, given: int) -> None:
     core, _ = models.core()
     prompts = states(18)
-    whole = alone(core, prompts)
+    whole = generate_alone(core, prompts)
 
     for state in prompts:
         outputs = tuple(tuple(whole[state.prompt_id, i][:given]) for i in range(state.params.num_sequences))
@@ -155,4 +155,4 @@ def test_a_cached_prefix_changes_no_token(models: Models) -> None:
     prompts = states(18)
     generate(core, [replace(state, prompt_id=f"before-{state.prompt_id}") for state in prompts])
 
-    assert generate(core, prompts) == alone(plain, prompts)
+    assert generate(core, prompts) == generate_alone(plain, prompts)

@@ -44,7 +44,9 @@ class Watched:
 
 
 @contextmanager
-def watched(config: Any = SMALL, *, swap_bytes: int = PLENTY, **options: Any) -> Iterator[tuple[EngineCore, Watched]]:
+def watched_engine(
+    config: Any = SMALL, *, swap_bytes: int = PLENTY, **options: Any
+) -> Iterator[tuple[EngineCore, Watched]]:
     with engine(config, swap_bytes=swap_bytes, **options) as (core, model):
         yield core, Watched(model)
         core._batch.swap.check()
@@ -69,7 +71,7 @@ def step_until_preempted(core: EngineCore, answers: Answers) -> None:
 def test_swapped_out_prompts_return_with_equal_answers(n: int, chunk: int) -> None:
     config = replace(CONFIG, num_blocks=8 + 6 * n)
     states = [prompt(f"p{i}", 6, max_tokens=24, n=n, temperature=1.0, seed=i) for i in range(6)]
-    with watched(config, chunk=chunk) as (core, seen):
+    with watched_engine(config, chunk=chunk) as (core, seen):
         for state in states:
             core.add(state)
 
@@ -82,7 +84,7 @@ def test_swapped_out_prompts_return_with_equal_answers(n: int, chunk: int) -> No
 
 def test_without_a_swap_area_they_are_rebuilt() -> None:
     states = [prompt(f"p{i}", 6, max_tokens=24) for i in range(6)]
-    with watched(swap_bytes=0) as (core, seen):
+    with watched_engine(swap_bytes=0) as (core, seen):
         for state in states:
             core.add(state)
 
@@ -93,7 +95,7 @@ def test_without_a_swap_area_they_are_rebuilt() -> None:
 
 def test_only_sequences_too_large_for_swap_are_recomputed() -> None:
     states = [prompt(f"p{i}", 6, max_tokens=24) for i in range(6)]
-    with watched(swap_bytes=6 * block_bytes(SMALL)) as (core, seen):
+    with watched_engine(swap_bytes=6 * block_bytes(SMALL)) as (core, seen):
         for state in states:
             core.add(state)
         answers, peak = Answers(), 0
@@ -110,7 +112,7 @@ def test_only_sequences_too_large_for_swap_are_recomputed() -> None:
 def test_blocks_that_sequences_share_are_copied_once() -> None:
     config = replace(CONFIG, num_blocks=14)
     old, young = prompt("old", 4, max_tokens=30), prompt("young", 17, max_tokens=9, n=3, temperature=1.0, seed=5)
-    with watched(config) as (core, seen):
+    with watched_engine(config) as (core, seen):
         core.add(old)
         core.add(young)
         answers = Answers()
@@ -124,7 +126,7 @@ def test_blocks_that_sequences_share_are_copied_once() -> None:
 def test_a_prompt_preempted_half_computed_resumes_there() -> None:
     config = replace(CONFIG, num_blocks=11)
     old, young = prompt("old", 4, max_tokens=24), prompt("young", 30, max_tokens=3)
-    with watched(config, chunk=1, tokens=8) as (core, seen):
+    with watched_engine(config, chunk=1, tokens=8) as (core, seen):
         core.add(old)
         answers = Answers()
         for _ in range(5):
@@ -141,7 +143,7 @@ def test_a_prompt_preempted_half_computed_resumes_there() -> None:
 @pytest.mark.parametrize("sequence", [None, 0])
 def test_cancelling_a_swapped_out_prompt_frees_its_copies(sequence: int | None) -> None:
     states = [prompt(name, 6, max_tokens=30, n=2, temperature=1.0, seed=1) for name in "ab"]
-    with watched(replace(CONFIG, num_blocks=20)) as (core, _):
+    with watched_engine(replace(CONFIG, num_blocks=20)) as (core, _):
         for state in states:
             core.add(state)
         answers = Answers()
@@ -161,7 +163,7 @@ def test_a_failed_copy_costs_only_a_recomputation(broken: str, monkeypatch: pyte
         raise MemoryError("no room for a copy")
 
     states = [prompt(f"p{i}", 6, max_tokens=24) for i in range(6)]
-    with watched() as (core, seen):
+    with watched_engine() as (core, seen):
         monkeypatch.setattr(core._model, broken, fail)
         for state in states:
             core.add(state)
@@ -171,7 +173,7 @@ def test_a_failed_copy_costs_only_a_recomputation(broken: str, monkeypatch: pyte
 
 
 def test_a_probe_is_never_copied() -> None:
-    with watched(replace(CONFIG, num_blocks=8)) as (core, seen):
+    with watched_engine(replace(CONFIG, num_blocks=8)) as (core, seen):
         core.add(prompt("a", 4, max_tokens=24))
         core.add(replace(prompt("probe", 4, max_tokens=24), probe=True))
         answers = run(core)
@@ -189,7 +191,7 @@ def cached_prompt(name: str, start: tuple[int, ...], length: int, **params: Any)
 def test_cached_blocks_are_not_copied_back() -> None:
     shared = tuple(range(32))
     states = [cached_prompt(f"p{i}", shared, 4, max_tokens=40) for i in range(3)]
-    with watched(CACHED) as (core, seen):
+    with watched_engine(CACHED) as (core, seen):
         core.add(states[0])
         answers = Answers()
         answers.take(core.step().tokens)
@@ -205,7 +207,7 @@ def test_cached_blocks_are_not_copied_back() -> None:
 
 def test_recomputation_uses_cached_blocks() -> None:
     states = [prompt(f"p{i}", 40, max_tokens=40) for i in range(2)]
-    with watched(CACHED, swap_bytes=0) as (core, seen):
+    with watched_engine(CACHED, swap_bytes=0) as (core, seen):
         for state in states:
             core.add(state)
         answers = run(core)
@@ -218,7 +220,7 @@ def test_recomputation_uses_cached_blocks() -> None:
 def test_two_equal_sequences_are_swapped_out_and_back() -> None:
     config = replace(CACHED, num_blocks=9)
     old, twins = prompt("old", 20, max_tokens=90), prompt("twins", 20, max_tokens=60, n=2)
-    with watched(config) as (core, seen):
+    with watched_engine(config) as (core, seen):
         core.add(old)
         answers = Answers()
         answers.take(core.step().tokens)
@@ -233,7 +235,7 @@ def test_two_equal_sequences_are_swapped_out_and_back() -> None:
 
 def test_a_start_that_raises_ends_only_that_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [prompt(name, 6, max_tokens=5) for name in ("bad", "good")]
-    with watched() as (core, _):
+    with watched_engine() as (core, _):
         take = core.blocks.take
 
         def fail_once(*args: Any, **options: Any) -> Any:

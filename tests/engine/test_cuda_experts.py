@@ -60,7 +60,7 @@ def tokens(loaded: LoadedModel) -> list[list[int]]:
     return generate(loaded.model, _PROMPTS, 12, chunk=16)
 
 
-def small(dtype: torch.dtype, **sizes: Any) -> Any:
+def small_network(dtype: torch.dtype, **sizes: Any) -> Any:
     register()
     torch.manual_seed(3)
     config = MixtralConfig(**(_SIZES | {"intermediate_size": 96} | sizes))
@@ -82,7 +82,7 @@ def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, call
 
 
 def test_a_layer_in_bfloat16_is_two_calls(calls: Calls) -> None:
-    network = small(torch.bfloat16)
+    network = small_network(torch.bfloat16)
 
     (line,) = experts.use_grouped_experts(network)
     calls.count = 0
@@ -95,17 +95,17 @@ def test_a_layer_in_bfloat16_is_two_calls(calls: Calls) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "said", "way"),
+    ("dtype", "width", "reason", "way"),
     [
         (torch.float16, 96, "experts of torch.float16: grouped_mm multiplies bfloat16 in one call", "grouped_mm"),
         (torch.bfloat16, 100, "experts of 100 columns: grouped_mm requires rows of whole 16 bytes", "eager"),
     ],
 )
-def test_unsupported_experts_are_left_unchanged(dtype: torch.dtype, width: int, said: str, way: str) -> None:
+def test_unsupported_experts_are_left_unchanged(dtype: torch.dtype, width: int, reason: str, way: str) -> None:
     """The implementation that transformers chose is kept, or one expert after the other where that does not run."""
-    network = small(dtype, intermediate_size=width)
+    network = small_network(dtype, intermediate_size=width)
 
-    assert experts.use_grouped_experts(network) == (f"experts unchanged: {said}",)
+    assert experts.use_grouped_experts(network) == (f"experts unchanged: {reason}",)
 
     assert network.get_experts_implementation()[""] == way
 
@@ -128,7 +128,7 @@ def test_experts_run_one_by_one_if_nothing_else_works(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("grouped_mm is not compiled for this device")
 
-    network = small(torch.bfloat16)
+    network = small_network(torch.bfloat16)
     assert network.get_experts_implementation()[""] == "grouped_mm"
     monkeypatch.setattr(functional, "grouped_mm", fail)
 

@@ -83,7 +83,7 @@ def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
     return result.float()
 
 
-def off(got: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
@@ -119,7 +119,7 @@ def test_a_known_network_runs_by_library_ops_with_equal_output(
     library = "torch" if dtype == torch.float32 else "flashinfer"
     assert line == f"by {library}: {norms} norms, 2 gated MLPs, 2 attentions, 2 layers"
     assert set(flashinfer_ops_stand_in.calls) == (set() if dtype == torch.float32 else ops)
-    assert off(got, expected) < {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    assert relative_error(got, expected) < {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
     assert [name for name, _ in made.named_modules()] == names
     assert sizes_of(made) == sizes
     assert all(torch.equal(tensor, stored[name]) for name, tensor in made.state_dict().items())
@@ -156,7 +156,7 @@ def test_a_layer_makes_one_product_of_each_kind(monkeypatch: pytest.MonkeyPatch)
     assert products == [64 + 32 + 32, 64, 2 * 96, 64] * 2 + [64]
 
 
-def _hook(made: Any) -> None:
+def _add_hooks(made: Any) -> None:
     made.model.layers[1].mlp.gate_proj.register_forward_hook(lambda *_: None)
     made.model.layers[1].self_attn.v_proj.register_forward_pre_hook(lambda *_: None)
 
@@ -168,7 +168,7 @@ class _Adapted(nn.Linear):
         return super().forward(input) + 0.1 * input.mean(-1, keepdim=True)
 
 
-def _adapt(made: Any) -> None:
+def _add_adapters(made: Any) -> None:
     for owner, name in ((made.model.layers[1].mlp, "up_proj"), (made.model.layers[1].self_attn, "k_proj")):
         old = getattr(owner, name)
         new = _Adapted(old.in_features, old.out_features, bias=False)
@@ -176,13 +176,13 @@ def _adapt(made: Any) -> None:
         setattr(owner, name, new)
 
 
-def _tie(made: Any) -> None:
+def _tie_weights(made: Any) -> None:
     first, second = made.model.layers
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
     second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
 
 
-def _widen(made: Any) -> None:
+def _widen_inputs(made: Any) -> None:
     layer = made.model.layers[1]
     layer.mlp.gate_proj.register_forward_pre_hook(lambda _, given: (given[0].double(),))
     layer.mlp.gate_proj.register_forward_hook(lambda _, given, out: out.float())
@@ -191,7 +191,9 @@ def _widen(made: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "mlps"), [(_hook, 1), (_adapt, 1), (_tie, 0), (_widen, 1)], ids=["hooks", "adapters", "tied", "mixed"]
+    ("change", "mlps"),
+    [(_add_hooks, 1), (_add_adapters, 1), (_tie_weights, 0), (_widen_inputs, 1)],
+    ids=["hooks", "adapters", "tied", "mixed"],
 )
 def test_linear_layers_that_are_not_plain_are_not_merged(change: Callable[[Any], None], mlps: int) -> None:
     made = network(LlamaConfig(**_GQA))
@@ -227,7 +229,7 @@ def test_an_unknown_network_is_left_unchanged(config: Callable[[], Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected_line"),
     [
         ("rmsnorm", "by flashinfer: 2 gated MLPs, 2 attentions; by torch: 5 norms, 2 layers"),
         ("silu_and_mul", "by flashinfer: 5 norms, 2 attentions, 2 layers; by torch: 2 gated MLPs"),
@@ -237,7 +239,7 @@ def test_an_unknown_network_is_left_unchanged(config: Callable[[], Any]) -> None
 )
 @pytest.mark.parametrize("how", ["absent", "raises", "wrong"])
 def test_torch_replaces_missing_or_wrong_library_ops(
-    name: str, said: str, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    name: str, expected_line: str, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
     right = getattr(flashinfer_ops_stand_in, name)
@@ -261,9 +263,10 @@ def test_torch_replaces_missing_or_wrong_library_ops(
 
     (line,) = replace_modules(made, (flashinfer(), TorchOps()))
 
-    said = said.replace("; by torch: 5 norms, 2 layers", "; by torch: 5 norms") if name == "rmsnorm" else said
-    assert line.replace(", 2 layers; by torch: 5 norms", "; by torch: 5 norms") == said
-    assert off(logits(made), expected) < 3e-2
+    if name == "rmsnorm":
+        expected_line = expected_line.replace("; by torch: 5 norms, 2 layers", "; by torch: 5 norms")
+    assert line.replace(", 2 layers; by torch: 5 norms", "; by torch: 5 norms") == expected_line
+    assert relative_error(logits(made), expected) < 3e-2
     assert len(calls) == (how == "raises"), "a library that raises is not asked again for parts of that kind"
     warnings = [record.getMessage().split()[0] for record in caplog.records]
     assert warnings == (["ops_disabled"] if how == "raises" else [])
@@ -284,7 +287,7 @@ def test_a_norm_that_is_wrong_by_heads_alone_is_found(strided: bool, monkeypatch
     (line,) = replace_modules(made, (flashinfer(), TorchOps()))
 
     assert line == "by flashinfer: 5 norms, 2 gated MLPs, 2 attentions, 2 layers; by torch: 4 norms"
-    assert off(logits(made), expected) < 3e-2
+    assert relative_error(logits(made), expected) < 3e-2
 
 
 def test_a_norm_that_raises_by_heads_is_left_to_the_next_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +410,7 @@ def test_layers_keep_their_inputs_where_others_read_them(monkeypatch: pytest.Mon
     assert [(type(layer), layer.overwrites, layer.keeps_input) for layer in layers] == [
         (parts.AddedLayer, True, True)
     ] * 2
-    assert off(logits(made), expected) < 3e-2
+    assert relative_error(logits(made), expected) < 3e-2
 
 
 def test_layers_overwrite_inputs_no_one_else_reads() -> None:
@@ -540,7 +543,7 @@ def test_a_sharded_network_sums_as_often_with_equal_output(family: str, number: 
 
     assert "4 attentions, 4 layers" in line
     assert "differ" not in line
-    assert off(got, expected) < 1e-5
+    assert relative_error(got, expected) < 1e-5
     assert sums == before != []
 
 
@@ -552,10 +555,10 @@ def test_a_library_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     monkeypatch.setattr("importlib.import_module", fail)
 
-    module, said = flashinfer_package.find_flashinfer()
+    module, reason = flashinfer_package.find_flashinfer()
 
     assert module is None
-    assert said == "flashinfer cannot be used: libcudart.so.13: cannot open shared object file"
+    assert reason == "flashinfer cannot be used: libcudart.so.13: cannot open shared object file"
 
 
 def test_both_libraries_implement_module_ops() -> None:

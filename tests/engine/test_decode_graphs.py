@@ -343,13 +343,13 @@ def test_a_failed_plan_ends_replays_unless_memory_was_short(
 class OneWidth(CudaAttention):
     """Attention whose kernels read tables of any width."""
 
-    def table_widths(self, rows: int, most: int, block_size: int) -> tuple[int, ...]:
-        return (most,)
+    def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
+        return (max_blocks,)
 
 
 def test_graph_sizes_are_8_apart_or_powers_of_two_if_too_many() -> None:
-    def sizes(most_rows: int) -> list[int]:
-        shapes = graph_shapes(OneWidth(), most_rows, 5, 16)
+    def sizes(max_rows: int) -> list[int]:
+        shapes = graph_shapes(OneWidth(), max_rows, 5, 16)
         assert {width for _, width in shapes} == {5}
         return [rows for rows, _ in shapes]
 
@@ -361,20 +361,20 @@ def test_graph_sizes_are_8_apart_or_powers_of_two_if_too_many() -> None:
     assert sizes(1000) == [1000, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1]
 
 
-@pytest.mark.parametrize("most_rows", [1, 7, 100, 256, 1024])
+@pytest.mark.parametrize("max_rows", [1, 7, 100, 256, 1024])
 @pytest.mark.parametrize("length", [100, 4096, 131_072])
 @pytest.mark.parametrize("block_size", [1, 16, 128])
-def test_there_are_at_most_64_graphs_and_none_gathers_too_much(most_rows: int, length: int, block_size: int) -> None:
-    most = -(-length // block_size)
+def test_there_are_at_most_64_graphs_and_none_gathers_too_much(max_rows: int, length: int, block_size: int) -> None:
+    max_blocks = -(-length // block_size)
 
-    shapes = graph_shapes(CudaAttention(), most_rows, most, block_size)
+    shapes = graph_shapes(CudaAttention(), max_rows, max_blocks, block_size)
 
     assert 0 < len(shapes) <= 64
     assert len(set(shapes)) == len(shapes)
     for rows, width in shapes:
-        assert 0 < width <= most
+        assert 0 < width <= max_blocks
         assert rows * width * block_size <= torch_paged.MAX_KEYS
-    assert max(width for rows, width in shapes if rows == 1) == min(most, torch_paged.MAX_KEYS // block_size)
+    assert max(width for rows, width in shapes if rows == 1) == min(max_blocks, torch_paged.MAX_KEYS // block_size)
 
 
 def test_no_graphs_where_they_cannot_be(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def logits_of(num_rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor
     return (torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(4)) * 4).to(dtype)
 
 
-def launched(logits: torch.Tensor, batch: StepBatch, pooled: list[torch.Tensor] | None = None) -> StepOutput:
+def launch_output(logits: torch.Tensor, batch: StepBatch, pooled: list[torch.Tensor] | None = None) -> StepOutput:
     scored = torch.split(logits_of(len(batch.scores)), 2) if batch.scores else ()
     with late_downloads():
         step = DeviceStep(logits.clone(), batch, scored, pooled or [], LateDevice())
@@ -71,7 +71,7 @@ def test_tokens_and_logprobs_equal_those_computed_at_once(chosen: Any, dtype: to
     batch, logits = StepBatch((), (), rows, scores), logits_of(len(rows), dtype)
     pooled = [torch.tensor([1.5, 2.5], dtype=torch.float64)]
 
-    got, expected = launched(logits, batch, pooled), at_once(logits, batch, pooled)
+    got, expected = launch_output(logits, batch, pooled), at_once(logits, batch, pooled)
 
     assert got.token_ids == list(expected.token_ids)
     assert (tuple(got.failures), got.score_failure, got.pooled) == ((), None, expected.pooled)
@@ -84,7 +84,7 @@ def test_candidates_are_those_computed_at_once() -> None:
     rows = rows_of([{"temperature": 0.0}, {"temperature": 0.0, "repetition_penalty": 1.3}] * 2, candidates=(1, 2))
     batch, logits = StepBatch((), (), rows), logits_of(4)
 
-    got, expected = launched(logits, batch), at_once(logits, batch)
+    got, expected = launch_output(logits, batch), at_once(logits, batch)
 
     assert got.token_ids == list(expected.token_ids)
     for mine, theirs in zip(got.candidates, expected.candidates, strict=True):
@@ -104,7 +104,7 @@ def test_rows_without_a_token_fail_with_the_same_message(candidates: tuple[int, 
     logits[5, 9] = float("inf")
     batch = StepBatch((), (), rows)
 
-    got, expected = launched(logits, batch), at_once(logits, batch)
+    got, expected = launch_output(logits, batch), at_once(logits, batch)
 
     reported = [sorted((row, str(why)) for row, why in one.failures) for one in (got, expected)]
     assert reported[0] == reported[1]

@@ -89,12 +89,14 @@ class HeldModule:
     def __getattr__(self, name: str) -> Any:
         if name in _WRAPPERS:
             own, methods = getattr(flashinfer_stand_in, name), self._wheel.methods(name)
-            held = {one: _held(getattr(own, one), self._changed(one, methods[one]), skip=1) for one in _METHODS}
+            held = {one: _checked_call(getattr(own, one), self._changed(one, methods[one]), skip=1) for one in _METHODS}
             return type(name, (own,), held)
-        return _held(getattr(flashinfer_ops_stand_in, name), self._changed(name, self._wheel.signature(name)), skip=0)
+        return _checked_call(
+            getattr(flashinfer_ops_stand_in, name), self._changed(name, self._wheel.signature(name)), skip=0
+        )
 
 
-def _held(function: Callable[..., Any], real: Signature, *, skip: int) -> Callable[..., Any]:
+def _checked_call(function: Callable[..., Any], real: Signature, *, skip: int) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         real.bind(*args[skip:], **kwargs)
         return function(*args, **kwargs)
@@ -249,10 +251,10 @@ def test_a_name_that_the_wheel_lacks_is_named(wheel: Wheel) -> None:
 
 
 def test_without_an_index_the_reason_is_given_and_nothing_left(tmp_path: Path) -> None:
-    nowhere = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
 
     with pytest.raises(NoWheel, match=f"pip download flashinfer-python=={VERSION} failed: "):
-        wheel_in(tmp_path, nowhere | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull})
+        wheel_in(tmp_path, environ | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull})
 
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 

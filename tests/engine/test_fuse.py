@@ -72,7 +72,7 @@ def test_one_row_may_be_sampled_more_often_than_the_step_has_rows(threads: Threa
     model.close()
 
 
-def _fused(network: Any, threads: Threads) -> FusedWeights:
+def _fuse_network(network: Any, threads: Threads) -> FusedWeights:
     weights = fuse(network, threads=threads)
     assert weights is not None
     return weights
@@ -118,7 +118,7 @@ def test_logits_are_those_of_transformers(
 ) -> None:
     path = make_tiny_model(kind, tmp_path)
     expected = _expected(_network(path), [*_PROMPTS, *(prompt[:-1] for prompt in _PROMPTS[:2])])
-    decoder = _decoder(_fused(_network(path), threads), backend())
+    decoder = _decoder(_fuse_network(_network(path), threads), backend())
 
     before = _run(decoder, [(prompt[:-1], len(prompt) - 1) for prompt in _PROMPTS[:2]])
     after = _run(decoder, [(_PROMPTS[0], 1), (_PROMPTS[1], 1), (_PROMPTS[2], 1)])
@@ -143,7 +143,9 @@ def test_sizes_that_fill_no_vector_and_biases_everywhere(dtype: torch.dtype, thr
     expected = _expected(network, _PROMPTS)
     network.set_attn_implementation(NAME)
 
-    got = _run(_decoder(_fused(network, threads), CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS])
+    got = _run(
+        _decoder(_fuse_network(network, threads), CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS]
+    )
 
     assert float((got - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
 
@@ -153,7 +155,7 @@ def test_bfloat16_differs_from_transformers_by_roundings(kind: str, threads: Thr
     path = make_tiny_model(kind, tmp_path)
     expected = _expected(_network(path, torch.bfloat16), _PROMPTS).float()
     exact = _expected(_network(path, torch.bfloat16).float(), _PROMPTS)
-    decoder = _decoder(_fused(_network(path, torch.bfloat16), threads), CpuAttention())
+    decoder = _decoder(_fuse_network(_network(path, torch.bfloat16), threads), CpuAttention())
 
     got = _run(decoder, [(prompt, len(prompt)) for prompt in _PROMPTS])
 
@@ -163,7 +165,7 @@ def test_bfloat16_differs_from_transformers_by_roundings(kind: str, threads: Thr
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits_do_not_depend_on_neighbours_or_chunks(dtype: torch.dtype, threads: Threads, tmp_path: Path) -> None:
-    weights = _fused(_network(make_tiny_model("qwen3", tmp_path), dtype), threads)
+    weights = _fuse_network(_network(make_tiny_model("qwen3", tmp_path), dtype), threads)
     together = _run(_decoder(weights, CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS])
     alone, prompt = _decoder(weights, CpuAttention()), _PROMPTS[1]
 
@@ -182,7 +184,7 @@ def test_the_originals_are_freed(tied: bool, threads: Threads, tmp_path: Path) -
         network.config.tie_word_embeddings = True
     expected = _expected_here(network)
 
-    weights = _fused(network, threads)
+    weights = _fuse_network(network, threads)
 
     kept = sum(parameter.numel() for name, parameter in network.named_parameters() if "norm" not in name)
     assert kept == (0 if tied else VOCAB_SIZE * 64)
@@ -201,7 +203,7 @@ def _expected_here(network: Any) -> torch.Tensor:
 def test_layers_are_reported_in_order_after_their_kv_is_written(
     backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
 ) -> None:
-    decoder = _decoder(_fused(_network(make_tiny_model("llama", tmp_path)), threads), backend())
+    decoder = _decoder(_fuse_network(_network(make_tiny_model("llama", tmp_path)), threads), backend())
     reported: list[tuple[int, bool]] = []
 
     _run(decoder, [([9], 1)], lambda layer: reported.append((layer, bool(decoder._pools[layer].keys[0].any()))))
@@ -213,7 +215,7 @@ def test_layers_are_reported_in_order_after_their_kv_is_written(
 def test_an_error_in_layer_done_is_raised(
     backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
 ) -> None:
-    decoder = _decoder(_fused(_network(make_tiny_model("llama", tmp_path)), threads), backend())
+    decoder = _decoder(_fuse_network(_network(make_tiny_model("llama", tmp_path)), threads), backend())
 
     def fail(layer: int) -> None:
         raise LookupError(f"layer {layer}")
@@ -226,7 +228,7 @@ def test_an_error_in_layer_done_is_raised(
 def test_indices_outside_their_tables_are_refused(threads: Threads, tmp_path: Path) -> None:
     network = _network(make_tiny_model("llama", tmp_path))
     network.lm_head.weight = network.model.embed_tokens.weight
-    decoder = _decoder(_fused(network, threads), CpuAttention())
+    decoder = _decoder(_fuse_network(network, threads), CpuAttention())
 
     with pytest.raises(IndexError, match=f"{VOCAB_SIZE} in a vocabulary of {VOCAB_SIZE}"):
         _run(decoder, [([VOCAB_SIZE], 1)])
@@ -245,7 +247,7 @@ def test_ids_between_the_vocabulary_and_a_whole_panel_are_refused(token: int, th
     )  # fmt: skip
     register()
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME).eval()
-    decoder = _decoder(_fused(network, threads), CpuAttention())
+    decoder = _decoder(_fuse_network(network, threads), CpuAttention())
 
     _run(decoder, [([249], 1)])
     with pytest.raises(IndexError, match=f"id {token} in a vocabulary of 250"):
@@ -253,7 +255,7 @@ def test_ids_between_the_vocabulary_and_a_whole_panel_are_refused(token: int, th
 
 
 def test_a_program_that_attends_without_attention_is_refused(threads: Threads, tmp_path: Path) -> None:
-    weights = _fused(_network(make_tiny_model("llama", tmp_path)), threads)
+    weights = _fuse_network(_network(make_tiny_model("llama", tmp_path)), threads)
     attend = instructions([(Operation.ATTEND, 0)])
     none, other_rows = _decoder(weights, ReferenceAttention()), _decoder(weights, CpuAttention())
     _run(none, [([5, 9], 2)])
@@ -266,7 +268,7 @@ def test_a_program_that_attends_without_attention_is_refused(threads: Threads, t
 
 
 def test_a_program_over_no_layers_is_refused(threads: Threads, tmp_path: Path) -> None:
-    weights = _fused(_network(make_tiny_model("llama", tmp_path)), threads)
+    weights = _fuse_network(_network(make_tiny_model("llama", tmp_path)), threads)
     decoder = _decoder(weights, ReferenceAttention())
     weights.decoder.num_layers, weights.decoder.layers = 0, None
 
@@ -275,7 +277,7 @@ def test_a_program_over_no_layers_is_refused(threads: Threads, tmp_path: Path) -
 
 
 def test_a_layer_runs_alone_where_the_program_attends_otherwise(threads: Threads, tmp_path: Path) -> None:
-    weights = _fused(_network(make_tiny_model("llama", tmp_path)), threads)
+    weights = _fuse_network(_network(make_tiny_model("llama", tmp_path)), threads)
     metadata = build(
         StepBatch((5, 9), (BatchSequence(0, 2, (0,)),), ()), block_size=_BLOCK_SIZE, device=torch.device("cpu")
     )
@@ -337,7 +339,9 @@ def test_layers_that_add_nothing_are_fused(dtype: torch.dtype, threads: Threads,
     expected = _expected(network, _PROMPTS)
     network.set_attn_implementation(NAME)
 
-    got = _run(_decoder(_fused(network, threads), CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS])
+    got = _run(
+        _decoder(_fuse_network(network, threads), CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS]
+    )
 
     assert float((got - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
 
@@ -384,7 +388,7 @@ class _Rank:
     """One of two ranks, each in a thread."""
 
     def __init__(self, network: Any, rank: int, threads: Threads, meeting: _Meeting) -> None:
-        self.decoder = _decoder(_fused(network, threads), CpuAttention(), self.sum)
+        self.decoder = _decoder(_fuse_network(network, threads), CpuAttention(), self.sum)
         self.logits: torch.Tensor | None = None
         self._rank, self._meeting = rank, meeting
 

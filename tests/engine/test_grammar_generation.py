@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
-from tests.engine.grammar_tools import compiled, random_texts, takes, tokenizer_of
+from tests.engine.grammar_tools import accepts, compiled, random_texts, tokenizer_of
 from tests.engine.tiny_models import make_tiny_model
 from wire.structured_output import json_output
 from wire.types import StructuredOutput
@@ -107,8 +107,8 @@ def test_a_choice_is_one_of_them_and_each_prefix_can_be(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     assert set(random_texts(folder, grammar)) <= set(choices)
-    assert [choice for choice in choices if not takes(grammar, tokenizer, choice)] == []
-    assert not takes(grammar, tokenizer, "aba")
+    assert [choice for choice in choices if not accepts(grammar, tokenizer, choice)] == []
+    assert not accepts(grammar, tokenizer, "aba")
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_a_json_object_parses(folder: Path) -> None:
     grammar = compiled(tokenizer_of(folder), StructuredOutput("json_object", ""))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    assert takes(grammar, tokenizer, '{"a": [1, {"b": null}], "é": "\\u00e9 \\" x"}')
-    assert not takes(grammar, tokenizer, "[1]")
-    assert not takes(grammar, tokenizer, '{"a": 01}')
+    assert accepts(grammar, tokenizer, '{"a": [1, {"b": null}], "é": "\\u00e9 \\" x"}')
+    assert not accepts(grammar, tokenizer, "[1]")
+    assert not accepts(grammar, tokenizer, '{"a": 01}')

@@ -14,7 +14,7 @@ from engine.grammar.limits import GrammarLimits
 from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.regex import to_rust
 from engine.grammar.repetitions import check_repetitions
-from tests.engine.grammar_tools import compiled, takes, tokenizer_of
+from tests.engine.grammar_tools import accepts, compiled, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import InvalidGrammar
 from wire.types import StructuredOutput
@@ -52,7 +52,7 @@ def test_ebnf_accepts_its_language(folder: Path, grammar: str, regex: str, texts
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     made = compiled(tokenizer_of(folder), StructuredOutput("grammar", grammar))
 
-    assert [takes(made, tokenizer, text) for text in texts] == [bool(re.fullmatch(regex, text)) for text in texts]
+    assert [accepts(made, tokenizer, text) for text in texts] == [bool(re.fullmatch(regex, text)) for text in texts]
 
 
 def test_spaces_written_as_a_recursion_become_a_terminal() -> None:
@@ -101,7 +101,7 @@ def test_texts_a_regex_accepts_are_matched_by_python(folder: Path, pattern: str,
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     made = compiled(tokenizer_of(folder), StructuredOutput("regex", pattern))
 
-    taken = {text for text in texts if takes(made, tokenizer, text)}
+    taken = {text for text in texts if accepts(made, tokenizer, text)}
 
     assert taken == {text for text in texts if re.fullmatch(pattern, text) and re.fullmatch(pattern, text, re.ASCII)}
 
@@ -127,4 +127,4 @@ def test_a_compiled_grammar_can_be_used_many_times(folder: Path) -> None:
     made = compiled(tokenizer_of(folder), StructuredOutput("regex", "a|bc"))
 
     assert isinstance(made, CompiledGrammar)
-    assert [takes(made, tokenizer, text) for text in ("a", "bc", "a", "c")] == [True, True, True, False]
+    assert [accepts(made, tokenizer, text) for text in ("a", "bc", "a", "c")] == [True, True, True, False]

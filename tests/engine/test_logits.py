@@ -54,7 +54,7 @@ def _logits(num_rows: int, seed: int = 0, vocab_size: int = _VOCAB) -> torch.Ten
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def _changed(logits: torch.Tensor, *rows: SampleRow) -> torch.Tensor:
+def _changed_logits(logits: torch.Tensor, *rows: SampleRow) -> torch.Tensor:
     return change_logits(logits.clone(), rows)
 
 
@@ -75,7 +75,7 @@ def test_repetition_penalty_is_that_of_transformers(
     logits = _logits(1, seed)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(_ids(*prompt, *outputs), logits.clone())
 
-    assert torch.equal(_changed(logits, _row(prompt, outputs, repetition_penalty=penalty)), expected)
+    assert torch.equal(_changed_logits(logits, _row(prompt, outputs, repetition_penalty=penalty)), expected)
 
 
 @settings(max_examples=60)
@@ -89,7 +89,7 @@ def test_only_outputs_are_counted(prompt: list[int], outputs: list[int], frequen
     logits, counts = _logits(1), Counter(outputs)
     expected = [x - counts[i] * frequency - (presence if counts[i] else 0.0) for i, x in enumerate(logits[0].tolist())]
 
-    changed = _changed(logits, _row(prompt, outputs, frequency_penalty=frequency, presence_penalty=presence))
+    changed = _changed_logits(logits, _row(prompt, outputs, frequency_penalty=frequency, presence_penalty=presence))
 
     torch.testing.assert_close(changed[0], torch.tensor(expected), rtol=1e-6, atol=1e-5)
 
@@ -98,7 +98,7 @@ def test_logit_bias_is_a_sequence_bias_of_single_tokens() -> None:
     logits, bias = _logits(1), {(3,): 2.5, (17,): -100.0}
     expected = SequenceBiasLogitsProcessor(bias)(_ids(1), logits)
 
-    assert torch.equal(_changed(logits, _row([1], logit_bias=((3, 2.5), (17, -100.0)))), expected)
+    assert torch.equal(_changed_logits(logits, _row([1], logit_bias=((3, 2.5), (17, -100.0)))), expected)
 
 
 @settings(max_examples=80)
@@ -110,7 +110,7 @@ def test_bad_words_are_those_of_transformers(words: list[tuple[int, ...]], histo
     logits = _logits(1)
     expected = NoBadWordsLogitsProcessor([list(word) for word in words])(_ids(*history), logits)
 
-    assert torch.equal(_changed(logits, _row(history, bad_words=tuple(words))), expected)
+    assert torch.equal(_changed_logits(logits, _row(history, bad_words=tuple(words))), expected)
 
 
 @pytest.mark.parametrize("num_outputs", [0, 2, 3])
@@ -118,7 +118,7 @@ def test_stop_ids_before_min_tokens_are_banned_as_transformers_does(num_outputs:
     logits, prompt, outputs = _logits(1), [1, 2], [4] * num_outputs
     process = MinNewTokensLengthLogitsProcessor(len(prompt), 3, [11, 12], device="cpu")
 
-    changed = _changed(logits, _row(prompt, outputs, stop_token_ids=(11, 12), min_tokens=3))
+    changed = _changed_logits(logits, _row(prompt, outputs, stop_token_ids=(11, 12), min_tokens=3))
 
     assert torch.equal(changed, process(_ids(*prompt, *outputs), logits))
 
@@ -128,14 +128,16 @@ def test_allowed_tokens_suppress_all_others_as_transformers_does() -> None:
     others = [token for token in range(_VOCAB) if token not in allowed]
     expected = SuppressTokensLogitsProcessor(others, device="cpu")(_ids(1), logits)
 
-    assert torch.equal(_changed(logits, _row([1], allowed_token_ids=allowed)), expected)
+    assert torch.equal(_changed_logits(logits, _row([1], allowed_token_ids=allowed)), expected)
 
 
 @pytest.mark.parametrize("stop", [-1, -_VOCAB, -(10**6), _VOCAB, 10**6])
 def test_a_stop_id_outside_the_vocabulary_bans_nothing(stop: int) -> None:
     logits = _logits(3)
 
-    changed = _changed(logits, _row([1]), _row([1], index=1, min_tokens=2, stop_token_ids=(stop,)), _row([1], index=2))
+    changed = _changed_logits(
+        logits, _row([1]), _row([1], index=1, min_tokens=2, stop_token_ids=(stop,)), _row([1], index=2)
+    )
 
     assert torch.equal(changed, logits)
 
@@ -148,7 +150,7 @@ def test_a_mask_allows_the_tokens_whose_bits_are_set(vocab_size: int, words: int
         bits[token // 32] |= np.uint32(1 << token % 32)
     logits = _logits(1, vocab_size=vocab_size)
 
-    changed = _changed(logits, _row([1], mask=bits.view(np.int32).data))
+    changed = _changed_logits(logits, _row([1], mask=bits.view(np.int32).data))
 
     for token in range(vocab_size):
         assert changed[0, token] == (logits[0, token] if token in allowed else _OFF)
@@ -165,7 +167,7 @@ def test_order_is_bias_then_repetition_then_counts() -> None:
         prompt, outputs, logit_bias=((3, 5.0),), repetition_penalty=1.7, frequency_penalty=0.5, presence_penalty=0.25
     )
 
-    torch.testing.assert_close(_changed(logits, row), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(_changed_logits(logits, row), expected, rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=40)
@@ -179,10 +181,10 @@ def test_a_row_is_processed_the_same_alone_and_among_others(seed: int, chosen: l
     ]
     logits = _logits(len(rows), seed)
 
-    together = _changed(logits, *rows)
+    together = _changed_logits(logits, *rows)
 
     for i, row in enumerate(rows):
-        assert torch.equal(together[i : i + 1], _changed(logits[i : i + 1], row))
+        assert torch.equal(together[i : i + 1], _changed_logits(logits[i : i + 1], row))
     assert torch.equal(together[2], logits[2])
 
 

@@ -204,7 +204,7 @@ def test_host_and_device_tensors_are_never_mixed(
     loaded = load_model(
         path, dtype="float32", block_size=32, kv_cache_memory=1 << 20, num_threads=1, device=device
     )  # fmt: skip
-    with card.crossings() as seen:
+    with card.count_copies() as seen:
         got = generate(loaded.model, _PROMPTS[1:2], 3, chunk=16)
 
     assert ", kept: 14 of 14" in _note(loaded)

@@ -14,14 +14,14 @@ ENOUGH = 1 << 20
 LEFT = "device card, 512 MiB left for steps"
 
 
-def refused(free: list[int], devices: list[str]) -> str:
+def refusal(free: list[int], devices: list[str]) -> str:
     with pytest.raises(ConfigError) as error:
         plan_devices(TENSORS, free, None, BLOCK, LENGTH, devices)
     return str(error.value)
 
 
 def test_a_rank_without_room_on_its_device_is_named_with_bytes() -> None:
-    output = refused([ENOUGH, 1000], ["card 0", LEFT])
+    output = refusal([ENOUGH, 1000], ["card 0", LEFT])
 
     assert output.startswith(
         f"rank 1 of 2 ({LEFT}) has 1000 bytes for its KV pool, and a sequence takes 1 blocks of 16 tokens"
@@ -46,7 +46,7 @@ def test_room_for_a_sequence_but_not_for_spare_blocks_is_refused() -> None:
 
 
 def test_the_total_named_in_a_refusal_is_a_size_that_works() -> None:
-    output = refused([1000, 2000], ["card 0", "card 1"])
+    output = refusal([1000, 2000], ["card 0", "card 1"])
     minimum = int(re.findall(r"--kv-cache-memory (\d+) or more would be for all 2 ranks together", output)[0])
 
     assert "rank 0 of 2 (card 0) has 1000 bytes" in output, "the first that lacks room"

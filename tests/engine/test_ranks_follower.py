@@ -82,7 +82,7 @@ def test_a_step_on_a_stream_ages_until_its_event_is_done(monkeypatch: pytest.Mon
 
 
 class _Broken:
-    """An event behind an operation that failed."""
+    """An event after an operation that failed."""
 
     @property
     def is_done(self) -> bool:
@@ -153,9 +153,9 @@ def test_a_ranks_failure_is_reported_before_its_links_close() -> None:
         command = [sys.executable, "-c", _RANK, str(theirs.fileno()), str(fd_of_close := os.dup(theirs.fileno()))]
         done = subprocess.run(command, pass_fds=(theirs.fileno(), fd_of_close), timeout=_WAIT_S, check=False)
         os.close(fd_of_close)
-        heard = [channel.receive(_WAIT_S) for _ in range(5)]
+        received = [channel.receive(_WAIT_S) for _ in range(5)]
 
     assert done.returncode == 1
-    assert [one.kind for one in heard[:3]] == [RankMessageKind.LOADED, RankMessageKind.MAPPED, RankMessageKind.READY]
-    assert [one.kind.name for one in heard[3:]] == ["FAILED", "HAND_OFF"]
-    assert json.loads(heard[3].payload)["text"] == "the device is gone"
+    assert [one.kind for one in received[:3]] == [RankMessageKind.LOADED, RankMessageKind.MAPPED, RankMessageKind.READY]
+    assert [one.kind.name for one in received[3:]] == ["FAILED", "HAND_OFF"]
+    assert json.loads(received[3].payload)["text"] == "the device is gone"

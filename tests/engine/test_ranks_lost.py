@@ -170,9 +170,9 @@ def test_a_failed_rank_that_ends_slowly_is_quoted(llama: Path) -> None:
             model._team._children[0] = dataclasses.replace(child, channel=Channel(ours, RankMessageKind))
             there.send(RankMessageKind.FAILED, pack_error(RuntimeError("the device is gone")), timeout_s=_WAIT_S)
 
-            said = str(model._team.explain("its socket is closed"))
+            message = str(model._team.explain("its socket is closed"))
 
-        assert said.startswith(f"{child} failed: the device is gone; without it")
+        assert message.startswith(f"{child} failed: the device is gone; without it")
         assert len(lost.errors) == 1
     finally:
         model.close()
@@ -202,8 +202,8 @@ def test_no_rank_outlives_rank_0_whenever_that_is_killed(llama: Path, phase: str
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True) as rank_0:
         assert rank_0.stdout is not None
-        while (said := rank_0.stdout.readline().strip()) != phase:
-            assert said, "rank 0 ended"
+        while (line := rank_0.stdout.readline().strip()) != phase:
+            assert line, "rank 0 ended"
         other = _first_rank(rank_0.pid)
 
         rank_0.kill()

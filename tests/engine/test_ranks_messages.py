@@ -136,8 +136,8 @@ def test_marks_name_the_ranks_behind() -> None:
     fd = make_marks(3)
     here, there = Marks(fd, 3), Marks(fd, 3)
 
-    assert here.behind() == ()
+    assert here.slowest() == ()
     for rank in (0, 2, 0, 1, 2):
         there.advance(rank)
-    assert here.behind() == (1,)
+    assert here.slowest() == (1,)
     os.close(fd)

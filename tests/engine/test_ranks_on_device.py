@@ -199,10 +199,10 @@ def test_a_stopped_rank_ends_the_model_within_the_step_limit(path: Path) -> None
 
 
 def test_the_fullest_device_limits_every_pools_blocks() -> None:
-    roomy, full = 1 << 20, 300_000
+    large, full = 1 << 20, 300_000
 
-    plan = plan_devices(TENSORS, [roomy, full], None, BLOCK, 4096)
-    swapped = plan_devices(TENSORS, [full, roomy], None, BLOCK, 4096)
+    plan = plan_devices(TENSORS, [large, full], None, BLOCK, 4096)
+    swapped = plan_devices(TENSORS, [full, large], None, BLOCK, 4096)
 
     assert plan.num_blocks == (full - 2 * 4095) // (BLOCK * 2 * 64 * 4)  # rank 1 holds one of three heads
     assert swapped.num_blocks == (full - 2 * 4095) // (BLOCK * 2 * 2 * 64 * 4)

@@ -85,14 +85,14 @@ def first(tokens: tuple[int, ...] = (5, 6, 7)) -> StepBatch:
     return StepBatch(tokens, (BatchSequence(0, len(tokens), (1,)),), (SampleRow(len(tokens) - 1, GREEDY, 0, 0),))
 
 
-def behind(tokens: tuple[int, ...] = (0,), carried: tuple[tuple[int, int], ...] = ((0, 0),)) -> StepBatch:
+def carried_step(tokens: tuple[int, ...] = (0,), carried: tuple[tuple[int, int], ...] = ((0, 0),)) -> StepBatch:
     return StepBatch(tokens, (BatchSequence(3, 1, (1,)),), (SampleRow(0, GREEDY, 0, 1),), carried=carried)
 
 
 def test_no_host_waits_from_a_launch_to_its_collect(two: ShardedModel) -> None:
     with STREAM.watched() as seen:
         one = two.launch(first())
-        other = two.launch(behind())  # replayed
+        other = two.launch(carried_step())  # replayed
     with STREAM.watched() as collecting:
         (token,), (after,) = one.collect().token_ids, other.collect().token_ids
 
@@ -100,7 +100,7 @@ def test_no_host_waits_from_a_launch_to_its_collect(two: ShardedModel) -> None:
     assert seen.count("sum") == NUM_SUMS + NUM_SUMS + 1  # the last one is of the tokens that are carried
     assert seen.count("replay") == 1
     assert "sum" not in collecting
-    assert two.launch(behind((token,), ())).collect().token_ids == [after]
+    assert two.launch(carried_step((token,), ())).collect().token_ids == [after]
 
 
 def test_requests_of_every_kind_run_ahead_and_equal_the_cpus(two: ShardedModel, path: Path) -> None:
@@ -224,14 +224,14 @@ def test_a_shape_that_one_rank_cannot_capture_is_dropped_by_all(
             core.add(plain(str(len(prompt)), len(prompt), max_tokens=8))
         with STREAM.watched() as seen:
             outputs = run(core)
-        behind_whom = model._team.marks.behind()
+        slowest_ranks = model._team.marks.slowest()
 
     (logged,) = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
     assert re.search(warning, logged)
     assert (seen.count("replay") > 0) == ("graphs_limited" in warning)
     expected = Oracle(path, "float32").generate_greedy(prompts, 8, ignore_eos=True)
     assert [outputs.tokens[str(len(prompt)), 0] for prompt in prompts] == expected
-    assert behind_whom == (), "a rank that left sums out would be blamed for the next delay"
+    assert slowest_ranks == (), "a rank that left sums out would be blamed for the next delay"
     assert not lost
 
 
@@ -274,7 +274,7 @@ def test_a_rank_lost_between_two_sums_ends_the_step(
         (pid,) = model.rank_pids
         one = model.launch(first())
         with pytest.raises(InstanceLost, match=rf"rank 1 of 2 \(pid {pid}\) {words}"):  # noqa: PT012 - either raises
-            other = model.launch(behind())
+            other = model.launch(carried_step())
             one.collect()
             other.collect()
 

@@ -25,7 +25,7 @@ from wire.types import Pooling, PromptState, SamplingParams
 _POOL_BYTES = 2 << 20
 
 
-def _found(path: Path, pooling: Pooling, *, beside: bool) -> dict[str, tuple[float, ...]]:
+def _found(path: Path, pooling: Pooling, *, with_generation: bool) -> dict[str, tuple[float, ...]]:
     """Return the vectors of all texts by two ranks, in chunks, perhaps with a prompt that generates beside them."""
     lost: list[PdserveError] = []
     options = RanksOptions(cores=((), ()), num_threads=1, step_s=30.0)
@@ -34,7 +34,7 @@ def _found(path: Path, pooling: Pooling, *, beside: bool) -> dict[str, tuple[flo
     ).model  # fmt: skip
     core = EngineCore(model, max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=24)
     try:
-        if beside:
+        if with_generation:
             core.add(PromptState("text", "r", TEXTS[1], SamplingParams(max_tokens=12, temperature=0.0)))
         for number, text in enumerate(TEXTS):
             core.add(pooling_prompt(str(number), text, pooling))
@@ -50,7 +50,7 @@ def test_two_ranks_vectors_equal_transformers_beside_a_prompt(tmp_path: Path) ->
     path = make_family("llama", tmp_path)
     network = AutoModelForCausalLM.from_pretrained(path).eval().get_decoder()
 
-    found = _found(path, Pooling(how="mean", normalize=False), beside=True)
+    found = _found(path, Pooling(how="mean", normalize=False), with_generation=True)
 
     for number, text in enumerate(TEXTS):
         close(found[str(number)], states_by_hand(network, text).mean(0))
@@ -67,7 +67,7 @@ def test_two_ranks_make_vectors_without_an_output_layer(tmp_path: Path) -> None:
     write_pooling(tmp_path, "last", normalize=True)
     network = AutoModel.from_pretrained(tmp_path).eval()
 
-    found = _found(tmp_path, Pooling(), beside=False)
+    found = _found(tmp_path, Pooling(), with_generation=False)
 
     for number, text in enumerate(TEXTS):
         last = states_by_hand(network, text)[-1]

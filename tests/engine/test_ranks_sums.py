@@ -46,7 +46,7 @@ class Ways:
         self.ends.append(end)
         return end
 
-    def hurry(self) -> None:
+    def shorten_timeout(self) -> None:
         """Let sums on devices hang that are not joined soon."""
         for stream in self.streams:
             stream.join_s = 0.2
@@ -138,18 +138,18 @@ def test_a_sum_that_another_rank_does_not_join_fails_with_a_reason(
         if number == 0:
             for name in ("_step_s", "step_s"):  # from here on: the first sum took what it took
                 setattr(add_up, name, 0.2)
-            ways.hurry()
+            ways.shorten_timeout()
             with pytest.raises(ReduceFailed) as failed:
                 _sum(add_up, tensor)
             return str(failed.value)
         return ""
 
     ways = make_ways(way, 2)
-    said = _on_all(ways, work)
+    messages = _on_all(ways, work)
 
     assert [stream.aborted for stream in ways.streams].count(True) == (way == "nccl")  # HCCL has none
-    assert "no sum over the ranks within 0.2 s" in said[0] or "Timed out waiting 200ms" in said[0]
-    assert "\n" not in said[0]
+    assert "no sum over the ranks within 0.2 s" in messages[0] or "Timed out waiting 200ms" in messages[0]
+    assert "\n" not in messages[0]
 
 
 def test_a_lost_rank_ends_a_wait_on_a_device_before_its_deadline(make_ways: Callable[[str, int], Ways]) -> None:
@@ -163,7 +163,7 @@ def test_a_lost_rank_ends_a_wait_on_a_device_before_its_deadline(make_ways: Call
         if number == 1:
             ways.marks.abort()
             return
-        ways.hurry()
+        ways.shorten_timeout()
         with pytest.raises(ReduceFailed, match="another rank is lost"):
             _sum(add_up, torch.ones(8))
         with pytest.raises(ReduceFailed, match="another rank is lost"):
@@ -206,7 +206,7 @@ def test_a_launch_that_waits_for_a_lost_rank_ends(make_ways: Callable[[str, int]
         with watch.guard():
             now[0] += _WAIT_S + 1
             assert watch.check(), "the host takes long, as one that compiles does, and the device works"
-        ways.hurry()
+        ways.shorten_timeout()
         add_up(torch.ones(8))
         add_up.step_s = 0.2
         assert watch.check(), "nothing is launched now"
@@ -273,7 +273,7 @@ def test_a_replay_counts_all_its_sums_and_fails_as_one_does(make_ways: Callable[
             replayed += 1
         counted = reduce.num_sums
         both_have_counted.wait()
-        assert ways.marks.behind() == ()
+        assert ways.marks.slowest() == ()
         both_have_counted.wait()
         with pytest.raises(OSError, match="no graph"), reduce.replaying():
             raise OSError("no graph")

@@ -27,7 +27,7 @@ from wire.types import PromptState, SamplingParams
 
 _BORDER = 32
 _NUM_TOKENS = 12
-_LENGTHS = (5, 27, 31, 32, 33, 50)  # before the border, up to it, across it and past it
+_LENGTHS = (5, 27, 31, 32, 33, 50)  # below the short length of 32, up to it, across it and past it
 _DYNAMIC: dict[str, Any] = {
     "max_position_embeddings": _BORDER,
     "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},

@@ -30,30 +30,30 @@ class FailingModel(FakeModel):
         super().__init__(replace(CONFIG, runs_ahead=runs_ahead))
         self._fails, self.calls = fails, list[str]()
 
-    def _ask(self, what: str) -> None:
+    def _record_call(self, what: str) -> None:
         self.calls.append(what)
         self._fails(what)
 
     def launch(self, batch: StepBatch, layer_done: Any = None) -> PendingStep:
-        self._ask("launch")
+        self._record_call("launch")
         pending = super().launch(batch, layer_done)
 
         class Step:
             def collect(step) -> Any:
-                self._ask("collect")
+                self._record_call("collect")
                 return pending.collect()
 
         return Step()
 
     def copy_block(self, source: int, target: int) -> None:
-        self._ask("copy_block")
+        self._record_call("copy_block")
         super().copy_block(source, target)
 
     def save_blocks(self, block_ids: Any, slots: Any) -> None:
-        self._ask("save_blocks")
+        self._record_call("save_blocks")
 
     def load_blocks(self, slots: Any, block_ids: Any) -> None:
-        self._ask("load_blocks")
+        self._record_call("load_blocks")
 
 
 @contextmanager

@@ -58,11 +58,11 @@ def quantise_checkpoint(scheme: Scheme, folder: Path, *, note_in: str | None = N
         note_in, kind = "quant_model_description.json", config["model_quant_type"]
         config = {key: value for key, value in config.items() if "." not in key}
         config |= {name: "FLOAT" if stored[name] is expected.get(name) else kind for name in stored}
-    _note(folder, config, note_in)
+    _write_config(folder, config, note_in)
     return expected
 
 
-def _note(folder: Path, config: dict[str, Any], note_in: str | None) -> None:
+def _write_config(folder: Path, config: dict[str, Any], note_in: str | None) -> None:
     if note_in is not None:
         (folder / note_in).write_text(json.dumps(config))
         return

@@ -145,7 +145,7 @@ def test_an_engine_is_stuck_relative_to_its_turn_times(turn_s: float, age_s: flo
 
         model.launch = slow  # type: ignore[assignment]
         core.add(prompt("p", 3, max_tokens=1))
-        loop._turn()
+        loop._run_turn()
         now[0] += age_s
 
         assert loop.is_stuck(10.0) is is_stuck

@@ -111,13 +111,13 @@ def test_a_prefill_instance_measures_its_link_and_keeps_the_result(tmp_path: Pat
             running(instance_config(tmp_path, Role.PREFILL, port=4)) as (_, prefill),
             running(instance_config(tmp_path, Role.DECODE, port=6)) as (decode, _),
         ):
-            it = decode._host.describe()
-            await prefill.session.send(MeasureLink(it.instance_id, it.epoch, it.endpoints, 1 << 20))
+            target = decode._host.describe()
+            await prefill.session.send(MeasureLink(target.instance_id, target.epoch, target.endpoints, 1 << 20))
             answer = await prefill.next(LinkMeasured)
             assert isinstance(answer, LinkMeasured)
             assert answer.error == ""
             assert answer.link is not None
-            assert (answer.link.peer_id, answer.link.transport, answer.link.state) == (it.instance_id, "shm", "up")
+            assert (answer.link.peer_id, answer.link.transport, answer.link.state) == (target.instance_id, "shm", "up")
             assert answer.link.round_trip_s > 0
             assert answer.link.bytes_per_s > 0
 
@@ -136,11 +136,11 @@ def test_a_missing_or_silent_peer_is_reported_in_a_live_session(
     monkeypatch.setattr("kvtransfer.sender._JOIN_S", 0.5)
 
     async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as deaf:
+        with socket.create_server(("127.0.0.1", 0)) as silent_server:
             async with running(instance_config(tmp_path, Role.PREFILL, port=4)) as (_, client):
                 for port, timeout_s, words in (
                     (1, DEADLINE_S, "no KV link to"),
-                    (deaf.getsockname()[1], 0.2, "could not be measured within 0.2 s"),
+                    (silent_server.getsockname()[1], 0.2, "could not be measured within 0.2 s"),
                 ):
                     monkeypatch.setattr("instance.links.MEASURE_TIMEOUT_S", timeout_s)
                     endpoint = KvEndpoint("tcp", f"127.0.0.1:{port}")

@@ -29,7 +29,7 @@ UNNAMED = tuple(f"{name}: not named in --kv-transport" for name in ("cuda_ipc", 
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "expected"),
     [
         ((), ("cuda_ipc: the KV pool is host memory", "shm", "tcp")),
         (("tcp",), (*UNNAMED, "tcp")),
@@ -37,11 +37,11 @@ UNNAMED = tuple(f"{name}: not named in --kv-transport" for name in ("cuda_ipc", 
     ],
 )
 def test_default_and_named_transports_are_listed_best_first(
-    named: tuple[str, ...], said: tuple[str, ...], tmp_path: Path
+    named: tuple[str, ...], expected: tuple[str, ...], tmp_path: Path
 ) -> None:
     engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1), print)
     try:
-        assert describe_transports(named, engine.memories[0]) == said
+        assert describe_transports(named, engine.memories[0]) == expected
     finally:
         engine.close()
 

@@ -23,7 +23,7 @@ MAX_MODEL_LEN = 20_000
 
 @contextlib.asynccontextmanager
 async def cluster(folder: Path, **options: object) -> AsyncIterator[Control]:
-    """Real instances over the fake model, and a scheduler's control half over all of them."""
+    """Real instances over the fake model, and a scheduler's control plane over all of them."""
     configs = [
         instance_config(folder, role, port=4 + i, max_model_len=MAX_MODEL_LEN, **options)
         for i, role in enumerate(ROLES)

@@ -57,14 +57,14 @@ async def _tokens(client: Client, count: int) -> list[TokenOutput]:
     return tokens
 
 
-async def _whole(client: Client, state: PromptState) -> list[int]:
+async def _generate_on_one(client: Client, state: PromptState) -> list[int]:
     await client.session.send(Generate(state))
     tokens = await _tokens(client, 1)
     assert tokens[-1].finish is FinishReason.STOP
     return [token.token_id for token in tokens if token.token_id is not None]
 
 
-async def _crossing(p: Client, d: Client, state: PromptState) -> list[int]:
+async def _generate_on_pair(p: Client, d: Client, state: PromptState) -> list[int]:
     await d.session.send(Reserve(state))
     reserved = await d.next(Reserved, Refused)
     assert isinstance(reserved, Reserved), reserved
@@ -82,10 +82,10 @@ def test_text_follows_its_grammar_combined_over_pd_and_resumed(folder: Path) -> 
 
     async def test(p: Client, d: Client) -> None:
         for seed in range(3):
-            whole = await _whole(d, _prompt(f"whole-{seed}", option, seed))
-            crossed = await _crossing(p, d, _prompt(f"crossed-{seed}", option, seed))
+            whole = await _generate_on_one(d, _prompt(f"whole-{seed}", option, seed))
+            crossed = await _generate_on_pair(p, d, _prompt(f"crossed-{seed}", option, seed))
             begun = _prompt(f"resumed-{seed}", option, seed)
-            resumed = await _whole(
+            resumed = await _generate_on_one(
                 p, PromptState(begun.prompt_id, "r", _PROMPT, begun.params, outputs=(tuple(whole[:3]),))
             )
 

@@ -79,9 +79,9 @@ class Followed:
 
     def write(self, document: object) -> None:
         """Replace the file by a rename."""
-        beside = self.path.with_suffix(".new")
-        beside.write_text(document if isinstance(document, str) else json.dumps(document))
-        beside.replace(self.path)
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(document if isinstance(document, str) else json.dumps(document))
+        temporary.replace(self.path)
 
     def read(self, document: object, now: float) -> Stage:
         """Replace the file and read it until it is accepted; return the stage at `now`."""

@@ -56,136 +56,144 @@ class Both:
 
 
 @contextmanager
-def both() -> Iterator[Both]:
+def open_instance() -> Iterator[Both]:
     with engine() as (core, _):
         yield Both(core)
 
 
-def busy(it: Both) -> None:
+def start_prompts(instance: Both) -> None:
     """Leave one prompt of each kind running."""
-    it.workers.decode.reserve(RESERVE)
-    reserved = it.events[-1]
+    instance.workers.decode.reserve(RESERVE)
+    reserved = instance.events[-1]
     assert isinstance(reserved, Reserved)
-    block_ids = it.receiver.tickets.pop(reserved.ticket.ticket_id)
-    it.workers.decode.committed(reserved.ticket.ticket_id, describe_prompt(GIVEN), block_ids, 1)
-    it.workers.decode.generate(prompt("whole", 5))
-    it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
-    it.turn()
-    it.workers.decode.reserve(prompt("reserved", 3))
+    block_ids = instance.receiver.tickets.pop(reserved.ticket.ticket_id)
+    instance.workers.decode.committed(reserved.ticket.ticket_id, describe_prompt(GIVEN), block_ids, 1)
+    instance.workers.decode.generate(prompt("whole", 5))
+    instance.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+    instance.turn()
+    instance.workers.decode.reserve(prompt("reserved", 3))
 
 
 def test_finishes_of_an_ended_session_are_not_sent_to_the_next() -> None:
-    with both() as it:
-        busy(it)
-        it.workers.cancel_all("the session is over")
-        it.events.clear()  # from here on events go to the next session
-        it.turn_until_idle()
+    with open_instance() as instance:
+        start_prompts(instance)
+        instance.workers.cancel_all("the session is over")
+        instance.events.clear()  # from here on events go to the next session
+        instance.turn_until_idle()
 
-        assert it.events == []
-        assert (it.core.blocks.num_used, it.core.load().running, it.core.load().held_prompts) == (0, 0, 0)
+        assert instance.events == []
+        assert (instance.core.blocks.num_used, instance.core.load().running, instance.core.load().held_prompts) == (
+            0,
+            0,
+            0,
+        )
 
 
 def test_a_step_running_when_a_session_ends_is_not_sent_to_the_next() -> None:
-    with both() as it:
-        busy(it)
-        result = it.core.step()
-        it.workers.cancel_all("the session is over")
-        it.events.clear()
-        it.workers.on_step(result)
-        it.turn_until_idle()
+    with open_instance() as instance:
+        start_prompts(instance)
+        result = instance.core.step()
+        instance.workers.cancel_all("the session is over")
+        instance.events.clear()
+        instance.workers.on_step(result)
+        instance.turn_until_idle()
 
         assert result.tokens
-        assert it.events == []
+        assert instance.events == []
 
 
 def test_a_commit_pending_when_the_session_ends_frees_its_blocks() -> None:
-    with both() as it:
-        it.workers.decode.reserve(RESERVE)
-        (ticket_id,) = it.receiver.tickets
-        it.workers.decode.committed(ticket_id, describe_prompt(GIVEN), it.receiver.tickets.pop(ticket_id), 1)
-        it.workers.cancel_all("the session is over")
-        it.turn_until_idle()
+    with open_instance() as instance:
+        instance.workers.decode.reserve(RESERVE)
+        (ticket_id,) = instance.receiver.tickets
+        instance.workers.decode.committed(
+            ticket_id, describe_prompt(GIVEN), instance.receiver.tickets.pop(ticket_id), 1
+        )
+        instance.workers.cancel_all("the session is over")
+        instance.turn_until_idle()
 
-        assert it.core.blocks.num_used == 0
+        assert instance.core.blocks.num_used == 0
 
 
 def test_no_event_follows_a_prompts_finish() -> None:
-    with both() as it:
-        it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
-        while it.posted:
-            it.posted.popleft()(it.core)
-        result = it.core.step()
-        it.workers.cancel(Cancel("held"))
-        it.workers.on_step(result)
-        it.turn_until_idle()
+    with open_instance() as instance:
+        instance.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+        while instance.posted:
+            instance.posted.popleft()(instance.core)
+        result = instance.core.step()
+        instance.workers.cancel(Cancel("held"))
+        instance.workers.on_step(result)
+        instance.turn_until_idle()
 
-        assert [type(event) for event in it.events] == [Failed]
-        assert it.core.blocks.num_used == 0
+        assert [type(event) for event in instance.events] == [Failed]
+        assert instance.core.blocks.num_used == 0
 
 
 def test_no_event_follows_a_prompt_ended_while_a_step_is_built() -> None:
-    with both() as it:
-        it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
-        it.on_load = lambda: it.workers.cancel(Cancel("held"))
-        it.turn_until_idle()
+    with open_instance() as instance:
+        instance.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+        instance.on_load = lambda: instance.workers.cancel(Cancel("held"))
+        instance.turn_until_idle()
 
-        assert [type(event) for event in it.events] == [Failed]
+        assert [type(event) for event in instance.events] == [Failed]
 
 
 @pytest.mark.parametrize("half", ["prefill", "decode"])
 def test_a_finish_waits_until_the_step_before_it_is_reported(half: str) -> None:
     threads: list[threading.Thread] = []
-    with both() as it:
+    with open_instance() as instance:
         if half == "prefill":
-            it.workers.prefill.accept(prompt("it", 5), ticket_for(prompt("it", 5)))
+            instance.workers.prefill.accept(prompt("it", 5), ticket_for(prompt("it", 5)))
         else:
-            it.workers.decode.generate(prompt("it", 5))
+            instance.workers.decode.generate(prompt("it", 5))
 
         def end_meanwhile(event: Event) -> None:
             if isinstance(event, Step) and not threads:
-                threads.append(threading.Thread(target=getattr(it.workers, half).cancel_all, args=("it is over",)))
+                threads.append(
+                    threading.Thread(target=getattr(instance.workers, half).cancel_all, args=("it is over",))
+                )
                 threads[0].start()
                 threads[0].join(A_MOMENT_S)
                 assert threads[0].is_alive(), f"it ended before {event} was sent"
 
-        it.on_emit = end_meanwhile
-        it.turn()
+        instance.on_emit = end_meanwhile
+        instance.turn()
         threads[0].join()
-        it.turn_until_idle()
+        instance.turn_until_idle()
 
-        assert [type(event) for event in it.events] == ([Step, Failed] if half == "prefill" else [Step])
+        assert [type(event) for event in instance.events] == ([Step, Failed] if half == "prefill" else [Step])
 
 
 def test_a_cancel_is_answered_after_the_prompts_last_tokens() -> None:
-    with both() as it:
-        it.workers.decode.generate(prompt("whole", 5))
-        it.turn()
-        it.workers.cancel(Cancel("whole"))
-        it.turn_until_idle()
+    with open_instance() as instance:
+        instance.workers.decode.generate(prompt("whole", 5))
+        instance.turn()
+        instance.workers.cancel(Cancel("whole"))
+        instance.turn_until_idle()
 
-        tokens = [token for event in it.events if isinstance(event, Step) for token in event.tokens]
+        tokens = [token for event in instance.events if isinstance(event, Step) for token in event.tokens]
         assert [token.finish for token in tokens][-1] == "cancelled"
         assert [token.index for token in tokens] == [0, 1]
 
 
 def test_a_local_prompt_reports_its_compute_time_once() -> None:
-    with both() as it:
-        it.workers.decode.generate(prompt("whole", 5, max_tokens=4))
-        it.turn_until_idle()
+    with open_instance() as instance:
+        instance.workers.decode.generate(prompt("whole", 5, max_tokens=4))
+        instance.turn_until_idle()
 
-    reported = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
+    reported = [entry for event in instance.events if isinstance(event, Step) for entry in event.times]
     assert [(prompt_id, times.prefill_s is not None) for prompt_id, times in reported] == [("whole", True)]
-    assert isinstance(it.events[0], Step)
-    assert it.events[0].times, "the compute time must come with the first token"
+    assert isinstance(instance.events[0], Step)
+    assert instance.events[0].times, "the compute time must come with the first token"
 
 
 def test_preemptions_of_a_prompt_between_two_tokens_are_reported() -> None:
     with engine(replace(CONFIG, num_blocks=12), swap_bytes=1 << 20) as (core, _):
-        it = Both(core)
+        instance = Both(core)
         for name in ("old", "young"):
-            it.workers.decode.generate(prompt(name, 6, max_tokens=30))
-        it.turn_until_idle()
-        reported = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
+            instance.workers.decode.generate(prompt(name, 6, max_tokens=30))
+        instance.turn_until_idle()
+        reported = [entry for event in instance.events if isinstance(event, Step) for entry in event.times]
 
         assert core.load().preemptions == 1
         assert [entry for entry in reported if entry[1].num_swaps] == [("young", StageTimes(num_swaps=1))]

@@ -34,10 +34,14 @@ class HandOffs(RuleBasedStateMachine):
         self.on: dict[str, set[str]] = {"p": set(), "d": set()}  # the prompts that each side accepted
 
     @rule(
-        length=LENGTHS, max_tokens=st.integers(1, 12), n=st.integers(1, 3), continues=st.booleans(), alike=st.booleans()
+        length=LENGTHS,
+        max_tokens=st.integers(1, 12),
+        n=st.integers(1, 3),
+        continues=st.booleans(),
+        same_prompt=st.booleans(),
     )
-    def reserve(self, length: int, max_tokens: int, n: int, continues: bool, alike: bool) -> None:
-        state = self._state(length, max_tokens, n, alike=alike)
+    def reserve(self, length: int, max_tokens: int, n: int, continues: bool, same_prompt: bool) -> None:
+        state = self._state(length, max_tokens, n, same_prompt=same_prompt)
         self.on["d"].add(state.prompt_id)
         self.link.d.workers.decode.reserve(state)
         if continues and state.prompt_id in self.link.d.tickets:
@@ -52,7 +56,7 @@ class HandOffs(RuleBasedStateMachine):
 
     @rule(length=LENGTHS, max_tokens=st.integers(1, 12), n=st.integers(1, 3), side=SIDES)
     def generate(self, length: int, max_tokens: int, n: int, side: str) -> None:
-        state = self._state(length, max_tokens, n, alike=True)
+        state = self._state(length, max_tokens, n, same_prompt=True)
         self.on[side].add(state.prompt_id)
         self._side(side).workers.decode.generate(state)
 
@@ -69,8 +73,8 @@ class HandOffs(RuleBasedStateMachine):
     @rule(side=SIDES, data=st.data())
     def step_with_a_cancel_before_it_is_reported(self, side: str, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.states)))
-        it = self._side(side)
-        it.step(lambda: it.workers.cancel(Cancel(name)))
+        half = self._side(side)
+        half.step(lambda: half.workers.cancel(Cancel(name)))
 
     @precondition(lambda self: self.states)
     @rule(side=SIDES, data=st.data(), sequence=st.sampled_from([None, None, 0, 1]))
@@ -117,13 +121,14 @@ class HandOffs(RuleBasedStateMachine):
 
     @rule(side=SIDES)
     def the_session_ends(self, side: str) -> None:
-        it = self._side(side)
-        it.listens = False  # an ended session gets no events (InstanceHost); the next one gets those of its own prompts
-        it.workers.cancel_all("the session is over")
-        it.listens = True
-        it.silent |= self.on[side]
+        half = self._side(side)
+        # An ended session gets no events (InstanceHost); the next one gets those of its own prompts.
+        half.has_session = False
+        half.workers.cancel_all("the session is over")
+        half.has_session = True
+        half.silent |= self.on[side]
         if side == "d":
-            it.tickets.clear()
+            half.tickets.clear()
 
     @invariant()
     def blocks_are_accounted_for_and_events_are_in_order(self) -> None:
@@ -170,13 +175,13 @@ class HandOffs(RuleBasedStateMachine):
         return any(side.posted or side.core._batch.prompts() or side.core.has_work() for side in (link.p, link.d))
 
     def _assert_ended_once(self, side: str, name: str) -> None:
-        it = self._side(side)
-        failures, handed = it.failed.count(name), it.ended.count(name)
+        half = self._side(side)
+        failures, handed = half.failed.count(name), half.ended.count(name)
         if side == "p" and name not in self._generated_on_p():
             assert failures + handed == 1, (side, name, failures, handed)
             return
         finished = {key for one in (self.link.p, self.link.d) for key in one.finished if key[0] == name}
-        whole = len(finished) == self.states[name].params.n and bool([key for key in it.finished if key[0] == name])
+        whole = len(finished) == self.states[name].params.n and bool([key for key in half.finished if key[0] == name])
         assert failures + whole >= 1, (side, name, failures, finished)
         assert failures <= 1, (side, name, failures)
 
@@ -194,10 +199,10 @@ class HandOffs(RuleBasedStateMachine):
     def _side(self, side: str) -> Side:
         return self.link.p if side == "p" else self.link.d
 
-    def _state(self, length: int, max_tokens: int, n: int, *, alike: bool) -> PromptState:
+    def _state(self, length: int, max_tokens: int, n: int, *, same_prompt: bool) -> PromptState:
         name = f"p{len(self.states)}"
         params = SamplingParams(max_tokens, n=n, seed=length, stop_token_ids=(0, 1, 2), temperature=1.0)
-        begin = 0 if alike else length
+        begin = 0 if same_prompt else length
         ids = tuple((begin * 13 + i * 5) % 60 for i in range(length))
         self.states[name] = PromptState(name, name, ids, params)
         return self.states[name]

@@ -69,10 +69,10 @@ class Traffic:
 
     async def run(self, count: int) -> None:
         """Run `count` prompts to their end, which each side reports exactly once."""
-        seats = asyncio.Semaphore(self.at_once)
+        slots = asyncio.Semaphore(self.at_once)
 
         async def one(number: int) -> None:
-            async with seats:
+            async with slots:
                 await self._one(number)
 
         async with asyncio.TaskGroup() as tasks:

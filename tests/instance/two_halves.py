@@ -49,12 +49,12 @@ class Side:
         self.ended: list[str] = []
         self.finished: list[tuple[str, int]] = []
         self.silent: set[str] = set()
-        self.listens = True
+        self.has_session = True
         self.wrong: list[str] = []  # noted, not raised: the halves handle what their listener raises
 
     def receive(self, event: Event) -> None:
         """Record the event; no event may follow for a prompt that has ended, or whose session has."""
-        if not self.listens:
+        if not self.has_session:
             return
         if _prompts_of(event) & (self.silent | {*self.failed, *self.ended}):
             self.wrong.append(f"after its end: {event}")

@@ -16,7 +16,7 @@ from devices.collectives import COLLECTIVES
 from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag, digest_of
 from kvtransfer.frame import Frame
 from kvtransfer.hello import Hello
-from kvtransfer.process_group.exchange import SetupExchange, Word
+from kvtransfer.process_group.exchange import SetupExchange, SetupKind
 from kvtransfer.process_group.group_setup import RECEIVER, SENDER, group_name
 from kvtransfer.process_group.link_ends import GroupInlet, GroupOutlet
 from kvtransfer.process_group.store import LinkStore
@@ -185,9 +185,9 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
     with ThreadPoolExecutor(1) as makers:
         made = makers.submit(sender.transport.outlet, streams[0], hello, timeouts)
         try:
-            exchange.receive([Word.TERMS], DEADLINE_S)
-            exchange.receive([Word.TURN], DEADLINE_S)
-            exchange.send(Word.GRANTED)
+            exchange.receive([SetupKind.TERMS], DEADLINE_S)
+            exchange.receive([SetupKind.TURN], DEADLINE_S)
+            exchange.send(SetupKind.GRANTED)
             group: Any = COLLECTIVES["gloo"].make(LinkStore(exchange), RECEIVER, 2, "127.0.0.1", DEADLINE_S, "cpu")
             if proves:
                 group.recv([torch.empty(16, dtype=torch.uint8)], SENDER, 0).wait(timedelta(seconds=DEADLINE_S))
@@ -201,7 +201,7 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
                 stream.close()
 
 
-def hurry(ends: Ends, progress_s: float) -> None:
+def limit_progress(ends: Ends, progress_s: float) -> None:
     """From now on either end gives up after this long without progress: setting up the link had more time."""
     for end in (ends.outlet, ends.inlet):
         group: Any = end._group

@@ -80,7 +80,7 @@ class HcclRules:
         """The processes that created one, or tried to, in their order."""
         return [int(note) for note in self._notes("pid")]
 
-    def spoil(self, device: str, how: Fault) -> None:
+    def break_device(self, device: str, how: Fault) -> None:
         """From now on creations on this device hang for good, end their process, or fail."""
         (self.folder / f"{device} {how}").touch()
 
@@ -195,14 +195,14 @@ class RuleBoundWork:
     """An operation in progress; a wait for it takes as long as it does."""
 
     def __init__(self, work: Any, rules: HcclRules) -> None:
-        self._work, self._rules, self._error, self._over = work, rules, "", threading.Event()
+        self._work, self._rules, self._error, self._ended = work, rules, "", threading.Event()
         threading.Thread(target=self._wait, name="hccl-work", daemon=True).start()
 
     def is_completed(self) -> bool:
-        return self._over.is_set()
+        return self._ended.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        self._over.wait(None if timeout is None else timeout.total_seconds())
+        self._ended.wait(None if timeout is None else timeout.total_seconds())
         if self._error:
             raise RuntimeError(self._error)
 
@@ -214,7 +214,7 @@ class RuleBoundWork:
             self._error = str(error)
             self._rules.failed(self._error)
         self._work = None
-        self._over.set()
+        self._ended.set()
 
 
 def install(*, on_host: bool = True) -> None:

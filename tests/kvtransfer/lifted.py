@@ -16,18 +16,18 @@ class LiftedMover:
         self._mover, self._source, self._target = TorchMover(piece_bytes=256 << 10), source, target
 
     def digest(self, place: RegionRuns) -> int:
-        return self._mover.digest(_lift(place, self._source))
+        return self._mover.digest(_to_device(place, self._source))
 
     def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
-        lifted = _lift(target, self._target)
-        moved = self._mover.copy(_lift(source, self._source), lifted, stop)
-        _lower(lifted.region, target.region)
+        lifted = _to_device(target, self._target)
+        moved = self._mover.copy(_to_device(source, self._source), lifted, stop)
+        _copy_back(lifted.region, target.region)
         return moved
 
     def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
-        lifted = _lift(target, self._target)
-        digest = self._mover.copy_and_digest(_lift(source, self._source), lifted, stop)
-        _lower(lifted.region, target.region)
+        lifted = _to_device(target, self._target)
+        digest = self._mover.copy_and_digest(_to_device(source, self._source), lifted, stop)
+        _copy_back(lifted.region, target.region)
         return digest
 
 
@@ -38,10 +38,10 @@ def on_device(region: Region, device: str) -> DeviceRegion:
     return DeviceRegion(tensor.to(device), readonly=region.readonly)
 
 
-def _lift(place: RegionRuns, device: str | None) -> RegionRuns:
+def _to_device(place: RegionRuns, device: str | None) -> RegionRuns:
     return place if device is None else place._replace(region=on_device(place.region, device))
 
 
-def _lower(lifted: Region, region: Region) -> None:
+def _copy_back(lifted: Region, region: Region) -> None:
     if isinstance(lifted, DeviceRegion) and lifted.tensor.device.type != "cpu" and not region.readonly:
         region.view[:] = bytes(lifted.tensor.cpu().numpy())

@@ -82,7 +82,7 @@ class NcclRules:
     on_host: bool = False
     environ: dict[str, str] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
-    dead: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     late_s: float = 0.0
     waits_for_receive: bool = False
     queue: list[threading.Event] = field(default_factory=list)
@@ -128,7 +128,7 @@ class NcclRules:
             if device in pair.devices:
                 self._break(f"both ranks of a communicator on {device}")
             pair.devices.append(device)
-            pair.fate = "hung" if device in self.hung else "dead" if device in self.dead else pair.fate
+            pair.fate = "hung" if device in self.hung else "dead" if device in self.lost else pair.fate
             return pair
 
     @contextmanager
@@ -201,16 +201,16 @@ class Watchdog:
         self._pause_s = 4 * int(environ.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000")) / 1000
         self.lock = threading.Lock()
         """Taken by each operation, and held while the watchdog waits for dumps."""
-        self._heartbeat = threading.Thread(target=self._query, name="pt_nccl_heartbt", daemon=True)
+        self._heartbeat = threading.Thread(target=self._query_store, name="pt_nccl_heartbt", daemon=True)
         if environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "1") == "1":
             self._heartbeat.start()
 
-    def failed(self, why: str, over: threading.Event) -> None:
+    def failed(self, why: str, ended: threading.Event) -> None:
         """Report an operation that failed, wait for the dumps of all ranks, and end the process if configured so."""
         if self._ends_process:
             self._broken.append(f"the process would have been ended: {why}")
         with self.lock:
-            over.set()
+            ended.set()
             self._store.set("exception_dump", bytes(4))
             time.sleep(self._pause_s)
 
@@ -220,7 +220,7 @@ class Watchdog:
         with self.lock:
             pass
 
-    def _query(self) -> None:
+    def _query_store(self) -> None:
         while not self._ended.wait(_HEARTBEAT_S):
             with contextlib.suppress(Exception):  # torch logs it
                 self._store.check(["exception_dump"])
@@ -247,7 +247,7 @@ class RuleBoundGroup:
             number, taken = self.rules.note(self._rank, pair, "sent", tensor), pair.taken[self._rank]
             rules = self.rules  # a work does not keep its group, whose end is the owner's
             sent = Sent(tensor, rules, lambda: not rules.waits_for_receive or len(taken) > number)
-            return self._work(self._group.send(tensors, peer, tag), sent)
+            return self._start_work(self._group.send(tensors, peer, tag), sent)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
         is_first = self._join()
@@ -255,7 +255,7 @@ class RuleBoundGroup:
             tensor, pair = self.rules.check(self._device, tensors), self._pair
             self.rules.note(peer, pair, "taken", tensor)
             received = Received(tensor)
-            return self._work(self._group.recv([received.landing], peer, tag), received)
+            return self._start_work(self._group.recv([received.landing], peer, tag), received)
 
     def abort(self) -> None:
         """End what is under way, here and at the peer."""
@@ -286,10 +286,10 @@ class RuleBoundGroup:
             self._is_joined = True
         return True
 
-    def _work(self, work: Any, memory: "Sent | Received") -> "RuleBoundWork":
+    def _start_work(self, work: Any, memory: "Sent | Received") -> "RuleBoundWork":
         made = RuleBoundWork(work, memory, self._latest, self)
-        self._latest = made.over
-        self.rules.queue.append(made.over)
+        self._latest = made.ended
+        self.rules.queue.append(made.ended)
         return made
 
 
@@ -318,19 +318,19 @@ class RuleBoundWork:
     """An operation under way, which ends after the one `before` it."""
 
     def __init__(self, work: Any, memory: Sent | Received, before: threading.Event, group: RuleBoundGroup) -> None:
-        self._work, self._memory, self._before = work, memory, before
-        self._error, self.over = "", threading.Event()
+        self._start_work, self._memory, self._before = work, memory, before
+        self._error, self.ended = "", threading.Event()
         self.rules, self._is_aborted = group.rules, group.is_aborted
         self._watchdog = group.watchdog  # not the group, whose end is the owner's
         threading.Thread(target=self._wait, name="nccl-work", daemon=True).start()
 
     def is_completed(self) -> bool:
         """True as well once it failed."""
-        return self.over.is_set()
+        return self.ended.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Only with a time does the host wait, and hear of a failure."""
-        if not self.over.is_set():
+        if not self.ended.is_set():
             self.rules.break_rule("a wait for an operation that has not ended")
         if timeout is None:
             return True
@@ -341,16 +341,16 @@ class RuleBoundWork:
     def _wait(self) -> None:
         began = time.monotonic()
         try:
-            self._work.wait(_LAST_S)
+            self._start_work.wait(_LAST_S)
         except RuntimeError as error:
             self._error = str(error)
             if not self._is_aborted.is_set():
-                self._watchdog.failed(f"{error} after {time.monotonic() - began:.1f} s", self.over)
+                self._watchdog.failed(f"{error} after {time.monotonic() - began:.1f} s", self.ended)
         else:
             while not self._memory.has_met() and not self._is_aborted.wait(_MEET_S):
                 pass
             self._is_aborted.wait(random.uniform(0.0, self.rules.late_s))
             self._before.wait()
             self._memory.end()
-        self._work = None
-        self.over.set()
+        self._start_work = None
+        self.ended.set()

@@ -117,7 +117,7 @@ class RankRig:
 
         def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
             if far and memory.layout.rank.number:
-                return self._reach(memory, "decode-0", 77).receiver(quorum)
+                return self._connect_rank(memory, "decode-0", 77).receiver(quorum)
             made = KvReceiver(
                 memory, instance_id="decode-0", epoch=77, host="127.0.0.1", failpoints=points, lease_s=lease_s,
                 transports=(transport,), quorum=quorum, clock=self.clock, digests=digests,
@@ -127,7 +127,7 @@ class RankRig:
 
         def send(memory: PoolMemory, events: SenderEvents) -> RankSender:
             if far and memory.layout.rank.number:
-                return self._reach(memory, "prefill-0", 55).sender(events)
+                return self._connect_rank(memory, "prefill-0", 55).sender(events)
             made = KvSender(
                 memory, instance_id="prefill-0", epoch=55, transports=(transport,), events=events, clock=self.clock,
                 progress_age=lambda: self.progress_age, failpoints=points, check_interval_s=0.05, digests=digests,
@@ -142,7 +142,7 @@ class RankRig:
         assert isinstance(sender, RanksSender) == (p_ranks > 1)
         self.receiver, self.sender = receiver, sender
 
-    def _reach(self, memory: PoolMemory, instance_id: str, epoch: int) -> FarRank:
+    def _connect_rank(self, memory: PoolMemory, instance_id: str, epoch: int) -> FarRank:
         ours, theirs = socket.socketpair()
         settings = RankTransferSettings(
             instance_id, epoch, "127.0.0.1", None, (self._transport,), self._lease_s, None, self._digests, 2, 10.0

@@ -34,7 +34,7 @@ def rate(gb_per_s: float) -> Measured:
     return Measured(1e-4, gb_per_s * 1e9)
 
 
-def compared(new: FakeLink, used: FakeLink | None, clock: Callable[[], float] = lambda: 100.0) -> object:
+def compare_links(new: FakeLink, used: FakeLink | None, clock: Callable[[], float] = lambda: 100.0) -> object:
     found: list[object] = []
     compare(new, used, clock, found.append)  # type: ignore[arg-type]
     (answer,) = found
@@ -54,7 +54,7 @@ def test_the_faster_link_is_named_with_both_rates(new_rate: float, used_rate: fl
     new = FakeLink("new", [rate(9.0), rate(new_rate)], order)  # the first measurement does not count
     used = FakeLink("used", [rate(used_rate)], order)
 
-    found = compared(new, used)
+    found = compare_links(new, used)
 
     assert isinstance(found, Comparison)
     assert (found.faster.transport, found.reason) == (faster, reason)
@@ -76,7 +76,7 @@ def test_the_faster_link_is_named_with_both_rates(new_rate: float, used_rate: fl
 def test_a_link_that_cannot_be_measured_ends_the_comparison(
     of_new: list[Measured | PdserveError], of_used: list[Measured | PdserveError], message: str
 ) -> None:
-    found = compared(FakeLink("new", of_new, []), FakeLink("used", of_used, []))
+    found = compare_links(FakeLink("new", of_new, []), FakeLink("used", of_used, []))
 
     assert isinstance(found, PdserveError)
     assert str(found) == message
@@ -85,5 +85,5 @@ def test_a_link_that_cannot_be_measured_ends_the_comparison(
 def test_there_is_no_comparison_without_another_link() -> None:
     new = FakeLink("new", [rate(1.0)] * 2, [])
 
-    assert str(compared(new, None)) == "no other link is up"
+    assert str(compare_links(new, None)) == "no other link is up"
     assert new.order == []

@@ -257,9 +257,9 @@ def test_a_peer_stalled_in_a_message_loses_only_its_own_tickets(transport: str) 
 
 
 def test_a_receiver_that_never_answers_the_handshake_fails_the_ticket() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf, make_rig("tcp", progress_timeout_s=0.3) as rig:
+    with socket.create_server(("127.0.0.1", 0)) as silent_server, make_rig("tcp", progress_timeout_s=0.3) as rig:
         ticket = rig.open(20, BLOCKS)
-        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        address = f"127.0.0.1:{silent_server.getsockname()[1]}"
         error = _fail(rig, Ticket(ticket.ticket_id, 77, "decode-0", 20, 0, 30.0, (KvEndpoint("tcp", address),)))
 
         assert "nothing was received for 0.3 s" in str(error)

@@ -313,16 +313,16 @@ def test_a_frame_that_breaks_the_tickets_terms_ends_it_with_a_reason(
 
 def test_another_link_cannot_act_for_a_ticket(rig: Rig) -> None:
     tokens = fill(rig.p_pool, range(5), 20)
-    ticket, owner, stranger = rig.open(20, D_BLOCKS), RawSender(rig), RawSender(rig, link_epoch=10)
+    ticket, owner, other = rig.open(20, D_BLOCKS), RawSender(rig), RawSender(rig, link_epoch=10)
 
     owner.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
     owner.say(Commit(ticket.ticket_id, 1, 0, 0, 0, 0, b""))
     assert isinstance(owner.receive(), Abort)
-    stranger.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
-    assert isinstance(stranger.receive(), Abort)
-    stranger.announce(*stranger.frame(ticket, 0, 0, tokens))
+    other.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
+    assert isinstance(other.receive(), Abort)
+    other.announce(*other.frame(ticket, 0, 0, tokens))
     until(lambda: rig.receiver.counts.dropped_frames == 1)
-    stranger.stream.close()
+    other.stream.close()
 
     owner.announce(*owner.frame(ticket, 0, 0, tokens))
     until(lambda: rig.receiver.bytes_received == len(tokens[0]))
@@ -332,7 +332,7 @@ def test_another_link_cannot_act_for_a_ticket(rig: Rig) -> None:
 
 def test_a_sender_that_dies_ends_its_tickets_at_once(rig: Rig) -> None:
     tokens = fill(rig.p_pool, range(5), 20)
-    ticket, untouched = rig.open(20, D_BLOCKS), rig.open(4, (40,))
+    ticket, other_ticket = rig.open(20, D_BLOCKS), rig.open(4, (40,))
     raw = RawSender(rig)
 
     raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
@@ -341,7 +341,7 @@ def test_a_sender_that_dies_ends_its_tickets_at_once(rig: Rig) -> None:
     rig.events.wait("ended", ticket.ticket_id)
 
     assert rig.events.ends[ticket.ticket_id][0] == D_BLOCKS
-    assert ("ended", untouched.ticket_id) not in rig.events.reports
+    assert ("ended", other_ticket.ticket_id) not in rig.events.reports
 
 
 def test_a_closed_receiver_fails_its_senders_tickets(rig: Rig) -> None:
@@ -493,11 +493,11 @@ def test_links_to_an_older_process_close_after_its_tickets(rig: Rig, transport: 
     rig.sender.begin(old)
     rig.put_all(old, P_BLOCKS, 0, 8)
     until(lambda: rig.receiver.bytes_received > 0)
-    reborn = KvReceiver(
+    restarted = KvReceiver(
         rig.d_pool, instance_id="decode-0", epoch=78, host="127.0.0.1", transports=(transport,), events=rig.events
     )
 
-    new = reborn.open("cd" * 16, num_tokens=8, first_token=0, block_ids=(40, 41))
+    new = restarted.open("cd" * 16, num_tokens=8, first_token=0, block_ids=(40, 41))
     rig.hand_over(new, (30, 31))
     rig.events.wait("acked", new.ticket_id)
     rig.put_all(old, P_BLOCKS)
@@ -507,7 +507,7 @@ def test_links_to_an_older_process_close_after_its_tickets(rig: Rig, transport: 
 
     assert [link.state for link in rig.sender.links()] == ["up"]
     assert rig.sender.bytes_sent == 28 * rig.p_pool.layout.token_bytes
-    reborn.close()
+    restarted.close()
 
 
 def test_a_closed_sender_is_silent(rig: Rig) -> None:

@@ -169,17 +169,17 @@ class NeverDone:
     """An event of a stream that, once queried, waits for something that never comes."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._queried = False
 
     def record(self, stream: object) -> None:
         pass
 
     def query(self) -> bool:
-        self._asked = True
+        self._queried = True
         return False
 
     def synchronize(self) -> None:
-        assert not self._asked, "this wait has no end"
+        assert not self._queried, "this wait has no end"
 
 
 @pytest.mark.parametrize("what", ["digest", "copy", "copy_and_digest"])

@@ -61,11 +61,13 @@ def test_frames_digested_after_an_abort_are_never_committed(
 ) -> None:
     send = OutgoingTickets._send
 
-    def held_up(self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None) -> None:
+    def wait_first(
+        self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None
+    ) -> None:
         gate.pass_by()
         send(self, ticket, cut, where, mark)
 
-    monkeypatch.setattr(OutgoingTickets, "_send", held_up)
+    monkeypatch.setattr(OutgoingTickets, "_send", wait_first)
     with make_rig(transport, digests=digests) as rig:
         fill(rig.p_pool, P_BLOCKS, 20)
         ticket = rig.open(20, D_BLOCKS)
@@ -87,12 +89,12 @@ def test_without_digests_committed_kv_left_while_blocks_were_held(
 ) -> None:
     check_leases = OutgoingTickets.check_leases
 
-    def held_up(self: OutgoingTickets) -> None:
+    def wait_first(self: OutgoingTickets) -> None:
         if any(sending.ticket.state is SenderState.SENT for sending in self._tickets.values()):
             gate.pass_by()  # the commit is made; what waits for the end of this turn goes out after it
         check_leases(self)
 
-    monkeypatch.setattr(OutgoingTickets, "check_leases", held_up)
+    monkeypatch.setattr(OutgoingTickets, "check_leases", wait_first)
     with make_rig(transport, digests=False, tensors=ONE_TENSOR) as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)
         ticket = rig.open(20, D_BLOCKS)
@@ -113,13 +115,13 @@ def test_a_ticket_fails_once_if_its_link_is_lost_meanwhile(
 ) -> None:
     handle = OutgoingTickets.handle
 
-    def held_up(self: OutgoingTickets, op: TicketOp, *, behind: bool = False) -> None:
+    def wait_first(self: OutgoingTickets, op: TicketOp, *, more_queued: bool = False) -> None:
         if isinstance(op, Put):
             gate.pass_by()
-        handle(self, op, behind=behind)
+        handle(self, op, more_queued=more_queued)
 
     monkeypatch.setattr("kvtransfer.outbox._BATCH_PIECES", 1)  # as where a batch is full but for one message
-    monkeypatch.setattr(OutgoingTickets, "handle", held_up)
+    monkeypatch.setattr(OutgoingTickets, "handle", wait_first)
     with make_rig(transport) as rig:
         ticket = rig.open(20, D_BLOCKS)
         rig.sender.begin(ticket)
@@ -144,15 +146,17 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
     send, handle, say, take = OutgoingTickets._send, OutgoingTickets.handle, Channel.send, FarRank._take
     received = threading.Event()  # of the drop, by the rank's links: not before the rank asks, or commits unasked
 
-    def held_up(self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None) -> None:
+    def wait_first(
+        self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None
+    ) -> None:
         if self._settings.memory.layout.rank.number:
             gate.pass_by()
         send(self, ticket, cut, where, mark)
 
-    def handled_late(self: OutgoingTickets, op: TicketOp, *, behind: bool = False) -> None:
+    def handle_late(self: OutgoingTickets, op: TicketOp, *, more_queued: bool = False) -> None:
         if isinstance(op, Drop):
             assert received.wait(DEADLINE_S)
-        handle(self, op, behind=behind)
+        handle(self, op, more_queued=more_queued)
 
     def send_late(self: "Channel[RankMessage]", kind: RankMessage, payload: bytes, *, timeout_s: float) -> None:
         if kind == RankMessage.ABORT:
@@ -165,8 +169,8 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
         take(self, message)
 
     gave_away = threading.Event()
-    monkeypatch.setattr(OutgoingTickets, "_send", held_up)
-    monkeypatch.setattr(OutgoingTickets, "handle", handled_late)
+    monkeypatch.setattr(OutgoingTickets, "_send", wait_first)
+    monkeypatch.setattr(OutgoingTickets, "handle", handle_late)
     monkeypatch.setattr(Channel, "send", send_late)
     monkeypatch.setattr(FarRank, "_take", requested)
     with make_rank_rig("tcp", p_ranks=2, d_ranks=2, far=True, digests=digests) as rig:

@@ -198,7 +198,7 @@ def test_a_slow_frame_keeps_its_ticket_and_those_behind_it_alive() -> None:
         (link,) = _moving(rig)
 
         for _ in trickle.slow_steps(rig, link, 0.7 * LEASE_S):
-            until(lambda: _noted(rig, ticket))
+            until(lambda: _is_open(rig, ticket))
         assert rig.events.reports == []
         trickle.step()
         rig.events.wait("acked", ticket.ticket_id)
@@ -223,7 +223,7 @@ def test_a_commit_behind_a_slow_frame_keeps_its_ticket_alive() -> None:
         until(lambda: _state_on_p(rig, done) is SenderState.SENT)
 
         for _ in trickle.slow_steps(rig, link, 0.5 * LEASE_S):
-            until(lambda: _noted(rig, done))
+            until(lambda: _is_open(rig, done))
         assert rig.events.reports == []
         trickle.step()
         rig.events.wait("acked", done.ticket_id)
@@ -294,7 +294,7 @@ def _tended_at(rig: Rig) -> set[float]:
     return {link._tickets._checked_at for link in links if link._tickets is not None}
 
 
-def _noted(rig: Rig, ticket: Ticket) -> bool:
+def _is_open(rig: Rig, ticket: Ticket) -> bool:
     (link,) = rig.sender._routes.links(ticket.ticket_id)
     return link._tickets is not None and link._tickets._tickets[ticket.ticket_id].renewed_at == rig.clock.now
 

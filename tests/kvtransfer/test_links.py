@@ -24,11 +24,11 @@ from wire.errors import PdserveError
 from wire.types import KvEndpoint, Ticket
 
 
-def _lanes(rig: Rig) -> list[Link]:
+def _links_up(rig: Rig) -> list[Link]:
     return [link for peer in rig.sender._peers.values() for link in peer.links() if link.state == "up"]
 
 
-def _threads(prefix: str) -> list[str]:
+def _thread_names(prefix: str) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
 
 
@@ -50,19 +50,19 @@ def _ticket_of(peer_id: str, endpoint: KvEndpoint) -> Ticket:
 def test_a_second_lane_is_dialled_beside_a_loaded_one() -> None:
     with make_rig("tcp") as rig:
         one = begin_half(rig, 0)
-        assert len(_lanes(rig)) == 1
+        assert len(_links_up(rig)) == 1
         two = begin_half(rig, 5)
-        until(lambda: len(_lanes(rig)) == 2)
+        until(lambda: len(_links_up(rig)) == 2)
         three = begin_half(rig, 10)
         four = begin_half(rig, 15)
 
         ticket_bytes = 20 * rig.p_pool.layout.token_bytes
-        assert sorted(lane.load for lane in _lanes(rig)) == [2 * ticket_bytes] * 2
+        assert sorted(link.load for link in _links_up(rig)) == [2 * ticket_bytes] * 2
         assert len(rig.receiver._links) == 2
         assert len(rig.sender.links()) == 1
         for first_block, ticket in zip((0, 5, 10, 15), (one, two, three, four), strict=True):
             finish(rig, ticket, first_block)
-        assert [lane.load for lane in _lanes(rig)] == [0, 0]
+        assert [link.load for link in _links_up(rig)] == [0, 0]
         assert rig.sender.bytes_sent == 4 * ticket_bytes
 
 
@@ -74,14 +74,14 @@ def test_aborted_and_failed_tickets_count_as_no_load() -> None:
         rig.receiver.abort(failed.ticket_id, "not any more")
         rig.events.wait("failed", failed.ticket_id)
 
-        until(lambda: [lane.load for lane in _lanes(rig)] == [0] * len(_lanes(rig)))
+        until(lambda: [link.load for link in _links_up(rig)] == [0] * len(_links_up(rig)))
 
 
 def test_shared_memory_needs_only_one_link() -> None:
     with make_rig("shm") as rig:
         tickets = [begin_half(rig, 5 * i) for i in range(4)]
 
-        assert len(_lanes(rig)) == len(rig.receiver._links) == 1
+        assert len(_links_up(rig)) == len(rig.receiver._links) == 1
         assert [finish(rig, ticket, 5 * i) for i, ticket in enumerate(tickets)] == ["shm"] * 4
 
 
@@ -114,7 +114,7 @@ def test_a_lane_that_cannot_be_dialled_harms_no_ticket(monkeypatch: pytest.Monke
         made["tcp"].refuses = True
         two = begin_half(rig, 5)
         until(lambda: made["tcp"].num_connects == 2)
-        until(lambda: len(_threads("kv-out")) == 1)
+        until(lambda: len(_thread_names("kv-out")) == 1)
         three = begin_half(rig, 10)
 
         assert {finish(rig, t, b) for t, b in ((one, 0), (two, 5), (three, 10))} == {"tcp"}
@@ -137,9 +137,9 @@ def test_the_loss_of_one_lane_leaves_the_other_lanes_tickets_alone() -> None:
     with make_rig("tcp") as rig:
         begin_half(rig, 0)
         begin_half(rig, 5)
-        until(lambda: len(_lanes(rig)) == 2)
+        until(lambda: len(_links_up(rig)) == 2)
         other = begin_half(rig, 10)
-        by_load = sorted(_lanes(rig), key=lambda lane: lane.load)
+        by_load = sorted(_links_up(rig), key=lambda link: link.load)
         assert by_load[1]._stream is not None
 
         by_load[1]._stream.shutdown()
@@ -174,7 +174,7 @@ def test_close_waits_for_all_links_together(monkeypatch: pytest.MonkeyPatch) -> 
         closing.join(DEADLINE_S)  # one after another they would take 32 s
 
         assert not closing.is_alive()
-        until(lambda: _threads("kv-out-deaf") == [])
+        until(lambda: _thread_names("kv-out-deaf") == [])
 
 
 def test_a_stalled_receiver_keeps_no_thread_of_a_closed_sender() -> None:
@@ -185,7 +185,7 @@ def test_a_stalled_receiver_keeps_no_thread_of_a_closed_sender() -> None:
 
         rig.sender.close()
 
-        assert _threads("kv-out") == _threads("kv-back") == []
+        assert _thread_names("kv-out") == _thread_names("kv-back") == []
 
 
 def test_a_delayed_reader_closes_the_connection_itself(
@@ -204,14 +204,14 @@ def test_a_delayed_reader_closes_the_connection_itself(
         ticket = begin_half(rig)
         rig.receiver.abort(ticket.ticket_id, "over")
         assert received.wait(DEADLINE_S)
-        (lane,) = _lanes(rig)
+        (link,) = _links_up(rig)
         rig.sender.close()
-        assert lane._stream is not None
-        assert lane._stream.socket.fileno() >= 0, "closed under its reader: the number may be another socket's by now"
+        assert link._stream is not None
+        assert link._stream.socket.fileno() >= 0, "closed under its reader: the number may be another socket's by now"
 
         resume.set()
-        until(lambda: lane._stream is not None and lane._stream.socket.fileno() == -1)
-        until(lambda: _threads("kv-back") == [])
+        until(lambda: link._stream is not None and link._stream.socket.fileno() == -1)
+        until(lambda: _thread_names("kv-back") == [])
     assert "kv_thread_still_running" in caplog.text
 
 
@@ -277,15 +277,15 @@ def test_an_ack_received_before_the_link_was_lost_counts(transport: str, monkeyp
         ticket = rig.open(20, range(5))
         rig.hand_over(ticket, range(5))
         rig.events.wait("committed", ticket.ticket_id)
-        (lane,) = _lanes(rig)
-        until(lambda: lane._queue.qsize() > 0)  # the ACK; the writer is still blocked
+        (link,) = _links_up(rig)
+        until(lambda: link._queue.qsize() > 0)  # the ACK; the writer is still blocked
 
-        for link in list(rig.receiver._links.values()):
-            link.shutdown()
+        for receiving in list(rig.receiver._links.values()):
+            receiving.shutdown()
         resume.set()
         rig.events.wait("acked", ticket.ticket_id)
 
-        until(lambda: lane.state == "down")
+        until(lambda: link.state == "down")
         assert rig.events.count("failed") == 0
 
 
@@ -346,13 +346,13 @@ def test_an_older_epoch_is_current_again_without_a_newer_one() -> None:
 def test_a_ticket_begun_while_its_link_drains_goes_over_another() -> None:
     with make_rig("tcp") as rig:
         under_way = begin_half(rig)
-        (lane,) = _lanes(rig)
-        lane.drain()
+        (link,) = _links_up(rig)
+        link.drain()
 
         assert hand_over(rig, 20) == "tcp"
         assert finish(rig, under_way) == "tcp"
 
-        until(lambda: lane.state == "down")
+        until(lambda: link.state == "down")
         assert rig.sender.links()[0].failures == 0
 
 
@@ -407,7 +407,7 @@ def test_tickets_end_once_while_links_are_cut_again_and_again(monkeypatch: pytes
 
         endings = [ticket_id for kind, ticket_id in rig.events.reports if kind in ("acked", "failed")]
         assert sorted(endings) == sorted(ticket.ticket_id for ticket in tickets)
-        assert all(lane.load == 0 for lane in _lanes(rig))
+        assert all(link.load == 0 for link in _links_up(rig))
         assert hand_over(rig) in BOTH
 
 
@@ -449,8 +449,8 @@ def test_a_departed_peer_is_forgotten_but_its_bytes_are_counted() -> None:
     with make_rig("tcp") as rig:
         hand_over(rig)
         sent = rig.sender.bytes_sent
-        for lane in _lanes(rig):
-            lane.end()
+        for link in _links_up(rig):
+            link.end()
         until(lambda: [link.state for link in rig.sender.links()] == ["down"])
         gone_at = rig.clock.now
 
@@ -471,8 +471,8 @@ def test_an_idle_or_redialled_peer_is_not_forgotten() -> None:
         rig.clock.now += 2 * FORGET_AFTER_S
         assert [link.state for link in rig.sender.links()] == ["up"]
 
-        for lane in _lanes(rig):
-            lane.end()
+        for link in _links_up(rig):
+            link.end()
         until(lambda: [link.state for link in rig.sender.links()] == ["down"])
         rig.clock.now += FORGET_AFTER_S - 1
         assert hand_over(rig, 30) == "tcp"
@@ -519,4 +519,4 @@ def test_close_waits_for_the_links_of_all_ranks_together(monkeypatch: pytest.Mon
         closing.join(DEADLINE_S)  # one after another they would take 32 s
 
         assert not closing.is_alive()
-        until(lambda: _threads("kv-out-deaf") == [])
+        until(lambda: _thread_names("kv-out-deaf") == [])

@@ -95,10 +95,10 @@ def test_a_link_is_measured_again_and_the_last_results_stay() -> None:
 
 
 def test_measurements_of_a_link_are_made_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle, heard, resume = Probed.handle, threading.Event(), threading.Event()
+    handle, received, resume = Probed.handle, threading.Event(), threading.Event()
 
     def hold(self: Probed, signal: Signal) -> None:
-        heard.set()
+        received.set()
         assert resume.wait(DEADLINE_S)
         handle(self, signal)
 
@@ -108,7 +108,7 @@ def test_measurements_of_a_link_are_made_one_after_another(monkeypatch: pytest.M
         for number in range(3):
             done = partial(lambda number, answer: answers.put((number, answer)), number)
             rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1 << 20, DEADLINE_S, done)
-        assert heard.wait(DEADLINE_S)
+        assert received.wait(DEADLINE_S)
         resume.set()
 
         for number in range(3):
@@ -131,13 +131,13 @@ def test_a_measurement_that_waits_ends_at_its_own_deadline(monkeypatch: pytest.M
 
 
 def test_a_lost_link_ends_all_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = threading.Event()
-    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: heard.set())
+    received = threading.Event()
+    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: received.set())
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         for _ in range(2):
             rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1000, 5.0, answers.put)
-        assert heard.wait(DEADLINE_S)
+        assert received.wait(DEADLINE_S)
 
         made["tcp"].cut()
 
@@ -188,8 +188,8 @@ def test_a_probe_has_four_frames_in_flight_and_tickets_pass(monkeypatch: pytest.
 
 def test_a_peer_that_never_answers_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.sender._JOIN_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as deaf, _live_rig("tcp") as rig:
-        endpoint = KvEndpoint("tcp", f"127.0.0.1:{deaf.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as silent_server, _live_rig("tcp") as rig:
+        endpoint = KvEndpoint("tcp", f"127.0.0.1:{silent_server.getsockname()[1]}")
 
         with pytest.raises(DeadlineExceeded, match=r"could not be measured within 0\.2 s"):
             rig.sender.measure("deaf", 1, (endpoint,), 1000, 0.2)

@@ -16,7 +16,7 @@ def frame(table: int, start: int = 0, end: int = 10) -> Frame:
     return Frame("ab" * 16, 1, 0, 0, 0, start, end, 0, 2, 64, 0, TABLES[table])
 
 
-def cross(namer: WindowNamer, frame: Frame) -> Frame:
+def encode_and_decode(namer: WindowNamer, frame: Frame) -> Frame:
     message = decode(MessageType.FRAME, namer.encode(frame)[PREFIX.size :])
     assert isinstance(message, Frame)
     return message
@@ -26,7 +26,7 @@ def cross(namer: WindowNamer, frame: Frame) -> Frame:
 def test_every_frame_arrives_with_the_blocks_it_left_with(sent: list[tuple[int, int, int]]) -> None:
     namer, names = WindowNamer(), WindowNames(BLOCK_SIZE)
     for table, start, end in sent:
-        where = names.window_of(cross(namer, frame(table, start, end)))
+        where = names.window_of(encode_and_decode(namer, frame(table, start, end)))
 
         assert where.block_ids == TABLES[table]
         assert (where.start, where.end) == (start, end)
@@ -35,10 +35,10 @@ def test_every_frame_arrives_with_the_blocks_it_left_with(sent: list[tuple[int, 
 def test_blocks_are_named_once_until_they_are_forgotten() -> None:
     namer = WindowNamer()
 
-    assert [len(cross(namer, frame(0)).block_ids) for _ in range(3)] == [3, 0, 0]
+    assert [len(encode_and_decode(namer, frame(0)).block_ids) for _ in range(3)] == [3, 0, 0]
     for table in range(1, MAX_WINDOWS + 1):
-        cross(namer, frame(table))
-    assert cross(namer, frame(0)).block_ids == TABLES[0]
+        encode_and_decode(namer, frame(table))
+    assert encode_and_decode(namer, frame(0)).block_ids == TABLES[0]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_blocks_are_named_once_until_they_are_forgotten() -> None:
 )
 def test_a_window_that_was_not_named_is_refused(again: Frame, words: str) -> None:
     names = WindowNames(BLOCK_SIZE)
-    names.window_of(cross(WindowNamer(), frame(0)))
+    names.window_of(encode_and_decode(WindowNamer(), frame(0)))
 
     with pytest.raises(HandoffFailed, match=words):
         names.window_of(again)

@@ -22,7 +22,7 @@ from kvtransfer.frame import WireError
 from kvtransfer.outbox import _BATCH_BYTES, _BATCH_PIECES
 from kvtransfer.process_group import link_ends as ends_module
 from kvtransfer.process_group.devices import PROCESS_DEVICES
-from kvtransfer.process_group.exchange import SetupExchange, Word
+from kvtransfer.process_group.exchange import SetupExchange, SetupKind
 from kvtransfer.process_group.group import Group
 from kvtransfer.process_group.group_setup import group_name
 from kvtransfer.process_group.issue import IssueQueue
@@ -35,7 +35,7 @@ from tests.kvtransfer.groups import (
     frame_of,
     group_threads,
     hello_of,
-    hurry,
+    limit_progress,
     link,
     linked,
     make_node,
@@ -49,7 +49,7 @@ from wire.errors import ConfigError, HandoffFailed, Unavailable
 ROOT = Path(__file__).parents[2]
 
 
-def _listening() -> set[tuple[str, int]]:
+def _listening_addresses() -> set[tuple[str, int]]:
     connections = psutil.Process().net_connections(kind="inet")
     return {tuple(one.laddr) for one in connections if one.status == psutil.CONN_LISTEN}  # type: ignore[misc]
 
@@ -66,14 +66,14 @@ def test_frames_arrive_in_order_and_complete() -> None:
 
 
 def test_a_group_listens_on_the_links_address_until_it_is_made() -> None:
-    before = _listening()
+    before = _listening_addresses()
     with linked(make_node("p"), make_node("d")) as ends:
-        during = _listening() - before
+        during = _listening_addresses() - before
         assert ends.receive(ends.send(b"x" * 100)) == b"x" * 100
 
     assert len(during) == 2
     assert {address for address, _ in during} == {"127.0.0.1"}
-    until(lambda: _listening() == before)
+    until(lambda: _listening_addresses() == before)
 
 
 def test_a_closed_link_leaves_no_thread() -> None:
@@ -163,16 +163,16 @@ def test_a_peer_that_leaves_within_a_frame_ends_the_link_at_once(side: str) -> N
 
 
 def test_a_peer_that_never_receives_ends_only_its_own_link() -> None:
-    p, deaf, hearing = make_node("p"), make_node("deaf"), make_node("hearing")
-    with linked(p, deaf, 1) as stalled, linked(p, hearing, 2) as moving:
-        hurry(stalled, 1.0)
+    p, silent, responsive = make_node("p"), make_node("silent"), make_node("responsive")
+    with linked(p, silent, 1) as stalled, linked(p, responsive, 2) as moving:
+        limit_progress(stalled, 1.0)
         stalled.send(b"s" * 1_000)
         lost, moved = "", 0
         while not lost:
             assert moving.receive(moving.send(b"m" * 1_000, moved)) == b"m" * 1_000
             moved += 1
             try:
-                stalled.outlet._room(1)
+                stalled.outlet._wait_for_room(1)
             except LinkLost as error:
                 lost = str(error)
 
@@ -197,9 +197,9 @@ def test_a_silent_peer_holds_the_device_for_the_connect_timeout() -> None:
     with linked(p, other) as moving, ThreadPoolExecutor(1) as makers:
         made = makers.submit(p.transport.outlet, streams[0], hello, Timeouts(0.3, DEADLINE_S))
         exchange = SetupExchange(streams[1], group_name(hello))
-        exchange.receive([Word.TERMS], DEADLINE_S)
-        exchange.receive([Word.TURN], DEADLINE_S)
-        exchange.send(Word.GRANTED)
+        exchange.receive([SetupKind.TERMS], DEADLINE_S)
+        exchange.receive([SetupKind.TURN], DEADLINE_S)
+        exchange.send(SetupKind.GRANTED)
         while not made.done():
             assert moving.receive(moving.send(b"meanwhile")) == b"meanwhile"
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from kvtransfer.frame import MessageType, Refuse, WireError, encode, pack
-from kvtransfer.process_group.exchange import SetupExchange, Word
+from kvtransfer.process_group.exchange import SetupExchange, SetupKind
 from kvtransfer.process_group.store import LinkStore
 from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
@@ -52,7 +52,7 @@ def test_torchs_own_threads_neither_read_nor_write_the_link(streams: Both) -> No
     one, two = _exchanges(streams)
     store = LinkStore(one)
     two.set("set before", b"1")
-    two.send(Word.DONE)
+    two.send(SetupKind.DONE)
     with ThreadPoolExecutor(1) as watchdog:
         assert not watchdog.submit(store.check, ["exception_dump"]).result(DEADLINE_S)
         with pytest.raises(LinkLost, match="torch's own threads"):
@@ -61,7 +61,7 @@ def test_torchs_own_threads_neither_read_nor_write_the_link(streams: Both) -> No
         assert watchdog.submit(store.get, "exception_dump").result(DEADLINE_S) == b"0"
 
     one.finish(DEADLINE_S)
-    two.receive([Word.DONE], DEADLINE_S)
+    two.receive([SetupKind.DONE], DEADLINE_S)
 
     assert (store.get("set before"), two.num_keys) == (b"1", 1)
 
@@ -148,7 +148,7 @@ def test_the_peers_refusal_is_raised(streams: Both) -> None:
     streams[0].send([encode(Refuse("Unavailable", "10 bytes are free, 20 are needed"))])
 
     with pytest.raises(Unavailable, match="10 bytes are free, 20 are needed"):
-        exchange.receive([Word.GRANTED], DEADLINE_S)
+        exchange.receive([SetupKind.GRANTED], DEADLINE_S)
 
 
 def test_a_ring_never_gives_bytes_twice_and_finds_room_again() -> None:

@@ -31,7 +31,7 @@ from tests.kvtransfer.groups import (
     Node,
     group_threads,
     hello_of,
-    hurry,
+    limit_progress,
     link,
     linked,
     make_node,
@@ -72,9 +72,9 @@ def _failing(p: Node, d: Node) -> "Iterator[Future[Ends]]":
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["hangs", "dies", "fails"])
 def test_a_failed_set_up_harms_its_own_link_only(how: Fault, rules: HcclRules) -> None:
-    p, d, neighbour = _nodes("pdn")
-    rules.spoil("npu:1", how)
-    with linked(p, neighbour) as ends:
+    p, d, other = _nodes("pdo")
+    rules.break_device("npu:1", how)
+    with linked(p, other) as ends:
         before = rules.pids
         with _failing(p, d) as failing:
             until(lambda: failing.done() or len(rules.pids) == len(before) + 2)
@@ -147,9 +147,9 @@ def test_a_killed_link_process_ends_an_idle_link(killed: int, rules: HcclRules) 
 
 @pytest.mark.long
 def test_a_hung_operation_ends_its_link_and_its_process(rules: HcclRules) -> None:
-    p, d, neighbour = _nodes("pdn")
-    with linked(p, neighbour, 1) as moving, linked(p, d, 2) as hung:
-        hurry(hung, 1.0)
+    p, d, other = _nodes("pdo")
+    with linked(p, other, 1) as moving, linked(p, d, 2) as hung:
+        limit_progress(hung, 1.0)
         hung.send(b"never taken")
         for number in range(50):
             assert moving.receive(moving.send(b"m" * 1_000, number)) == b"m" * 1_000
@@ -261,8 +261,8 @@ def _send(group: RuleBoundGroup) -> Any:
 
 def test_a_creation_that_hangs_stops_its_process(tmp_path: Path) -> None:
     """Two groups of two devices: the one reason for processes of their own."""
-    rules, over = HcclRules(tmp_path), threading.Event()
-    hanging = RuleBoundGroup(lambda: over.wait(DEADLINE_S) and DoneGroup(), "npu:0", rules)
+    rules, ended = HcclRules(tmp_path), threading.Event()
+    hanging = RuleBoundGroup(lambda: ended.wait(DEADLINE_S) and DoneGroup(), "npu:0", rules)
     other = RuleBoundGroup(DoneGroup, "npu:1", rules)
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
         first = one.submit(_send, hanging)
@@ -271,7 +271,7 @@ def test_a_creation_that_hangs_stops_its_process(tmp_path: Path) -> None:
         assert not second.done()
         with pytest.raises(TimeoutError):
             second.result(0.1)
-        over.set()
+        ended.set()
         for sent in (first, second):
             sent.result(DEADLINE_S).wait()
 

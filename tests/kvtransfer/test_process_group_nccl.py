@@ -106,7 +106,7 @@ def test_a_hang_in_set_up_harms_its_own_link_only(rules: NcclRules) -> None:
 
 
 def test_a_peer_that_dies_in_set_up_harms_its_own_link_only(rules: NcclRules) -> None:
-    rules.dead.add("cuda:1")
+    rules.lost.add("cuda:1")
     p, dead, other = make_node("p", "cuda:0"), make_node("dead", "cuda:1"), make_node("other", "cuda:2")
     with linked(p, other, 1, Timeouts(5.0, 3.0)) as moving:
         with pytest.raises(LinkLost, match="ncclRemoteError"):

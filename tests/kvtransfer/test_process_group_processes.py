@@ -71,7 +71,7 @@ class Far:
 
 
 @contextmanager
-def _far(sender: Node, name: str, progress_s: float = DEADLINE_S) -> Iterator[Far]:
+def _far_process(sender: Node, name: str, progress_s: float = DEADLINE_S) -> Iterator[Far]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = subprocess.Popen(
             [sys.executable, "-c", _RECEIVER, name, str(listener.getsockname()[1])], text=True,
@@ -99,7 +99,7 @@ def _far(sender: Node, name: str, progress_s: float = DEADLINE_S) -> Iterator[Fa
 
 def test_a_stopped_receiver_ends_only_its_own_link() -> None:
     p = make_node("p")
-    with _far(p, "stopped", progress_s=2.0) as stopped, _far(p, "alive") as alive:
+    with _far_process(p, "stopped", progress_s=2.0) as stopped, _far_process(p, "alive") as alive:
         stopped.send_and_hear()
         stopped.process.send_signal(signal.SIGSTOP)
         lost = ""
@@ -108,7 +108,7 @@ def test_a_stopped_receiver_ends_only_its_own_link() -> None:
         while not lost:
             alive.send_and_hear()
             try:
-                stopped.outlet._room(1)
+                stopped.outlet._wait_for_room(1)
             except LinkLost as error:
                 lost = str(error)
         alive.send_and_hear()
@@ -121,20 +121,20 @@ def test_a_stopped_receiver_ends_only_its_own_link() -> None:
 @pytest.mark.long
 def test_a_killed_receivers_link_can_be_made_again() -> None:
     p = make_node("p")
-    with _far(p, "killed") as killed:
+    with _far_process(p, "killed") as killed:
         killed.send_and_hear()
         killed.process.kill()
         with pytest.raises(LinkLost):
             killed.send_until_lost()
-    with _far(p, "killed") as reborn:
-        reborn.send_and_hear()
+    with _far_process(p, "killed") as restarted:
+        restarted.send_and_hear()
 
     until(lambda: not group_threads())
 
 
 @pytest.mark.parametrize("longer", [len(PAYLOAD) + 1, pytest.param(MAX_PAYLOAD_BYTES, marks=pytest.mark.long)])
 def test_a_payload_longer_than_its_header_is_a_corrupt_frame(longer: int) -> None:
-    with _far(make_node("p"), "lied-to") as far:
+    with _far_process(make_node("p"), "lied-to") as far:
         far.send_and_hear(bytes(longer), due=b"!")
         far.send_and_hear()
 
@@ -144,5 +144,5 @@ def test_a_payload_longer_than_its_header_is_a_corrupt_frame(longer: int) -> Non
 @pytest.mark.long
 def test_a_proof_longer_than_the_nonce_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.process_group.group_setup._PROOF_BYTES", 4_096)  # on this side only
-    with _far(make_node("p"), "lied-to") as far:
+    with _far_process(make_node("p"), "lied-to") as far:
         far.send_and_hear()

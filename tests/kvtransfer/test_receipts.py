@@ -193,12 +193,12 @@ def test_only_the_requested_receipt_commits() -> None:
         raw.say(Held(ticket.ticket_id, ticket.epoch + 1))
         raw.say(Held(secrets.token_hex(16), ticket.epoch))
         raw.say(Held(never.ticket_id, never.epoch))
-        for one in (raw, other):  # both links were heard out: this is answered behind it
-            stranger = secrets.token_hex(16)
-            one.say(Open(stranger, ticket.epoch, 4, 0))
+        for one in (raw, other):  # both links have processed it once this is answered
+            unknown_id = secrets.token_hex(16)
+            one.say(Open(unknown_id, ticket.epoch, 4, 0))
             answer = one.receive()
             assert isinstance(answer, Abort)
-            assert answer.ticket_id == stranger
+            assert answer.ticket_id == unknown_id
         assert not rig.events.reports
 
         for _ in range(3):

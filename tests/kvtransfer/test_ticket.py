@@ -33,7 +33,7 @@ def receiver(now: float = 0.0) -> ReceiverTicket:
     )  # fmt: skip
 
 
-def opened() -> ReceiverTicket:
+def open_ticket() -> ReceiverTicket:
     ticket = receiver()
     ticket.open(LINK, SENDER, TOTAL, FIRST, 0.0)
     return ticket
@@ -135,19 +135,19 @@ class ReceiverMachine(RuleBasedStateMachine):
                 self.ticket.open(10 + p, self.source(p), TOTAL, FIRST, self.now)
 
     @rule(data=st.data(), how=st.sampled_from(["reborn", "second link", "other ranks", "not of these ranks"]))
-    def a_stranger_opens(self, data: st.DataObject, how: str) -> None:
+    def an_unknown_sender_opens(self, data: st.DataObject, how: str) -> None:
         if not self.lease_ends:
             return
         p = data.draw(st.sampled_from(sorted(self.lease_ends)))
         free = sorted(set(self.owed) - set(self.lease_ends)) or [p]
-        stranger = {
+        sender = {
             "reborn": self.source(free[0], epoch=6),
             "second link": self.source(p),
             "other ranks": SendingRank("prefill-0", 5, Rank(0, self.num_senders + 1)),
             "not of these ranks": SendingRank("prefill-0", 5, Rank(self.num_senders, self.num_senders)),
         }[how]
         with pytest.raises(HandoffFailed, match="cannot be opened here"):
-            self.ticket.open(99, stranger, TOTAL, FIRST, self.now)
+            self.ticket.open(99, sender, TOTAL, FIRST, self.now)
         assert 99 not in self.ticket.links
 
     @rule(one=frames, stray=st.sampled_from(["", "", "", "other link", "old epoch"]))
@@ -454,7 +454,7 @@ TestSenderMachine.settings = settings(max_examples=100, stateful_step_count=30, 
 
 
 def test_the_blocks_are_not_free_while_a_move_is_in_flight() -> None:
-    ticket = opened()
+    ticket = open_ticket()
     assert ticket.accept(frame(0), LINK) is FrameVerdict.MOVE
 
     assert ticket.abort("cancelled")
@@ -466,7 +466,7 @@ def test_the_blocks_are_not_free_while_a_move_is_in_flight() -> None:
 
 
 def test_the_same_number_for_other_tokens_is_refused() -> None:
-    ticket = opened()
+    ticket = open_ticket()
     ticket.accept(frame(0, end=6), LINK)
     assert ticket.finish(LINK, 0, 999, 0.0) is MoveResult.REPEAT
 
@@ -475,7 +475,7 @@ def test_the_same_number_for_other_tokens_is_refused() -> None:
 
 
 def test_a_commit_with_another_digest_sum_is_refused() -> None:
-    ticket = opened()
+    ticket = open_ticket()
     for tensor in range(3):
         ticket.accept(frame(tensor, tensor), LINK)
         ticket.finish(LINK, tensor, 1, 0.0)

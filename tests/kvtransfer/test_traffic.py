@@ -62,7 +62,7 @@ class Traffic:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             pause.wait(0.02 * source.random())
-            self._disturb(source)
+            self._inject_fault(source)
         until(self._is_over)
 
     def _hand_over_all(self, seed: int) -> None:
@@ -92,7 +92,7 @@ class Traffic:
             fill(self._rig.p_pool, blocks, NUM_TOKENS, seed=-1)
             self._free["p"].put(blocks)
 
-    def _disturb(self, source: random.Random) -> None:
+    def _inject_fault(self, source: random.Random) -> None:
         rig, what = self._rig, source.random()
         rig.clock.now += 0.2  # what never came to the receiver ends there by its lease
         if what < 0.3:

@@ -108,15 +108,15 @@ def test_missing_parts_of_mooncake_are_named(message: str, words: str, monkeypat
     assert re.search(words, str(mooncake_engine.lacking.__wrapped__()))
 
 
-@pytest.mark.parametrize(("package", "said"), [
+@pytest.mark.parametrize(("package", "reason"), [
     ("mooncake-transfer-engine-npu", "the package mooncake-transfer-engine-non-cuda reads host memory only: "
      "pip install mooncake-transfer-engine-npu in its place"),
     ("mooncake-transfer-engine-non-cuda", None),
 ])  # fmt: skip
 def test_a_mooncake_for_host_memory_reads_no_device(
-    package: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+    package: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mooncake_engine, "_package", object)
     monkeypatch.setattr(mooncake_engine, "is_installed", lambda name: name == "mooncake-transfer-engine-non-cuda")
 
-    assert mooncake_engine.lacking.__wrapped__(package) == said
+    assert mooncake_engine.lacking.__wrapped__(package) == reason

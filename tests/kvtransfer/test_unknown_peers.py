@@ -146,35 +146,35 @@ def test_close_waits_for_all_connections_together(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_full_receiver_refuses_until_a_ticket_ends() -> None:
-    door = ConnectionLimit(max_inside=1)
+    limit = ConnectionLimit(max_inside=1)
     for number in (1, 2):
-        door.wait(number, "192.0.2.1", lambda: None)
-    door.enter(1)
+        limit.wait(number, "192.0.2.1", lambda: None)
+    limit.enter(1)
 
     with pytest.raises(Unavailable, match="1 KV links are open, the limit is 1"):
-        door.enter(2)
-    door.leave(1)
-    door.enter(2)
+        limit.enter(2)
+    limit.leave(1)
+    limit.enter(2)
 
-    assert door.num_waiting == 0
+    assert limit.num_waiting == 0
 
 
 def test_a_connection_that_was_evicted_does_not_enter() -> None:
-    door, gone = ConnectionLimit(max_waiting=2), []
+    limit, gone = ConnectionLimit(max_waiting=2), []
     for number in (1, 2, 3):
-        door.wait(number, None, lambda number=number: gone.append(number))  # type: ignore[misc]
+        limit.wait(number, None, lambda number=number: gone.append(number))  # type: ignore[misc]
 
     assert gone == [1]
     with pytest.raises(Unavailable, match="displaced"):
-        door.enter(1)
-    door.enter(2)
+        limit.enter(1)
+    limit.enter(2)
 
 
 def test_accepted_peers_do_not_count_as_waiting() -> None:
-    door, gone = ConnectionLimit(max_waiting_of_address=1), []
+    limit, gone = ConnectionLimit(max_waiting_of_address=1), []
     for number in range(5):
-        door.wait(number, "192.0.2.1", lambda number=number: gone.append(number))  # type: ignore[misc]
-        door.enter(number)
+        limit.wait(number, "192.0.2.1", lambda number=number: gone.append(number))  # type: ignore[misc]
+        limit.enter(number)
 
     assert not gone
 

@@ -50,9 +50,9 @@ def scores(num_rows: int, num_columns: int, spread: float = 3.0, seed: int = 0) 
 
 
 def check(chooser: NativeChooser, of: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-    everyone = list(range(len(rows)))
-    drawn = chooser.draw(of, everyone, rows)
-    assert drawn == TorchChooser().draw(of, everyone, rows)
+    all_rows = list(range(len(rows)))
+    drawn = chooser.draw(of, all_rows, rows)
+    assert drawn == TorchChooser().draw(of, all_rows, rows)
     return drawn
 
 

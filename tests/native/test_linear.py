@@ -100,7 +100,7 @@ def _rows(count: int, k: int, dtype: torch.dtype) -> torch.Tensor:
     return padded[:, :k]
 
 
-def _exact(rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
+def _exact_product(rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
     product = rows.double() @ layer.weight.double().T
     return product if layer.bias is None else product + layer.bias.double()
 
@@ -117,7 +117,7 @@ def test_products_equal_float64_arithmetic(
     for count in _ROWS:
         rows = _rows(count, k, dtype)
         got = kernel.multiply(linear, rows, torch.empty(count, columns + 63))[:, :columns]
-        torch.testing.assert_close(got.double(), _exact(rows, layer), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got.double(), _exact_product(rows, layer), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("k", [2, 64, 130])
@@ -155,7 +155,7 @@ def test_adding_and_rounding_equals_bfloat16(kernel: Kernel) -> None:
 
     got = kernel.multiply(linear, rows, out, rounded=True)[:, :48]
 
-    product = _exact(rows, layer).float().bfloat16()
+    product = _exact_product(rows, layer).float().bfloat16()
     assert torch.equal(got, (before.bfloat16() + product).float())
 
 
@@ -168,7 +168,7 @@ def test_gate_and_up_become_one_product(kernel: Kernel, dtype: torch.dtype, colu
 
     got = kernel.multiply(linear, rows, torch.empty(21, 112))[:, :columns]
 
-    expected = torch.nn.functional.silu(_exact(rows, gate)) * _exact(rows, up)
+    expected = torch.nn.functional.silu(_exact_product(rows, gate)) * _exact_product(rows, up)
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 

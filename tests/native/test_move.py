@@ -31,7 +31,7 @@ def cut(rng: random.Random, num_bytes: int, sizes: list[int], align: int) -> lis
     return runs
 
 
-def gathered(memory: bytes | bytearray, runs: list[MemoryRun]) -> bytes:
+def gather(memory: bytes | bytearray, runs: list[MemoryRun]) -> bytes:
     return b"".join(memory[run.offset : run.offset + run.row_bytes] for run in runs)
 
 
@@ -54,7 +54,7 @@ def test_moved_bytes_arrive_and_nothing_else_changes(
     for num_bytes in (20_000, 98_304, 300_001):
         sources, targets = cut(rng, num_bytes, sizes, align), cut(rng, num_bytes, sizes[::-1], align)
         memory, wanted = bytearray(before), bytearray(before)
-        content, at = gathered(data, sources), 0
+        content, at = gather(data, sources), 0
         for run in targets:
             wanted[run.offset : run.offset + run.row_bytes] = content[at : at + run.row_bytes]
             at += run.row_bytes

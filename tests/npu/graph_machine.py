@@ -56,7 +56,7 @@ class Task:
         for function, args, kwargs in self.calls:
             function(*args, **kwargs)
 
-    def spoil(self) -> None:
+    def overwrite(self) -> None:
         """Overwrite its outputs with a value that no step computes."""
         for _, _, kwargs in self.calls:
             for tensor in kwargs["out"]:
@@ -130,10 +130,10 @@ class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
             self.tasks.append(task)
         return out
 
-    def spoil(self) -> None:
-        super().spoil()
+    def overwrite(self) -> None:
+        super().overwrite()
         for task in self.tasks:
-            task.spoil()
+            task.overwrite()
 
 
 class ExternalEvent:
@@ -189,7 +189,7 @@ def make_npu(ops: NpuOps) -> tuple[Any, Machine]:
 
         def capture_end(self) -> None:
             self.recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.recorder.spoil()
+            self.recorder.overwrite()
 
         def replay(self) -> None:
             machine.log.append("replay")
@@ -259,13 +259,13 @@ def _register_out(ops: NpuOps) -> None:
     for name, reference in (
         (_FIA, attention_ops.fused_infer_attention), (f"{_FIA}_v2", attention_ops.fused_infer_attention_v2)
     ):  # fmt: skip
-        ops.library.impl(f"{name}.out", _into(reference), "CPU")
+        ops.library.impl(f"{name}.out", _write_into(reference), "CPU")
         ops.library.impl(f"_{name}_get_max_workspace", lambda *_, **__: torch.empty(1, dtype=torch.uint8), "CPU")
         ops.library.impl(f"_{name}_infer_output", _outputs_like, "CPU")
     ops.schemas[f"{_FIA}.runs_out"] = None
 
 
-def _into(reference: Callable[..., Any]) -> Callable[..., None]:
+def _write_into(reference: Callable[..., Any]) -> Callable[..., None]:
     def run(*args: Any, out: list[torch.Tensor], workspace: torch.Tensor | None = None, **kwargs: Any) -> None:
         for target, made in zip(out, reference(*args, **kwargs), strict=True):
             assert target.shape == made.shape

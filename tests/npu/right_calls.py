@@ -39,7 +39,7 @@ def _norm(make: Make = torch.zeros) -> Arguments:
     return [make(3, 16), make(16), 1e-6], {}
 
 
-def _added(make: Make = torch.zeros) -> Arguments:
+def _add_rms_norm(make: Make = torch.zeros) -> Arguments:
     return [make(3, 16), make(3, 16), make(16), 1e-6], {}
 
 
@@ -47,7 +47,7 @@ def _gate(make: Make = torch.zeros) -> Arguments:
     return [make(3, 16)], {}
 
 
-def _turn(make: Make = torch.zeros) -> Arguments:
+def _rotary(make: Make = torch.zeros) -> Arguments:
     return [make(1, 3, 4, 64), make(1, 3, 2, 64), make(1, 3, 1, 64), make(1, 3, 1, 64)], {"layout": "BSND"}
 
 
@@ -57,6 +57,6 @@ def _turn_one(make: Make = torch.zeros) -> Arguments:
 
 RIGHT_CALLS: dict[str, Callable[..., Arguments]] = {
     "npu_fused_infer_attention_score": _attention, "npu_fused_infer_attention_score_v2": _attention_v2,
-    "npu_scatter_pa_kv_cache": _scatter, "npu_rms_norm": _norm, "npu_add_rms_norm": _added, "npu_swiglu": _gate,
-    "npu_apply_rotary_pos_emb": _turn, "npu_rotary_mul": _turn_one,
+    "npu_scatter_pa_kv_cache": _scatter, "npu_rms_norm": _norm, "npu_add_rms_norm": _add_rms_norm, "npu_swiglu": _gate,
+    "npu_apply_rotary_pos_emb": _rotary, "npu_rotary_mul": _turn_one,
 }  # fmt: skip

@@ -122,7 +122,7 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "said"),
+    ("shape", "options", "message"),
     [
         (_BF16, AttentionOptions(0.125, softcap=2.0), "it has no softcap, 2 here"),
         (replace(_BF16, pool_dtype=torch.float32), _PLAIN, "queries of torch.bfloat16 and keys of torch.float32"),
@@ -144,7 +144,7 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
     ids=["softcap", "mixed", "float32", "dims", "dim", "group", "columns", "block"],
 )
 def test_unsupported_layers_use_torch_with_one_log_line(
-    npu_ops: NpuOps, shape: Shape, options: AttentionOptions, said: str, capsys: pytest.CaptureFixture[str],
+    npu_ops: NpuOps, shape: Shape, options: AttentionOptions, message: str, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     backend, case = NpuAttention(), make_case(_BATCHES["mixed"], shape)
@@ -153,7 +153,7 @@ def test_unsupported_layers_use_torch_with_one_log_line(
         check(case, options, backend)
 
     assert set(npu_ops.names()) == {"npu_scatter_pa_kv_cache"}
-    assert [said in record.getMessage() for record in caplog.records] == [True]
+    assert [message in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_only_the_steps_own_slots_are_written() -> None:
@@ -195,8 +195,8 @@ def test_a_fixed_decode_step_reads_only_its_inputs(options: AttentionOptions, wi
 
     reported = decode.prepare(host)
     step = decode.step()
-    step.write(pool.keys, pool.values, case._new("keys"), case._new("values"))
-    got = step.attend(case._new("query"), pool.keys, pool.values, options)
+    step.write(pool.keys, pool.values, case._new_rows("keys"), case._new_rows("values"))
+    got = step.attend(case._new_rows("query"), pool.keys, pool.values, options)
 
     assert reported == {"actual_seq_lengths_kv": [4, 128, 129, 271, 1], "actual_seq_kvlen": [4, 128, 129, 271, 1]}
     torch.testing.assert_close(got.float(), case.expected(options), rtol=1e-2, atol=1e-2)

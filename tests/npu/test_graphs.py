@@ -76,8 +76,8 @@ def test_a_replay_uses_its_inputs_and_lengths(npu_ops: NpuOps, options: Attentio
 
     def run() -> None:
         step = decode.step()
-        step.write(pool.keys, pool.values, later._new("keys"), later._new("values"))
-        made.append(step.attend(later._new("query"), pool.keys, pool.values, options))
+        step.write(pool.keys, pool.values, later._new_rows("keys"), later._new_rows("values"))
+        made.append(step.attend(later._new_rows("query"), pool.keys, pool.values, options))
 
     inputs.kv_lengths.fill_(1)
     decode.prepare(replace(host, kv_lengths=host.kv_lengths * 0 + 1))
@@ -100,8 +100,8 @@ def test_a_replay_without_updated_lengths_never_ends(npu_ops: NpuOps) -> None:
 
     def run() -> None:
         step = decode.step()
-        step.write(pool.keys, pool.values, case._new("keys"), case._new("values"))
-        made.append(step.attend(case._new("query"), pool.keys, pool.values, AttentionOptions(0.125)))
+        step.write(pool.keys, pool.values, case._new_rows("keys"), case._new_rows("values"))
+        made.append(step.attend(case._new_rows("query"), pool.keys, pool.values, AttentionOptions(0.125)))
 
     lengths = decode.prepare(host)
     graph = NpuGraphs(npu).capture(run)

@@ -117,7 +117,7 @@ def test_bsh_computes_models_whose_blocks_tnd_refuses(
 def test_torch_computes_windows_where_masks_end_at_a_key(
     npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in vllm-project/vllm-ascend issue 15503: single rows under BSH, keys behind the 512th."""
+    """As in vllm-project/vllm-ascend issue 15503: single rows under BSH, keys after the 512th."""
     path, given = make_family("gemma3_text", tmp_path / "gemma"), prompts(5, 150)
     real = getattr(torch.ops.npu, _FIA)
     monkeypatch.setattr(npu_fused, "TND_DIMS", ())

@@ -105,7 +105,7 @@ def test_a_module_with_hooks_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "stays"),
+    ("part", "stays"),
     [
         ("norm", "5 norms"),
         ("gate", "2 gated MLPs"),
@@ -113,14 +113,14 @@ def test_a_module_with_hooks_stays() -> None:
         ("options", "2 attentions"),
     ],
 )
-def test_a_replacement_with_wrong_results_is_not_kept(spoil: str, stays: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_with_wrong_results_is_not_kept(part: str, stays: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ops = torch.ops.npu
     norm, gate, turn = ops.npu_rms_norm, ops.npu_swiglu, ops.npu_rotary_mul
-    if spoil == "norm":
+    if part == "norm":
         monkeypatch.setattr(ops, "npu_rms_norm", lambda x, w, e: (norm(x, w, e)[0] * 1.001,))
-    elif spoil == "gate":
+    elif part == "gate":
         monkeypatch.setattr(ops, "npu_swiglu", lambda x: gate(x.roll(x.shape[-1] // 2, -1)))
-    elif spoil == "turn":
+    elif part == "turn":
         monkeypatch.setattr(ops, "npu_rotary_mul", lambda x, cos, sin: turn(x, cos, -sin))
     else:
         original = PartCheck.options_of

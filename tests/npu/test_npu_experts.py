@@ -118,7 +118,7 @@ def test_a_model_with_w8a8_experts_is_served_in_the_dtypes_of_npus(dtype: str, t
 
 
 @pytest.mark.parametrize(
-    ("said", "changed"),
+    ("message", "changed"),
     [
         ("group_type 2|group_type only", {"group_type": 1}),
         ("split_item 0", {"split_item": 0}),
@@ -132,19 +132,19 @@ def test_a_model_with_w8a8_experts_is_served_in_the_dtypes_of_npus(dtype: str, t
         (r"x is \[4, 7\]", {"x": [torch.ones(4, 7)]}),
     ],
 )
-def test_a_call_forbidden_by_the_documents_is_refused(said: str, changed: dict[str, Any]) -> None:
+def test_a_call_forbidden_by_the_documents_is_refused(message: str, changed: dict[str, Any]) -> None:
     right: dict[str, Any] = {
         "x": [torch.ones(4, 8)], "weight": [torch.ones(2, 8, 6)], "group_list": torch.tensor([1, 4]), "split_item": 3,
         "group_type": 0, "group_list_type": 0,
     }  # fmt: skip
-    assert _grouped(**right)[0].shape == (4, 6)
+    assert _grouped_matmul(**right)[0].shape == (4, 6)
 
-    with pytest.raises((Refused, RuntimeError), match=said):
-        _grouped(**right | changed)
+    with pytest.raises((Refused, RuntimeError), match=message):
+        _grouped_matmul(**right | changed)
 
 
 @pytest.mark.parametrize(
-    ("said", "changed"),
+    ("message", "changed"),
     [
         ("scale is torch.float32", {"scale": [torch.ones(2, 6)]}),
         (r"scale is \[6\]", {"scale": [torch.ones(6, dtype=torch.bfloat16)]}),
@@ -154,18 +154,18 @@ def test_a_call_forbidden_by_the_documents_is_refused(said: str, changed: dict[s
         ("weight is torch.float32", {"weight": [torch.ones(2, 8, 6)]}),
     ],
 )
-def test_a_call_in_int8_forbidden_by_the_documents_is_refused(said: str, changed: dict[str, Any]) -> None:
+def test_a_call_in_int8_forbidden_by_the_documents_is_refused(message: str, changed: dict[str, Any]) -> None:
     right: dict[str, Any] = {
         "x": [torch.ones(4, 8, dtype=torch.int8)], "weight": [torch.ones(2, 8, 6, dtype=torch.int8)],
         "group_list": torch.tensor([1, 4]), "split_item": 3, "group_type": 0, "group_list_type": 0,
         "scale": [torch.ones(2, 6, dtype=torch.bfloat16)], "per_token_scale": [torch.ones(4)],
         "output_dtype": torch.bfloat16,
     }  # fmt: skip
-    assert torch.equal(_grouped(**right)[0], torch.full((4, 6), 8, dtype=torch.bfloat16))
+    assert torch.equal(_grouped_matmul(**right)[0], torch.full((4, 6), 8, dtype=torch.bfloat16))
 
-    with pytest.raises((Refused, RuntimeError), match=said):
-        _grouped(**right | changed)
+    with pytest.raises((Refused, RuntimeError), match=message):
+        _grouped_matmul(**right | changed)
 
 
-def _grouped(x: Any, weight: Any, **named: Any) -> Any:
+def _grouped_matmul(x: Any, weight: Any, **named: Any) -> Any:
     return torch.ops.npu.npu_grouped_matmul(x, weight, **named)

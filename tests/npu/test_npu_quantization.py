@@ -124,7 +124,7 @@ def test_w8a8_products_use_the_weights_and_rounded_inputs(dtype: torch.dtype, np
 
 
 @pytest.mark.parametrize(
-    ("grouped", "form", "dtype", "said"),
+    ("grouped", "form", "dtype", "message"),
     [
         (layer(16, 64, 32), AntiquantFormat(), torch.float32, "supports float16 and bfloat16, not float32"),
         (layer(16, 96, 24), AntiquantFormat(), torch.bfloat16, "groups in multiples of 32 inputs, not 24"),
@@ -134,8 +134,8 @@ def test_w8a8_products_use_the_weights_and_rounded_inputs(dtype: torch.dtype, np
         (static_layer(16, 64)[0], StaticFormat(STATIC_W8A8), torch.float32, "supports float16 and bfloat16"),
     ],
 )
-def test_unsupported_layers_are_reported(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str) -> None:
-    assert said in str(form.lacking(whole(grouped, rounded_inputs=torch.int8), dtype))
+def test_unsupported_layers_are_reported(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, message: str) -> None:
+    assert message in str(form.lacking(whole(grouped, rounded_inputs=torch.int8), dtype))
 
 
 def test_a_matrix_larger_than_16_bits_is_reported() -> None:
@@ -174,17 +174,17 @@ class _AntiquantCall:
         return made
 
 
-@pytest.mark.parametrize(("said", "wrong"), _WRONG.values(), ids=_WRONG)
-def test_a_call_forbidden_by_the_documents_is_refused(said: str, wrong: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(("message", "wrong"), _WRONG.values(), ids=_WRONG)
+def test_a_call_forbidden_by_the_documents_is_refused(message: str, wrong: Callable[[Any], Any]) -> None:
     call = _AntiquantCall()
     assert call().shape == (3, 16)
 
-    with pytest.raises((Refused, RuntimeError), match=said):
+    with pytest.raises((Refused, RuntimeError), match=message):
         wrong(call)
 
 
 @pytest.mark.parametrize(
-    ("said", "changed"),
+    ("message", "changed"),
     [
         ("scale's dtype is bfloat16", {"scale": torch.ones(8, dtype=torch.bfloat16), "output_dtype": torch.float16}),
         (r"pertoken_scale is \[1\]", {"pertoken_scale": torch.ones(1)}),
@@ -197,18 +197,18 @@ def test_a_call_forbidden_by_the_documents_is_refused(said: str, wrong: Callable
         (r"bias is \[7\]|bias", {"pertoken_scale": None, "bias": torch.ones(7, dtype=torch.int32)}),
     ],
 )
-def test_an_int8_product_forbidden_by_the_documents_is_refused(said: str, changed: dict[str, Any]) -> None:
+def test_an_int8_product_forbidden_by_the_documents_is_refused(message: str, changed: dict[str, Any]) -> None:
     right = {
         "x1": torch.ones(3, 32, dtype=torch.int8), "x2": torch.ones(32, 8, dtype=torch.int8), "scale": torch.ones(8),
         "pertoken_scale": torch.ones(3), "output_dtype": torch.bfloat16,
     }  # fmt: skip
-    assert _product(**right).shape == (3, 8)
+    assert _quant_matmul(**right).shape == (3, 8)
 
-    with pytest.raises((Refused, RuntimeError), match=said):
-        _product(**right | changed)
+    with pytest.raises((Refused, RuntimeError), match=message):
+        _quant_matmul(**right | changed)
 
 
-def _product(x1: Any, x2: Any, scale: Any, **named: Any) -> torch.Tensor:
+def _quant_matmul(x1: Any, x2: Any, scale: Any, **named: Any) -> torch.Tensor:
     made: torch.Tensor = torch.ops.npu.npu_quant_matmul(x1, x2, scale, **named)
     return made
 
@@ -216,13 +216,13 @@ def _product(x1: Any, x2: Any, scale: Any, **named: Any) -> torch.Tensor:
 def test_packing_refuses_other_than_contiguous_int4() -> None:
     pack = torch.ops.npu.npu_convert_weight_to_int4pack
 
-    for said, weight in (
+    for message, weight in (
         ("leaves", torch.full((2, 8), 8, dtype=torch.int32)),
         ("weight is torch.int8", torch.zeros(2, 8, dtype=torch.int8)),
         ("not contiguous", torch.zeros(8, 8, dtype=torch.int32).t()),
         (r"\[k, 8 n\]", torch.zeros(8, 12, dtype=torch.int32)),
     ):
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(Refused, match=message):
             pack(weight)
 
 

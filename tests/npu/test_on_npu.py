@@ -38,7 +38,7 @@ def npu() -> NpuDevice:
 def test_an_op_equals_its_reference(npu: NpuDevice, op: str) -> None:
     torch.manual_seed(2)
     args, kwargs = RIGHT_CALLS[op](torch.randn)
-    there = _moved((args, kwargs), npu.torch_device)
+    there = _to_device((args, kwargs), npu.torch_device)
 
     expected, got = REFERENCES[op](*args, **kwargs), getattr(torch.ops.npu, op)(*there[0], **there[1])
 
@@ -84,5 +84,5 @@ def test_graphs_change_no_token(npu: NpuDevice, kind: str, tmp_path: Path) -> No
     assert made[0] == made[1]
 
 
-def _moved(values: Any, device: torch.device) -> Any:
+def _to_device(values: Any, device: torch.device) -> Any:
     return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone().to(device), values)

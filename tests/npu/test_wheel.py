@@ -22,10 +22,10 @@ def test_the_wheel_matches_the_tested_torch_and_has_the_files(wheel: Wheel) -> N
 
 
 def test_without_an_index_the_reason_is_given_and_nothing_is_left(tmp_path: Path) -> None:
-    nowhere = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
 
     with pytest.raises(NoWheel, match=f"pip download torch-npu=={VERSION} failed: "):
-        wheel_in(tmp_path, nowhere | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull})
+        wheel_in(tmp_path, environ | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull})
 
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 

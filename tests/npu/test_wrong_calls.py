@@ -21,7 +21,7 @@ def test_a_valid_call_passes(npu_ops: NpuOps, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "place", "value", "said"),
+    ("op", "place", "value", "message"),
     [
         (_FIA, "num_query_heads", 4, "Unknown keyword argument|unexpected keyword"),
         (_FIA, "actual_seq_kvlen", [1], "Unknown keyword argument|unexpected keyword"),
@@ -77,7 +77,7 @@ def test_a_valid_call_passes(npu_ops: NpuOps, op: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("npu_ops")
-def test_a_call_with_one_wrong_argument_is_refused(op: str, place: str | int, value: object, said: str) -> None:
+def test_a_call_with_one_wrong_argument_is_refused(op: str, place: str | int, value: object, message: str) -> None:
     args, kwargs = RIGHT_CALLS[op]()
     if isinstance(place, int):
         args[place] = value
@@ -86,7 +86,7 @@ def test_a_call_with_one_wrong_argument_is_refused(op: str, place: str | int, va
     else:
         kwargs[place] = value
 
-    with pytest.raises((Refused, RuntimeError, TypeError), match=said):
+    with pytest.raises((Refused, RuntimeError, TypeError), match=message):
         getattr(torch.ops.npu, op)(*args, **kwargs)
 
 

@@ -28,7 +28,7 @@ _OPS = "torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """An unzipped wheel; only the files that `_wanted` selects are there."""
+    """An unzipped wheel; only the files that `_is_wanted` selects are there."""
 
     root: Path
 
@@ -52,16 +52,16 @@ def find_wheel() -> Wheel:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the unzipped wheels; its name changes with what `_wanted` selects."""
+    """Return the folder of the unzipped wheels; its name changes with what `_is_wanted` selects."""
     return default_cache_dir(os.environ) / "torch-npu-2"
 
 
 def wheel_in(folder: Path, environ: Mapping[str, str], version: str = VERSION) -> Wheel:
     """Return the wheel unzipped below `folder`, downloading it where it is not there. Raises NoWheel."""
-    return Wheel(data_wheel.wheel_in(folder, environ, "torch-npu", version, _wanted))
+    return Wheel(data_wheel.wheel_in(folder, environ, "torch-npu", version, _is_wanted))
 
 
-def _wanted(name: str) -> bool:
+def _is_wanted(name: str) -> bool:
     path = PurePosixPath(name)
     if name in (_OPS, GROUPS) or name.endswith(".dist-info/METADATA"):
         return True

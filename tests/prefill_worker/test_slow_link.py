@@ -47,12 +47,12 @@ class Gate:
         near, _ = self._listener.accept()
         far = socket.create_connection(self._target)
         self._sockets += [near, far]
-        back = threading.Thread(target=self._pass, args=(far, near, None), daemon=True)
+        back = threading.Thread(target=self._forward, args=(far, near, None), daemon=True)
         self._threads.append(back)
         back.start()
-        self._pass(near, far, LET_THROUGH)
+        self._forward(near, far, LET_THROUGH)
 
-    def _pass(self, source: socket.socket, target: socket.socket, room: int | None) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, room: int | None) -> None:
         with contextlib.suppress(OSError):
             while part := source.recv(1 << 16):
                 target.sendall(part)

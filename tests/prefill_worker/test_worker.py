@@ -235,15 +235,15 @@ def test_a_prompt_finished_twice_at_once_is_reported_once(ending: str) -> None:
         state = prompt("p", 9, max_tokens=1)
         it.worker.accept(state, ticket_for(state))
 
-        def ends_first(prompt_id: str, forget: Callable[[str], object] = it.worker._forget) -> object:
-            it.worker._forget = forget  # type: ignore[assignment,method-assign]
+        def ends_first(prompt_id: str, forget: Callable[[str], object] = it.worker._pop_hand_off) -> object:
+            it.worker._pop_hand_off = forget  # type: ignore[assignment,method-assign]
             if ending == "cancel":
                 it.worker.cancel("p", "enough")
             else:
                 it.worker.failed(ticket_for(state).ticket_id, InstanceLost("gone"))
             return forget(prompt_id)
 
-        it.worker._forget = ends_first  # type: ignore[assignment,method-assign]
+        it.worker._pop_hand_off = ends_first  # type: ignore[assignment,method-assign]
         it.turn_until_idle()
 
         assert [type(event) for event in it.events] == [Failed]

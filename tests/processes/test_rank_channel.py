@@ -15,7 +15,7 @@ DEADLINE_S = 300.0
 _MANY_BYTES = 8 << 20
 
 
-class Word(IntEnum):
+class Kind(IntEnum):
     HELLO = 1
 
 
@@ -24,7 +24,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
-        self.ours, self.theirs = Channel(self.socket, Word), Channel(theirs, Word)
+        self.ours, self.theirs = Channel(self.socket, Kind), Channel(theirs, Kind)
 
 
 @pytest.fixture
@@ -36,25 +36,25 @@ def ends() -> Iterator[Ends]:
 
 def test_a_receiver_without_deadline_survives_other_threads_sends(ends: Ends) -> None:
     with ThreadPoolExecutor(1) as pool:
-        heard = pool.submit(ends.ours.receive, None)
-        ends.ours.send(Word.HELLO, timeout_s=0.01)
-        assert ends.theirs.receive(DEADLINE_S).kind == Word.HELLO
+        received = pool.submit(ends.ours.receive, None)
+        ends.ours.send(Kind.HELLO, timeout_s=0.01)
+        assert ends.theirs.receive(DEADLINE_S).kind == Kind.HELLO
 
         assert ends.socket.gettimeout() is None  # a timeout set on the socket would apply to both
-        ends.theirs.send(Word.HELLO, b"late", timeout_s=DEADLINE_S)
+        ends.theirs.send(Kind.HELLO, b"late", timeout_s=DEADLINE_S)
 
-        assert heard.result(DEADLINE_S).payload == b"late"
+        assert received.result(DEADLINE_S).payload == b"late"
 
 
 def test_a_blocked_send_ends_at_its_deadline(ends: Ends) -> None:
     with ThreadPoolExecutor(2) as pool:
-        sent = pool.submit(ends.ours.send, Word.HELLO, bytes(_MANY_BYTES), timeout_s=0.2)
-        heard = pool.submit(ends.ours.receive, None)  # begins after the send, and waits as long as it takes
+        sent = pool.submit(ends.ours.send, Kind.HELLO, bytes(_MANY_BYTES), timeout_s=0.2)
+        received = pool.submit(ends.ours.receive, None)  # begins after the send, and waits as long as it takes
 
         with pytest.raises(TimeoutError, match=r"a message was not accepted within 0\.2 s"):
             sent.result(DEADLINE_S)
-        ends.theirs.send(Word.HELLO, timeout_s=DEADLINE_S)
-        assert heard.result(DEADLINE_S).kind == Word.HELLO
+        ends.theirs.send(Kind.HELLO, timeout_s=DEADLINE_S)
+        assert received.result(DEADLINE_S).kind == Kind.HELLO
 
 
 def test_a_starved_reader_does_not_lose_its_peer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +67,16 @@ def test_a_starved_reader_does_not_lose_its_peer(ends: Ends, monkeypatch: pytest
 
     monkeypatch.setattr("processes.rank_channel.run_time", starved)
     with ThreadPoolExecutor(1) as pool:
-        heard = pool.submit(ends.ours.receive, 0.01)
+        received = pool.submit(ends.ours.receive, 0.01)
         assert late.wait(DEADLINE_S)
-        ends.theirs.send(Word.HELLO, timeout_s=DEADLINE_S)
+        ends.theirs.send(Kind.HELLO, timeout_s=DEADLINE_S)
 
-        assert heard.result(DEADLINE_S).kind == Word.HELLO
+        assert received.result(DEADLINE_S).kind == Kind.HELLO
 
 
 def test_a_deadline_holds_for_a_message_that_is_incomplete(ends: Ends) -> None:
     half, rest = socket.socketpair()
-    with half, Channel(rest, Word) as channel:
+    with half, Channel(rest, Kind) as channel:
         half.sendall(b"\x01\x00\x00\x00")
 
         with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
@@ -87,7 +87,7 @@ def test_using_a_closed_channel_raises(ends: Ends) -> None:
     ends.ours.close()
 
     with pytest.raises(ChannelClosed):
-        ends.ours.send(Word.HELLO, timeout_s=DEADLINE_S)
+        ends.ours.send(Kind.HELLO, timeout_s=DEADLINE_S)
     with pytest.raises(ChannelClosed):
         ends.ours.receive(DEADLINE_S)
     with pytest.raises(ChannelClosed):
@@ -102,9 +102,9 @@ def test_a_shutdown_wakes_a_blocked_receive(ends: Ends) -> None:
         ends.ours.receive(None)
 
     with ThreadPoolExecutor(1) as pool:
-        heard = pool.submit(receive)
+        received = pool.submit(receive)
         assert begun.wait(DEADLINE_S)
         ends.socket.shutdown(socket.SHUT_RDWR)
 
         with pytest.raises(ChannelClosed):
-            heard.result(DEADLINE_S)
+            received.result(DEADLINE_S)

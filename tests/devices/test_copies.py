@@ -1,4 +1,4 @@
-"""Copies between host and device in a step: as many for few sequences and layers as for many, and none waits."""
+"""A step copies between host and device equally often for few and many sequences or layers, and never waits."""
 
 import random
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 from engine.loader import load_model
 from engine.step import BatchSequence, PoolingRows, SampleRow, ScoreRow, StepBatch
 from engine.torch_model import TorchModel
-from tests.devices.card import Crossings, crossings
+from tests.devices.card import CopyCounts, count_copies
 from tests.devices.every_device import open_device
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import VOCAB_SIZE
@@ -30,11 +30,11 @@ KINDS = {
 }  # fmt: skip
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "drawn": {"seed": 3},
+    "sampled": {"seed": 3},
     "filtered": {"seed": 3, "top_k": 9, "top_p": 0.8, "min_p": 0.01},
-    "shaped": {"seed": 3, "repetition_penalty": 1.3, "presence_penalty": 0.2, "logit_bias": ((5, 1.0),)},
-    "banned": {"seed": 3, "allowed_token_ids": tuple(range(4, 40))},
-    "likely": {"seed": 3, "logprobs": 3},
+    "penalties": {"seed": 3, "repetition_penalty": 1.3, "presence_penalty": 0.2, "logit_bias": ((5, 1.0),)},
+    "allowed tokens": {"seed": 3, "allowed_token_ids": tuple(range(4, 40))},
+    "logprobs": {"seed": 3, "logprobs": 3},
 }
 
 
@@ -59,18 +59,18 @@ def step_of(num_decoding: int, num_prompts: int, params: dict[str, Any]) -> Step
     return StepBatch(tokens, tuple(sequences), tuple(samples))
 
 
-def crossed(model: TorchModel, batch: StepBatch) -> Crossings:
+def copies_of_step(model: TorchModel, batch: StepBatch) -> CopyCounts:
     model.launch(batch).collect()  # creates what is kept for all steps
-    with crossings() as seen:
+    with count_copies() as copies:
         model.launch(batch).collect()
-    return seen
+    return copies
 
 
 @pytest.mark.parametrize("params", PARAMS)
 def test_more_sequences_need_no_more_copies(params: str, tmp_path: Path) -> None:
     model = load(tmp_path)
 
-    one, many = (crossed(model, step_of(size, size - 1, PARAMS[params])) for size in (1, 5))
+    one, many = (copies_of_step(model, step_of(size, size - 1, PARAMS[params])) for size in (1, 5))
 
     assert many == one
     assert one.reads == one.waited_uploads == {}
@@ -79,15 +79,15 @@ def test_more_sequences_need_no_more_copies(params: str, tmp_path: Path) -> None
 
 
 def test_logprobs_vectors_and_beams_need_no_synchronisation(tmp_path: Path) -> None:
-    model, plain = load(tmp_path), step_of(2, 2, PARAMS["likely"])
+    model, plain = load(tmp_path), step_of(2, 2, PARAMS["logprobs"])
     searching = (*plain.samples[:3], replace(plain.samples[3], candidates=6))
     scores = tuple(ScoreRow(row, 5, row % 3) for row in range(2, 31))
     batch = replace(plain, samples=searching, scores=scores, pooling_rows=(PoolingRows(2, 30), PoolingRows(32, 1)))
 
-    with crossings() as seen:
+    with count_copies() as copies:
         output = model.launch(batch).collect()
 
-    assert seen.reads == seen.waited_uploads == {}
+    assert copies.reads == copies.waited_uploads == {}
     assert (len(output.scores), len(output.pooled), output.score_failure) == (29, 2, None)
     assert output.candidates[3] is not None
     model.close()
@@ -95,12 +95,12 @@ def test_logprobs_vectors_and_beams_need_no_synchronisation(tmp_path: Path) -> N
 
 def test_collecting_a_step_copies_nothing(tmp_path: Path) -> None:
     model = load(tmp_path)
-    pending = model.launch(step_of(3, 2, PARAMS["likely"]))
+    pending = model.launch(step_of(3, 2, PARAMS["logprobs"]))
 
-    with crossings() as seen:
+    with count_copies() as copies:
         output = pending.collect()
 
-    assert seen == Crossings()
+    assert copies == CopyCounts()
     assert len(output.token_ids) == len(output.logprobs) == 5
     model.close()
 
@@ -108,15 +108,15 @@ def test_collecting_a_step_copies_nothing(tmp_path: Path) -> None:
 def test_a_step_starts_from_tokens_the_host_has_not_read(tmp_path: Path) -> None:
     model, first = load(tmp_path), step_of(3, 0, PARAMS["greedy"])
     second = step_of(3, 0, PARAMS["greedy"])
-    behind = replace(second, token_ids=(0, 0, 0), carried=((0, 2), (2, 1)))
+    second_ahead = replace(second, token_ids=(0, 0, 0), carried=((0, 2), (2, 1)))
 
-    with crossings() as seen:
+    with count_copies() as copies:
         pending = model.launch(first)
-        ahead = model.launch(behind)
+        ahead = model.launch(second_ahead)
     tokens = pending.collect().token_ids
     ahead_tokens = ahead.collect().token_ids
 
-    assert seen.reads == seen.waited_uploads == {}
+    assert copies.reads == copies.waited_uploads == {}
     known = replace(second, token_ids=(tokens[2], 0, tokens[1]))
     model.launch(first).collect()
     assert ahead_tokens == model.launch(known).collect().token_ids
@@ -133,13 +133,13 @@ def test_a_step_starts_from_tokens_the_host_has_not_read(tmp_path: Path) -> None
 )
 def test_more_layers_need_no_more_copies(kind: str, attention: str, tmp_path: Path) -> None:
     batch = step_of(4, 2, PARAMS["greedy"])
-    seen = []
+    copies = []
     for num_layers in (2, 4):
         layers = {"layer_types": ["sliding_attention", "full_attention"] * (num_layers // 2)}
         settings = {"num_hidden_layers": num_layers, **(layers if kind in ("gemma2", "gpt_oss") else {})}
         model = load(tmp_path / str(num_layers), kind, attention, **settings)
-        seen.append(crossed(model, batch))
+        copies.append(copies_of_step(model, batch))
         model.close()
 
-    assert seen[0] == seen[1]
-    assert seen[0].reads == seen[0].waited_uploads == {}
+    assert copies[0] == copies[1]
+    assert copies[0].reads == copies[0].waited_uploads == {}
