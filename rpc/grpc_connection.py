@@ -40,14 +40,14 @@ class GrpcConnection:
     def __init__(self, address: str, trust: Trust | None = None) -> None:
         self.address = address
         self._trust = trust or Trust()
-        self._channel = _channel(address, self._trust)
+        self._channel = _open_channel(address, self._trust)
         self._stub: Any = pb_grpc.InstanceStub(self._channel)
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
         """Fetch the instance's description; the deadline covers the proof too."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        metadata = await self._prove("Describe", timeout_s)
+        metadata = await self._proof_metadata("Describe", timeout_s)
         try:
             left_s = max(0.0, deadline - loop.time())
             call = self._stub.Describe(pb.DescribeRequest(), timeout=left_s, metadata=metadata)
@@ -60,7 +60,7 @@ class GrpcConnection:
         session: GrpcSession | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                metadata = await self._prove("Session", timeout_s)
+                metadata = await self._proof_metadata("Session", timeout_s)
                 session = GrpcSession(self._stub.Session(metadata=metadata), self.address)
                 await session.send(hello)
                 await session.read_first()
@@ -76,7 +76,7 @@ class GrpcConnection:
         """Release the channel."""
         await self._channel.close(grace=None)
 
-    async def _prove(self, method: str, timeout_s: float) -> Metadata:
+    async def _proof_metadata(self, method: str, timeout_s: float) -> Metadata:
         try:
             return await prove(self._stub, method, self._trust, self.address, timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -151,7 +151,7 @@ class GrpcSession:
         return None if message is _EOF else [event_from_pb(one) for one in (message, *message.more)]
 
 
-def _channel(address: str, trust: Trust) -> grpc.aio.Channel:
+def _open_channel(address: str, trust: Trust) -> grpc.aio.Channel:
     if trust.tls is None:
         return grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
     return grpc.aio.secure_channel(address, trust.tls.channel_credentials(), options=list(CHANNEL_OPTIONS))
@@ -163,7 +163,7 @@ async def _close(session: GrpcSession | None) -> None:
 
 
 def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
-    text = f"{address}: {_plain(error.details() or error.code().name)}"
+    text = f"{address}: {_readable_error(error.details() or error.code().name)}"
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(text)
@@ -179,7 +179,7 @@ def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
             return InstanceLost(text)
 
 
-def _plain(details: str) -> str:
+def _readable_error(details: str) -> str:
     """Replace gRPC's own text for network errors by plain English; an instance's text is returned unchanged."""
     if details.startswith(_UNREACHED):
         return next((text for part, text in _WHY_UNREACHED if part in details), "it cannot be reached")

@@ -48,7 +48,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
-            port = self._bind(where)
+            port = self._bind_port(where)
         except RuntimeError as error:
             raise ConfigError(f"--port {self._port} on {self._host} cannot be bound: it is in use") from error
         self._server.add_generic_rpc_handlers((self._servicer.handlers(),))
@@ -57,7 +57,7 @@ class GrpcServer:
         await self._server.start()
         return port
 
-    def _bind(self, where: str) -> int:
+    def _bind_port(self, where: str) -> int:
         if self._trust.tls is None:
             return int(self._server.add_insecure_port(where))
         return int(self._server.add_secure_port(where, self._trust.tls.server_credentials()))
@@ -126,13 +126,13 @@ class _Servicer:
     async def describe(self, request: bytes, context: Any) -> pb.InstanceDescription:
         """Return the instance's description; the content of the request is ignored."""
         await self._check.admit(context, "Describe")
-        return description_to_pb((await self._loaded(context)).describe())
+        return description_to_pb((await self._wait_loaded(context)).describe())
 
     async def session(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """Serve one session: the first command opens it, a task reads the others, its events are the replies."""
         await self._check.admit(context, "Session")
         session = await self._open(requests, context)
-        reader = asyncio.create_task(_feed(session, requests))
+        reader = asyncio.create_task(_feed_session(session, requests))
         try:
             async for events in session.events():
                 for message in pack([event_to_pb(event) for event in events]):
@@ -141,7 +141,7 @@ class _Servicer:
             reader.cancel()
             session.lost()
 
-    async def _loaded(self, context: Any) -> InstanceService:
+    async def _wait_loaded(self, context: Any) -> InstanceService:
         if self._service is None:
             self.num_waiting += 1
             try:
@@ -161,7 +161,7 @@ class _Servicer:
             hello = _command(message)
             if not isinstance(hello, OpenSession):
                 raise InvalidRequest(f"a session begins with OpenSession, not {type(hello).__name__}")
-            return (await self._loaded(context)).open(hello)
+            return (await self._wait_loaded(context)).open(hello)
         except TimeoutError:
             reason = f"no command within {self._first_command_s:g} s of the session's start"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
@@ -172,7 +172,7 @@ class _Servicer:
         raise AssertionError("abort raises")
 
 
-async def _feed(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
+async def _feed_session(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
     try:
         async for message in requests:
             _take(session, message)

@@ -86,7 +86,7 @@ class Admission:
         if entry in self._queue:
             held_up_others = entry in self._without_room
             self._queue.remove(entry)
-            self._uncount(entry)
+            self._subtract(entry)
             entry.grant.cancel()
             if held_up_others:
                 self._grants.refresh()
@@ -116,7 +116,7 @@ class Admission:
         overtaken: list[QueueEntry] = []
         for entry in itertools.islice(self._queue.order(), _WINDOW):
             if entry not in self._without_room and self._try_grant(entry):
-                self._dequeue(entry, overtaken)
+                self._leave_queue(entry, overtaken)
                 return True
             self._without_room.add(entry)
             if entry.num_overtaken >= _MAX_OVERTAKEN:
@@ -136,7 +136,7 @@ class Admission:
                     entry.grant.set_result(grant)
         return entry.grant.done()
 
-    def _dequeue(self, entry: QueueEntry, overtaken: list[QueueEntry]) -> None:
+    def _leave_queue(self, entry: QueueEntry, overtaken: list[QueueEntry]) -> None:
         if entry.grant.cancelled() or entry.grant.exception() is not None:
             self._queue.remove(entry)
         else:
@@ -144,9 +144,9 @@ class Admission:
             for one in overtaken:
                 one.num_overtaken += 1
             self._note_time()
-        self._uncount(entry)
+        self._subtract(entry)
 
-    def _uncount(self, entry: QueueEntry) -> None:
+    def _subtract(self, entry: QueueEntry) -> None:
         self._without_room.discard(entry)
         self._room.give_back(entry.tenant, entry.facts.num_tokens)
         self._num_prefill_only -= entry.facts.prefill_only

@@ -80,7 +80,7 @@ def build_app(context: AppContext) -> ASGIApp:
     routes = open_routes(options, keyed=len(context.keys) > 0)
     router = APIRouter(redirect_slashes=False)
     for route in routes:
-        router.add_route(route.path, _bound(route, context), methods=route.methods.split())
+        router.add_route(route.path, _handler_of(route, context), methods=route.methods.split())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request. The gate answers errors: FastAPI's own middleware would cost more than the rest."""
@@ -111,7 +111,7 @@ def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Rout
     return (*routes, *(route for route in describing if route.is_open(options)))
 
 
-def _bound(route: Route, context: AppContext) -> Callable[[Request], Awaitable[Response]]:
+def _handler_of(route: Route, context: AppContext) -> Callable[[Request], Awaitable[Response]]:
     """Return the route's handler: starlette only calls the endpoint's response, which may be any ASGI app."""
 
     async def serve(request: Request) -> Response:

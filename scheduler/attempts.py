@@ -63,7 +63,7 @@ class Attempts:
                     with grant:
                         await self.run_path(prompt, grant, retry)
                         grant.finished(prompt.chains)
-                    return _done(prompt, grant, tries=num_failures + 1)
+                    return _prompt_done(prompt, grant, tries=num_failures + 1)
                 except NoCapacity as error:
                     _log.debug("no_capacity", request_id=prompt.request.request_id, error=error)
                     stalls_at = min(stalls_at, prompt.deadline) if prompt.output.started else math.inf
@@ -138,7 +138,7 @@ class Attempts:
         _log.warning("prompt_retried", request_id=prompt.request.request_id, plan=plan.reason, error=error)
 
 
-def _done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:
+def _prompt_done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:
     return PromptDone(
         prompt_index=prompt.index,
         path=grant.plan.path,

@@ -52,11 +52,11 @@ class Control:
             queued_prompts=admission.num_waiting,
             queued_tokens=admission.waiting_tokens,
             retries=RetryView(retries.num_under_way, retries.num_waiting, retries.limit),
-            gaps=self._gaps(),
+            gaps=self._gap_views(),
             table=self.registry.table,
         )
 
-    def _gaps(self) -> tuple[GapView, ...]:
+    def _gap_views(self) -> tuple[GapView, ...]:
         ids = {instance.index: instance.description.instance_id for instance in self.registry.living()}
         return tuple(GapView(ids[gap.sender], ids[gap.receiver], gap.why) for gap in self.registry.gaps())
 

@@ -68,7 +68,7 @@ class Dispatch:
         check_request(request)
         self._check_can_start(request)
         prompts = [PromptRun(request, index, sink, self._new_id) for index in range(len(request.prompts))]
-        async with self._accepted(request):
+        async with self._count_accepted(request):
             try:
                 for prompt in prompts:
                     self.admission.enter(prompt.queue_entry)
@@ -113,7 +113,7 @@ class Dispatch:
             raise
 
     @asynccontextmanager
-    async def _accepted(self, request: GenerationRequest) -> AsyncIterator[None]:
+    async def _count_accepted(self, request: GenerationRequest) -> AsyncIterator[None]:
         """Count an accepted request and its outcome, the only place for that; `close` ends it with Draining."""
         self.ledger.received += 1
         try:
@@ -158,7 +158,7 @@ class Dispatch:
 
 def _reason(error: Exception, request: GenerationRequest) -> PdserveError:
     """Log and return the error for the client: the first PdserveError among the prompts', else InternalError."""
-    reason = next((one for one in _leaves(error) if isinstance(one, PdserveError)), None)
+    reason = next((one for one in _single_errors(error) if isinstance(one, PdserveError)), None)
     if reason is None:
         _log.error("request_failed_internally", error, request_id=request.request_id)
         reason = InternalError(f"request {request.request_id} failed; details are in the scheduler's log")
@@ -168,7 +168,7 @@ def _reason(error: Exception, request: GenerationRequest) -> PdserveError:
     return reason
 
 
-def _leaves(error: Exception) -> list[Exception]:
+def _single_errors(error: Exception) -> list[Exception]:
     if isinstance(error, ExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+        return [leaf for inner in error.exceptions for leaf in _single_errors(inner)]
     return [error.error] if isinstance(error, SinkFailed) else [error]

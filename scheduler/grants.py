@@ -66,7 +66,7 @@ class Placer:
 
     def has_room(self, *, prefill_only: bool) -> bool:
         """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""
-        return has_room(self._loads(), prefill_only=prefill_only)
+        return has_room(self._current_loads(), prefill_only=prefill_only)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
@@ -80,7 +80,7 @@ class Placer:
 
     def _place(self, facts: PromptFacts) -> Plan | None:
         try:
-            return place(self._loads(), self._with_prefixes(facts))
+            return place(self._current_loads(), self._with_prefixes(facts))
         except Unavailable:
             if self._registry.awaits_path():
                 return None
@@ -95,7 +95,7 @@ class Placer:
         prefill = None if plan.prefill is None else self._registry.instance(plan.prefill)
         return Grant(prompt_id, plan, prefill, self._registry.instance(plan.decode))
 
-    def _loads(self) -> list[InstanceLoad]:
+    def _current_loads(self) -> list[InstanceLoad]:
         if self._seen is None:
             self._seen = self._registry.loads()
         return self._seen

@@ -148,7 +148,7 @@ class Instance:
         tasks = [asyncio.create_task(coroutine) for coroutine in (self._read(events), self._send(), self._watch())]
         try:  # not a TaskGroup: Python 3.11's and 3.12's drop a cancellation that arrives while they finish
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            error = self._why([task for task in tasks if task in ended])
+            error = self._end_reason([task for task in tasks if task in ended])
             reason = InstanceLost(f"{self} was lost: {error if isinstance(error, _Found) else 'its connection broke'}")
             raise InstanceLost(f"{self.address}: {error}") from error
         finally:
@@ -163,11 +163,11 @@ class Instance:
         async for event in events:
             self._last_message_at = self._run_time()
             if self.is_suspect:
-                self._suspect(is_suspect=False)
-            self._route(event)
+                self._set_suspect(is_suspect=False)
+            self._handle_event(event)
         raise _Found("it ended the session")
 
-    def _route(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case Step(load=load) as step:
                 self._update(load)
@@ -179,9 +179,9 @@ class Instance:
                 self._update(beat)
             case Refused(load=refused_load):
                 self._update(refused_load)
-                self._deliver(event)
+                self._pass_to_prompt(event)
             case Reserved() | PrefillHeld() | HandedOff() | Pooled() | Failed():
-                self._deliver(event)
+                self._pass_to_prompt(event)
             case LinkMeasured():
                 self.link_answers.deliver(event)
             case TableRead(digest=digest):
@@ -198,7 +198,7 @@ class Instance:
             self.in_flight.update(load)
             check_progress(load, self._limits)
 
-    def _deliver(self, event: Answer) -> None:
+    def _pass_to_prompt(self, event: Answer) -> None:
         on_instance = self._prompts.get(event.prompt_id)
         if on_instance is not None:
             on_instance.on_event(event)
@@ -231,16 +231,16 @@ class Instance:
         if silent_s > limit_s:
             raise _Found(f"no message for {silent_s:.1f} s (limit {limit_s:.3g} s)")
         if not self.is_suspect and silent_s > min(limits.suspect_s * self.slowness, limit_s / 2):
-            self._suspect(is_suspect=True)
+            self._set_suspect(is_suspect=True)
 
-    def _suspect(self, *, is_suspect: bool) -> None:
+    def _set_suspect(self, *, is_suspect: bool) -> None:
         self.is_suspect = is_suspect
         self._changed()
 
     def _run_time(self) -> float:
         return asyncio.get_running_loop().time() - self._limits.starved()
 
-    def _why(self, ended: Sequence[asyncio.Task[None]]) -> PdserveError:
+    def _end_reason(self, ended: Sequence[asyncio.Task[None]]) -> PdserveError:
         errors = [None if task.cancelled() else task.exception() for task in ended]
         for error in errors:
             if isinstance(error, PdserveError):

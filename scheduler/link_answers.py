@@ -13,13 +13,13 @@ class LinkAnswers:
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[LinkMeasured]] = {}
-        self._over: InstanceLost | None = None
+        self._error: InstanceLost | None = None
 
     @contextmanager
     def expect(self, peer_id: str) -> Iterator[asyncio.Future[LinkMeasured]]:
         """Yield a future of the next result for `peer_id`. Raises Overloaded if one is pending, InstanceLost."""
-        if self._over is not None:
-            raise InstanceLost(str(self._over))
+        if self._error is not None:
+            raise InstanceLost(str(self._error))
         if peer_id in self._waiting:
             raise Overloaded(f"the link to {peer_id} is being measured")
         answer = self._waiting[peer_id] = asyncio.get_running_loop().create_future()
@@ -38,7 +38,7 @@ class LinkAnswers:
 
     def end(self, error: InstanceLost) -> None:
         """Fail all waits: the session has ended."""
-        self._over = error
+        self._error = error
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)

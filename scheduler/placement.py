@@ -39,8 +39,8 @@ def max_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: in
     None without a pair. At least 1, even if the prompt itself does not fit: `place` refuses that with a message.
     """
     prompt = PromptFacts(num_tokens, _GOES_ON, num_sequences)
-    pairs = list(_pairs(loads, prompt))
-    fitting = [pair for pair in pairs if _fits(*pair, prompt)]
+    pairs = list(_usable_pairs(loads, prompt))
+    fitting = [pair for pair in pairs if _has_room(*pair, prompt)]
     return max((_max_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
 
@@ -56,8 +56,8 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     free = _first_free(loads, prompt) if not prompt.avoid else _first_untried(loads, prompt)
     if free is not None:
         return _plan(*free, prompt)
-    if not any(_fits(*pair, prompt) for pair in _pairs(loads, prompt)):
-        pairs = list(_pairs(loads, prompt))
+    if not any(_has_room(*pair, prompt) for pair in _usable_pairs(loads, prompt)):
+        pairs = list(_usable_pairs(loads, prompt))
         raise _never_fits(pairs, prompt) if pairs else Unavailable("no path")
     return None
 
@@ -69,12 +69,12 @@ def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool) -> bool:
     """
     smallest = PromptFacts(0, _GOES_ON)
     can_start = any(_first_free(loads, dataclasses.replace(smallest, pooled=kind)) for kind in {False, prefill_only})
-    return can_start or next(_pairs(loads, smallest), None) is None
+    return can_start or next(_usable_pairs(loads, smallest), None) is None
 
 
 def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
     """Return why no pair can take the prompt now; empty if one can, or if none ever can."""
-    pairs = [pair for pair in _pairs(loads, prompt) if _fits(*pair, prompt)]
+    pairs = [pair for pair in _usable_pairs(loads, prompt) if _has_room(*pair, prompt)]
     peers = _count_peers(loads)
     found = [next(obstacles(start, end, prompt, link_share(start, end, *peers)), "") for start, end in pairs]
     return "" if "" in found else first_reasons(list(dict.fromkeys(found)))
@@ -103,7 +103,7 @@ def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | No
         for end in [start] if _stays(start, prompt) else ends:
             if end is not start and next(of_end(end, prompt), None) is not None:
                 blocked.add(end.index)
-            elif _can_send(start, end) and _fits(start, end, prompt) and _is_free(start, end, prompt, peers):
+            elif _can_send(start, end) and _has_room(start, end, prompt) and _is_free(start, end, prompt, peers):
                 return start, end
         if blocked:
             ends = [end for end in ends if end.index not in blocked]
@@ -112,9 +112,9 @@ def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | No
 
 def _first_untried(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
     """Return the first free pair that shares as little as possible with the pairs that failed the prompt."""
-    fitting = [pair for pair in _pairs(loads, prompt) if _fits(*pair, prompt)]
+    fitting = [pair for pair in _usable_pairs(loads, prompt) if _has_room(*pair, prompt)]
     untried = [pair for pair in fitting if _key(*pair) not in prompt.avoid]
-    disjoint = [pair for pair in untried if not _shares(_key(*pair), prompt.avoid)]
+    disjoint = [pair for pair in untried if not _shares_failure(_key(*pair), prompt.avoid)]
     peers = _count_peers(loads)
     pairs = disjoint or untried or fitting
     return next(((start, end) for start, end in pairs if _is_free(start, end, prompt, peers)), None)
@@ -124,7 +124,7 @@ def _is_free(start: InstanceLoad, end: InstanceLoad, prompt: PromptFacts, peers:
     return next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None
 
 
-def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]:
+def _usable_pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]:
     """Yield the pairs with a common KV transport, best first."""
     starts, ends = _in_order(loads, prompt)
     for start in starts:
@@ -160,7 +160,7 @@ def _in_order(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> tuple[list[
     return starts, ends
 
 
-def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
+def _has_room(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
     """Return whether empty instances could run the whole prompt; with a hand-off, prefill stores only the prompt."""
     return (
         prompt.num_sequences <= min(start.max_num_seqs, decode.max_num_seqs)
@@ -209,7 +209,7 @@ def _cached_note(load: InstanceLoad, prompt: PromptFacts) -> str:
     return f", {known} of {prompt.num_tokens} prompt tokens cached" if known else ""
 
 
-def _shares(pair: tuple[int | None, int], failed: frozenset[tuple[int | None, int]]) -> bool:
+def _shares_failure(pair: tuple[int | None, int], failed: frozenset[tuple[int | None, int]]) -> bool:
     """Whether an instance of `pair` is in a failed pair: which of the two was at fault is unknown."""
     return not {index for index in pair if index is not None}.isdisjoint(index for other in failed for index in other)
 

@@ -36,7 +36,7 @@ class Readiness:
 
     def note_use(self, plan: Plan) -> None:
         """Record that a token arrived over this plan's pair."""
-        self._last_use[plan.pair] = _epochs_of(plan, self._epochs()), asyncio.get_running_loop().time()
+        self._last_use[plan.pair] = _epochs_of(plan, self._living_epochs()), asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 
     def names(self, plan: Plan) -> dict[str, str]:
@@ -62,7 +62,7 @@ class Readiness:
 
     def extend_use(self, plan: Plan) -> None:
         """Extend the last use of this pair, which has no room for a probe but progresses."""
-        epochs = _epochs_of(plan, self._epochs())
+        epochs = _epochs_of(plan, self._living_epochs())
         if self._last_use.get(plan.pair, (None, 0.0))[0] == epochs:
             self._last_use[plan.pair] = epochs, asyncio.get_running_loop().time()
 
@@ -73,7 +73,7 @@ class Readiness:
         return [gap for gap in gaps if now - self._tried_at.get(self._tried(gap), -math.inf) >= wait_s]
 
     def _tried(self, gap: KvGap) -> _Epochs:
-        epochs = self._epochs()
+        epochs = self._living_epochs()
         return epochs.get(gap.sender), epochs.get(gap.receiver)
 
     def set_proof(self, plan: Plan, why: str | None) -> bool:
@@ -103,24 +103,24 @@ class Readiness:
     def ready(self) -> bool:
         """Whether some living pair was used within the window."""
         window_s = self._limits.ready_window_s
-        return any(age <= window_s * self.slowness(plan) for plan, age in self._ages().items())
+        return any(age <= window_s * self.slowness(plan) for plan, age in self._probe_ages().items())
 
     def due(self) -> list[Plan]:
         """Return the living pairs not used recently, longest ago first."""
-        ages, after_s = self._ages(), self._limits.probe_after_s
+        ages, after_s = self._probe_ages(), self._limits.probe_after_s
         return sorted(
             (plan for plan in ages if ages[plan] > after_s * self.slowness(plan)), key=lambda plan: -ages[plan]
         )
 
-    def _ages(self) -> dict[Plan, float]:
+    def _probe_ages(self) -> dict[Plan, float]:
         """Return the time since each living pair's last use, infinity if its processes were never used."""
-        now, epoch_by_index, ages = asyncio.get_running_loop().time(), self._epochs(), dict[Plan, float]()
+        now, epoch_by_index, ages = asyncio.get_running_loop().time(), self._living_epochs(), dict[Plan, float]()
         for plan in self.living_plans():
             epochs, at = self._last_use.get(plan.pair, (None, 0.0))
             ages[plan] = now - at if epochs == _epochs_of(plan, epoch_by_index) else math.inf
         return ages
 
-    def _epochs(self) -> dict[int, int]:
+    def _living_epochs(self) -> dict[int, int]:
         return {instance.index: instance.description.epoch for instance in self._registry.living()}
 
     def living_plans(self) -> list[Plan]:

@@ -62,7 +62,9 @@ class Registry:
         rng: random.Random,
         same_host: SameHost = operator.eq,
     ) -> None:
-        self._members = Members(expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._forget)
+        self._members = Members(
+            expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._drop_instance
+        )
         self._ranks = WorkerRanks(expected)
         self.table = TableView(digest=table_digest)
         self._digests = {table_digest}
@@ -133,8 +135,8 @@ class Registry:
 
     def name(self, index: int) -> str:
         """Return the name of the entry with this index."""
-        everyone = (*self.members, *self.leaving)
-        return next((one.expected.name for one in everyone if one.expected.index == index), f"instance {index}")
+        all_instances = (*self.members, *self.leaving)
+        return next((one.expected.name for one in all_instances if one.expected.index == index), f"instance {index}")
 
     def loads(self) -> list[InstanceLoad]:
         """Return the load of every living instance, for placement."""
@@ -261,7 +263,7 @@ class Registry:
                 raise Unavailable(str(error)) from error
             raise
 
-    def _forget(self, member: Member) -> None:
+    def _drop_instance(self, member: Member) -> None:
         """Drop a removed member's description, unless it is the only reference for others."""
         index = member.expected.index
         self.kv_pairs.forget(index)

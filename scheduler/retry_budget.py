@@ -57,7 +57,7 @@ class RetryBudget:
         """Wait for the turn of `retry` and count it as running."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((retry, turn))
-        self._pump()
+        self._start_waiting()
         try:
             await turn
         except asyncio.CancelledError:
@@ -68,7 +68,7 @@ class RetryBudget:
         """Record that `retry` has its grant: there may be room for the next."""
         if self._past_limit is retry:
             self._past_limit = None
-        self._pump()
+        self._start_waiting()
 
     def give_back(self, retry: "Retry") -> None:
         """Stop counting `retry`, running or waiting. Idempotent."""
@@ -81,7 +81,7 @@ class RetryBudget:
     def _may_go(self) -> bool:
         return self.num_under_way < self.limit or (self._past_limit is None and self._has_room())
 
-    def _pump(self) -> None:
+    def _start_waiting(self) -> None:
         while self._waiting and self._may_go():
             retry, turn = self._waiting.popleft()
             if turn.done():  # cancelled while waiting; its task has yet to remove it

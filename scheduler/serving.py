@@ -61,22 +61,22 @@ class Serving:
     app: ASGIApp
     control: Control
     drain: Drain
-    _keepers: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
+    _tasks: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
 
     async def run(self) -> None:
         """Keep the sessions with the instances, until cancelled.
 
         Raises ConfigError if no path has answered within --startup-timeout, Incompatible for an incompatible instance.
         """
-        keepers = [asyncio.create_task(keep()) for keep in self._keepers]
+        tasks = [asyncio.create_task(start()) for start in self._tasks]
         try:
-            done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_EXCEPTION)
-            for keeper in done:
-                keeper.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
-            for task in keepers:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -124,7 +124,7 @@ async def open_serving(
         defaults=defaults,
     )
     follow = cluster.follow
-    keepers = (
+    tasks = (
         control.run,
         *(() if follow is None else (lambda: follow(control.registry),)),
         lambda: _watch_startup(control, options.startup_timeout),
@@ -132,7 +132,7 @@ async def open_serving(
         lambda: give_back_memory(lambda: not control.dispatch.ledger.inflight),
     )
     try:
-        yield Serving(build_app(context), control, drain, keepers)
+        yield Serving(build_app(context), control, drain, tasks)
     finally:
         await control.dispatch.close(0)
         await tokens.close()
@@ -185,10 +185,10 @@ async def _watch_startup(control: Control, timeout_s: float) -> None:
         await asyncio.sleep(READY_POLL_S)
         now = loop.time()
         if now - began > timeout_s:
-            raise ConfigError(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing(control)}")
+            raise ConfigError(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing_text(control)}")
         if now - logged > LOG_EVERY_S:
             logged = now
-            _log.info("waiting", missing=_missing(control))
+            _log.info("waiting", missing=_missing_text(control))
     _log.info("ready", seconds=loop.time() - began)
 
 
@@ -203,5 +203,5 @@ async def _start_templates(tokens: Tokens) -> None:
         _log.warning("templates_not_started", error=str(error))
 
 
-def _missing(control: Control) -> str:
+def _missing_text(control: Control) -> str:
     return "; ".join(report(control).missing)

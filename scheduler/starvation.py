@@ -60,10 +60,10 @@ class Slowness:
         samples.append((now, starved_s))
         while len(samples) > 2 and samples[1][0] <= now - _MEMORY_S:
             samples.popleft()
-        self.factor = max(_factor(samples[0], samples[-1]), _factor(samples[max(-2, -len(samples))], samples[-1]))
+        self.factor = max(_slowdown(samples[0], samples[-1]), _slowdown(samples[max(-2, -len(samples))], samples[-1]))
 
 
-def _factor(earlier: tuple[float, float], later: tuple[float, float]) -> float:
+def _slowdown(earlier: tuple[float, float], later: tuple[float, float]) -> float:
     passed_s, starved_s = later[0] - earlier[0], later[1] - earlier[1]
     if passed_s <= 0.0:
         return 1.0

@@ -50,9 +50,9 @@ class TableWatch:
         if isinstance(found, RanktableError):
             self._pass_over(found)
         elif found is not None:
-            self._follow(found)
+            self._follow_table(found)
 
-    def _follow(self, table: GlobalTable) -> None:
+    def _follow_table(self, table: GlobalTable) -> None:
         sentences = diff(self._table.table, table.table)
         self._table = table
         troubled, self._troubled = self._troubled, False

@@ -40,10 +40,12 @@ class VectorRun:
 
         with reporting(self._observer.request_done, done):
             for at in range(0, len(self._request.prompts), self._at_once):
-                found += await collect_vectors(dispatcher, self._part(at), functools.partial(self._on_prompt_done, at))
+                found += await collect_vectors(
+                    dispatcher, self._sub_request(at), functools.partial(self._on_prompt_done, at)
+                )
         return found
 
-    def _part(self, at: int) -> GenerationRequest:
+    def _sub_request(self, at: int) -> GenerationRequest:
         whole, part = self._request, slice(at, at + self._at_once)
         return dataclasses.replace(whole, prompts=whole.prompts[part], poolings=whole.poolings[part])
 

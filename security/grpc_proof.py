@@ -51,7 +51,7 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
         raise Incompatible(
             f"{their_host} names the cluster secret {theirs} of this host ({trust.host}) but cannot prove it"
         )
-    proof = Prover(secret, _method(method), nonce, reply.nonce).proof(Side.CLIENT)
+    proof = Prover(secret, _purpose_of(method), nonce, reply.nonce).proof(Side.CLIENT)
     return tuple(zip(_KEYS, (nonce, reply.nonce, proof), strict=True))
 
 
@@ -93,7 +93,7 @@ class ProofCheck:
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "no_proof", message)
         client_nonce, nonce, proof = (shown[key] for key in _KEYS)
         problem = self._mint.problem(nonce, client_nonce)
-        if problem is None and not Prover(secret, _method(method), client_nonce, nonce).holds(Side.CLIENT, proof):
+        if problem is None and not Prover(secret, _purpose_of(method), client_nonce, nonce).holds(Side.CLIENT, proof):
             problem = "its proof is wrong"
         if problem is not None:
             message = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} is refused: "
@@ -123,5 +123,5 @@ def peer_address(context: Any) -> str:
     return peer.partition(":")[2].rpartition(":")[0].strip("[]")
 
 
-def _method(method: str) -> str:
+def _purpose_of(method: str) -> str:
     return f"{_PURPOSE} {method}"

@@ -28,12 +28,14 @@ class NonceMint:
     def issue(self, client_nonce: bytes) -> bytes:
         """Return a new nonce for the client that sent `client_nonce`."""
         body = int(self._clock() * 1000).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(_RANDOM_BYTES)
-        return body + self._tag(body, client_nonce)
+        return body + self._nonce_tag(body, client_nonce)
 
     def problem(self, nonce: bytes, client_nonce: bytes) -> str | None:
         """Return why a nonce is not valid for a call now; None when it is."""
         body = nonce[: _TIME_BYTES + _RANDOM_BYTES]
-        if len(nonce) != NONCE_BYTES or not hmac.compare_digest(nonce[len(body) :], self._tag(body, client_nonce)):
+        if len(nonce) != NONCE_BYTES or not hmac.compare_digest(
+            nonce[len(body) :], self._nonce_tag(body, client_nonce)
+        ):
             return "its nonce was not issued by this process"
         age_s = self._clock() - int.from_bytes(body[:_TIME_BYTES], "big") / 1000
         if age_s > NONCE_LIFE_S:
@@ -58,5 +60,5 @@ class NonceMint:
                 return
             del self._expiry_by_used[oldest]
 
-    def _tag(self, body: bytes, client_nonce: bytes) -> bytes:
+    def _nonce_tag(self, body: bytes, client_nonce: bytes) -> bytes:
         return hmac.digest(self._key, body + client_nonce, "sha256")[:_TAG_BYTES]

@@ -85,10 +85,10 @@ def find_secret(environ: Mapping[str, str], table_path: str | None) -> Secret | 
     named = environ.get(SECRET_VARIABLE)
     if named:
         return read_secret(Path(named), SECRET_VARIABLE)
-    beside = None if table_path is None else Path(table_path).absolute().parent / SECRET_NAME
-    if beside is None or not os.path.lexists(beside):
+    default_path = None if table_path is None else Path(table_path).absolute().parent / SECRET_NAME
+    if default_path is None or not os.path.lexists(default_path):
         return None
-    return read_secret(beside, "the cluster secret")
+    return read_secret(default_path, "the cluster secret")
 
 
 def read_secret(path: Path, what: str = "the cluster secret") -> Secret:

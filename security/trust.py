@@ -73,7 +73,7 @@ class Trust:
     def follow(self, hosts: Iterable[str]) -> None:
         """Use the hosts of another table from now on, if the addresses come from a table (`find_trust`)."""
         if isinstance(self.addresses, LiveAddresses):
-            self.addresses.replace(_spelled(hosts))
+            self.addresses.replace(_canonical_addresses(hosts))
 
     def check_address(self, address: str) -> None:
         """Raise Incompatible unless there is a secret, which is proven instead, or the table has this address."""
@@ -99,7 +99,7 @@ class Trust:
 
 def find_trust(environ: Mapping[str, str], table_path: str, hosts: Iterable[str], tls: TlsFiles | None = None) -> Trust:
     """Return the trust of a process with a table; `hosts` are the addresses of its entries. Raises ConfigError."""
-    spelled = _spelled(hosts)
+    spelled = _canonical_addresses(hosts)
     loopback = any(ipaddress.ip_address(address).is_loopback for address in spelled)
     return Trust(find_secret(environ, table_path), LiveAddresses(spelled), loopback, tls)
 
@@ -119,5 +119,5 @@ def printable(text: str) -> str:
     return "".join(char if char.isalnum() or char in ".:-_[]" else "?" for char in text[:_MAX_HOST_CHARS]) or "?"
 
 
-def _spelled(hosts: Iterable[str]) -> set[str]:
+def _canonical_addresses(hosts: Iterable[str]) -> set[str]:
     return {address for address in map(spell, hosts) if address is not None}

@@ -49,8 +49,8 @@ class CappedLog:
     def _may_write(self, reason: str, fields: dict[str, object]) -> bool:
         text, now = " ".join(map(str, fields.values())), self._clock()
         with self._lock:
-            over = {name: one.left_out for name, one in self._windows.items() if now >= one.ends}
-            for name in over:
+            ended = {name: one.left_out for name, one in self._windows.items() if now >= one.ends}
+            for name in ended:
                 del self._windows[name]
             window = self._windows.setdefault(reason, _Window(now + self._window_s))
             is_allowed = text not in window.written and len(window.written) < self._lines
@@ -58,7 +58,7 @@ class CappedLog:
                 window.written.add(text)
             else:
                 window.left_out += 1
-        for name, left_out in over.items():
+        for name, left_out in ended.items():
             if left_out:
                 self._log.warning("log_lines_suppressed", of=name, lines=left_out, within_s=self._window_s)
         return is_allowed

@@ -28,11 +28,11 @@ def exposed(metrics: Iterable[Metric]) -> bytes:
 def _line(sample: Sample) -> str:
     if not sample.labels:
         return f"{sample.name} {_number(sample.value)}\n"
-    labels = ",".join([f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items())])
+    labels = ",".join([f'{name}="{_escape(value)}"' for name, value in sorted(sample.labels.items())])
     return f"{sample.name}{{{labels}}} {_number(sample.value)}\n"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value if value.isalnum() else value.translate(_ESCAPES)
 
 

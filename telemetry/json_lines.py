@@ -36,12 +36,12 @@ def _event_fields(record: logging.LogRecord) -> dict[str, object]:
     event = record.args[0] if isinstance(record.args, tuple) and record.args else None
     name, fields = getattr(event, "name", None), getattr(event, "fields", None)
     if record.msg == "%s" and isinstance(name, str) and isinstance(fields, dict):
-        return {"event": name, **{f"{key}_" if key in _OWN else key: _plain(value) for key, value in fields.items()}}
+        return {"event": name, **{f"{key}_" if key in _OWN else key: _to_plain(value) for key, value in fields.items()}}
     message = record.getMessage()
-    return {"event": message.partition(" ")[0][:_MAX_VALUE], "message": _plain(message)}
+    return {"event": message.partition(" ")[0][:_MAX_VALUE], "message": _to_plain(message)}
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     """Return finite numbers, booleans and None unchanged, anything else as text cut at _MAX_VALUE characters."""
     if value is None or isinstance(value, (bool, int)):
         return value

@@ -12,12 +12,12 @@ from typing import Any
 from telemetry.metric_table import Exposed, MetricKind, MetricRow
 
 
-def _declared(kind: MetricKind, help: str, name: str | None = None, *, vllm: str | None = None) -> Any:
+def _metric_field(kind: MetricKind, help: str, name: str | None = None, *, vllm: str | None = None) -> Any:
     """Declare a field, 0 by default; `name` is the scheduler's (None: the field's) and `vllm` vLLM's, if it has one."""
     return field(default=0, metadata={"metric": (kind, help, name, vllm)})
 
 
-gauge, counter = partial(_declared, MetricKind.GAUGE), partial(_declared, MetricKind.COUNTER)
+gauge, counter = partial(_metric_field, MetricKind.GAUGE), partial(_metric_field, MetricKind.COUNTER)
 
 
 def metrics_of(record: type[Any]) -> tuple[MetricRow, ...]:

@@ -49,7 +49,7 @@ def read_endpoint(url: str, environ: Mapping[str, str]) -> OtlpEndpoint:
         host, port or (_GRPC_PORT if is_grpc else _HTTP_PORT),
         "" if is_grpc else _PATH if parts.path in ("", "/") else parts.path,
         is_tls=parts.scheme in ("https", "grpcs"), is_grpc=is_grpc,
-        headers=tuple(_headers(_variable("HEADERS", environ))),
+        headers=tuple(_headers(_read_variable("HEADERS", environ))),
         service_name=environ.get("OTEL_SERVICE_NAME") or "pdserve",
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ def is_installed() -> bool:
 
 
 def _is_grpc(scheme: str, path: str, port: int | None, environ: Mapping[str, str]) -> bool:
-    named = _variable("PROTOCOL", environ)
+    named = _read_variable("PROTOCOL", environ)
     if named and named not in _PROTOCOLS:
         raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL {named!r} is not one of {', '.join(_PROTOCOLS)}")
     if named and not scheme.startswith("grpc"):
@@ -82,5 +82,5 @@ def _headers(text: str) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _variable(name: str, environ: Mapping[str, str]) -> str:
+def _read_variable(name: str, environ: Mapping[str, str]) -> str:
     return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}") or ""

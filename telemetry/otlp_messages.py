@@ -18,7 +18,7 @@ from telemetry.spans import Attribute, Span
 
 def encode(spans: Sequence[Span], service_name: str) -> bytes:
     """Return one ExportTraceServiceRequest."""
-    resource = Resource(attributes=_pairs({"service.name": service_name, "process.pid": os.getpid()}))
+    resource = Resource(attributes=_key_values({"service.name": service_name, "process.pid": os.getpid()}))
     scope = ScopeSpans(scope=InstrumentationScope(name="pdserve"), spans=map(_message, spans))
     return ExportTraceServiceRequest(
         resource_spans=[ResourceSpans(resource=resource, scope_spans=[scope])]
@@ -44,12 +44,12 @@ def _message(span: Span) -> SpanMessage:
         kind=SpanMessage.SPAN_KIND_SERVER if span.is_server else SpanMessage.SPAN_KIND_INTERNAL,
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=span.end_ns,
-        attributes=_pairs(span.attributes),
+        attributes=_key_values(span.attributes),
         status=error,
     )
 
 
-def _pairs(attributes: Mapping[str, Attribute]) -> Iterator[KeyValue]:
+def _key_values(attributes: Mapping[str, Attribute]) -> Iterator[KeyValue]:
     return (KeyValue(key=key, value=_value(value)) for key, value in attributes.items())
 
 

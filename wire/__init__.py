@@ -1,1 +1,1 @@
-"""What processes say to each other: types, messages, errors, KV layout, codec, the scheduler/instance interface."""
+"""What processes exchange: types, messages, errors, KV layout, codec, the scheduler/instance interface."""

@@ -81,7 +81,7 @@ def read_prompt(description: bytes) -> PromptState:
     try:
         message.ParseFromString(description)
     except DecodeError as error:
-        raise InvalidRequest(f"a description that is not a PromptState: {error}") from error
+        raise InvalidRequest(f"this description is not a PromptState: {error}") from error
     return prompt_from_pb(message)
 
 

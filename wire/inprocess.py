@@ -40,9 +40,9 @@ class InProcessSession:
         if self._closed:
             raise InstanceLost("the session to the instance in this process is over")
         for command in commands:
-            self._deliver(command)
+            self._handle_command(command)
 
-    def _deliver(self, command: Command) -> None:
+    def _handle_command(self, command: Command) -> None:
         if isinstance(command, PromptCommand):
             try:
                 check_prompt(command.prompt)

@@ -44,21 +44,21 @@ class AnswerWriter:
     async def send(self, message: Message) -> None:
         """Forward one message."""
         if message["type"] == "http.response.start":
-            message = {**message, "headers": self._head(message["status"], message.get("headers", ()))}
+            message = {**message, "headers": self._answer_headers(message["status"], message.get("headers", ()))}
         elif not message.get("more_body"):
             self.complete = True
         await self._send(message)
 
     def start(self, status: int, headers: Headers) -> None:
         """Start the answer."""
-        self._sink.start(status, self._head(status, headers))
+        self._sink.start(status, self._answer_headers(status, headers))
 
     async def end(self) -> None:
         """End the answer."""
         self.complete = True
         await self._sink.end()
 
-    def _head(self, status: int, headers: Headers) -> Headers:
+    def _answer_headers(self, status: int, headers: Headers) -> Headers:
         self.status = status
         added = [(b"x-request-id", self._shown_id.encode())]
         if "warning" in self._state:

@@ -48,7 +48,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     role = context.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
     shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.formatter, prepared.options)
-    return prepared.generation(request_id, shape, echo=_echo(body, messages, role))
+    return prepared.generation(request_id, shape, echo=_echoed_text(body, messages, role))
 
 
 def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
@@ -73,7 +73,7 @@ def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
     )
 
 
-def _echo(body: ChatBody, messages: Sequence[Mapping[str, Any]], role: str) -> tuple[str, ...]:
+def _echoed_text(body: ChatBody, messages: Sequence[Mapping[str, Any]], role: str) -> tuple[str, ...]:
     """Return the text of the last message if `echo` is set and it has the role of the answer."""
     last = messages[-1]
     return (text_of(last["content"]),) if body.echo and last["role"] == role else ()
@@ -109,7 +109,7 @@ class ChatShape:
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event of a text chunk; in the common case by concatenating bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
-            before = self._before.get(piece.index) or self._prefix(piece.index)
+            before = self._before.get(piece.index) or self._event_prefix(piece.index)
             return before + orjson.dumps(piece.text) + _AFTER_CONTENT
         choice: dict[str, Any] = {
             "index": piece.index,
@@ -135,7 +135,7 @@ class ChatShape:
     def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete answer."""
         answer = self._head | ANSWER_NULLS | _NULLS | {
-            "object": "chat.completion", "choices": [self._choice(one) for one in choices], "usage": usage,
+            "object": "chat.completion", "choices": [self._choice_object(one) for one in choices], "usage": usage,
         }  # fmt: skip
         prompt = prompts[0]
         if self._options.prompt_logprobs is not None:
@@ -145,7 +145,7 @@ class ChatShape:
             answer["prompt_token_ids"] = list(prompt.token_ids)
         return answer
 
-    def _choice(self, one: CompleteChoice) -> dict[str, Any]:
+    def _choice_object(self, one: CompleteChoice) -> dict[str, Any]:
         choice: dict[str, Any] = CHOICE_NULLS | {
             "index": one.index,
             "message": {"role": self._role, "content": one.text} | _MESSAGE_NULLS,
@@ -157,7 +157,7 @@ class ChatShape:
             choice["token_ids"] = one.token_ids
         return choice
 
-    def _prefix(self, index: int) -> bytes:
+    def _event_prefix(self, index: int) -> bytes:
         choice = b'"choices":[{"index":%d,"delta":{"content":' % index
         self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]

@@ -85,13 +85,13 @@ class CompletionShape:
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event of a text chunk; in the common case by concatenating bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
-            before = self._before.get(piece.index) or self._prefix(piece.index)
+            before = self._before.get(piece.index) or self._event_prefix(piece.index)
             return before + orjson.dumps(piece.text) + _AFTER_TEXT
         is_first = piece.index not in self._opened
         self._opened.add(piece.index)
         logprobs, ids = self.logprobs(piece, prompt), tuple(token_id for token_id, _ in scored_output(piece.tokens))
         ended = CompleteChoice(piece.index, piece.text, piece.finish_reason, piece.stop_reason, logprobs, ids)
-        chunk = {**self._head, "choices": [self._choice(ended, prompt, is_first=is_first)]}
+        chunk = {**self._head, "choices": [self._choice_object(ended, prompt, is_first=is_first)]}
         return event(chunk if usage is None else chunk | {"usage": usage})
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
@@ -116,15 +116,17 @@ class CompletionShape:
 
     def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete answer."""
-        answered = [_NULLS | self._choice(one, prompts[one.index // self._options.n], is_first=True) for one in choices]
+        answered = [
+            _NULLS | self._choice_object(one, prompts[one.index // self._options.n], is_first=True) for one in choices
+        ]
         return self._head | ANSWER_NULLS | {"choices": answered, "usage": usage}
 
-    def _prefix(self, index: int) -> bytes:
+    def _event_prefix(self, index: int) -> bytes:
         choice = b'"choices":[{"index":%d,"text":' % index
         self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]
 
-    def _choice(self, one: CompleteChoice, prompt: PromptReport, *, is_first: bool) -> dict[str, Any]:
+    def _choice_object(self, one: CompleteChoice, prompt: PromptReport, *, is_first: bool) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": one.index,
             "text": one.text,

@@ -36,21 +36,21 @@ def render(document: Mapping[str, Any]) -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p>Machine-readable: <a href=openapi.json>openapi.json</a></p>"
-        f"{''.join(_sections(document))}</html>\n"
+        f"{''.join(_route_sections(document))}</html>\n"
     )
 
 
-def _sections(document: Mapping[str, Any]) -> Iterator[str]:
+def _route_sections(document: Mapping[str, Any]) -> Iterator[str]:
     by_tag: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, one in operations.items():
-            operation = _operation(method.upper(), path, one, document["components"]["schemas"])
+            operation = _operation_html(method.upper(), path, one, document["components"]["schemas"])
             by_tag.setdefault(one["tags"][0], []).append(operation)
     for tag, section in by_tag.items():
         yield f"<h2>{escape(tag)}</h2>{''.join(section)}"
 
 
-def _operation(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+def _operation_html(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     head = f"<code>{escape(method)} {escape(path)}</code> {escape(operation['summary'])}"
     if "requestBody" not in operation:
         return f"<p>{head}</p>"
@@ -61,24 +61,24 @@ def _operation(method: str, path: str, operation: Mapping[str, Any], schemas: Ma
 def _fields(schema: Mapping[str, Any]) -> str:
     required = schema.get("required", ())
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code><td>{escape(_type(field))}"
+        f"<tr><td><code>{escape(name)}</code><td>{escape(_type_name(field))}"
         f"<td>{'required' if name in required else ''}<td>{escape(field.get('description', ''))}"
         for name, field in schema.get("properties", {}).items()
     )
     return f"<table>{rows}</table>"
 
 
-def _type(field: Mapping[str, Any]) -> str:
+def _type_name(field: Mapping[str, Any]) -> str:
     """Return the type as text, such as `integer or null`, with its bounds."""
     if "anyOf" in field:
-        return " or ".join(_type(one) for one in field["anyOf"])
+        return " or ".join(_type_name(one) for one in field["anyOf"])
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "enum" in field or "const" in field:
         return ", ".join(map(str, field.get("enum", [field.get("const")])))
     kind = str(field.get("type", "any"))
     if kind == "array":
-        return f"array of ({_type(field.get('items', {}))})"
+        return f"array of ({_type_name(field.get('items', {}))})"
     bounds = [f"{sign} {field[key]}" for key, sign in _BOUNDS.items() if key in field]
     return f"{kind} {' and '.join(bounds)}".strip()
 

@@ -57,7 +57,7 @@ async def prepare_embedding(context: AppContext, body: EmbeddingBody, request: R
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": await _written(vectors, as_base64=body.encoding_format == "base64", max_bytes=maximum),
+            "data": await _encode_vector(vectors, as_base64=body.encoding_format == "base64", max_bytes=maximum),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }
 
@@ -77,11 +77,11 @@ async def _prompts(context: AppContext, body: EmbeddingBody) -> tuple[tuple[int,
     return (fitting(truncate_prompt(ids, keep, room=tokens.max_model_len, side=side), tokens, "messages"),)
 
 
-async def _written(vectors: list[Values], *, as_base64: bool, max_bytes: int) -> list[orjson.Fragment]:
+async def _encode_vector(vectors: list[Values], *, as_base64: bool, max_bytes: int) -> list[orjson.Fragment]:
     """Return the serialised `data` of the answer; yields to the event loop between batches of vectors."""
     written, num_bytes = [], 0
     for index, values in enumerate(vectors):
-        embedding = _base64(values) if as_base64 else values
+        embedding = _to_base64(values) if as_base64 else values
         content = orjson.dumps({"object": "embedding", "index": index, "embedding": embedding})
         num_bytes += len(content)
         if num_bytes > max_bytes:
@@ -96,7 +96,7 @@ async def _written(vectors: list[Values], *, as_base64: bool, max_bytes: int) ->
     return written
 
 
-def _base64(values: Values) -> str:
+def _to_base64(values: Values) -> str:
     """Return little-endian float32 as base64, the encoding that OpenAI's client decodes."""
     numbers = array("f", values)
     if sys.byteorder == "big":

@@ -33,14 +33,14 @@ def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]
     look, request_id = appearance(error), request_id_of(scope)
     if not isinstance(error, PdserveError) or isinstance(error, InternalError):
         _log.error("request_failed", error, request_id=request_id)
-        return _envelope(f"internal error; see the log for request {request_id}", look.openai_type, None, 500)
+        return _error_object(f"internal error; see the log for request {request_id}", look.openai_type, None, 500)
     kind = type(error).__name__
     refusals: CappedLog = scope["state"]["refusals"]
     refusals.info("request_refused", kind, request_id=request_id, error=kind, message=without_values(error))
-    return _envelope(str(error), look.openai_type, _param(error, scope), look.http_status)
+    return _error_object(str(error), look.openai_type, _param_of(error, scope), look.http_status)
 
 
-def _param(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
+def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
     """Return the invalid field; an instance's error does not name it, so for those the field that caused it."""
     if isinstance(error, UnknownModel):
         return "model"
@@ -55,7 +55,7 @@ def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
     if isinstance(error, HttpError):
         return _http_response(error.status, str(error), None)
     if isinstance(error, HTTPException):
-        return _unrouted(error, scope)
+        return _no_route_error(error, scope)
     status = appearance(error).http_status
     headers = {}
     if isinstance(error, Overloaded):
@@ -73,7 +73,7 @@ def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[s
 def unauthorized() -> Response:
     """Return the response to a request without a valid key; it reveals neither keys nor paths."""
     text = "this server requires an API key: send the header Authorization: Bearer KEY with a valid key"
-    return json_response(_envelope(text, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
+    return json_response(_error_object(text, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ def request_id_of(scope: Mapping[str, Any]) -> str:
     return str(scope["state"]["request_id"])
 
 
-def _unrouted(error: HTTPException, scope: Mapping[str, Any]) -> Response:
+def _no_route_error(error: HTTPException, scope: Mapping[str, Any]) -> Response:
     """Return the response to a request that has no route."""
     message, path, method = error.detail, scope["path"][:_SHOWN_PATH], scope["method"]
     if error.status_code == 404:
@@ -93,9 +93,9 @@ def _unrouted(error: HTTPException, scope: Mapping[str, Any]) -> Response:
 
 def _http_response(status: int, message: str, headers: Mapping[str, str] | None) -> Response:
     return json_response(
-        _envelope(message, _HTTP_TYPES.get(status, "invalid_request_error"), None, status), status, headers
+        _error_object(message, _HTTP_TYPES.get(status, "invalid_request_error"), None, status), status, headers
     )
 
 
-def _envelope(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
+def _error_object(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

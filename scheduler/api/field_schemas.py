@@ -7,17 +7,17 @@ from pydantic import WithJsonSchema
 _Schema = dict[str, Any]
 
 
-def _either(*kinds: _Schema) -> _Schema:
+def _any_of(*kinds: _Schema) -> _Schema:
     return {"anyOf": list(kinds)}
 
 
-def _listed(item: _Schema) -> _Schema:
+def _array_of(item: _Schema) -> _Schema:
     return {"type": "array", "items": item, "minItems": 1}
 
 
 _NULL: _Schema = {"type": "null"}
 _TEXT: _Schema = {"type": "string", "minLength": 1}
-_IDS: _Schema = _listed({"type": "integer", "minimum": 0})
+_IDS: _Schema = _array_of({"type": "integer", "minimum": 0})
 _PART: _Schema = {
     "type": "object",
     "required": ["type", "text"],
@@ -28,7 +28,7 @@ _MESSAGE: _Schema = {
     "required": ["role", "content"],
     "properties": {
         "role": {"type": "string", "minLength": 1, "maxLength": 64},
-        "content": _either({"type": "string"}, _listed(_PART)),
+        "content": _any_of({"type": "string"}, _array_of(_PART)),
         "name": {"type": "string"},
     },
 }
@@ -40,13 +40,13 @@ _FORMAT: _Schema = {
         "json_schema": {"type": "object"},
     },
 }
-_FORMS = (_TEXT, _listed(_TEXT), _IDS, _listed(_IDS))
+_FORMS = (_TEXT, _array_of(_TEXT), _IDS, _array_of(_IDS))
 
-AnyPrompt = Annotated[Any, WithJsonSchema(_either(*_FORMS, _NULL))]
-AnyTexts = Annotated[Any, WithJsonSchema(_either(_TEXT, _listed(_TEXT)))]
-AnyMessages = Annotated[Any, WithJsonSchema(_either(_listed(_MESSAGE), _NULL))]
-AnyStop = Annotated[Any, WithJsonSchema(_either(_TEXT, _listed(_TEXT), _NULL))]
-AnyStopping = Annotated[Any, WithJsonSchema(_either({"type": "boolean"}, {"const": "never"}, _NULL))]
-AnyFormat = Annotated[Any, WithJsonSchema(_either(_FORMAT, _NULL))]
-AnySchema = Annotated[Any, WithJsonSchema(_either({"type": "string"}, {"type": "object"}, _NULL))]
-AnyObject = Annotated[Any, WithJsonSchema(_either({"type": "object"}, _NULL))]
+AnyPrompt = Annotated[Any, WithJsonSchema(_any_of(*_FORMS, _NULL))]
+AnyTexts = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_TEXT)))]
+AnyMessages = Annotated[Any, WithJsonSchema(_any_of(_array_of(_MESSAGE), _NULL))]
+AnyStop = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_TEXT), _NULL))]
+AnyStopping = Annotated[Any, WithJsonSchema(_any_of({"type": "boolean"}, {"const": "never"}, _NULL))]
+AnyFormat = Annotated[Any, WithJsonSchema(_any_of(_FORMAT, _NULL))]
+AnySchema = Annotated[Any, WithJsonSchema(_any_of({"type": "string"}, {"type": "object"}, _NULL))]
+AnyObject = Annotated[Any, WithJsonSchema(_any_of({"type": "object"}, _NULL))]

@@ -36,31 +36,31 @@ class Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
         with self.context.drain.request():
-            self._log_taken(scope)
+            self._log_accepted(scope)
             run = self._answer_stream(scope) if self.options.stream else self._answer_whole(scope, receive, send)
             try:
                 await until_disconnect(receive, run)
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
 
-    def _log_taken(self, scope: Scope) -> None:
+    def _log_accepted(self, scope: Scope) -> None:
         ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
         _log.info("request_accepted", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        output = self._output(scope)
+        output = self._text_output(scope)
         prompts = prompt_reports(output)
         collector = ChoiceCollector(self.shape, self.options, prompts, self.context.config.options.max_answer_bytes)
         await output.run(self.context.dispatcher, collector.add)
         timing = server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
-        answer = self.shape.whole(collector.choices(), prompts, self._usage(output))
+        answer = self.shape.whole(collector.choices(), prompts, self._usage_of(output))
         response = json_response(answer, 200, headers)
         await response(scope, receive, send)
 
     async def _answer_stream(self, scope: Scope) -> None:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""
-        output = self._output(scope)
+        output = self._text_output(scope)
         writer = PieceWriter(self.shape, self.options, output, scope["state"]["answer"])
         try:
             with writer.comments(self.context.config.options.sse_keep_alive_interval):
@@ -75,17 +75,17 @@ class Generation:
                 raise
             await writer.fail(error_body(error, scope))
 
-    def _output(self, scope: Scope) -> TextOutput:
+    def _text_output(self, scope: Scope) -> TextOutput:
         """Measure times from the request's arrival: reading, rendering and tokenising count as waiting."""
         arrived_s = scope["state"]["arrived_s"]
         observer = self.context.observer_of(scope["headers"])
         return TextOutput(self.request, self.text, self.context.tokens, observer, started_s=arrived_s)
 
     def _usage_chunk(self, output: TextOutput) -> dict[str, Any] | None:
-        chunk = self.shape.usage_chunk(self._usage(output)) if self.options.usage else None
+        chunk = self.shape.usage_chunk(self._usage_of(output)) if self.options.usage else None
         if chunk is not None:
             chunk["pdserve"] = serving_report(output.served, instances=self.options.instances)
         return chunk
 
-    def _usage(self, output: TextOutput) -> dict[str, Any]:
+    def _usage_of(self, output: TextOutput) -> dict[str, Any]:
         return token_usage(output, details=self.context.config.options.enable_prompt_tokens_details)

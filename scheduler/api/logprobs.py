@@ -35,9 +35,9 @@ class TokenFormatter:
         """Return the `logprobs` of a completion; `offsets` are the positions in its text where the tokens begin."""
         return {
             "text_offset": list(offsets),
-            "token_logprobs": [None if one is None else _finite(one.logprob) for _, one in scored],
+            "token_logprobs": [None if one is None else _to_finite(one.logprob) for _, one in scored],
             "tokens": [self.name(token_id) for token_id, _ in scored],
-            "top_logprobs": [None if one is None else self._best(token_id, one) for token_id, one in scored],
+            "top_logprobs": [None if one is None else self._best_by_text(token_id, one) for token_id, one in scored],
             **self._by_id(scored),
         }
 
@@ -46,7 +46,7 @@ class TokenFormatter:
         return {
             "content": [
                 self._entry(token_id, one.logprob)
-                | {"top_logprobs": [self._entry(*best) for best in self._likeliest(one)]}
+                | {"top_logprobs": [self._entry(*best) for best in self._most_likely(one)]}
                 for token_id, one in scored
                 if one is not None
             ],
@@ -55,35 +55,35 @@ class TokenFormatter:
 
     def prompt(self, scored: Sequence[Scored]) -> list[Any]:
         """Return `prompt_logprobs`: for each position the most likely tokens by id, with rank, and the actual token."""
-        return [None if one is None else self._ranked(token_id, one) for token_id, one in scored]
+        return [None if one is None else self._with_ranks(token_id, one) for token_id, one in scored]
 
     def _by_id(self, scored: Sequence[Scored]) -> dict[str, list[Any]]:
         return {"ranked": self.prompt(scored)} if self.ranked else {}
 
-    def _likeliest(self, one: TokenLogprobs) -> list[tuple[int, float]]:
+    def _most_likely(self, one: TokenLogprobs) -> list[tuple[int, float]]:
         return list(zip(one.top_ids, one.top_logprobs, strict=True))[: self.maximum]
 
-    def _best(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
+    def _best_by_text(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
         """Return the most likely tokens and the actual one. Of tokens with equal text the most likely is kept."""
         best: dict[str, float] = {}
-        for other, logprob in (*self._likeliest(one), (token_id, one.logprob)):
-            best.setdefault(self.name(other), _finite(logprob))
+        for other, logprob in (*self._most_likely(one), (token_id, one.logprob)):
+            best.setdefault(self.name(other), _to_finite(logprob))
         return best
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": self.name(token_id),
-            "logprob": _finite(logprob),
+            "logprob": _to_finite(logprob),
             "bytes": list(self.texts.of(token_id).data),
         }
 
-    def _ranked(self, token_id: int, one: TokenLogprobs) -> dict[str, Any]:
-        beside = enumerate(self._likeliest(one), 1)
-        likeliest = [(other, logprob, None if self.listed else rank) for rank, (other, logprob) in beside]
+    def _with_ranks(self, token_id: int, one: TokenLogprobs) -> dict[str, Any]:
+        alternatives = enumerate(self._most_likely(one), 1)
+        likeliest = [(other, logprob, None if self.listed else rank) for rank, (other, logprob) in alternatives]
         own, entries = (token_id, one.logprob, one.rank), dict[str, Any]()
         for other, logprob, rank in (own, *likeliest) if self.listed else (*likeliest, own):
             text = self.texts.of(other).text
-            entries.setdefault(str(other), {"logprob": _finite(logprob), "rank": rank, "decoded_token": text})
+            entries.setdefault(str(other), {"logprob": _to_finite(logprob), "rank": rank, "decoded_token": text})
         return entries
 
 
@@ -97,5 +97,5 @@ def scored_prompt(token_ids: Sequence[int], found: Sequence[TokenLogprobs | None
     return list(zip(token_ids, found, strict=True))
 
 
-def _finite(logprob: float) -> float:
+def _to_finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LOWEST

@@ -23,10 +23,10 @@ def _message(value: Any, path: str) -> Message:
         raise InvalidRequest(f"{path}.role must be a string such as user, system or assistant", f"{path}.role")
     if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
         raise InvalidRequest(f"{path}: tools are not supported yet", path)
-    return {"role": role, "content": _content(value.get("content"), f"{path}.content")} | _extras(value)
+    return {"role": role, "content": _check_content(value.get("content"), f"{path}.content")} | _other_fields(value)
 
 
-def _extras(value: Mapping[str, Any]) -> Message:
+def _other_fields(value: Mapping[str, Any]) -> Message:
     """Return the message's name and reasoning, the latter under both keys that templates use."""
     extras = {"name": value["name"]} if isinstance(value.get("name"), str) else {}
     for key in ("reasoning", "reasoning_content"):
@@ -40,15 +40,15 @@ def text_of(content: str | list[dict[str, str]]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _content(value: Any, path: str) -> str | list[dict[str, str]]:
+def _check_content(value: Any, path: str) -> str | list[dict[str, str]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"{path} must be a string or a list of text parts", path)
-    return [_part(item, f"{path}.{index}") for index, item in enumerate(value)]
+    return [_check_part(item, f"{path}.{index}") for index, item in enumerate(value)]
 
 
-def _part(value: Any, path: str) -> dict[str, str]:
+def _check_part(value: Any, path: str) -> dict[str, str]:
     part = value if isinstance(value, dict) else {}
     kind, text = part.get("type"), part.get("text")
     if kind == "refusal":  # an assistant's refusal in place of an answer

@@ -13,17 +13,17 @@ async def list_models(context: AppContext, _: Request) -> Response:
     """Return a card for each served name; without any, for --model as given."""
     engine = context.config.engine
     names = engine.served_model_name or (engine.model,)
-    return json_response({"object": "list", "data": [_card(context, name) for name in names]})
+    return json_response({"object": "list", "data": [_model_card(context, name) for name in names]})
 
 
 async def retrieve_model(context: AppContext, request: Request) -> Response:
     """Return the card of one served name. Raises UnknownModel."""
     name = request.path_params["name"]
     context.model_named(name)
-    return json_response(_card(context, name))
+    return json_response(_model_card(context, name))
 
 
-def _card(context: AppContext, name: str) -> dict[str, Any]:
+def _model_card(context: AppContext, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",

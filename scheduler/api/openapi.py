@@ -44,7 +44,7 @@ def describe(
     paths: dict[str, dict[str, Any]] = {}
     bodies = dict.fromkeys((route.body, route.required) for route in routes if route.body is not None)
     for route in routes:
-        operations = {method.lower(): _operation(route, method) for method in route.methods.split()}
+        operations = {method.lower(): _operation_schema(route, method) for method in route.methods.split()}
         paths.setdefault(_path(route), {}).update(operations)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -72,9 +72,9 @@ def endpoint_of(document: dict[str, Any]) -> Endpoint:
     return openapi
 
 
-def _operation(route: Route, method: str) -> dict[str, Any]:
+def _operation_schema(route: Route, method: str) -> dict[str, Any]:
     answer = {"content": {kind: {"schema": {"type": _schema_type(kind)}} for kind in route.media_types}}
-    error = {"description": "refused or failed", "content": {"application/json": {"schema": _ref("Error")}}}
+    error = {"description": "refused or failed", "content": {"application/json": {"schema": _schema_ref("Error")}}}
     operation: dict[str, Any] = {
         "operationId": _operation_id(route, method),
         "tags": [route.tag],
@@ -83,12 +83,12 @@ def _operation(route: Route, method: str) -> dict[str, Any]:
     }
     if route.says_no:
         operation["responses"]["503"] = {"description": "no", **answer}
-    if names := _parameters(route.path):
+    if names := _path_parameters(route.path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if route.body is not None:
-        schema = {"schema": _ref(route.body.__name__)}
+        schema = {"schema": _schema_ref(route.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": schema}}
     return operation
 
@@ -100,11 +100,11 @@ def _body_schemas(bodies: tuple[tuple[type[BaseModel], tuple[str, ...]], ...]) -
     _, made = models_json_schema([(body, "validation") for body in models], ref_template=_SCHEMA + "{model}")
     schemas: dict[str, Any] = made.get("$defs", {})
     for body, required in bodies:
-        _require(schemas[body.__name__], required)
+        _mark_required(schemas[body.__name__], required)
     return schemas
 
 
-def _require(body: dict[str, Any], names: Sequence[str]) -> None:
+def _mark_required(body: dict[str, Any], names: Sequence[str]) -> None:
     """Mark fields that are validated by hand as required: their null default only serves the hand-written check."""
     for name in names:
         field = body["properties"][name]
@@ -117,7 +117,7 @@ def _path(route: Route) -> str:
     return re.sub(r"{(\w+):path}", r"{\1}", route.path)
 
 
-def _parameters(path: str) -> list[str]:
+def _path_parameters(path: str) -> list[str]:
     return re.findall(r"{(\w+)", path)
 
 
@@ -130,5 +130,5 @@ def _schema_type(media_type: str) -> str:
     return "object" if media_type == "application/json" else "string"
 
 
-def _ref(name: str) -> dict[str, str]:
+def _schema_ref(name: str) -> dict[str, str]:
     return {"$ref": _SCHEMA + name}

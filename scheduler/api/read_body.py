@@ -31,7 +31,7 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
     """
     refuse_fields(raw, kind.not_served)
     body = kind.read(raw)
-    if meant := _misspelt(raw, kind):
+    if meant := _misspelt_fields(raw, kind):
         text = ", ".join(
             f"{name} is not a known field and has no effect: did you mean {known}?" for name, known in meant
         )
@@ -41,7 +41,7 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
     return body
 
 
-def _misspelt(raw: Mapping[str, Any], kind: type[Body]) -> list[tuple[str, str]]:
+def _misspelt_fields(raw: Mapping[str, Any], kind: type[Body]) -> list[tuple[str, str]]:
     """Return unknown names, at most the first few, each with the known name that it nearly matches."""
     known = {*kind.model_fields, *kind.not_served, *WITHOUT_EFFECT}
     unknown = [name for name in raw if name not in known and len(name) <= _LONGEST and _NAME.fullmatch(name)]

@@ -115,13 +115,13 @@ def _check_size(num_bytes: int, limit: int) -> None:
 def _check_depth(body: dict[str, Any]) -> None:
     level: list[Any] = [body]
     for _ in range(_MAX_DEPTH):
-        level = [item for value in level for item in _children(value)]
+        level = [item for value in level for item in _nested_values(value)]
         if not level:
             return
     raise InvalidRequest(f"the body is nested deeper than {_MAX_DEPTH} levels")
 
 
-def _children(value: dict[str, Any] | list[Any]) -> list[Any]:
+def _nested_values(value: dict[str, Any] | list[Any]) -> list[Any]:
     items = value.values() if isinstance(value, dict) else value
     return [item for item in items if isinstance(item, (dict, list))]
 

@@ -45,7 +45,7 @@ async def read_sampling(
         raise InvalidRequest(f"min_tokens {body.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
     if constraint is not None and beams is not None:
         raise InvalidRequest(f"{constraint[0]} conflicts with use_beam_search: leave one out", "use_beam_search")
-    logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, context)
+    logprobs = _num_logprobs(body.num_logprobs_field, body.num_logprobs, context)
     given = {
         name: defaults.get(name, default) if (value := getattr(body, name)) is None else value
         for name, default in _AS_GIVEN.items()
@@ -66,7 +66,7 @@ async def read_sampling(
         structured=None if constraint is None else constraint[1],
         beam_search=beams,
         logprob_token_ids=_logprob_ids(body, tokens),
-        repetition_detection=_repetition(body),
+        repetition_detection=_repetition_detection(body),
     )
 
 
@@ -131,7 +131,7 @@ def _logprob_ids(body: GenerationBody, tokens: Tokens) -> tuple[int, ...]:
     return given
 
 
-def _repetition(body: GenerationBody) -> RepetitionDetection | None:
+def _repetition_detection(body: GenerationBody) -> RepetitionDetection | None:
     given = body.repetition_detection
     if given is None or given.max_pattern_size == 0:
         return None
@@ -142,12 +142,12 @@ def _repetition(body: GenerationBody) -> RepetitionDetection | None:
 
 def _prompt_logprobs(body: GenerationBody, logprobs: int | None, context: AppContext) -> int | None:
     """Return the number for prompt tokens; an echoed prompt gets at least that of the output."""
-    requested = _bounded("prompt_logprobs", body.prompt_logprobs, context)
+    requested = _num_logprobs("prompt_logprobs", body.prompt_logprobs, context)
     echoed = logprobs if body.echoes else None
     return max((requested, echoed), key=lambda count: -1 if count is None else count)
 
 
-def _bounded(name: str, requested: int | None, context: AppContext) -> int | None:
+def _num_logprobs(name: str, requested: int | None, context: AppContext) -> int | None:
     """Return how many log probabilities to return; -1 is the whole vocabulary, if --max-logprobs allows it."""
     maximum = context.config.options.max_logprobs
     if requested is None:

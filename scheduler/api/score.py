@@ -51,7 +51,7 @@ async def create_score(context: AppContext, request: Request) -> PooledResponse:
 async def prepare_score(context: AppContext, body: ScoreBody, request: Request) -> PooledResponse:
     """Tokenise and check a body."""
     model = context.model_named(body.model)
-    first, second = _texts(body, context.config.options.max_inputs)
+    first, second = _text_pairs(body, context.config.options.max_inputs)
     is_cross = context.tokens.files.kind is ModelKind.SCORES
     reading = await (_read_pairs if is_cross else _read_singly)(context, body, first, second)
     wanted = pooling_request(context, request, new_id("score"), reading.prompts, reading.poolings, body)
@@ -78,7 +78,7 @@ async def prepare_score(context: AppContext, body: ScoreBody, request: Request) 
     return PooledResponse(context, wanted, build_body)
 
 
-def _texts(body: ScoreBody, maximum: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _text_pairs(body: ScoreBody, maximum: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     first = read_texts(body.text_1, "text_1", max_inputs=maximum)
     second = read_texts(body.text_2, "text_2", max_inputs=maximum)
     if len(first) not in (1, len(second)):

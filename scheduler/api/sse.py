@@ -70,7 +70,7 @@ async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None]
 
 async def _until_received(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    watching = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -82,6 +82,6 @@ async def _until_received(receive: Receive, work: Coroutine[Any, Any, None]) -> 
     working.result()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -37,7 +37,7 @@ def _from_format(given: Any) -> Constraint | None:
         return None
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind not in _FORMATS:
-        raise _wrong(
+        raise _limit_error(
             "response_format", f"an object whose type is one of {', '.join(_FORMATS)}", given if kind is None else kind
         )
     if kind == "text":
@@ -62,14 +62,14 @@ def _json_object(schema: Any) -> StructuredOutput:
     """Return any JSON object, or the schema that huggingface_hub sends as `value`."""
     if schema is None:
         return StructuredOutput("json_object", "")
-    return _constraint("response_format.value", "json", schema, None, "auto")
+    return _read_constraint("response_format.value", "json", schema, None, "auto")
 
 
 def _from_structured_outputs(given: Any) -> Constraint | None:
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise _wrong("structured_outputs", f"an object with one of {', '.join(_KINDS)}", given)
+        raise _limit_error("structured_outputs", f"an object with one of {', '.join(_KINDS)}", given)
     kinds = [kind for kind in _KINDS if given.get(kind) is not None and given.get(kind) is not False]
     if len(kinds) != 1:
         raise InvalidRequest(
@@ -79,9 +79,9 @@ def _from_structured_outputs(given: Any) -> Constraint | None:
     if given.get("disable_any_whitespace") and whitespace is None:
         whitespace = ""
     if whitespace is not None and not isinstance(whitespace, str):
-        raise _wrong("structured_outputs.whitespace_pattern", "a string", whitespace)
+        raise _limit_error("structured_outputs.whitespace_pattern", "a string", whitespace)
     kind = kinds[0]
-    return "structured_outputs", _constraint(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
+    return "structured_outputs", _read_constraint(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
 
 
 def _from_guided(body: GenerationBody) -> Constraint | None:
@@ -95,27 +95,29 @@ def _from_guided(body: GenerationBody) -> Constraint | None:
     kind = kinds[0]
     backend = (body.guided_decoding_backend or "auto").partition(":")[0]
     check_backend(backend, "guided_decoding_backend")
-    return f"guided_{kind}", _constraint(f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend)
+    return f"guided_{kind}", _read_constraint(
+        f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend
+    )
 
 
-def _constraint(name: str, kind: str, value: Any, whitespace: str | None, backend: str) -> StructuredOutput:
+def _read_constraint(name: str, kind: str, value: Any, whitespace: str | None, backend: str) -> StructuredOutput:
     _check_size(name, value)
     if kind == "json_object":
         if value is not True:
-            raise _wrong(name, "true or false", value)
+            raise _limit_error(name, "true or false", value)
         return StructuredOutput("json_object", "", whitespace, backend)
     if kind == "json":
         if not isinstance(value, str | Mapping):
-            raise _wrong(name, "a JSON schema, as an object or as text", value)
+            raise _limit_error(name, "a JSON schema, as an object or as text", value)
         return json_output(value, whitespace_pattern=whitespace, backend=backend)
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-            raise _wrong(name, "a non-empty list of strings", value)
+            raise _limit_error(name, "a non-empty list of strings", value)
         return choice_output(value, backend=backend)
     if kind == "structural_tag" and isinstance(value, Mapping):
         value = json.dumps(dict(value), ensure_ascii=False)
     if not isinstance(value, str) or not value:
-        raise _wrong(name, "a non-empty string", value)
+        raise _limit_error(name, "a non-empty string", value)
     return StructuredOutput(kind, value, whitespace, backend)
 
 
@@ -126,6 +128,6 @@ def _check_size(name: str, value: Any) -> None:
         raise InvalidGrammar(f"{name} has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}", name)
 
 
-def _wrong(name: str, limit: str, value: Any) -> InvalidRequest:
+def _limit_error(name: str, limit: str, value: Any) -> InvalidRequest:
     shown = repr(value)[:40] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
     return InvalidRequest(f"{name} is {shown}, must be {limit}", name)

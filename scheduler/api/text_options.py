@@ -13,7 +13,7 @@ def read_text_options(
     """Return the text options. Raises InvalidRequest."""
     _check_stream(body)
     return TextOptions(
-        stops=_stops(body.stop, options),
+        stops=_stop_strings(body.stop, options),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
@@ -34,7 +34,7 @@ def _check_stream(body: GenerationBody) -> None:
         raise InvalidRequest("prompt_logprobs cannot be streamed: leave stream out", "prompt_logprobs")
 
 
-def _stops(value: object, options: SchedulerOptions) -> tuple[str, ...]:
+def _stop_strings(value: object, options: SchedulerOptions) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value if value is not None else []
     if not isinstance(stops, list):
         raise InvalidRequest("stop must be a string or a list of strings", "stop")

@@ -49,5 +49,5 @@ async def read_bad_words(given: Sequence[str] | None, tokens: Tokens) -> tuple[t
             if spelled.strip():
                 words[await tokens.encode(spelled, add_special_tokens=False, param="bad_words")] = None
         if not word.strip():
-            raise InvalidRequest("bad_words must be words, not blanks", "bad_words")
+            raise InvalidRequest("bad_words has a word that is empty or blank", "bad_words")
     return tuple(ids for ids in words if ids)

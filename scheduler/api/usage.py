@@ -14,15 +14,15 @@ def token_usage(output: TextOutput, *, details: bool = False) -> dict[str, Any]:
     """Return OpenAI's token counts; with `details`, known only at the end, the number of cached prompt tokens."""
     num_prompt, num_output = output.num_prompt_tokens, output.num_output_tokens
     cached = sum(done.times.cached_tokens for done in output.served)
-    return _counts(num_prompt, num_output, {"cached_tokens": cached} if details else None)
+    return _token_counts(num_prompt, num_output, {"cached_tokens": cached} if details else None)
 
 
 def usage_at_start(output: TextOutput) -> dict[str, Any]:
     """Return the token counts before the first output token."""
-    return _counts(output.num_prompt_tokens, 0)
+    return _token_counts(output.num_prompt_tokens, 0)
 
 
-def _counts(num_prompt: int, num_output: int, details: dict[str, int] | None = None) -> dict[str, Any]:
+def _token_counts(num_prompt: int, num_output: int, details: dict[str, int] | None = None) -> dict[str, Any]:
     return {
         "prompt_tokens": num_prompt, "total_tokens": num_prompt + num_output, "completion_tokens": num_output,
         "prompt_tokens_details": details,

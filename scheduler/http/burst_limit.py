@@ -34,13 +34,13 @@ class BurstLimit:
 
     def _begin(self) -> None:
         self._turns_to_go = self._every_turns
-        asyncio.get_running_loop().call_soon(self._turn)
+        asyncio.get_running_loop().call_soon(self._wait_for_turn)
 
-    def _turn(self) -> None:
+    def _wait_for_turn(self) -> None:
         """Count a turn; after `every_turns` start the next requests, and repeat while any are waiting."""
         self._turns_to_go -= 1
         if self._turns_to_go:
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._wait_for_turn)
             return
         self._left = self._at_once
         if self._waiting:

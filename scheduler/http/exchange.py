@@ -60,18 +60,18 @@ class HttpExchange:
         if self.complete or self.gone:
             return 0
         self._body += body
-        self._wake()
+        self._notify_waiter()
         return len(self._body)
 
     def complete_body(self) -> None:
         """Mark the body as complete."""
         self._body_complete = True
-        self._wake()
+        self._notify_waiter()
 
     def leave(self, why: str) -> None:
         """Mark the client as gone for the reason `why`."""
         self.gone, self.why_gone = True, why
-        self._wake()
+        self._notify_waiter()
         self.resume()
         if not self.complete:
             self.receive.notify()
@@ -164,15 +164,15 @@ class HttpExchange:
 
     def _head_of(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         parts = [_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        bare = status in _BARE or self._scope["method"] == "HEAD"
+        has_no_body = status in _BARE or self._scope["method"] == "HEAD"
         length: int | None = None
         for name, value in (*self._default_headers, *headers):
             assert not _UNSAFE.search(name + value), "a header has no control characters"
             if name == b"content-length":
                 length = int(value)
             parts += (name, b": ", value, b"\r\n")
-        self._left = 0 if bare else length or 0
-        if length is None and not bare:
+        self._left = 0 if has_no_body else length or 0
+        if length is None and not has_no_body:
             if self._scope["http_version"] == "1.1":
                 self._chunked = True
                 parts.append(b"transfer-encoding: chunked\r\n")
@@ -200,10 +200,10 @@ class HttpExchange:
             _log.error("answer_too_short", path=self._scope["path"], missing=self._left)
             self.keep_alive = False
         self._body.clear()
-        self._wake()
+        self._notify_waiter()
         self._answered()
 
-    def _wake(self) -> None:
+    def _notify_waiter(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)

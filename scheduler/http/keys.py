@@ -21,7 +21,7 @@ class Keys:
     """The valid API keys; without any the server is open. Stores only digests, never a key."""
 
     def __init__(self, keys: Iterable[str] = (), *, protect_metrics: bool = False) -> None:
-        self._tenants = {_digest(key.encode()): _tenant(key) for key in keys}
+        self._tenants = {_digest(key.encode()): _tenant_name(key) for key in keys}
         self._open_paths = OPEN_PATHS - {"/metrics"} if protect_metrics else OPEN_PATHS
 
     def __len__(self) -> int:
@@ -98,6 +98,6 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _tenant(key: str) -> str:
+def _tenant_name(key: str) -> str:
     """Return the stable name of a key's owner, from which the key cannot be derived."""
     return "key-" + hmac.new(key.encode(), b"pdserve tenant", hashlib.sha256).hexdigest()[:16]

@@ -68,12 +68,12 @@ class HttpProtocol(asyncio.Protocol):
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self._client, self._server = _address(peer), _address(own)
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
-        self._expect(self.head_s)
+        self._expect_within(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify every exchange that its client is gone."""
         self._closing = True
-        self._expect(None)
+        self._expect_within(None)
         self._stop_unread_timer()
         self._state.connections.discard(self)
         for exchange in (self._exchange, *self._waiting):
@@ -117,7 +117,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._silent_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge())
         elif self._in_head and not was_in_head and self._exchange is None and not self._is_first:
-            self._expect(self.head_s)
+            self._expect_within(self.head_s)
 
     def pause_writing(self) -> None:
         """Called when the client reads more slowly than the server writes."""
@@ -161,7 +161,7 @@ class HttpProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind the running one."""
         self._in_head, self._is_first, self._called_back = False, False, True
-        self._expect(None)
+        self._expect_within(None)
         version = self._parser.get_http_version()
         num_hosts = sum(name == b"host" for name, _ in self._headers)
         if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
@@ -178,7 +178,7 @@ class HttpProtocol(asyncio.Protocol):
         keep_alive = version == "1.1" and self._parser.should_keep_alive() and not self._parser.should_upgrade()
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers)
         self._reading = exchange = HttpExchange(
-            scope, self.transport, self._state.default_headers, self._answered, self._read_on,
+            scope, self.transport, self._state.default_headers, self._on_answered, self._read_on,
             keep_alive=keep_alive, expects=expects, body_bytes=_body_bytes(self._headers),
         )  # fmt: skip
         scope["state"]["exchange"] = exchange
@@ -201,7 +201,7 @@ class HttpProtocol(asyncio.Protocol):
         if reading is not None:
             reading.complete_body()
             if self._exchange is None:
-                self._expect(self._idle_s)
+                self._expect_within(self._idle_s)
 
     def _start(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
@@ -216,7 +216,7 @@ class HttpProtocol(asyncio.Protocol):
         if not self._waiting:
             self.transport.resume_reading()
 
-    def _answered(self) -> None:
+    def _on_answered(self) -> None:
         """Continue after an answer: start the next request, wait for one, or close."""
         self._state.total_requests += 1
         exchange, self._exchange = self._exchange, None
@@ -231,7 +231,7 @@ class HttpProtocol(asyncio.Protocol):
             self._close()
         else:
             self.transport.resume_reading()
-            self._expect(self.head_s if self._reading is not None or self._in_head else self._idle_s)
+            self._expect_within(self.head_s if self._reading is not None or self._in_head else self._idle_s)
 
     def _close(self) -> None:
         """Close after the pending output; read on first if the client is sending: a reset would lose its answers."""
@@ -245,7 +245,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.transport.resume_reading()
-        self._expect(self.head_s)
+        self._expect_within(self.head_s)
 
     def _drop(self, num_bytes: int) -> None:
         """Count ignored bytes, read to notice a disconnect; close beyond a limit once everything is answered."""
@@ -291,7 +291,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _refuse(self, why: BaseException | None) -> None:
         """Stop parsing: finish the pending answers, then send a refusal unless the bad request is answered already."""
-        self._expect(None)
+        self._expect_within(None)
         self._closing = self._has_more = True
         broken, self._reading = self._reading, None
         if broken is not None and broken.started and not broken.complete:
@@ -300,18 +300,18 @@ class HttpProtocol(asyncio.Protocol):
         if broken is None or not broken.started:
             self._refusal = refusal(why)
         if broken is not None:
-            self._forget(broken)
+            self._drop_exchange(broken)
         if self._exchange is None:
             self._close()
 
-    def _forget(self, broken: HttpExchange) -> None:
+    def _drop_exchange(self, broken: HttpExchange) -> None:
         broken.leave("its body is not valid HTTP")
         if broken is self._exchange:
             self._exchange = None
         elif broken in self._waiting:
             self._waiting.remove(broken)
 
-    def _expect(self, seconds: float | None) -> None:
+    def _expect_within(self, seconds: float | None) -> None:
         """Abort unless the client sends what is expected within `seconds`; None expects nothing."""
         if self._timer is not None:
             self._timer.cancel()

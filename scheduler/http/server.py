@@ -74,9 +74,9 @@ async def serve(
     )  # fmt: skip
     logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # the gate logs failures
     first, second = stop or asyncio.Event(), asyncio.Event()
-    with bound, _signals(first, second):
+    with bound, _handle_signals(first, second):
         serving = asyncio.create_task(server.serve([bound]))
-        stopping = asyncio.create_task(_drained(first, second, drain, shutdown_timeout_s))
+        stopping = asyncio.create_task(_wait_drained(first, second, drain, shutdown_timeout_s))
         try:
             await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -86,7 +86,7 @@ async def serve(
             await serving
 
 
-async def _drained(first: asyncio.Event, second: asyncio.Event, drain: Drain, timeout_s: float) -> None:
+async def _wait_drained(first: asyncio.Event, second: asyncio.Event, drain: Drain, timeout_s: float) -> None:
     """Return when the process may exit: no request is running, time is up, or a second signal arrived."""
     await first.wait()
     drain.begin()
@@ -101,7 +101,7 @@ async def _drained(first: asyncio.Event, second: asyncio.Event, drain: Drain, ti
 
 
 @contextlib.contextmanager
-def _signals(first: asyncio.Event, second: asyncio.Event) -> Generator[None, None, None]:
+def _handle_signals(first: asyncio.Event, second: asyncio.Event) -> Generator[None, None, None]:
     loop = asyncio.get_running_loop()
     handled = (signal.SIGTERM, signal.SIGINT)
 

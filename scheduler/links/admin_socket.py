@@ -78,9 +78,9 @@ class _AdminServer:
             return
         self._num_clients += 1
         serving = self._clients.create_task(self._serve(client))
-        serving.add_done_callback(lambda _: self._forget(client))
+        serving.add_done_callback(lambda _: self._close_unused(client))
 
-    def _forget(self, client: socket.socket) -> None:
+    def _close_unused(self, client: socket.socket) -> None:
         """Close a socket that never got a transport because its task was cancelled or failed; others are closed."""
         self._num_clients -= 1
         client.close()

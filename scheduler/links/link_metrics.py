@@ -29,15 +29,15 @@ class LinkMetrics:
 def link_metrics(instances: Sequence[InstanceView], gaps: Sequence[GapView]) -> LinkMetrics:
     """Return the values that the sending instances report, and the pairs that cannot have a link."""
     found = LinkMetrics(impossible={(gap.sender, gap.receiver, gap.why[:_MAX_GAP_CHARS]): 1 for gap in gaps})
-    for one in instances:
-        for peer, statuses in _by_peer(one).items():
-            pair, shown = (one.instance_id, peer), statuses[-1]
-            over = (*pair, shown.transport)
-            found.up[over] = int(shown.state == "up")
+    for instance in instances:
+        for peer, statuses in _by_peer(instance).items():
+            pair, shown = (instance.instance_id, peer), statuses[-1]
+            labels = (*pair, shown.transport)
+            found.up[labels] = int(shown.state == "up")
             if shown.round_trip_s > 0:
-                found.round_trip_s[over] = shown.round_trip_s
+                found.round_trip_s[labels] = shown.round_trip_s
             if shown.bytes_per_s > 0:
-                found.bytes_per_s[over] = shown.bytes_per_s
+                found.bytes_per_s[labels] = shown.bytes_per_s
             found.failures[pair] = sum(status.failures for status in statuses)
             found.fallbacks[pair] = sum(status.fallbacks for status in statuses)
             found.passed_over |= {(*pair, transport, reason): 1 for transport, reason in _reasons(shown).items()}

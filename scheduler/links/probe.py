@@ -83,13 +83,13 @@ class LinkProbe:
         """
         if not 0 <= num_bytes <= MAX_MEASURE_BYTES:
             raise InvalidRequest(f"a measurement of {num_bytes} bytes, 0 to {MAX_MEASURE_BYTES} are allowed")
-        with self._alone():
+        with self._only_measurement():
             for pair in self.pairs():
                 yield pair
                 yield await self._measure(pair, num_bytes)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _only_measurement(self) -> Iterator[None]:
         if self._busy:
             raise Overloaded("links are already being measured: one measurement at a time")
         self._busy = True
@@ -100,10 +100,10 @@ class LinkProbe:
 
     async def _measure(self, pair: Pair, num_bytes: int) -> PairLink:
         try:
-            sender, receiver = _living(pair.sender), _living(pair.receiver)
+            sender, receiver = _living_instance(pair.sender), _living_instance(pair.receiver)
         except Unavailable as error:
             return PairLink(pair, None, str(error))
-        known, gap = _known(sender, receiver), self._registry.kv_pairs.gap(sender.index, receiver.index)
+        known, gap = _known_status(sender, receiver), self._registry.kv_pairs.gap(sender.index, receiver.index)
         if gap is not None:
             return PairLink(pair, None, str(gap))  # the sender's last report is about the receiver's previous process
         if num_bytes == 0:
@@ -142,13 +142,13 @@ def _epochs_of(sender: Instance, receiver: Instance) -> _Epochs:
     return sender.description.epoch, receiver.description.epoch
 
 
-def _living(member: Member) -> Instance:
+def _living_instance(member: Member) -> Instance:
     if member.instance is None or not member.is_living:
         raise Unavailable(f"{member.expected.address} is {member.state.value}: {member.why}")
     return member.instance
 
 
-def _known(sender: Instance, receiver: Instance) -> LinkStatus | None:
+def _known_status(sender: Instance, receiver: Instance) -> LinkStatus | None:
     """Return the sender's last report of this link; a restarted peer has two there for a while."""
     peer_id = receiver.description.instance_id
     links = [link for link in sender.load.links if link.peer_id == peer_id]

@@ -74,12 +74,12 @@ class Prefixes:
 
     def tokens_known(self, chain: Chain) -> int:
         """Return how many leading tokens the instance has probably cached."""
-        return _length(chain, self._known.__contains__)
+        return _matched_tokens(chain, self._known.__contains__)
 
     def tokens_running(self, chain: Chain) -> int:
         """Return how many leading tokens a prompt generating there also has: their blocks are shared."""
-        return _length(chain, self._users.__contains__)
+        return _matched_tokens(chain, self._users.__contains__)
 
 
-def _length(chain: Chain, has: Callable[[bytes], bool]) -> int:
+def _matched_tokens(chain: Chain, has: Callable[[bytes], bool]) -> int:
     return DIGEST_TOKENS * bisect.bisect_left(chain, True, key=lambda digest: not has(digest))

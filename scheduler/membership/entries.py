@@ -53,11 +53,11 @@ class Entries:
         self._current: list[_Entry] = []
         by_index = {instance.index: instance for instance in plan.global_table.instances}
         for one in plan.instance_addresses:
-            expected = _expected(by_index[one.index], one.port, one.index, one.name)
+            expected = _expected_instance(by_index[one.index], one.port, one.index, one.name)
             has_node_port = plan.has_node_ports and one.server.url is None
             entry = _Entry(expected, entry_form(one.server), listed_port(one.server), one.port, has_node_port)
             self._current.append(entry)
-            self._know(entry)
+            self._remember_entry(entry)
 
     @property
     def expected(self) -> tuple[ExpectedInstance, ...]:
@@ -85,16 +85,18 @@ class Entries:
         form, listed = entry_form(instance.server), listed_port(instance.server)
         if before is not None and before.port == port:
             return _Entry(before.expected, form, listed, port, before.has_node_port)
-        made = _expected(instance, port, self._num_instances, f"{instance.role}-{self._num_named[instance.role]}")
+        made = _expected_instance(
+            instance, port, self._num_instances, f"{instance.role}-{self._num_named[instance.role]}"
+        )
         known = self._known.get(_key(made, form))
         if known is None:
             self._num_instances += 1
             self._num_named[instance.role] += 1
         entry = _Entry(known or made, form, listed, port, has_node_port=False)
-        self._know(entry)
+        self._remember_entry(entry)
         return entry
 
-    def _know(self, entry: _Entry) -> None:
+    def _remember_entry(self, entry: _Entry) -> None:
         self._known[_key(entry.expected, entry.form)] = entry.expected
 
     def _forget_the_oldest(self) -> None:
@@ -123,7 +125,7 @@ def _port(before: _Entry | None, instance: TableInstance) -> int | None:
     return listed_port(instance.server) or before.port
 
 
-def _expected(instance: TableInstance, port: int, index: int, name: str) -> ExpectedInstance:
+def _expected_instance(instance: TableInstance, port: int, index: int, name: str) -> ExpectedInstance:
     server = instance.server
     url = server.url or url_of(dial_host(server.server_ip), port)
     address = url.partition("://")[2] if server.worker is None else url

@@ -93,13 +93,13 @@ class Member:
         """Leave the table: an open session continues until its owner ends it, and no other is opened."""
         self.leaving = True
         if self.is_living:
-            self._become(MemberState.DRAINING, "removed from the global table; finishing its requests")
+            self._set_state(MemberState.DRAINING, "removed from the global table; finishing its requests")
 
     def stay(self) -> None:
         """Return to the table."""
         self.leaving = False
         if self.is_living:
-            self._become(MemberState.LIVING, "")
+            self._set_state(MemberState.LIVING, "")
 
     async def run(self) -> None:
         """Keep a session with the instance until it leaves. Raises Incompatible if the registry considers it fatal."""
@@ -107,17 +107,17 @@ class Member:
             try:
                 await self._connect_once()
             except Incompatible as error:
-                self._become(MemberState.REFUSED, str(error))
+                self._set_state(MemberState.REFUSED, str(error))
                 self._registry.refuse(self.expected, error)
                 await asyncio.sleep(self._limits.refused_retry_s)
             except PdserveError as error:
                 why = str(error).removeprefix(f"{self.expected.address}: ")  # the log line names the address
-                self._become(self._state_after(error), why)
+                self._set_state(self._state_after(error), why)
                 if not self.leaving:
                     await asyncio.sleep(self._next_backoff())
             except Exception as error:  # noqa: BLE001 - the task's outermost frame: a bug in one must not end others
                 _log.error("member_task_failed", error, instance=self.expected)
-                self._become(MemberState.LOST, f"internal error: {error!r}")
+                self._set_state(MemberState.LOST, f"internal error: {error!r}")
                 await asyncio.sleep(self._limits.refused_retry_s)
 
     def _state_after(self, error: PdserveError) -> MemberState:
@@ -135,7 +135,7 @@ class Member:
             events = session.events()
             try:
                 load = await self._first_load(events, description)
-                await self._live(description, session, events, load)
+                await self._run_session(description, session, events, load)
             finally:
                 await self._close(session)
         finally:
@@ -163,7 +163,7 @@ class Member:
         check_progress(first.load, self._limits)
         return first.load
 
-    async def _live(
+    async def _run_session(
         self, description: InstanceDescription, session: Session, events: AsyncIterator[Event], load: LoadSnapshot
     ) -> None:
         self.instance = Instance(
@@ -177,12 +177,12 @@ class Member:
             self._suspicion_changed,
         )
         self.description = description
-        self._become(MemberState.LIVING, "")
+        self._set_state(MemberState.LIVING, "")
         began = asyncio.get_running_loop().time()
         try:
             await self.instance.run(events)
         except InstanceLost as error:
-            self._become(MemberState.LOST, str(error))
+            self._set_state(MemberState.LOST, str(error))
             raise
         finally:
             self._note_life(asyncio.get_running_loop().time() - began)
@@ -192,7 +192,9 @@ class Member:
         """Update the state when the instance's state or load changed."""
         instance = self.instance
         if instance is not None and instance.is_living and self.state in (MemberState.LIVING, MemberState.SUSPECT):
-            self._become(*((MemberState.SUSPECT, "it is silent") if instance.is_suspect else (MemberState.LIVING, "")))
+            self._set_state(
+                *((MemberState.SUSPECT, "it is silent") if instance.is_suspect else (MemberState.LIVING, ""))
+            )
         else:
             self._registry.changed()
 
@@ -206,7 +208,7 @@ class Member:
         self._rest_s = self._young_rest_s
         self._backoff_s = limits.backoff_first_s
 
-    def _become(self, state: MemberState, why: str) -> None:
+    def _set_state(self, state: MemberState, why: str) -> None:
         is_well = state not in (MemberState.SUSPECT, MemberState.LOST, MemberState.REFUSED)
         if state is not self.state:
             report = _log.info if is_well else _log.warning

@@ -49,14 +49,14 @@ class Members:
     def change(self, expected: Sequence[ExpectedInstance]) -> None:
         """Replace the members by these, in this order; entries of one index are the same."""
         before = {member.expected.index: member for member in (*self.leaving, *self.current)}
-        after = [self._stays(before.get(entry.index)) or self._new(entry) for entry in expected]
+        after = [self._find_unchanged(before.get(entry.index)) or self._add_member(entry) for entry in expected]
         gone = [member for member in self.current if member not in after]
         self.leaving = (*(member for member in self.leaving if member not in after), *gone)
         self.current = tuple(after)
         for member in gone:
             self._let_go(member)
 
-    def _stays(self, member: Member | None) -> Member | None:
+    def _find_unchanged(self, member: Member | None) -> Member | None:
         """Return the member if it can stay: not if its session is already being closed."""
         if member is None or not member.leaving:
             return member
@@ -67,7 +67,7 @@ class Members:
         _log.info("instance_kept", instance=member.expected, reason="back in the global table")
         return member
 
-    def _new(self, entry: ExpectedInstance) -> Member:
+    def _add_member(self, entry: ExpectedInstance) -> Member:
         member = self._make(entry)
         _log.info("instance_added", instance=entry)
         if self._group is not None:
@@ -77,11 +77,11 @@ class Members:
 
     def _start(self, member: Member) -> None:
         assert self._group is not None, "it runs"
-        self._tasks[member] = self._group.create_task(self._keep(member))
+        self._tasks[member] = self._group.create_task(self._run_after_leaving(member))
 
-    async def _keep(self, member: Member) -> None:
+    async def _run_after_leaving(self, member: Member) -> None:
         """Wait for leaving members at this address, as instances accept one session at a time, then run."""
-        while others := [self._drains[one] for one in self.leaving if _meet(one, member)]:
+        while others := [self._drains[one] for one in self.leaving if _same_address(one, member)]:
             await asyncio.wait(others)
         await member.run()
 
@@ -90,9 +90,9 @@ class Members:
         if self._group is None:
             self.leaving = tuple(one for one in self.leaving if one is not member)
             return
-        self._drains[member] = self._group.create_task(self._drain(member))
+        self._drains[member] = self._group.create_task(self._drain_member(member))
 
-    async def _drain(self, member: Member) -> None:
+    async def _drain_member(self, member: Member) -> None:
         task = self._tasks[member]
         began = asyncio.get_running_loop().time()
         _log.info("instance_draining", instance=member.expected, reason="removed from the global table")
@@ -115,7 +115,7 @@ class Members:
         self._forget(member)
 
 
-def _meet(one: Member, other: Member) -> bool:
+def _same_address(one: Member, other: Member) -> bool:
     return one.expected.address == other.expected.address
 
 

@@ -53,7 +53,7 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         folder=path,
         vocab_size=text_config.get("vocab_size"),
         max_model_len=_max_model_len(text_config, max_model_len, path),
-        eos_token_ids=_ids(generation_config.get("eos_token_id"), text_config.get("eos_token_id")),
+        eos_token_ids=_read_token_ids(generation_config.get("eos_token_id"), text_config.get("eos_token_id")),
         eos_token=special.get("eos_token"),
         add_bos_token=tokenizer_config.get("add_bos_token"),
         special_tokens=special,
@@ -90,7 +90,7 @@ def _max_model_len(config: Mapping[str, Any], limit: int | None, folder: Path) -
     return min(bounds)
 
 
-def _ids(*values: Any) -> tuple[int, ...]:
+def _read_token_ids(*values: Any) -> tuple[int, ...]:
     """Return all ids named by the values, each an int, a list of ints or None, in order, once each."""
     flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
     return tuple(dict.fromkeys(item for item in flat if isinstance(item, int)))

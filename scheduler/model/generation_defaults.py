@@ -25,9 +25,9 @@ def read_defaults(model_folder: str, source: str, override: str | None) -> Mappi
     found = dict(GUIDE_DEFAULTS)
     if source not in ("vllm", "none"):
         path = Path(model_folder if source == "auto" else source) / _FILE
-        found |= _checked(_read(path, required=source != "auto"), str(path))
+        found |= _known_defaults(_read(path, required=source != "auto"), str(path))
     if override:
-        found |= _checked(_parse(override, "--override-generation-config"), "--override-generation-config")
+        found |= _known_defaults(_parse(override, "--override-generation-config"), "--override-generation-config")
     return found
 
 
@@ -52,7 +52,7 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
     return given
 
 
-def _checked(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _known_defaults(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the values by their parameters' names, without null and unknown keys."""
     values = {key: value for key, value in given.items() if key in _NAMES and value is not None}
     for key, value in values.items():

@@ -39,7 +39,7 @@ class SchedulerCounters:
         self.token_bounds = vllm_tokens(max_model_len)
         for row in REQUESTS:
             if row.kind is MetricKind.HISTOGRAM and not row.labels:
-                setattr(self, row.source, self._histogram(row))
+                setattr(self, row.source, self._make_histogram(row))
         self.stages = {stage: BucketHistogram(HOP_SECONDS) for stage in STAGES}
         self.kv_bytes = self.kv_bytes_early = 0
         self.prompt_tokens = self._first_tokens = 0
@@ -103,7 +103,7 @@ class SchedulerCounters:
         """The number of finished sequences by every reason."""
         return {reason: self.reasons[reason] for reason in REASONS}
 
-    def _histogram(self, row: MetricRow) -> BucketHistogram:
+    def _make_histogram(self, row: MetricRow) -> BucketHistogram:
         shown = (one.buckets for one in (row.pdserve, row.vllm) if one is not None)
         return BucketHistogram(*(self.token_bounds if buckets is None else buckets for buckets in shown))
 

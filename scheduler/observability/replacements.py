@@ -44,11 +44,11 @@ class ReplacementCollector:
         try:
             with self._state.open("rb") as file:
                 found = json.loads(file.read(_MAX_BYTES))["processes"]
-            return [_checked(process) for process in found]
+            return [_check_process(process) for process in found]
         except (OSError, ValueError, TypeError, KeyError):
             return []
 
 
-def _checked(process: dict[str, Any]) -> dict[str, Any]:
+def _check_process(process: dict[str, Any]) -> dict[str, Any]:
     phases = [(str(name), float(seconds), float(cpu_s)) for name, seconds, cpu_s in process["phases"]]
     return {"name": str(process["name"]), "restarts": int(process["restarts"]), "phases": phases}

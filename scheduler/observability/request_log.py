@@ -51,8 +51,8 @@ def log_request(done: RequestDone) -> None:
         n=request.params.n,
         prompt_tokens=done.num_prompt_tokens,
         output_tokens=done.num_output_tokens,
-        first_token_ms=_ms(done.first_token_s),
-        total_ms=_ms(done.seconds),
+        first_token_ms=_to_ms(done.first_token_s),
+        total_ms=_to_ms(done.seconds),
         **stages,
         kv_bytes=sum(one.times.kv_bytes for one in served),
         kv_bytes_early=sum(one.times.kv_bytes_early for one in served),
@@ -72,10 +72,10 @@ def without_values(error: BaseException) -> str:
 
 def _longest_ms(stage: str, served: Sequence[PromptDone]) -> str:
     known = [seconds for done in served if (seconds := getattr(done.times, f"{stage}_s")) is not None]
-    return _ms(max(known, default=None))
+    return _to_ms(max(known, default=None))
 
 
-def _ms(seconds: float | None) -> str:
+def _to_ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f}"
 
 

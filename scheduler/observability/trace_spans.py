@@ -37,26 +37,26 @@ def spans_of(
         name="llm_request",
         start_ns=start_ns,
         end_ns=end_ns,
-        attributes=_attributes(done, model),
+        attributes=_request_attributes(done, model),
         is_server=True,
         error="" if done.outcome != "failed" else done.error or "failed",
         state=context.state if context else "",
     )
-    return [request, *(_child(request, stage, new_id(8)) for stage in _stages(done, start_ns))]
+    return [request, *(_child_span(request, stage, new_id(8)) for stage in _stage_spans(done, start_ns))]
 
 
 _Stage = tuple[str, int, int, dict[str, Attribute]]
 """Name, start and end in nanoseconds since 1970, attributes."""
 
 
-def _child(request: Span, stage: _Stage, span_id: bytes) -> Span:
+def _child_span(request: Span, stage: _Stage, span_id: bytes) -> Span:
     name, start_ns, end_ns, attributes = stage
     return Span(
         request.trace_id, span_id, request.span_id, name, start_ns, end_ns, attributes, state=request.state
     )  # fmt: skip
 
 
-def _stages(done: RequestDone, start_ns: int) -> Iterator[_Stage]:
+def _stage_spans(done: RequestDone, start_ns: int) -> Iterator[_Stage]:
     for prompt in sorted(done.served, key=lambda prompt: prompt.prompt_index)[:MAX_PROMPTS]:
         at_ns = start_ns + int(done.dispatched_s * _NS)
         for name in STAGES:
@@ -86,7 +86,7 @@ def _stage_attributes(name: str, prompt: PromptDone) -> dict[str, Attribute]:
     return attributes
 
 
-def _attributes(done: RequestDone, model: str) -> dict[str, Attribute]:
+def _request_attributes(done: RequestDone, model: str) -> dict[str, Attribute]:
     """Return the attributes under vLLM's and pdserve's names; never the text of a prompt or an answer."""
     params = done.request.params
     attributes: dict[str, Attribute] = {
@@ -104,10 +104,10 @@ def _attributes(done: RequestDone, model: str) -> dict[str, Attribute]:
         "pdserve.ending": done.outcome,
         "pdserve.prompts": len(done.request.prompts),
     }
-    return attributes | _phases(done) | _served(done)
+    return attributes | _phase_attributes(done) | _served_attributes(done)
 
 
-def _phases(done: RequestDone) -> dict[str, Attribute]:
+def _phase_attributes(done: RequestDone) -> dict[str, Attribute]:
     if done.first_token_s is None or done.prefill_s is None or done.decode_s is None:
         return {}
     return {
@@ -118,7 +118,7 @@ def _phases(done: RequestDone) -> dict[str, Attribute]:
     }
 
 
-def _served(done: RequestDone) -> dict[str, Attribute]:
+def _served_attributes(done: RequestDone) -> dict[str, Attribute]:
     if not done.served:
         return {}
     return {

@@ -30,7 +30,7 @@ class Traces:
 
     def observer(self, counters: SchedulerCounters, headers: Iterable[tuple[bytes, bytes]]) -> "Traced":
         """Return the observer of one request: it updates the counters and continues the trace of the HTTP headers."""
-        return Traced(counters, self, _context(headers))
+        return Traced(counters, self, _trace_context(headers))
 
     def export(self, done: RequestDone, context: TraceContext | None) -> None:
         """Queue the spans of a request that just finished; none if its client's trace is not sampled."""
@@ -90,7 +90,7 @@ def open_traces(url: str | None, environ: Mapping[str, str], *, model: str) -> T
     return Traces(exporter, model=model)
 
 
-def _context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
+def _trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
     parents = [value.decode("latin-1") for name, value in headers if name == b"traceparent"]
     states = [value.decode("latin-1") for name, value in headers if name == b"tracestate"]
     return read_context(parents[0], ",".join(states)) if len(parents) == 1 else None

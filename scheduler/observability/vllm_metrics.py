@@ -43,12 +43,14 @@ class VllmCollector:
             view = self._view()
             instances = _by_engine(view.instances)
             loads = [(self._labels(engine), load) for engine, _, load in instances]
-            yield self._waiting(view, instances)
+            yield self._waiting_by_reason(view, instances)
             yield from families(LOADS, Namespace.VLLM, loads, labels=_LABELS)
-            yield self._iterations(instances)
+            yield self._iteration_tokens(instances)
             yield _cache_config(instances)
 
-    def _waiting(self, view: ClusterView, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
+    def _waiting_by_reason(
+        self, view: ClusterView, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]
+    ) -> Metric:
         """Return the waiting prompts: the cluster's are in the scheduler's queue, an instance's wait there."""
         family = GaugeMetricFamily("vllm:num_requests_waiting", "Prompts waiting", labels=_LABELS)
         family.add_metric(self._labels(CLUSTER), view.queued_prompts)
@@ -56,7 +58,7 @@ class VllmCollector:
             family.add_metric(self._labels(engine), load.waiting)
         return family
 
-    def _iterations(self, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
+    def _iteration_tokens(self, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
         """Return the instances' histograms; an instance that reports no counts is left out."""
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step", labels=_LABELS)
         for engine, _, load in instances:

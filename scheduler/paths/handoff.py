@@ -62,7 +62,7 @@ class HandoffPath:
                         case _, Refused() | Failed() | SessionLost() as failure:
                             await self._on_decode_failed(failure, on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
-                await self._settle(on_prefill, on_decode)
+                await self._wait_for_prefill_end(on_prefill, on_decode)
 
     async def _reserve(self, on_decode: PromptOnInstance) -> Ticket | None:
         """Return the ticket; None if D, a worker of another engine, has generated everything without the KV."""
@@ -146,7 +146,7 @@ class HandoffPath:
             error = to_error(failure, self._decode, self._prompt)
             self._prompt.fail(self._lost_prefill or error)
 
-    async def _settle(self, on_prefill: PromptOnInstance, on_decode: PromptOnInstance) -> None:
+    async def _wait_for_prefill_end(self, on_prefill: PromptOnInstance, on_decode: PromptOnInstance) -> None:
         """Wait briefly for P's result of the hand-off; cancel the prompt if D no longer needs it."""
         if not on_decode.ended:
             on_prefill.cancel()

@@ -82,14 +82,14 @@ class FairQueue(Generic[T]):
     def grant(self, item: T) -> None:
         """Remove an item that may run, and charge its tenant."""
         if item not in self._front:
-            self._since_oldest = 0 if item is self._overdue() else self._since_oldest + 1
+            self._since_oldest = 0 if item is self._oldest_overdue() else self._since_oldest + 1
             self._bands[item.priority].pay(item.tenant, item.cost)
         self.remove(item)
 
     def order(self) -> Iterator[T]:
         """Yield the items in the order of their turns; the queue must not change meanwhile."""
         yield from self._front
-        overdue = self._overdue()
+        overdue = self._oldest_overdue()
         if overdue is not None:
             yield overdue
         for priority in self._priorities:
@@ -97,7 +97,7 @@ class FairQueue(Generic[T]):
                 if item is not overdue:
                     yield item
 
-    def _overdue(self) -> T | None:
+    def _oldest_overdue(self) -> T | None:
         """Return the next item of the band with the longest wait, if it is due and another band is better."""
         if self._since_oldest + 1 < _OLDEST_EVERY or len(self._priorities) < 2:
             return None

@@ -17,7 +17,7 @@ class ContentFormat(StrEnum):
     EITHER = "either"
 
 
-def format_taken(template: nodes.Template) -> ContentFormat:
+def expected_content_format(template: nodes.Template) -> ContentFormat:
     """Return OPENAI or EITHER if the template loops over a `content`, under any name it is assigned to, else STRING."""
     names = _names_of_content(template)
     if not any(_is_content(loop.iter, names) for loop in template.find_all(nodes.For)):
@@ -28,14 +28,14 @@ def format_taken(template: nodes.Template) -> ContentFormat:
 
 def _names_of_content(template: nodes.Template) -> frozenset[str]:
     """Return the variables, namespace fields and macro parameters to which a content is assigned."""
-    gifts = [*_assigned(template), *_passed(template)]
+    gifts = [*_assigned_names(template), *_passed_names(template)]
     names: frozenset[str] = frozenset()
     while (more := names | {name for name, value in gifts if _is_content(value, names)}) != names:
         names = more
     return names
 
 
-def _assigned(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+def _assigned_names(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
     for node in template.find_all(nodes.Assign):
         target = node.target
         if isinstance(target, nodes.Name):
@@ -44,7 +44,7 @@ def _assigned(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
             yield f"{target.name}.{target.attr}", node.node
 
 
-def _passed(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+def _passed_names(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
     """Yield each macro's parameters with the arguments of its calls."""
     parameters = {macro.name: [arg.name for arg in macro.args] for macro in template.find_all(nodes.Macro)}
     for call in template.find_all(nodes.Call):

@@ -13,7 +13,7 @@ _MARK = "PDSERVE_CONTINUES_FROM_HERE "  # its trailing space shows whether the t
 
 def shaped(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat) -> list[Message]:
     """Return the messages without nulls, contents in the format, and reasoning under the names templates use."""
-    return [_with_reasoning(_shaped(message, content_format)) for message in messages]
+    return [_with_reasoning(_convert_message(message, content_format)) for message in messages]
 
 
 def left_open(messages: Sequence[Message], template: str) -> tuple[list[Message], str]:
@@ -46,7 +46,7 @@ def cut_at_mark(rendered: str, text: str) -> str:
     return kept if rendered.startswith(_MARK, end) else kept.rstrip()
 
 
-def _shaped(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
+def _convert_message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
     made = {name: value for name, value in message.items() if value is not None}
     content = made.get("content")
     if content_format is ContentFormat.OPENAI and isinstance(content, str):

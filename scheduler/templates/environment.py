@@ -15,7 +15,7 @@ from jinja2.utils import Namespace
 def environment() -> ImmutableSandboxedEnvironment:
     """Return the environment that chat templates expect."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
-    made.filters["tojson"] = _tojson
+    made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = _strftime_now
     made.globals["namespace"] = PlainNamespace
@@ -63,7 +63,7 @@ def _refuse_private(name: Any) -> None:
         raise SecurityError(f"{name!r} begins with an underscore, which a namespace does not allow")
 
 
-def _tojson(
+def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None,
     separators: tuple[str, str] | None = None, sort_keys: bool = False,
 ) -> str:  # fmt: skip

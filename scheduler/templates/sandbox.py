@@ -20,7 +20,7 @@ import jinja2
 
 from processes.child_limits import cpu_limit
 from processes.frames import frame, read_frame
-from scheduler.templates.content_format import ContentFormat, format_taken
+from scheduler.templates.content_format import ContentFormat, expected_content_format
 from scheduler.templates.conversation import cut_at_mark, left_open, shaped
 from scheduler.templates.environment import environment
 from scheduler.templates.kinds import CHANGED, ERROR, READY, TEXT
@@ -40,7 +40,7 @@ class CompiledTemplate:
 
     source: str
     template: jinja2.Template
-    takes: ContentFormat
+    content_format: ContentFormat
 
 
 Compile = Callable[[str], CompiledTemplate]
@@ -52,8 +52,8 @@ def compiler() -> Compile:
 
     def compiled(source: str) -> CompiledTemplate:
         parsed = jinja.parse(source)
-        takes = format_taken(parsed)  # first, because compiling modifies the parsed template
-        return CompiledTemplate(source, jinja.from_string(parsed), takes)
+        content_format = expected_content_format(parsed)  # first, because compiling modifies the parsed template
+        return CompiledTemplate(source, jinja.from_string(parsed), content_format)
 
     return functools.lru_cache(maxsize=8)(compiled)
 
@@ -75,8 +75,8 @@ def render(
     """Return the text, "" without a context. Raises ValueError beyond MAX_OUTPUT_CHARS, and the template's errors."""
     if context is None:
         return ""
-    takes = compiled.takes if content_format == "auto" else ContentFormat(content_format)
-    messages = shaped(context.get("messages", ()), takes)
+    expected_format = compiled.content_format if content_format == "auto" else ContentFormat(content_format)
+    messages = shaped(context.get("messages", ()), expected_format)
     if not continue_final_message:
         return _generate(compiled.template, context | {"messages": messages})
     messages, text = left_open(messages, compiled.source)

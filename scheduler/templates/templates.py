@@ -6,17 +6,17 @@ from typing import Any
 
 import orjson
 
-from scheduler.templates.lane import TemplateLane
+from scheduler.templates.template_queue import TemplateQueue
 from wire.errors import InvalidRequest
 
 _RENDER_S = 1.0  # of CPU time: waiting on a busy machine does not count
 _RENDER_TIMEOUT_S = 30.0
 _QUEUE_S = 60.0
-_QUICK_BYTES = 2**20  # of a job: larger ones use the slow lane
+_QUICK_BYTES = 2**20  # of a job: larger ones use the slow queue
 
 
 class TemplateRenderer:
-    """Two lanes, so that a request's template, which may take seconds, does not delay chats with the model's own."""
+    """Two queues with a process each: a request's template, which may take seconds, does not delay the model's."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class TemplateRenderer:
         render_timeout_s: float = _RENDER_TIMEOUT_S,
         queue_timeout_s: float = _QUEUE_S,
     ) -> None:
-        self._quick = TemplateLane(render_s, render_timeout_s, queue_timeout_s)
-        self._slow = TemplateLane(render_s, render_timeout_s, queue_timeout_s)
+        self._quick = TemplateQueue(render_s, render_timeout_s, queue_timeout_s)
+        self._slow = TemplateQueue(render_s, render_timeout_s, queue_timeout_s)
 
     async def render(
         self, template: str, context: Mapping[str, Any] | None, *, content_format: str = "auto",
@@ -48,8 +48,8 @@ class TemplateRenderer:
             source, message = template.encode(), orjson.dumps(job)
         except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"the conversation cannot be passed to its chat template: {error}", param) from None
-        lane = self._slow if of_request or len(message) > _QUICK_BYTES else self._quick
-        return await lane.render(source, message, param)
+        queue = self._slow if of_request or len(message) > _QUICK_BYTES else self._quick
+        return await queue.render(source, message, param)
 
     async def start(self, template: str) -> None:
         """Start the model's process and compile its template now, so that the first chat does not wait.
@@ -66,4 +66,4 @@ class TemplateRenderer:
     @property
     def pids(self) -> tuple[int, ...]:
         """The ids of the living processes, the model's first."""
-        return tuple(pid for lane in (self._quick, self._slow) if (pid := lane.pid) is not None)
+        return tuple(pid for queue in (self._quick, self._slow) if (pid := queue.pid) is not None)

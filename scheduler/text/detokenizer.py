@@ -106,9 +106,9 @@ class WindowDecoder:
         new = text[self._sent : whole]
         self._sent = max(self._sent, whole)
         if not broken and new:
-            self._slide(self._whole, len(text))
+            self._shift_window(self._whole, len(text))
         elif len(self._window) > _MAX_WINDOW:
-            self._slide(len(self._window) - _KEPT_WINDOW, len(text))
+            self._shift_window(len(self._window) - _KEPT_WINDOW, len(text))
         if not broken:
             self._whole = len(self._window)
         return new
@@ -119,7 +119,7 @@ class WindowDecoder:
         new, self._sent = text[self._sent :], len(text)
         return new
 
-    def _slide(self, start: int, num_chars: int) -> None:
+    def _shift_window(self, start: int, num_chars: int) -> None:
         """Drop the window's tokens before `start`; as many of its `num_chars` stay unsent as before."""
         unsent = num_chars - self._sent
         del self._window[:start]

@@ -25,7 +25,7 @@ class StopFinder:
             end, _, stop = min(ends)
             self._held = ""
             return text[: end if self._include else end - len(stop)], stop
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(_overlap_length(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -35,7 +35,7 @@ class StopFinder:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def _overlap_length(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     start = max(0, len(text) - len(stop) + 1)
     while (start := text.find(stop[0], start)) >= 0:

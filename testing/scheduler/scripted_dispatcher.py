@@ -86,11 +86,11 @@ class _Playing:
         for prompt, token_ids in enumerate(self._request.prompts if count is not None else ()):
             assert count is not None
             self._sink.prompt_logprobs(prompt, (None, *(scores_of(token_id, count) for token_id in token_ids[1:])))
-        for played, (prompt, token) in enumerate(self._turns()):
-            await self._pause(played)
+        for played, (prompt, token) in enumerate(self._scripted_tokens()):
+            await self._pause_if_held(played)
             self._emit(prompt, token)
         for prompt in prompts if self._request.poolings else ():
-            await self._pause(prompt)
+            await self._pause_if_held(prompt)
             self._sink.vector(prompt, fake_vector(self._request.prompts[prompt]))
         for prompt in prompts:
             self._sink.prompt_done(PromptDone(prompt, "handoff", "least loaded", "prefill-0", "decode-0", TIMES))
@@ -104,7 +104,7 @@ class _Playing:
             if token.finish is None:
                 self._dispatcher.stopped.append(key)
 
-    async def _pause(self, played: int) -> None:
+    async def _pause_if_held(self, played: int) -> None:
         if played == self._dispatcher.hold_after:
             self._dispatcher.held.set()
             await self._dispatcher.released.wait()
@@ -112,7 +112,7 @@ class _Playing:
         if played == self._dispatcher.fail_after and self._dispatcher.error is not None:
             raise self._dispatcher.error
 
-    def _turns(self) -> list[tuple[int, TokenOutput]]:
+    def _scripted_tokens(self) -> list[tuple[int, TokenOutput]]:
         if self._request.poolings:
             return []
         params = self._request.params

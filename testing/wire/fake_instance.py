@@ -98,7 +98,7 @@ class FakeInstance:
     def get_unstuck(self) -> None:
         """Resume the engine."""
         self.behaviour.stuck = False
-        self._wake()
+        self._schedule_step()
 
     def die(self) -> None:
         """Simulate kill -9: the instance does nothing any more, and its peers no longer find it."""
@@ -116,7 +116,7 @@ class FakeInstance:
         prompt.ended = {
             i for i in range(state.params.num_sequences) if fake_finish(state.params, prompt.outputs[i]) is not None
         }
-        self._wake()
+        self._schedule_step()
 
     def abort(self, ticket: Ticket, reason: str) -> None:
         """Fail the prompt whose ticket a peer has given up."""
@@ -138,7 +138,7 @@ class FakeInstance:
             case Cancel(prompt_id=prompt_id, sequence=sequence):
                 self._cancel(prompt_id, sequence)
             case MeasureLink(peer_id=peer_id):
-                self._emit(LinkMeasured(peer_id, *self._measured(peer_id)))
+                self._emit(LinkMeasured(peer_id, *self._measure_link(peer_id)))
             case OpenSession() | Heartbeat():
                 return
 
@@ -181,7 +181,7 @@ class FakeInstance:
             state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
             outputs=outputs, ended={i for i, output in enumerate(outputs) if fake_finish(state.params, output)},
         )  # fmt: skip
-        self._wake()
+        self._schedule_step()
 
     def _cancel(self, prompt_id: str, sequence: int | None) -> None:
         prompt = self.prompts.get(prompt_id)
@@ -200,7 +200,7 @@ class FakeInstance:
         self._drop_ended(prompt)
         self._emit(Step(tokens, self.load()))
 
-    def _wake(self) -> None:
+    def _schedule_step(self) -> None:
         has_work = any(prompt.stage in ("waiting", "decoding") for prompt in self.prompts.values())
         if self._next_step is None and has_work and not self.behaviour.stuck:
             self._next_step = asyncio.get_running_loop().call_later(self.behaviour.step_s, self._step)
@@ -224,7 +224,7 @@ class FakeInstance:
             self._drop_ended(prompt)
         repeated = tokens if self.behaviour.repeat_tokens else []
         self._emit(Step((*tokens, *repeated), self.load(), times))
-        self._wake()
+        self._schedule_step()
 
     def _prefill_chunk(self) -> list[FakePrompt]:
         """Compute one chunk of the waiting prompts, oldest first; return those that are now fully computed."""
@@ -256,10 +256,10 @@ class FakeInstance:
             if finish is not None:
                 prompt.ended.add(i)
         if prompt.stage == "waiting":
-            self._prefilled(prompt)
+            self._on_prefilled(prompt)
         return tokens
 
-    def _prefilled(self, prompt: FakePrompt) -> None:
+    def _on_prefilled(self, prompt: FakePrompt) -> None:
         all_ended = len(prompt.ended) == len(prompt.outputs)
         if prompt.ticket is None:
             prompt.stage = "decoding"
@@ -282,7 +282,7 @@ class FakeInstance:
             if self.behaviour.fail_handoffs:
                 self.behaviour.fail_handoffs -= 1
                 raise HandoffFailed("set to fail")
-            self._receiver(prompt.ticket).commit(prompt.ticket, state)
+            self._receiver_of(prompt.ticket).commit(prompt.ticket, state)
         except HandoffFailed as error:
             self._fail(prompt, error)
             return
@@ -298,14 +298,14 @@ class FakeInstance:
 
     def _abort_ticket(self, prompt: FakePrompt, reason: str) -> None:
         if prompt.ticket is not None and prompt.ticket.instance_id in self.peers:
-            self._receiver(prompt.ticket).abort(prompt.ticket, reason)
+            self._receiver_of(prompt.ticket).abort(prompt.ticket, reason)
 
-    def _measured(self, peer_id: str) -> tuple[LinkStatus | None, str]:
+    def _measure_link(self, peer_id: str) -> tuple[LinkStatus | None, str]:
         if peer_id not in self.peers:
             return None, f"{peer_id} cannot be reached"
         return LinkStatus(peer_id, "fake", "up", 1, 0, 0, round_trip_s=0.0001, bytes_per_s=1e9), ""
 
-    def _receiver(self, ticket: Ticket) -> "FakeInstance":
+    def _receiver_of(self, ticket: Ticket) -> "FakeInstance":
         peer = self.peers.get(ticket.instance_id)
         if peer is None or peer.description.epoch != ticket.epoch:
             raise HandoffFailed(f"no instance {ticket.instance_id} of epoch {ticket.epoch}")

@@ -65,18 +65,18 @@ class FakeConnection:
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
         """Fetch the instance's description."""
-        host = await self._moving(timeout_s)
+        host = await self._reach_host(timeout_s)
         return await InProcessConnection(host.service).describe(timeout_s)
 
     async def open(self, hello: OpenSession, timeout_s: float) -> Session:
         """Open a session."""
-        host = await self._moving(timeout_s)
+        host = await self._reach_host(timeout_s)
         return FakeSession(host, await InProcessConnection(host.service).open(hello, timeout_s), self._address)
 
     async def close(self) -> None:
         """Nothing to release."""
 
-    async def _moving(self, timeout_s: float) -> _Host:
+    async def _reach_host(self, timeout_s: float) -> _Host:
         host = self._network.reach(self._address)
         try:
             async with asyncio.timeout(timeout_s):

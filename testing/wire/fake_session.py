@@ -30,19 +30,19 @@ class FakeServedSession:
         self._ended = ended
         self._outbox: deque[tuple[float, Event]] = deque([(self._loop.time(), opened)])
         self._changed = asyncio.Event()
-        self._over = False
+        self._has_ended = False
         self._last_message_at = self._loop.time()
-        self._beat = self._loop.call_later(_HEARTBEAT_S, self._heartbeat)
+        self._beat = self._loop.call_later(_HEARTBEAT_S, self._send_heartbeat)
 
     def handle(self, command: Command) -> None:
         """Process one command; commands that arrive after the session's end are dropped."""
-        if not self._over:
+        if not self._has_ended:
             self._last_message_at = self._loop.time()
             self._handle(command)
 
     def refuse(self, prompt_id: str, error: InvalidRequest) -> None:
         """Answer Refused to a command that cannot be processed."""
-        if not self._over:
+        if not self._has_ended:
             self._last_message_at = self._loop.time()
             self.emit(Refused(prompt_id, to_name(error), str(error)))
 
@@ -53,7 +53,7 @@ class FakeServedSession:
 
     async def events(self) -> AsyncIterator[list[Event]]:
         """Yield lists of all events that are due, SessionOpen first, until the session has ended."""
-        while not self._over:
+        while not self._has_ended:
             if not self._outbox:
                 self._changed.clear()
                 await self._changed.wait()
@@ -68,15 +68,15 @@ class FakeServedSession:
 
     def lost(self) -> None:
         """End all work of this session because the scheduler is gone. Idempotent."""
-        if not self._over:
-            self._over = True
+        if not self._has_ended:
+            self._has_ended = True
             self._beat.cancel()
             self._changed.set()
             self._ended()
 
-    def _heartbeat(self) -> None:
+    def _send_heartbeat(self) -> None:
         if self._loop.time() - self._last_message_at > self.hello.lease_s:
             self.lost()
             return
         self.emit(Heartbeat(self._load()))
-        self._beat = self._loop.call_later(_HEARTBEAT_S, self._heartbeat)
+        self._beat = self._loop.call_later(_HEARTBEAT_S, self._send_heartbeat)

@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from scheduler.templates import chat_options, templates
-from scheduler.templates import lane as template_lane
+from scheduler.templates import chat_options, template_queue, templates
 from scheduler.templates import sandbox as template_sandbox
 from scheduler.templates.files import given_template
 
@@ -29,9 +28,9 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert template_sandbox.MAX_OUTPUT_CHARS == 8 * 2**20
     assert (templates._RENDER_S, templates._RENDER_TIMEOUT_S) == (1.0, 30.0)
     assert "| 1 s of a processor for compiling and rendering, 30 s by the clock |" in PAGE
-    assert (templates._QUEUE_S, template_lane._MAX_HELD_BYTES) == (60.0, 64 * 2**20)
+    assert (templates._QUEUE_S, template_queue._MAX_HELD_BYTES) == (60.0, 64 * 2**20)
     assert "| 60 s, and 64 MiB in all |" in PAGE
-    assert (templates._QUICK_BYTES, template_lane._AHEAD) == (2**20, 16)
+    assert (templates._QUICK_BYTES, template_queue._AHEAD) == (2**20, 16)
     assert "conversations of over 1 MiB" in PAGE
     assert "Up to 16 conversations are sent ahead" in PAGE
 
@@ -39,10 +38,10 @@ def test_the_limits_are_those_of_the_code() -> None:
 def test_a_thirtieth_of_a_core_is_enough_for_a_render_and_a_start() -> None:
     assert templates._RENDER_TIMEOUT_S >= 30 * templates._RENDER_S
     assert templates._QUEUE_S >= 2 * templates._RENDER_TIMEOUT_S
-    assert template_lane._START_S >= 30, "it imports for a second"
+    assert template_queue._START_S >= 30, "its imports take a second"
 
 
-def test_the_path_of_the_page_is_one_that_the_flag_takes() -> None:
-    (typed,) = re.findall(r"--chat-template (\./examples/\S+)", PAGE)
+def test_the_pages_example_path_is_accepted_by_the_flag() -> None:
+    (path,) = re.findall(r"--chat-template (\./examples/\S+)", PAGE)
 
-    assert "<|im_start|>" in given_template(str(ROOT / typed), ROOT, {})
+    assert "<|im_start|>" in given_template(str(ROOT / path), ROOT, {})

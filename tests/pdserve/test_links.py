@@ -29,7 +29,7 @@ WAIT_S = 300.0
 class _Fallen(FakeInstance):
     """Its links fell back."""
 
-    def _measured(self, peer_id: str) -> tuple[LinkStatus | None, str]:
+    def _measure_link(self, peer_id: str) -> tuple[LinkStatus | None, str]:
         if peer_id == "decode-2":
             return LinkStatus(peer_id, "", "lost", 0, 0, 4), "decode-2 took no link"
         over = ("shm: \x1b[31mmapping failed",)

@@ -48,7 +48,7 @@ def each(reach: Reach, test: Callable[[FakeInstance, Connection], Awaitable[T]])
     return asyncio.run(run())
 
 
-async def heard(instance: FakeInstance, session: Session) -> list[str]:
+async def received(instance: FakeInstance, session: Session) -> list[str]:
     """Return the cancelled prompts once all earlier commands have arrived, and close the session."""
     await session.send(Generate(PromptState("last", "r", (1,), SamplingParams(max_tokens=1))))
     async for event in session.events():
@@ -105,7 +105,7 @@ def test_commands_arrive_in_the_order_they_were_sent(reach: Reach) -> None:
         session = await connection.open(HELLO, DEADLINE_S)
         for number in range(50):
             await session.send(Cancel(f"r/{number}"))
-        return await heard(instance, session)
+        return await received(instance, session)
 
     assert each(reach, test) == [f"r/{number}" for number in range(50)]
 
@@ -114,7 +114,7 @@ def test_commands_of_all_sizes_sent_together_arrive_in_order(reach: Reach) -> No
     async def test(instance: FakeInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(*(Cancel(f"r/{number}", reason="x" * (number % 3 * 90_000)) for number in range(50)))
-        return await heard(instance, session)
+        return await received(instance, session)
 
     assert each(reach, test) == [f"r/{number}" for number in range(50)]
 
@@ -175,7 +175,7 @@ def test_tasks_may_send_at_the_same_time(reach: Reach) -> None:
     async def test(instance: FakeInstance, connection: Connection) -> list[str]:
         session = await connection.open(HELLO, DEADLINE_S)
         await asyncio.gather(*(session.send(Cancel(f"r/{number}")) for number in range(50)))
-        return await heard(instance, session)
+        return await received(instance, session)
 
     assert sorted(each(reach, test)) == sorted(f"r/{number}" for number in range(50))
 

@@ -1,4 +1,4 @@
-"""A tiny model folder and the HTTP surface over a scripted dispatcher."""
+"""A tiny model folder and the HTTP API over a scripted dispatcher."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -66,7 +66,7 @@ def tokens(model_folder: Path) -> Tokens:
 
 
 class Served:
-    """A client of the HTTP surface, and the scripted dispatcher behind it."""
+    """A client of the HTTP API, and the scripted dispatcher behind it."""
 
     def __init__(self, client: httpx.AsyncClient, context: AppContext, dispatcher: ScriptedDispatcher) -> None:
         self.client, self.context, self.dispatcher = client, context, dispatcher
@@ -107,11 +107,11 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
-    """Return `serve(says, **options)`: `says` is the answer of every sequence, a text or a Script."""
+    """Return `serve(says, **options)`: `answer` is the answer of every sequence, a text or a Script."""
 
     @asynccontextmanager
     async def opened(
-        says: str | Script = "hello world", *, folder: Path = model_folder, readiness: ReadyReport | None = None,
+        answer: str | Script = "hello world", *, folder: Path = model_folder, readiness: ReadyReport | None = None,
         health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), maximum: int | None = None,
         defaults: Mapping[str, Any] = GUIDE_DEFAULTS, **options: Any,
     ) -> AsyncIterator[Served]:  # fmt: skip
@@ -121,7 +121,7 @@ def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
             config.options.chat_settings(keyed=False),
             request.getfixturevalue("one_renderer") if "one_renderer" in request.fixturenames else None,
         )
-        dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
+        dispatcher = ScriptedDispatcher(answer if callable(answer) else _repeat(tokens, answer))
         report = readiness or ReadyReport(True)
         context = AppContext(
             config,

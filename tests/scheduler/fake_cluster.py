@@ -1,4 +1,4 @@
-"""A control half over fake instances in memory, for the tests of this package."""
+"""A control plane over fake instances in memory, for the tests of this package."""
 
 import asyncio
 import dataclasses
@@ -65,7 +65,7 @@ def control_over(
     expected: Sequence[ExpectedInstance], connect: Connect, limits: ControlLimits, *, scheduler_id: str = "s",
     table_digest: str = TABLE_DIGEST, kind: ModelKind = ModelKind.TEXT,
 ) -> Control:  # fmt: skip
-    """Return a control half that dials with `connect`."""
+    """Return a control plane that dials with `connect`."""
     registry = Registry(
         expected,
         connect,
@@ -79,7 +79,7 @@ def control_over(
 
 
 class FakeCluster:
-    """Fake instances by address and the control half that connects to them. `kind`: the class of instances to start."""
+    """Fake instances by address and the control plane that connects to them. `kind`: class of instances to start."""
 
     def __init__(
         self, roles: str, *, limits: ControlLimits | None = None, probes: bool = False,
@@ -123,7 +123,7 @@ class FakeCluster:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Self]:
-        """Boot everything and run the control half."""
+        """Boot everything and run the control plane."""
         for index in range(len(self.expected)):
             self.boot(index)
         running = asyncio.create_task(self.control.run() if self._probes else self.control.registry.run())

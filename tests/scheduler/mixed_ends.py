@@ -1,4 +1,4 @@
-"""Requests over the whole HTTP surface with every possible outcome, and a check that they leave nothing behind."""
+"""Requests over the whole HTTP API with every possible outcome, and a check that they leave nothing behind."""
 
 import asyncio
 import json

@@ -37,14 +37,14 @@ async def admin_socket_open(roles: str = "PD") -> AsyncIterator[tuple[FakeCluste
     name = socket_name("127.0.0.1", 0) + secrets.token_hex(8)
     async with asyncio.timeout(WAIT_S), FakeCluster(roles).serving() as cluster:
         keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(cluster.control.registry)))
-        await until(lambda: _listens(name))
+        await until(lambda: _is_listening(name))
         yield cluster, name
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        assert not _listens(name)
+        assert not _is_listening(name)
 
 
-def _listens(name: str) -> bool:
+def _is_listening(name: str) -> bool:
     return any(line.endswith(f" @{name}") for line in Path("/proc/net/unix").read_text().splitlines())
 
 
@@ -255,13 +255,13 @@ async def test_the_admin_socket_is_named_by_the_schedulers_port(model_folder: Pa
     serving = asyncio.create_task(serve_cluster(config, cluster, stop))
     name = socket_name("127.0.0.1", free_port)
     async with asyncio.timeout(WAIT_S):
-        await until(lambda: serving.done() or _listens(name))
+        await until(lambda: serving.done() or _is_listening(name))
         reported = await ask(name, ASK)
         stop.set()
         await serving
 
     assert reported[1]["link"]["error"].startswith("10.0.0.1:8001 is connecting")
-    assert not _listens(name)
+    assert not _is_listening(name)
 
 
 @pytest.fixture

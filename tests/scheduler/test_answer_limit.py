@@ -20,7 +20,7 @@ LOGPROBS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-async def ask(served: Any, path: str, **fields: Any) -> httpx.Response:
+async def post(served: Any, path: str, **fields: Any) -> httpx.Response:
     body = {"model": served.model, "max_tokens": 400, "seed": 1} | SURFACES[path] | fields
     response: httpx.Response = await served.client.post(path, json=body)
     return response
@@ -29,13 +29,13 @@ async def ask(served: Any, path: str, **fields: Any) -> httpx.Response:
 @pytest.mark.parametrize("path", SURFACES)
 async def test_an_answer_is_sent_whole_up_to_the_limit_and_streamed_beyond(serve: Any, path: str) -> None:
     async with serve(TEXT) as served:
-        whole = await ask(served, path, **LOGPROBS[path])
+        whole = await post(served, path, **LOGPROBS[path])
     size = len(json.dumps(whole.json()["choices"], ensure_ascii=False, separators=(",", ":")).encode())
     async with serve(TEXT, max_answer_bytes=size) as served:
-        assert (await ask(served, path, **LOGPROBS[path])).json()["choices"] == whole.json()["choices"]
+        assert (await post(served, path, **LOGPROBS[path])).json()["choices"] == whole.json()["choices"]
     async with serve(TEXT, max_answer_bytes=size * 3 // 4) as served:
-        refused = await ask(served, path, **LOGPROBS[path])
-        streamed = await ask(served, path, stream=True, **LOGPROBS[path])
+        refused = await post(served, path, **LOGPROBS[path])
+        streamed = await post(served, path, stream=True, **LOGPROBS[path])
 
         assert refused.status_code == 400
         assert f"larger than {size * 3 // 4} bytes (--max-answer-bytes)" in refused.json()["error"]["message"]
@@ -45,16 +45,16 @@ async def test_an_answer_is_sent_whole_up_to_the_limit_and_streamed_beyond(serve
 
 async def test_text_and_ids_count_too(serve: Any) -> None:
     async with serve(TEXT, max_answer_bytes=600) as served:
-        assert (await ask(served, "/v1/completions")).status_code == 200
-        assert (await ask(served, "/v1/completions", return_token_ids=True)).status_code == 400
-        assert (await ask(served, "/v1/completions", n=2)).status_code == 400
-        assert (await ask(served, "/v1/completions", echo=True, prompt="x" * 300)).status_code == 400
+        assert (await post(served, "/v1/completions")).status_code == 200
+        assert (await post(served, "/v1/completions", return_token_ids=True)).status_code == 400
+        assert (await post(served, "/v1/completions", n=2)).status_code == 400
+        assert (await post(served, "/v1/completions", echo=True, prompt="x" * 300)).status_code == 400
 
 
 @pytest.mark.parametrize(("below", "status"), [(0, 200), (1, 400)])
 async def test_the_last_piece_counts_too(serve: Any, below: int, status: int) -> None:
     async with serve(TEXT, max_answer_bytes=len(TEXT) - below) as served:
-        assert (await ask(served, "/v1/completions")).status_code == status
+        assert (await post(served, "/v1/completions")).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_the_last_piece_counts_too(serve: Any, below: int, status: int) ->
 )
 async def test_an_answer_known_to_be_too_long_is_refused_first(serve: Any, fields: dict[str, Any], param: str) -> None:
     async with serve(max_answer_bytes=65536) as served:
-        refused = await ask(served, "/v1/completions", **fields)
+        refused = await post(served, "/v1/completions", **fields)
 
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
         assert "at most 65536 are allowed (--max-answer-bytes)" in refused.json()["error"]["message"]
@@ -79,8 +79,8 @@ async def test_an_answer_known_to_be_too_long_is_refused_first(serve: Any, field
 async def test_a_collected_answer_equals_its_stream(serve: Any, path: str) -> None:
     fields = {**LOGPROBS[path], "return_token_ids": True, "max_tokens": 12, "n": 2}
     async with serve("世界 hello world") as served:
-        whole = (await ask(served, path, **fields)).json()["choices"]
-        chunks = (await ask(served, path, stream=True, **fields)).text.split("\n\n")[:-2]
+        whole = (await post(served, path, **fields)).json()["choices"]
+        chunks = (await post(served, path, stream=True, **fields)).text.split("\n\n")[:-2]
 
         parts = [choice for line in chunks for choice in json.loads(line[6:])["choices"]]
         for choice in whole:

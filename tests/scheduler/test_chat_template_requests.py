@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.anyio
 
 HELLO = [{"role": "user", "content": "hello"}]
-DOORS = ("/v1/chat/completions", "/tokenize", "/v1/embeddings")
+PATHS = ("/v1/chat/completions", "/tokenize", "/v1/embeddings")
 LOOPS = "{% for m in messages %}{% for part in m.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endfor %}"
 
 
@@ -24,7 +24,7 @@ async def prompt_of(served: Any, **fields: Any) -> str:
 async def refusals_of(served: Any, **fields: Any) -> list[dict[str, Any]]:
     """Return the error of each route."""
     body = {"model": served.model, "messages": HELLO} | fields
-    responses = [await served.client.post(door, json=body) for door in DOORS]
+    responses = [await served.client.post(path, json=body) for path in PATHS]
     assert [response.status_code for response in responses] == [400, 400, 400], [r.text for r in responses]
     return [response.json()["error"] for response in responses]
 

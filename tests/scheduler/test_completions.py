@@ -59,10 +59,10 @@ async def test_max_tokens_defaults_to_16(serve: Any) -> None:
 
 @pytest.mark.parametrize("prompt", ["hi", ["hi", "good"], [1, 2, 3], [[1, 2], [3]]])
 async def test_all_four_prompt_forms_are_served_prompt_major(serve: Any, prompt: Any) -> None:
-    def says(request: Any, prompt: int, sequence: int) -> Line:
+    def script(request: Any, prompt: int, sequence: int) -> Line:
         return Line((ord("a") - 97 + prompt * 2 + sequence + 64,))
 
-    async with serve(says) as served:
+    async with serve(script) as served:
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": prompt, "n": 2})
 
         num_prompts = len(served.dispatcher.requests[0].prompts)
@@ -90,10 +90,10 @@ async def test_echo_puts_the_prompt_before_every_choice(serve: Any, stream: bool
 async def test_a_stop_token_ends_the_text_and_is_the_stop_reason(serve: Any, model_folder: Any) -> None:
     ids = {"stop": 5}
 
-    def says(request: Any, prompt: int, sequence: int) -> Line:
+    def script(request: Any, prompt: int, sequence: int) -> Line:
         return Line((70, 71), stop_token_id=ids["stop"])
 
-    async with serve(says) as served:
+    async with serve(script) as served:
         body = {"model": served.model, "prompt": "hi", "stop_token_ids": [5], "skip_special_tokens": False}
         reported = (await served.client.post("/v1/completions", json=body)).json()
         ids["stop"] = served.context.tokens.eos_token_ids[0]
@@ -123,14 +123,14 @@ async def test_ignore_eos_drops_the_models_eos_ids_from_the_stop_ids(serve: Any)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", ["o w", "world", "你好", ["zzz", "好"], "!"])
 async def test_text_ends_before_the_stop_string_without_any_part_of_it(serve: Any, stream: bool, stop: Any) -> None:
-    says = "hello world 你好 good morning"
-    async with serve(says) as served:
+    answer = "hello world 你好 good morning"
+    async with serve(answer) as served:
         body = {"model": served.model, "prompt": "hi", "stop": stop, "stream": stream, "max_tokens": 100}
         response = await served.client.post("/v1/completions", json=body)
 
-        found = [text for text in ([stop] if isinstance(stop, str) else stop) if text in says]
+        found = [text for text in ([stop] if isinstance(stop, str) else stop) if text in answer]
         text = streamed_text(events(response)) if stream else response.json()["choices"][0]["text"]
-        assert text == (says[: says.index(found[0])] if found else says)
+        assert text == (answer[: answer.index(found[0])] if found else answer)
         assert served.dispatcher.stopped == ([(0, 0)] if found else [])
         assert served.dispatcher.endings == ["finished"]
 

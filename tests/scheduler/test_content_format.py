@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.templates.content_format import ContentFormat, format_taken
+from scheduler.templates.content_format import ContentFormat, expected_content_format
 from scheduler.templates.environment import environment
 
 TEXTS = (
@@ -47,4 +47,4 @@ EITHER = (
     ],
 )
 def test_the_templates_source_decides_the_content_format(source: str, taken: ContentFormat) -> None:
-    assert format_taken(environment().parse(source)) is taken
+    assert expected_content_format(environment().parse(source)) is taken

@@ -29,11 +29,11 @@ async def test_configured_origins_are_allowed(serve: Serve) -> None:
     async with serve(allowed_origins=("https://app.example",)) as served:
         preflight = await served.client.options("/v1/completions", headers=PREFLIGHT)
         answer = await served.client.get("/v1/models", headers={"origin": "https://app.example"})
-        stranger = await served.client.get("/v1/models", headers={"origin": "https://evil.example"})
+        disallowed = await served.client.get("/v1/models", headers={"origin": "https://evil.example"})
 
     assert preflight.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
-    assert "access-control-allow-origin" not in stranger.headers
+    assert "access-control-allow-origin" not in disallowed.headers
 
 
 async def test_a_stream_from_our_own_server_has_cors_headers_too(serve: Serve) -> None:

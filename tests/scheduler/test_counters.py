@@ -189,8 +189,8 @@ def test_two_processes_of_one_entry_are_one_sample() -> None:
     loads = [LoadSnapshot(blocks_total=100, blocks_used=used) for used in (10, 20)]
     view = _view(
         *(
-            InstanceView(0, "decode-0", Role.DECODE, str(life), "living", "", None, load)
-            for life, load in enumerate(loads)
+            InstanceView(0, "decode-0", Role.DECODE, str(pid), "living", "", None, load)
+            for pid, load in enumerate(loads)
         )
     )
 

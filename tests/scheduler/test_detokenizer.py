@@ -23,7 +23,7 @@ def tokens(request: pytest.FixtureRequest, model_folder: Path) -> Tokens:
     return made
 
 
-def _pushed(tokens: Tokens, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
+def _push_all(tokens: Tokens, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
     detokenizer = detokenizer_of(tokens, skip_special_tokens=skip_special_tokens)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
@@ -33,7 +33,7 @@ def _pushed(tokens: Tokens, ids: list[int], *, skip_special_tokens: bool = True)
 def test_any_text_survives_the_round_trip(tokens: Tokens, text: str) -> None:
     ids = list(tokens._encode(text, False))
 
-    assert "".join(_pushed(tokens, ids)) == text
+    assert "".join(_push_all(tokens, ids)) == text
 
 
 @settings(deadline=None)
@@ -42,13 +42,13 @@ def test_any_tokens_give_the_tokenizers_own_text(tokens: Tokens, ids: list[int])
     for skip in (True, False):
         expected = tokens.decode(ids, skip_special_tokens=skip)
 
-        assert "".join(_pushed(tokens, ids, skip_special_tokens=skip)) == expected
+        assert "".join(_push_all(tokens, ids, skip_special_tokens=skip)) == expected
 
 
 def test_a_character_is_emitted_whole_with_its_last_token(tokens: Tokens) -> None:
     ids = list(tokens._encode("你好🎉", False))
 
-    pieces = _pushed(tokens, ids)
+    pieces = _push_all(tokens, ids)
 
     assert [piece for piece in pieces if piece] == ["你", "好", "🎉"]
     assert [bool(piece) for piece in pieces[:3]] == [False, False, True]
@@ -68,12 +68,12 @@ def test_special_tokens_are_skipped_or_shown(tokens: Tokens) -> None:
     end = tokens.eos_token_ids[0]
     ids = [*tokens._encode("a", False), end, *tokens._encode("b", False)]
 
-    assert "".join(_pushed(tokens, ids)) == "ab"
-    assert "".join(_pushed(tokens, ids, skip_special_tokens=False)) == "a<|im_end|>b"
+    assert "".join(_push_all(tokens, ids)) == "ab"
+    assert "".join(_push_all(tokens, ids, skip_special_tokens=False)) == "a<|im_end|>b"
 
 
 def test_an_id_without_a_token_has_no_text(tokens: Tokens) -> None:
-    assert "".join(_pushed(tokens, [383, 383])) == ""
+    assert "".join(_push_all(tokens, [383, 383])) == ""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 
 def test_spaces_between_words_survive_a_decoder_that_strips_the_first(spaced: Tokens) -> None:
-    assert "".join(_pushed(spaced, [1, 2, 2])) == "hello world world"
+    assert "".join(_push_all(spaced, [1, 2, 2])) == "hello world world"
 
 
 def test_the_first_word_keeps_its_space_after_a_prompt(spaced: Tokens) -> None:
@@ -103,7 +103,7 @@ def test_the_first_word_keeps_its_space_after_a_prompt(spaced: Tokens) -> None:
 def test_byte_tokens_join_to_characters(spaced: Tokens) -> None:
     ids = [1, *(5 + byte for byte in "你好🎉".encode()), 2]
 
-    assert [piece for piece in _pushed(spaced, ids) if piece] == ["hello", "你", "好", "🎉", " world"]
+    assert [piece for piece in _push_all(spaced, ids) if piece] == ["hello", "你", "好", "🎉", " world"]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_text_is_that_of_transformers_decode(tokens: Tokens, ids: list[int]) -> 
 
     for skip in (True, False):
         expected = reference.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-        assert "".join(_pushed(tokens, ids, skip_special_tokens=skip)) == expected
+        assert "".join(_push_all(tokens, ids, skip_special_tokens=skip)) == expected
 
 
 @settings(deadline=None, max_examples=50)
@@ -138,7 +138,7 @@ def test_text_is_that_of_transformers_decode(tokens: Tokens, ids: list[int]) -> 
 def test_added_tokens_decode_as_with_the_tokenizer(odd: Tokens, ids: list[int]) -> None:
     assert odd.byte_level is not None
     for skip in (True, False):
-        assert "".join(_pushed(odd, ids, skip_special_tokens=skip)) == odd.decode(ids, skip_special_tokens=skip)
+        assert "".join(_push_all(odd, ids, skip_special_tokens=skip)) == odd.decode(ids, skip_special_tokens=skip)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ class TurnLoop(VirtualTimeLoop):
         super()._run_once()  # type: ignore[misc]  # asyncio's own: one turn
 
 
-def _leave(_: FakeCluster, request: Asked) -> None:
+def _disconnect(_: FakeCluster, request: Asked) -> None:
     request.exchange.leave("the client went away")
 
 
@@ -68,7 +68,7 @@ def _close(cluster: FakeCluster, _: Asked) -> "asyncio.Task[None]":
 @pytest.mark.parametrize(
     ("happens", "endings"),
     [
-        (_leave, {"gone", "streamed"}),
+        (_disconnect, {"gone", "streamed"}),
         (_kill, {"streamed"}),
         pytest.param(_kill_and_leave, {"gone", "streamed"}, marks=pytest.mark.long),
         pytest.param(_remove, {"streamed"}, marks=pytest.mark.long),

@@ -35,7 +35,7 @@ def entries(start: GlobalTable, node_ports: str | None = None) -> Entries:
     return Entries(plan)
 
 
-def seats(followed: Entries) -> list[tuple[str, str]]:
+def placements(followed: Entries) -> list[tuple[str, str]]:
     """Names and addresses of the current table, in its order."""
     return [(one.name, one.address) for one in followed.expected]
 
@@ -44,7 +44,7 @@ P, D = server(2, 8088), server(3, 8089)
 
 
 def test_the_first_entries_are_those_of_the_table_at_startup() -> None:
-    assert seats(entries(table([P], [D]))) == [("prefill-0", "10.0.0.2:8088"), ("decode-0", "10.0.0.3:8089")]
+    assert placements(entries(table([P], [D]))) == [("prefill-0", "10.0.0.2:8088"), ("decode-0", "10.0.0.3:8089")]
 
 
 def test_a_worker_is_reached_by_its_url_and_followed() -> None:
@@ -52,12 +52,12 @@ def test_a_worker_is_reached_by_its_url_and_followed() -> None:
     followed = entries(table([listed], [own]), "7088,7089")
 
     urls = [("prefill-0", "http://10.0.0.2:7088"), ("decode-0", "http://10.0.0.9:8101")]
-    assert seats(followed) == urls
+    assert placements(followed) == urls
     assert followed.expected[0].is_worker
 
     other = replace(own, url="http://10.0.0.9:8102")
     followed.follow(table([listed], [own, other]))
-    assert seats(followed) == [*urls, ("decode-1", "http://10.0.0.9:8102")]
+    assert placements(followed) == [*urls, ("decode-1", "http://10.0.0.9:8102")]
 
 
 def test_entries_keep_their_number_and_new_ones_get_the_next() -> None:
@@ -66,7 +66,7 @@ def test_entries_keep_their_number_and_new_ones_get_the_next() -> None:
 
     followed.follow(table([server(4, 8090), P], [D, server(5, 8091)]))
 
-    assert seats(followed) == [
+    assert placements(followed) == [
         ("prefill-1", "10.0.0.4:8090"),
         ("prefill-0", "10.0.0.2:8088"),
         ("decode-0", "10.0.0.3:8089"),
@@ -80,11 +80,11 @@ def test_a_removed_entrys_number_is_reused_only_for_itself() -> None:
     followed = entries(table([P], [D, server(4, 8090)]))
 
     followed.follow(table([P], [server(4, 8090)]))
-    assert seats(followed)[1:] == [("decode-1", "10.0.0.4:8090")]
+    assert placements(followed)[1:] == [("decode-1", "10.0.0.4:8090")]
     followed.follow(table([P], [server(5, 8091), server(4, 8090)]))
-    assert seats(followed)[1:] == [("decode-2", "10.0.0.5:8091"), ("decode-1", "10.0.0.4:8090")]
+    assert placements(followed)[1:] == [("decode-2", "10.0.0.5:8091"), ("decode-1", "10.0.0.4:8090")]
     followed.follow(table([P], [D, server(5, 8091)]))
-    assert seats(followed)[1:] == [("decode-0", "10.0.0.3:8089"), ("decode-2", "10.0.0.5:8091")]
+    assert placements(followed)[1:] == [("decode-0", "10.0.0.3:8089"), ("decode-2", "10.0.0.5:8091")]
 
 
 def test_node_ports_apply_to_the_entries_of_the_start() -> None:
@@ -93,7 +93,7 @@ def test_node_ports_apply_to_the_entries_of_the_start() -> None:
 
     reported = followed.follow(table(bare[:1], [*bare[1:], server(4, 8090), server(5, None)]))
 
-    assert [address for _, address in seats(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089", "10.0.0.4:8090"]
+    assert [address for _, address in placements(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089", "10.0.0.4:8090"]
     assert reported.left_out == (
         "decode instance on 10.0.0.5 is left out: server_group_list[2].server_list[2] of the global table has no "
         "server_port, and NODE_PORTS is for the instances of the start",
@@ -105,7 +105,7 @@ def test_node_ports_do_not_apply_to_a_port_that_the_table_names_later() -> None:
     followed = entries(table(bare[:1], bare[1:]), "9088,9089")
 
     followed.follow(table([P], [D]))
-    assert [address for _, address in seats(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089"]
+    assert [address for _, address in placements(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089"]
 
 
 def test_a_removed_initial_entry_needs_a_port_to_return() -> None:
@@ -123,9 +123,9 @@ def test_a_changed_port_is_another_instance() -> None:
     followed = entries(table([P], [D]))
 
     followed.follow(table([P], [replace(D, server_port=None)]))
-    assert seats(followed)[1] == ("decode-0", "10.0.0.3:8089")
+    assert placements(followed)[1] == ("decode-0", "10.0.0.3:8089")
     followed.follow(table([P], [replace(D, server_port=9000)]))
-    assert seats(followed)[1] == ("decode-1", "10.0.0.3:9000")
+    assert placements(followed)[1] == ("decode-1", "10.0.0.3:9000")
 
 
 @pytest.mark.parametrize("change", [{"devices": (TableDevice("0", "10.9.9.9", "0"),)}, {"server_ip": "10.0.0.9"}])
@@ -142,7 +142,7 @@ def test_an_entry_with_a_changed_role_is_another_instance() -> None:
 
     followed.follow(table([P], [D, server(4, 8090)]))
 
-    assert seats(followed)[2] == ("decode-1", "10.0.0.4:8090")
+    assert placements(followed)[2] == ("decode-1", "10.0.0.4:8090")
 
 
 def test_instances_sharing_devices_differ_by_port() -> None:
@@ -150,10 +150,10 @@ def test_instances_sharing_devices_differ_by_port() -> None:
 
     followed.follow(table([P], [server(3, 8090)]))
 
-    assert seats(followed)[1:] == [("decode-1", "10.0.0.3:8090")]
+    assert placements(followed)[1:] == [("decode-1", "10.0.0.3:8090")]
 
 
 def test_an_ipv6_host_is_bracketed() -> None:
     six = TableServer("fe80::1", "fe80::1", (TableDevice("0", "fe80::1", "0"),), 8089)
 
-    assert seats(entries(table([P], [six])))[1] == ("decode-0", "[fe80::1]:8089")
+    assert placements(entries(table([P], [six])))[1] == ("decode-0", "[fe80::1]:8089")

@@ -54,10 +54,10 @@ async def test_the_text_follows_its_prompt(serve: Any) -> None:
 
 @pytest.mark.covers("A8.105")
 async def test_every_choice_has_a_text(serve: Any) -> None:
-    def says(request: GenerationRequest, prompt: int, sequence: int) -> Line:
+    def script(request: GenerationRequest, prompt: int, sequence: int) -> Line:
         return Line(texts[sequence])
 
-    async with serve(says, **OLD) as served:
+    async with serve(script, **OLD) as served:
         texts = [served.ids(" world"), served.ids(" good")]
         answer = await post(served, prompt="hello", n=2, temperature=0.8, max_tokens=max(map(len, texts)))
 

@@ -84,14 +84,14 @@ def _status(answer: bytes) -> int:
 )
 async def test_no_route_accepts_a_form(serve: Serve, kind: str) -> None:
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="../../x"\r\n\r\n1\r\n--x--\r\n'
-    async with _listening(serve) as door:
-        routes = open_routes(door.served.context.config.options)
+    async with _listening(serve) as server:
+        routes = open_routes(server.served.context.config.options)
         answers = {
-            route.path: _status(await door.answer(_post(route.path, form, f"Content-Type: {kind}")))
+            route.path: _status(await server.answer(_post(route.path, form, f"Content-Type: {kind}")))
             for route in routes
             if "{" not in route.path
         }
-        assert await door.is_well()
+        assert await server.is_well()
 
     body_paths = {route.path for route in routes if route.methods == "POST"}
     assert {path for path, status in answers.items() if status == 415} == body_paths
@@ -100,9 +100,9 @@ async def test_no_route_accepts_a_form(serve: Serve, kind: str) -> None:
 
 @pytest.mark.parametrize("value", ["bytes=0-", "bytes=" + ",".join(["0-"] * 5000), "bytes=-1", "lines=1-2"])
 async def test_a_range_request_gets_the_whole_answer(serve: Serve, value: str) -> None:
-    async with _listening(serve) as door:
-        ranged = await door.answer(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nRange: {value}\r\n\r\n".encode())
-        plain = await door.answer(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with _listening(serve) as server:
+        ranged = await server.answer(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nRange: {value}\r\n\r\n".encode())
+        plain = await server.answer(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
 
     assert _status(ranged) == 200
     assert ranged.partition(b"\r\n\r\n")[2] == plain.partition(b"\r\n\r\n")[2]
@@ -110,15 +110,17 @@ async def test_a_range_request_gets_the_whole_answer(serve: Serve, value: str) -
 
 async def test_random_methods_and_paths_make_no_new_series(serve: Serve) -> None:
     rng = random.Random(3)
-    async with _listening(serve) as door:
+    async with _listening(serve) as server:
         series = []
         for _ in range(2):
             for _ in range(150):
                 path = "/" + "".join(rng.choices(string.ascii_letters + "/.%~", k=20)).replace("%", "%41")
                 method = rng.choice(("GET", "POST", "PROPFIND", "PURGE", "TRACE", "OPTIONS", "M-SEARCH"))
-                answer = await door.answer(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+                answer = await server.answer(
+                    f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+                )
                 assert _status(answer) in (400, 404, 405)
-            page = door.served.context.metrics.render()
+            page = server.served.context.metrics.render()
             series.append({line.rpartition(b" ")[0] for line in page.splitlines() if b"http_requests_total{" in line})
 
     assert series[0] == series[1]
@@ -126,8 +128,8 @@ async def test_random_methods_and_paths_make_no_new_series(serve: Serve) -> None
 
 
 async def test_an_endless_chunked_body_is_cut_at_the_limit(serve: Serve) -> None:
-    async with _listening(serve, max_body_bytes=2**20) as door:
-        reader, writer = await door.connect()
+    async with _listening(serve, max_body_bytes=2**20) as server:
+        reader, writer = await server.connect()
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         answer = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
         with suppress(ConnectionError):
@@ -138,18 +140,18 @@ async def test_an_endless_chunked_body_is_cut_at_the_limit(serve: Serve) -> None
         writer.transport.abort()
 
         assert status == 413
-        assert await door.is_well()
+        assert await server.is_well()
 
 
 @pytest.mark.parametrize("length", ["1000000000000000000", "18446744073709551615", "0" * 5000 + "16777217"])
 async def test_a_declared_length_past_the_limit_is_413_at_once(serve: Serve, length: str) -> None:
-    async with _listening(serve) as door:
+    async with _listening(serve) as server:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
-        answer = await door.answer(head.encode())
+        answer = await server.answer(head.encode())
 
         assert _status(answer) == 413
         assert b"connection: close" in answer
-        assert await door.is_well()
+        assert await server.is_well()
 
 
 @pytest.mark.parametrize(
@@ -161,18 +163,18 @@ async def test_a_declared_length_past_the_limit_is_413_at_once(serve: Serve, len
     ],
 )
 async def test_a_body_that_stops_arriving_is_refused_with_a_reason(serve: Serve, sent: bytes) -> None:
-    async with _listening(serve, client_timeout=0.1) as door:
-        answer = await door.answer(sent)
+    async with _listening(serve, client_timeout=0.1) as server:
+        answer = await server.answer(sent)
 
         assert _status(answer) == 408
         assert b"the body took longer than 0.1 s" in answer
-        assert await door.is_well()
+        assert await server.is_well()
 
 
 async def test_a_body_is_read_to_its_declared_length(serve: Serve) -> None:
-    async with _listening(serve) as door:
-        reader, writer = await door.connect()
-        body = b'{"model": "%s", "prompt": "hi"}' % door.served.model.encode()
+    async with _listening(serve) as server:
+        reader, writer = await server.connect()
+        body = b'{"model": "%s", "prompt": "hi"}' % server.served.model.encode()
         writer.write(_post("/v1/completions", body) + b'{"more": "than it said"}\r\n\r\n')
         async with asyncio.timeout(DEADLINE_S):
             answers = await reader.read()
@@ -180,16 +182,16 @@ async def test_a_body_is_read_to_its_declared_length(serve: Serve) -> None:
 
         assert answers.count(b"HTTP/1.1 ") <= 2
         assert b"Traceback" not in answers
-        assert await door.is_well()
+        assert await server.is_well()
 
 
 async def test_hundreds_of_held_connections_block_no_other_client(serve: Serve) -> None:
     halves = (b"", b"G", b"GET / HTTP/1.1\r\nX: ", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
-    async with _listening(serve) as door:
-        held = [await door.connect() for _ in range(300)]
+    async with _listening(serve) as server:
+        held = [await server.connect() for _ in range(300)]
         for at, (_, writer) in enumerate(held):
             writer.write(halves[at % len(halves)])
-        answers = [await door.is_well() for _ in range(5)]
+        answers = [await server.is_well() for _ in range(5)]
         for _, writer in held:
             writer.transport.abort()
 
@@ -197,23 +199,23 @@ async def test_hundreds_of_held_connections_block_no_other_client(serve: Serve) 
 
 
 async def test_a_stream_to_a_client_that_does_not_read_ends(serve: Serve) -> None:
-    async with _listening(serve, client_timeout=0.2) as door:
-        _, writer = await door.connect()
-        body = b'{"model": "%s", "prompt": "hi", "stream": true, "max_tokens": 400}' % door.served.model.encode()
+    async with _listening(serve, client_timeout=0.2) as server:
+        _, writer = await server.connect()
+        body = b'{"model": "%s", "prompt": "hi", "stream": true, "max_tokens": 400}' % server.served.model.encode()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(_post("/v1/completions", body) * 50)
-        assert await door.is_well()
+        assert await server.is_well()
         writer.transport.abort()
-        assert await door.served.context.drain.wait_idle(DEADLINE_S)
+        assert await server.served.context.drain.wait_idle(DEADLINE_S)
 
 
 async def test_a_full_queue_refuses_a_body_unread(
     serve: Serve,
 ) -> None:
-    async with _listening(serve) as door:
-        door.served.dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=3)
+    async with _listening(serve) as server:
+        server.served.dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=3)
         unread = b'{"model": "unknown", "prompt": "' + b"x" * 300_000 + b'"'  # neither JSON nor a known model
-        reader, writer = await door.connect()
+        reader, writer = await server.connect()
         async with asyncio.timeout(DEADLINE_S):
             writer.write(_post("/v1/completions", unread))
             head = await reader.readuntil(b"\r\n\r\n")
@@ -221,16 +223,16 @@ async def test_a_full_queue_refuses_a_body_unread(
 
         assert head.startswith(b"HTTP/1.1 429")
         assert b"retry-after: 3" in head.lower()
-        assert not door.served.dispatcher.requests
+        assert not server.served.dispatcher.requests
 
-        door.served.dispatcher.refuse_with = None
-        assert await door.is_well()
+        server.served.dispatcher.refuse_with = None
+        assert await server.is_well()
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/score"])
 async def test_every_queued_route_refuses_unread_if_full(serve: Serve, path: str) -> None:
-    async with _listening(serve) as door:
-        door.served.dispatcher.refuse_with = Overloaded("the queue is full")
+    async with _listening(serve) as server:
+        server.served.dispatcher.refuse_with = Overloaded("the queue is full")
 
-        assert (await door.answer(_post(path, b"no JSON"))).startswith(b"HTTP/1.1 429")
-        assert (await door.answer(_post("/tokenize", b"no JSON"))).startswith(b"HTTP/1.1 400")
+        assert (await server.answer(_post(path, b"no JSON"))).startswith(b"HTTP/1.1 429")
+        assert (await server.answer(_post("/tokenize", b"no JSON"))).startswith(b"HTTP/1.1 400")

@@ -109,7 +109,7 @@ class Timers:
 
 
 @asynccontextmanager
-async def _connected(app: App) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def _connect(app: App) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     bound, stop = listen("127.0.0.1", 0), asyncio.Event()
     address = bound.getsockname()[:2]
     serving = asyncio.create_task(serve(app, bound, Drain(), shutdown_timeout_s=1.0, stop=stop))
@@ -140,7 +140,7 @@ async def _write_until_cut(writer: asyncio.StreamWriter, part: bytes, maximum: i
 @pytest.mark.parametrize("behind", [b"", b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"])
 async def test_a_disconnect_is_noticed_however_long_the_body_was(size: int, behind: bytes) -> None:
     app = App()
-    async with _connected(app) as (_, writer):
+    async with _connect(app) as (_, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (behind, size) + b"a" * size)
         await app.has_body.wait()
         writer.transport.abort()
@@ -157,7 +157,7 @@ async def test_a_disconnect_is_noticed_however_long_the_body_was(size: int, behi
     ],
 )
 async def test_endless_data_behind_a_head_closes_the_connection(begun: bytes) -> None:
-    async with _connected(App()) as (_, writer):
+    async with _connect(App()) as (_, writer):
         writer.write(CHUNKED + begun)
 
         assert await _write_until_cut(writer, b"a" * 65_536, LARGE) < LARGE
@@ -177,7 +177,7 @@ async def test_endless_data_behind_a_head_closes_the_connection(begun: bytes) ->
 async def test_a_request_is_of_http_1_and_names_one_host(head: bytes, status: bytes) -> None:
     app = App()
     app.may_answer.set()
-    async with _connected(app) as (reader, writer):
+    async with _connect(app) as (reader, writer):
         writer.write(head)
 
         assert (await reader.readline()).split()[1] == status
@@ -185,14 +185,14 @@ async def test_a_request_is_of_http_1_and_names_one_host(head: bytes, status: by
 
 
 async def test_trailers_without_an_end_close_the_connection() -> None:
-    async with _connected(App()) as (_, writer):
+    async with _connect(App()) as (_, writer):
         writer.write(CHUNKED + b"0\r\n")
 
         assert await _write_until_cut(writer, b"a: b\r\n" * 10_000, LARGE) < LARGE
 
 
 async def test_a_broken_body_of_an_answered_request_gets_no_second_answer() -> None:
-    async with _connected(Refusing()) as (reader, writer):
+    async with _connect(Refusing()) as (reader, writer):
         writer.write(CHUNKED)
         assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 413")
         writer.write(b"nonsense\r\n")
@@ -204,7 +204,7 @@ async def test_a_broken_body_of_an_answered_request_gets_no_second_answer() -> N
 @pytest.mark.parametrize("body", [b"nonsense\r\n", b"-1\r\n", b"1\r\naX", b"fffffffffffffffff\r\n"])
 async def test_an_invalid_body_encoding_is_refused(body: bytes) -> None:
     app = App()
-    async with _connected(app) as (reader, writer):
+    async with _connect(app) as (reader, writer):
         writer.write(CHUNKED + body)
         answer = await reader.read()
 
@@ -214,7 +214,7 @@ async def test_an_invalid_body_encoding_is_refused(body: bytes) -> None:
 
 async def test_trailers_are_not_headers() -> None:
     app = App()
-    async with _connected(app) as (reader, writer):
+    async with _connect(app) as (reader, writer):
         writer.write(CHUNKED + b"1\r\na\r\n0\r\nAuthorization: Bearer x\r\nX-Vllm-Priority: -9\r\n\r\n")
         app.may_answer.set()
         await reader.readuntil(b"kk")
@@ -225,7 +225,7 @@ async def test_trailers_are_not_headers() -> None:
 @pytest.mark.parametrize("count", [2, 70, 3000])
 async def test_requests_sent_at_once_are_all_answered(count: int) -> None:
     app = App()
-    async with _connected(app) as (reader, writer):
+    async with _connect(app) as (reader, writer):
         writer.write(GET * count)
         await app.has_body.wait()
         app.may_answer.set()
@@ -257,7 +257,7 @@ async def test_few_requests_are_read_ahead_of_one_in_flight() -> None:
 )
 async def test_pending_answers_are_sent_before_the_connection_closes(behind: bytes, status: bytes) -> None:
     app = App()
-    async with _connected(app) as (reader, writer):
+    async with _connect(app) as (reader, writer):
         writer.write(POST + GET + behind)
         await app.has_body.wait()
         app.may_answer.set()
@@ -276,7 +276,7 @@ async def test_pending_answers_are_sent_before_the_connection_closes(behind: byt
     ],
 )
 async def test_an_early_answer_reads_little_of_the_rest(head: bytes, stays_open: bool) -> None:
-    async with _connected(Refusing()) as (reader, writer):
+    async with _connect(Refusing()) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
         answer = await reader.readuntil(b"no")
         assert (b"connection: close" in answer) is not stays_open
@@ -310,7 +310,7 @@ async def test_a_long_head_behind_a_chunked_body_is_not_called_endless() -> None
     app = App()
     app.may_answer.set()
     body = b"a" * (MAX_HEAD_BYTES + 10)
-    async with _connected(app) as (reader, writer):
+    async with _connect(app) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nX: ")
         await writer.drain()
         writer.write(b"y\r\nContent-Length: %d\r\n\r\n" % len(body) + body + b"GET / HTTP/1.1\r\nHost: x\r\nX: ")

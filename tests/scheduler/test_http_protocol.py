@@ -26,7 +26,7 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def _connected(monkeypatch: pytest.MonkeyPatch, head_s: float) -> AsyncIterator[Streams]:
+async def _connect(monkeypatch: pytest.MonkeyPatch, head_s: float) -> AsyncIterator[Streams]:
     monkeypatch.setattr(http_protocol.HttpProtocol, "head_s", head_s)
     bound, stop = listen("127.0.0.1", 0), asyncio.Event()
     port = bound.getsockname()[1]
@@ -57,13 +57,13 @@ async def _write_for_ever(writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:", GET + b"GE"])
 async def test_a_head_that_does_not_arrive_closes_the_connection(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    async with _connected(monkeypatch, 0.1) as (reader, writer):
+    async with _connect(monkeypatch, 0.1) as (reader, writer):
         writer.write(sent)
         await _until_closed(reader)
 
 
 async def test_an_endless_body_already_answered_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         monkeypatch.setattr(http_protocol.HttpProtocol, "head_s", 0.1)  # for what follows the head
         writer.write(POST)
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
@@ -72,14 +72,14 @@ async def test_an_endless_body_already_answered_closes_the_connection(monkeypatc
 
 
 async def test_one_connection_serves_requests_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         for request in (GET, POST + b"1\r\nx\r\n0\r\n\r\n", GET):
             writer.write(request)
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_field_without_an_end_is_refused_and_costs_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nX: ")
         answer = asyncio.create_task(_until_closed(reader))
         with suppress(ConnectionError):
@@ -114,7 +114,7 @@ async def test_a_field_without_an_end_is_refused_and_costs_little_memory(monkeyp
 async def test_a_head_over_a_limit_is_answered_in_the_envelope_and_closed(
     monkeypatch: pytest.MonkeyPatch, sent: bytes, status: bytes
 ) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(sent.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n", 1))
         answer = await _until_closed(reader)
 
@@ -127,7 +127,7 @@ async def test_a_head_over_a_limit_is_answered_in_the_envelope_and_closed(
 async def test_a_broken_pipelined_request_spoils_no_earlier_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(GET)
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
         writer.write(b"nonsense\r\n\r\n")
@@ -136,7 +136,7 @@ async def test_a_broken_pipelined_request_spoils_no_earlier_answer(
 
 
 async def test_requests_sent_at_once_are_answered_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write((GET + POST + b"1\r\nx\r\n0\r\n\r\n") * 20)
 
         for _ in range(40):
@@ -145,7 +145,7 @@ async def test_requests_sent_at_once_are_answered_in_their_order(monkeypatch: py
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])
 async def test_connection_close_gets_one_answer_and_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(sent + GET)
         answer = await _until_closed(reader)
 
@@ -154,7 +154,7 @@ async def test_connection_close_gets_one_answer_and_is_closed(monkeypatch: pytes
 
 async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_KEEP_ALIVE_S", 0.05)
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(GET)
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
@@ -162,7 +162,7 @@ async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_an_upgrade_to_another_protocol_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
+    async with _connect(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(
             GET.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n") + b"\x81\x05hello"
         )

@@ -60,14 +60,14 @@ async def _ask(
     return sent[0]["status"], dict(sent[0]["headers"]), body
 
 
-def _locked(served: Served, **kwargs: Any) -> Any:
+def _app_with_keys(served: Served, **kwargs: Any) -> Any:
     return build_app(dataclasses.replace(served.context, keys=Keys([OTHER, KEY], **kwargs)))
 
 
 @pytest.mark.covers("A2.32")
 async def test_every_route_needs_a_key_except_the_open_ones(serve: Serve) -> None:
     async with serve(enable_docs=True, enable_tokenizer_info_endpoint=True) as served:
-        app, options = _locked(served), served.context.config.options
+        app, options = _app_with_keys(served), served.context.config.options
         paths = {route.path.replace("{name:path}", "x") for route in open_routes(options)} | set(CLOSED)
         statuses = {(path, method): (await _ask(app, path, method))[0] for path in paths for method in METHODS}
 
@@ -79,7 +79,7 @@ async def test_every_route_needs_a_key_except_the_open_ones(serve: Serve) -> Non
 @pytest.mark.covers("B.errors.5")
 async def test_a_refusal_has_the_nested_envelope_the_scheme_and_an_id(serve: Serve) -> None:
     async with serve() as served:
-        status, headers, body = await _ask(_locked(served), "/v1/models")
+        status, headers, body = await _ask(_app_with_keys(served), "/v1/models")
 
     assert (status, headers[b"www-authenticate"]) == (401, b"Bearer")
     error = json.loads(body)["error"]
@@ -91,7 +91,9 @@ async def test_a_refusal_has_the_nested_envelope_the_scheme_and_an_id(serve: Ser
 @pytest.mark.parametrize("key", [KEY, OTHER])
 async def test_any_of_the_keys_is_accepted(serve: Serve, scheme: bytes, key: str) -> None:
     async with serve() as served:
-        status, _, _ = await _ask(_locked(served), "/v1/models", headers=[(b"authorization", scheme + key.encode())])
+        status, _, _ = await _ask(
+            _app_with_keys(served), "/v1/models", headers=[(b"authorization", scheme + key.encode())]
+        )
 
     assert status == 200
 
@@ -107,7 +109,7 @@ async def test_any_of_the_keys_is_accepted(serve: Serve, scheme: bytes, key: str
 async def test_anything_but_exactly_one_key_is_refused(serve: Serve, values: list[bytes]) -> None:
     async with serve() as served:
         status, _, _ = await _ask(
-            _locked(served), "/v1/models", headers=[(b"authorization", value) for value in values]
+            _app_with_keys(served), "/v1/models", headers=[(b"authorization", value) for value in values]
         )
 
     assert status == 401
@@ -115,7 +117,7 @@ async def test_anything_but_exactly_one_key_is_refused(serve: Serve, values: lis
 
 async def test_protected_metrics_need_a_key_other_open_paths_do_not(serve: Serve) -> None:
     async with serve() as served:
-        app = _locked(served, protect_metrics=True)
+        app = _app_with_keys(served, protect_metrics=True)
         statuses = [(await _ask(app, path))[0] for path in OPEN]
         with_key = await _ask(app, "/metrics", headers=[BEARER])
 
@@ -126,7 +128,7 @@ async def test_protected_metrics_need_a_key_other_open_paths_do_not(serve: Serve
 @pytest.mark.covers("B.headers.3")
 async def test_the_root_path_is_removed_before_the_key_check(serve: Serve) -> None:
     async with serve(root_path="/llm") as served:
-        app = _locked(served)
+        app = _app_with_keys(served)
         paths = ("/llm/health", "/health", "/llm/v1/models", "/llmx/health", "/llm/llm/health", "/llm")
         bare = [(await _ask(app, path))[0] for path in paths]
         with_key = (await _ask(app, "/llm/v1/models", headers=[BEARER]))[0]
@@ -163,7 +165,7 @@ async def test_no_host_header_bypasses_the_key(serve: Serve, host: str, target: 
     async with serve() as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()
         task = asyncio.create_task(
-            serve_app(_locked(served), bound, served.context.drain, shutdown_timeout_s=1.0, stop=stop)
+            serve_app(_app_with_keys(served), bound, served.context.drain, shutdown_timeout_s=1.0, stop=stop)
         )
         reader, writer = await asyncio.open_connection(*bound.getsockname())
         writer.write(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
@@ -223,7 +225,7 @@ async def test_keys_appear_in_no_repr_help_log_or_answer(
     logging.getLogger("pdserve").addHandler(caplog.handler)
     try:
         async with serve() as served:
-            app = _locked(served)
+            app = _app_with_keys(served)
             reported = [
                 (await _ask(app, path, headers=[(b"authorization", given)]))[2]
                 for path in ("/v1/models", "/v1/none", "/metrics")

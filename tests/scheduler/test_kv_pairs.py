@@ -32,7 +32,7 @@ def offers(*transports: str, host: str = "boot/1", ranks: int = 1) -> tuple[KvEn
     )
 
 
-def _with(role: Role, endpoints: tuple[KvEndpoint, ...]) -> InstanceDescription:
+def _with_endpoints(role: Role, endpoints: tuple[KvEndpoint, ...]) -> InstanceDescription:
     return describe(0, role, endpoints=endpoints)
 
 
@@ -53,12 +53,12 @@ def _with(role: Role, endpoints: tuple[KvEndpoint, ...]) -> InstanceDescription:
 def test_two_instances_need_a_transport_that_reaches(
     sender: tuple[KvEndpoint, ...], receiver: tuple[KvEndpoint, ...], words: str | None
 ) -> None:
-    reported = missing_transport(_with(Role.PREFILL, sender), _with(Role.DECODE, receiver))
+    reported = missing_transport(_with_endpoints(Role.PREFILL, sender), _with_endpoints(Role.DECODE, receiver))
 
     assert reported is None if words is None else reported is not None and words in reported
 
 
-def _apart(roles: str, *transports: str, **changes: object) -> FakeCluster:
+def _cluster_with_transports(roles: str, *transports: str, **changes: object) -> FakeCluster:
     cluster = FakeCluster(roles, **changes)  # type: ignore[arg-type]
     cluster.descriptions = [
         describe(index, one.role, endpoints=offers(name))
@@ -76,7 +76,7 @@ def _serve(cluster: FakeCluster) -> "asyncio.Task[None]":
 @virtual
 async def test_the_only_pair_is_named_and_a_client_gets_the_reason_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pdserve")
-    cluster = _apart("PD", "shm", "tcp")
+    cluster = _cluster_with_transports("PD", "shm", "tcp")
     running = _serve(cluster)
     await until(lambda: not cluster.control.registry.missing())
     await asyncio.sleep(30.0)  # virtual: probes, heartbeats and reconnects repeat nothing
@@ -100,7 +100,7 @@ async def test_the_only_pair_is_named_and_a_client_gets_the_reason_at_once(caplo
 
 @virtual
 async def test_prompts_and_probes_use_only_the_pairs_that_work() -> None:
-    cluster = _apart("PPDD", "shm", "tcp", "shm", "tcp")
+    cluster = _cluster_with_transports("PPDD", "shm", "tcp", "shm", "tcp")
     running = _serve(cluster)
     await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
 
@@ -116,11 +116,11 @@ async def test_prompts_and_probes_use_only_the_pairs_that_work() -> None:
 
 @virtual
 async def test_a_waiting_prompt_fails_when_the_last_working_pair_is_lost() -> None:
-    cluster = _apart("PDD", "shm", "tcp", "shm")
+    cluster = _cluster_with_transports("PDD", "shm", "tcp", "shm")
     running = _serve(cluster)
     await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
     cluster.instances[0].get_stuck()
-    answers = [asyncio.create_task(collect(cluster.control.dispatch, _long())) for _ in range(12)]
+    answers = [asyncio.create_task(collect(cluster.control.dispatch, _long_request())) for _ in range(12)]
     await asyncio.sleep(0)
     assert cluster.control.dispatch.admission.num_waiting > 0
     cluster.kill(2)
@@ -133,14 +133,14 @@ async def test_a_waiting_prompt_fails_when_the_last_working_pair_is_lost() -> No
     running.cancel()
 
 
-def _long() -> GenerationRequest:
+def _long_request() -> GenerationRequest:
     return request(tuple(range(1, 100)))
 
 
 @virtual
 async def test_a_returning_instance_with_a_common_transport_is_used(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pdserve")
-    cluster = _apart("PD", "shm", "tcp")
+    cluster = _cluster_with_transports("PD", "shm", "tcp")
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())
     cluster.kill(1)
@@ -157,7 +157,7 @@ async def test_a_returning_instance_with_a_common_transport_is_used(caplog: pyte
 
 @virtual
 async def test_measuring_an_impossible_pair_needs_no_instance() -> None:
-    cluster = _apart("PD", "shm", "tcp")
+    cluster = _cluster_with_transports("PD", "shm", "tcp")
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())
 
@@ -174,7 +174,7 @@ async def test_a_pair_without_transport_shows_no_stale_link() -> None:
         def load(self) -> LoadSnapshot:
             return replace(super().load(), links=(LinkStatus("decode-1", "shm", "lost", 1, 9, 1),))
 
-    cluster = _apart("PD", "shm", "tcp")
+    cluster = _cluster_with_transports("PD", "shm", "tcp")
     cluster.kind = Linked
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())
@@ -190,7 +190,7 @@ async def test_a_pair_without_transport_shows_no_stale_link() -> None:
 async def test_the_metrics_have_the_pair_with_its_reason() -> None:
     from scheduler.observability.metrics import Metrics
 
-    cluster = _apart("PD", "shm", "tcp")
+    cluster = _cluster_with_transports("PD", "shm", "tcp")
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())
 

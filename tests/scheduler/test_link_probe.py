@@ -20,12 +20,12 @@ MIB = 2**20
 
 
 class _Linked(FakeInstance):
-    """Reports the links in `lives`."""
+    """Reports the links in `reported_links`."""
 
-    lives: tuple[LinkStatus, ...] = ()
+    reported_links: tuple[LinkStatus, ...] = ()
 
     def load(self) -> LoadSnapshot:
-        return dataclasses.replace(super().load(), links=self.lives)
+        return dataclasses.replace(super().load(), links=self.reported_links)
 
 
 async def measured(probe: LinkProbe, num_bytes: int = MIB) -> list[PairLink]:
@@ -133,7 +133,7 @@ async def test_all_better_transports_are_listed(used: str, better: tuple[str, ..
     words = ("cuda_ipc: no GPU", "shm: not named", "mooncake", "tcp")
     cluster = FakeCluster("PD")
     cluster.kind = _Linked
-    _Linked.lives = (LinkStatus("decode-1", used, "up" if used else "connecting", 1, 0, 0),)
+    _Linked.reported_links = (LinkStatus("decode-1", used, "up" if used else "connecting", 1, 0, 0),)
     cluster.boot(0, kv_transports=words)
     cluster.boot(1)
     running = asyncio.create_task(cluster.control.registry.run())
@@ -150,8 +150,8 @@ async def test_without_a_measurement_the_current_process_is_shown() -> None:
     cluster = FakeCluster("PD")
     cluster.kind = _Linked
     old, new = LinkStatus("decode-1", "tcp", "lost", 1, 9, 2), LinkStatus("decode-1", "shm", "up", 2, 5, 0)
-    for lives in ((old, new), (new, old)):
-        _Linked.lives = lives
+    for reported_links in ((old, new), (new, old)):
+        _Linked.reported_links = reported_links
         async with cluster.serving():
             (shown,) = await measured(LinkProbe(cluster.control.registry), 0)
 
@@ -214,7 +214,7 @@ async def test_without_measuring_the_last_figures_are_shown() -> None:
     cluster = FakeCluster("PD")
     cluster.kind = _Linked
     up = LinkStatus("decode-1", "tcp", "up", 1, 9, 2)
-    _Linked.lives = (up,)
+    _Linked.reported_links = (up,)
     async with cluster.serving():
         probe = LinkProbe(cluster.control.registry)
         (before,) = await measured(probe, 0)
@@ -226,7 +226,7 @@ async def test_without_measuring_the_last_figures_are_shown() -> None:
         await until(lambda: not cluster.control.registry.missing())
         (anew,) = await measured(probe, 0)
 
-        _Linked.lives = (LinkStatus("decode-1", "", "connecting", 0, 0, 0),)
+        _Linked.reported_links = (LinkStatus("decode-1", "", "connecting", 0, 0, 0),)
         cluster.kill(0)
         await until(lambda: bool(cluster.control.registry.missing()))
         cluster.boot(0)

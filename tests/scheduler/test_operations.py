@@ -220,8 +220,8 @@ def test_a_link_that_fell_back_shows_the_reason() -> None:
 
 
 def test_a_restarted_peer_is_one_sample_without_figures() -> None:
-    for lives in (("lost", "up"), ("up", "lost")):
-        links = [LinkStatus("d0", "tcp", state, 1, 1, failures=2, fallbacks=3) for state in lives]
+    for states in (("lost", "up"), ("up", "lost")):
+        links = [LinkStatus("d0", "tcp", state, 1, 1, failures=2, fallbacks=3) for state in states]
 
         samples = _link_samples(*links)
 

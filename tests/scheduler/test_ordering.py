@@ -91,21 +91,21 @@ def test_the_next_attempt_gets_emitted_tokens_and_not_held_ones() -> None:
     assert [len(ids) for ids in output.so_far] == [2, 0]
 
 
-def scored(start: int, end: int) -> PromptLogprobs:
+def part_scores(start: int, end: int) -> PromptLogprobs:
     return PromptLogprobs("p", start, tuple(TokenLogprobs(-float(i), i) if i else None for i in range(start, end)))
 
 
 def test_scores_are_emitted_once_and_in_order_despite_repeats() -> None:
     scores = OrderedScores()
 
-    left = [scores.add(scored(*part)) for part in ((0, 4), (0, 4), (2, 6), (6, 7), (0, 7), (7, 9))]
+    left = [scores.add(part_scores(*part)) for part in ((0, 4), (0, 4), (2, 6), (6, 7), (0, 7), (7, 9))]
 
-    assert left == [scored(0, 4), None, scored(4, 6), scored(6, 7), None, scored(7, 9)]
+    assert left == [part_scores(0, 4), None, part_scores(4, 6), part_scores(6, 7), None, part_scores(7, 9)]
 
 
 def test_scores_that_leave_a_gap_are_an_internal_error_with_a_message() -> None:
     scores = OrderedScores()
-    scores.add(scored(0, 3))
+    scores.add(part_scores(0, 3))
 
     with pytest.raises(InternalError, match="prompt token 5 arrived before those of 3"):
-        scores.add(scored(5, 6))
+        scores.add(part_scores(5, 6))

@@ -1,4 +1,4 @@
-"""The control half over real gRPC streams and real time: the same requests, cancels and losses."""
+"""The control plane over real gRPC streams and real time: the same requests, cancels and losses."""
 
 import asyncio
 import dataclasses
@@ -25,7 +25,7 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class GrpcCluster:
-    """A prefill and a decode instance behind gRPC servers, and a control half that connects to them."""
+    """A prefill and a decode instance behind gRPC servers, and a control plane that connects to them."""
 
     servers: tuple[GrpcServer, ...]
     instances: tuple[FakeInstance, ...]
@@ -34,7 +34,7 @@ class GrpcCluster:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[GrpcCluster]:
-    """Serve fake instances over gRPC and run the control half until it is ready."""
+    """Serve fake instances over gRPC and run the control plane until it is ready."""
     servers = (GrpcServer("127.0.0.1", 0), GrpcServer("127.0.0.1", 0))
     peers: dict[str, FakeInstance] = {}
     entries = []

@@ -18,7 +18,7 @@ from wire.types import Pooling, SamplingParams
 PROMPTS = ((1, 2, 3), (4, 5), (6,) * 40)
 
 
-def wanted(*prompts: tuple[int, ...]) -> GenerationRequest:
+def pooling_request(*prompts: tuple[int, ...]) -> GenerationRequest:
     return GenerationRequest(
         request_id="r", prompts=prompts or PROMPTS, params=SamplingParams(max_tokens=1), first_token_timeout_s=5.0,
         stall_timeout_s=5.0, poolings=(Pooling(),) * len(prompts or PROMPTS),
@@ -29,7 +29,9 @@ def wanted(*prompts: tuple[int, ...]) -> GenerationRequest:
 @pytest.mark.parametrize("roles", ["C", "PD", "PPD"])
 async def test_vectors_are_computed_by_prefill_instances(roles: str) -> None:
     async with FakeCluster(roles).serving() as cluster:
-        assert await collect_vectors(cluster.control.dispatch, wanted()) == [fake_vector(one) for one in PROMPTS]
+        assert await collect_vectors(cluster.control.dispatch, pooling_request()) == [
+            fake_vector(one) for one in PROMPTS
+        ]
 
         decoding = [one for one, role in zip(cluster.instances, roles, strict=True) if role == "D"]
         assert not any(isinstance(command, Generate | Reserve) for one in decoding for command in one.commands)
@@ -42,7 +44,7 @@ async def test_a_prompt_whose_instance_dies_is_answered_by_another() -> None:
     async with FakeCluster("PPD").serving() as cluster:
         first = cluster.instances[0]
         first.get_stuck()
-        pending = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        pending = asyncio.create_task(collect_vectors(cluster.control.dispatch, pooling_request((1, 2, 3))))
         await until(lambda: bool(first.prompts))
         cluster.kill(0)
 
@@ -56,21 +58,21 @@ async def test_only_vectors_are_served_without_a_decode_instance() -> None:
         cluster.kill(1)
         await until(lambda: not cluster.control.registry.has_path())
 
-        assert await collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))) == [fake_vector((1, 2, 3))]
+        assert await collect_vectors(cluster.control.dispatch, pooling_request((1, 2, 3))) == [fake_vector((1, 2, 3))]
         with pytest.raises(Unavailable, match="missing: decode-0"):
             await collect(cluster.control.dispatch, request((1, 2, 3)))
 
         cluster.kill(0)
         await until(lambda: not cluster.control.registry.living())
         with pytest.raises(Unavailable, match="missing: prefill-0, decode-0"):
-            await collect_vectors(cluster.control.dispatch, wanted((1, 2, 3)))
+            await collect_vectors(cluster.control.dispatch, pooling_request((1, 2, 3)))
 
 
 @virtual
 async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].get_stuck()
-        pending = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        pending = asyncio.create_task(collect_vectors(cluster.control.dispatch, pooling_request((1, 2, 3))))
         await until(lambda: bool(cluster.instances[0].prompts))
         pending.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -84,7 +86,7 @@ async def test_a_missing_answer_fails_at_the_limit_with_a_reason() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].behaviour.ignores_commands = True
         with pytest.raises(DeadlineExceeded, match="in pooling on combined-0"):
-            await collect_vectors(cluster.control.dispatch, replace(wanted((1, 2)), first_token_timeout_s=1.0))
+            await collect_vectors(cluster.control.dispatch, replace(pooling_request((1, 2)), first_token_timeout_s=1.0))
 
 
 @virtual
@@ -108,7 +110,7 @@ async def test_vectors_count_as_crossings_and_replace_probes() -> None:
     async with FakeCluster("C", probes=True, kind=ModelKind.VECTORS).serving() as cluster:
         await until(cluster.control.ready)
         for _ in range(20):
-            await collect_vectors(cluster.control.dispatch, wanted((1, 2, 3)))
+            await collect_vectors(cluster.control.dispatch, pooling_request((1, 2, 3)))
             await asyncio.sleep(1.0)
 
         sent = [command.prompt for command in cluster.instances[0].commands if isinstance(command, Generate)]

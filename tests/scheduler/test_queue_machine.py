@@ -72,7 +72,7 @@ class Queue(RuleBasedStateMachine):
         """A waiting prompt leaves."""
         prompt_id = data.draw(st.sampled_from(sorted(self.waiting)))
         waiting = self.waiting[prompt_id]
-        self._went(prompt_id)
+        self._forget(prompt_id)
         self.left.add(prompt_id)
         self._run(lambda: self.admission.leave(waiting))
         self._run(lambda: self.admission.leave(waiting))
@@ -84,7 +84,7 @@ class Queue(RuleBasedStateMachine):
         prompt_id = data.draw(st.sampled_from(sorted(self.waiting)))
         waiting = self.waiting[prompt_id]
         waiting.grant.cancel()
-        self._went(prompt_id)
+        self._forget(prompt_id)
         self.left.add(prompt_id)
         self._run(lambda: self.admission.leave(waiting))
 
@@ -154,19 +154,19 @@ class Queue(RuleBasedStateMachine):
             self._check_first_come(prompt_id, waiting)
             self._check_priority(waiting)
             self._check_share(waiting)
-        self._went(prompt_id)
+        self._forget(prompt_id)
         self.granted[prompt_id] = waiting
         return _Granted()
 
     def _check_first_come(self, prompt_id: str, waiting: QueueEntry) -> None:
         """No earlier prompt of its tenant and priority still waits, except later prompts of a request."""
-        for before, other in self._rivals(waiting.priority):
+        for before, other in self._same_priority(waiting.priority):
             if other.tenant == waiting.tenant and other.turn == 0:
                 assert waiting.turn > 0 or prompt_id == before
                 break
 
     def _check_priority(self, waiting: QueueEntry) -> None:
-        better = [one for one in PRIORITIES if one < waiting.priority and any(self._rivals(one))]
+        better = [one for one in PRIORITIES if one < waiting.priority and any(self._same_priority(one))]
         if better:
             assert self.since_worse >= 15
         self.since_worse = 0 if better else self.since_worse + 1
@@ -174,20 +174,20 @@ class Queue(RuleBasedStateMachine):
     def _check_share(self, waiting: QueueEntry) -> None:
         """Of two tenants that both wait all the time, none gets more than the other and a prompt of each."""
         had = self.had[waiting.priority]
-        for other in {one.tenant for _, one in self._rivals(waiting.priority)} - {waiting.tenant}:
+        for other in {one.tenant for _, one in self._same_priority(waiting.priority)} - {waiting.tenant}:
             had[waiting.tenant, other] += waiting.facts.num_tokens + OUTPUT
             assert had[waiting.tenant, other] - had[other, waiting.tenant] <= 2 * MAX_COST
 
     def _wait_begins(self, tenant: str, priority: int) -> None:
         """Reset the counts of a tenant without waiting prompts."""
-        if all(one.tenant != tenant for _, one in self._rivals(priority)):
+        if all(one.tenant != tenant for _, one in self._same_priority(priority)):
             for other in TENANTS:
                 self.had[priority][tenant, other] = self.had[priority][other, tenant] = 0
 
-    def _rivals(self, priority: int) -> Iterator[tuple[str, QueueEntry]]:
+    def _same_priority(self, priority: int) -> Iterator[tuple[str, QueueEntry]]:
         return ((i, one) for i, one in self.waiting.items() if one.priority == priority and i not in self.front)
 
-    def _went(self, prompt_id: str) -> None:
+    def _forget(self, prompt_id: str) -> None:
         del self.waiting[prompt_id]
         self.front.discard(prompt_id)
 

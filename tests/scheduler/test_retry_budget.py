@@ -20,7 +20,7 @@ def no_room() -> bool:
     return False
 
 
-async def begun(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyncio.Task[None]]]:
+async def start_retries(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyncio.Task[None]]]:
     """Start `count` retries at once, in order."""
     retries = [budget.retry() for _ in range(count)]
     tasks = [asyncio.create_task(retry.begin()) for retry in retries]
@@ -32,7 +32,7 @@ async def begun(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyn
 @virtual
 async def test_the_budget_is_a_fifth_of_active_requests_and_at_least_three(active: int, limit: int) -> None:
     budget = RetryBudget(LIMITS, lambda: active, no_room)
-    _, tasks = await begun(budget, limit + 1)
+    _, tasks = await start_retries(budget, limit + 1)
 
     assert [task.done() for task in tasks] == [True] * limit + [False]
     assert (budget.limit, budget.num_under_way, budget.num_waiting, budget.is_spent) == (limit, limit, 1, True)
@@ -42,7 +42,7 @@ async def test_the_budget_is_a_fifth_of_active_requests_and_at_least_three(activ
 @virtual
 async def test_a_returned_place_goes_to_the_longest_waiting() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
-    retries, tasks = await begun(budget, 6)
+    retries, tasks = await start_retries(budget, 6)
     tasks[3].cancel()
     await asyncio.sleep(0)
     retries[1].done()
@@ -62,7 +62,7 @@ async def test_three_start_each_minute_even_if_all_of_them_hang() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    _, tasks = await begun(budget, 9)
+    _, tasks = await start_retries(budget, 9)
     await asyncio.wait(tasks)
 
     assert loop.time() - began == pytest.approx(120.0)
@@ -72,7 +72,7 @@ async def test_three_start_each_minute_even_if_all_of_them_hang() -> None:
 @virtual
 async def test_a_cancel_between_the_turn_and_its_use_loses_no_place() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
-    retries, tasks = await begun(budget, 4)
+    retries, tasks = await start_retries(budget, 4)
     retries[0].done()  # the fourth has its turn, and is cancelled before it runs
     tasks[3].cancel()
     await asyncio.wait(tasks)
@@ -83,7 +83,7 @@ async def test_a_cancel_between_the_turn_and_its_use_loses_no_place() -> None:
 @virtual
 async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
-    retries, tasks = await begun(budget, 5)
+    retries, tasks = await start_retries(budget, 5)
     tasks[3].cancel()
     retries[0].done()  # the fourth has not run since its cancel: it is still in the queue
     await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
 async def test_with_room_retries_continue_one_after_another() -> None:
     room = [True]
     budget = RetryBudget(LIMITS, lambda: 0, lambda: room[0])
-    retries, tasks = await begun(budget, 7)
+    retries, tasks = await start_retries(budget, 7)
     assert [task.done() for task in tasks] == [True] * 4 + [False] * 3  # the fourth is not placed yet
 
     retries[3].placed()
@@ -152,7 +152,7 @@ async def test_a_retry_without_budget_ends_at_the_requests_limit() -> None:
         cluster.instances[1].behaviour.step_s = 100.0
         dispatch = cluster.control.dispatch
         dispatch.retries = dispatch._attempts._retries = RetryBudget(limits, lambda: dispatch.ledger.inflight, no_room)
-        hung = await begun(dispatch.retries, 1)
+        hung = await start_retries(dispatch.retries, 1)
         cluster.instances[0].behaviour.step_s = 0.5
         reader = asyncio.create_task(collect(cluster.control.dispatch, request((1, 2), limits_s=(5.0, 5.0))))
         await until(lambda: bool(holds(cluster.instances[0])))

@@ -1,4 +1,4 @@
-"""Each field of a body and what the engine receives for it, on both surfaces that generate text."""
+"""Each field of a body and what the engine receives for it, on completions and chats."""
 
 import json
 from pathlib import Path

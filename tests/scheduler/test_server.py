@@ -63,8 +63,8 @@ def listening(serve: Any) -> Listen:
 
 def _listening(opened: Any) -> Listen:
     @asynccontextmanager
-    async def run(says: str = "hello world", *, timeout_s: float = DEADLINE_S) -> AsyncIterator[Listening]:
-        async with opened(says) as served:
+    async def run(answer: str = "hello world", *, timeout_s: float = DEADLINE_S) -> AsyncIterator[Listening]:
+        async with opened(answer) as served:
             bound = listen("127.0.0.1", 0)
             port, stop = bound.getsockname()[1], asyncio.Event()
             app = build_app(served.context)

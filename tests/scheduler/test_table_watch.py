@@ -150,7 +150,7 @@ def test_a_later_entry_without_a_port_is_left_out_with_a_warning(
 
 async def test_the_file_is_watched_forever_despite_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     followed = Followed(tmp_path)
-    failed, follow = asyncio.Event(), followed.watch._follow
+    failed, follow = asyncio.Event(), followed.watch._follow_table
 
     def fails_once(found: Any) -> None:
         if not failed.is_set():
@@ -158,7 +158,7 @@ async def test_the_file_is_watched_forever_despite_errors(tmp_path: Path, monkey
             raise ZeroDivisionError
         follow(found)
 
-    monkeypatch.setattr(followed.watch, "_follow", fails_once)
+    monkeypatch.setattr(followed.watch, "_follow_table", fails_once)
     watching = asyncio.create_task(followed.watch.run())
     followed.write(table(_server(4, 8090)))
     async with asyncio.timeout(WAIT_S):

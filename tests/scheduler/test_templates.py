@@ -83,7 +83,7 @@ async def test_a_bad_template_fails_the_request_with_its_own_message(
 
 
 async def test_a_killed_process_loses_no_other_request(renderer: TemplateRenderer) -> None:
-    """A template of one request never ends; those before and behind it in its lane are still answered."""
+    """A template of one request never ends; those before and behind it in its queue are still answered."""
     await renderer.render("warm", {}, of_request=True)
     jobs = [asyncio.create_task(renderer.render("{{ n }}", {"n": n}, of_request=True)) for n in range(3)]
     endless = asyncio.create_task(renderer.render(ENDLESS, {}, of_request=True))
@@ -115,7 +115,7 @@ async def test_a_requests_template_blocks_no_chat_with_the_models_own() -> None:
         large = asyncio.create_task(renderer.render("{{ s | length }}", {"s": "x" * 2**20}))
 
         assert await renderer.render("{{ n }}", {"n": 1}) == "1"
-        assert not endless.done(), "the model's lane is another"
+        assert not endless.done(), "the model's own template has another queue"
         assert not large.done(), "a large job waits where others may be slow"
         os.kill(renderer.pids[1], signal.SIGKILL)
         with pytest.raises(InvalidRequest, match=f"more than {WAIT_S:g} s of CPU time"):
@@ -213,7 +213,7 @@ async def test_a_context_that_is_not_json_fails_its_request(renderer: TemplateRe
 async def test_more_waiting_bytes_than_the_limit_are_refused(
     renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.templates.lane._MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("scheduler.templates.template_queue._MAX_HELD_BYTES", 1000)
     first = asyncio.create_task(renderer.render("{{ a }}", {"a": "x" * 2000}))
     await asyncio.sleep(0)
 

@@ -117,9 +117,9 @@ def test_a_failure_is_an_error_and_a_disconnected_client_is_not() -> None:
 
 
 @asynccontextmanager
-async def _client(serve: Any, port: int, path: str = "/v1/traces", says: str = "hello world") -> AsyncIterator[Any]:
+async def _client(serve: Any, port: int, path: str = "/v1/traces", answer: str = "hello world") -> AsyncIterator[Any]:
     """A client on a front door that exports to the collector on `port`, and what is behind it."""
-    async with serve(says) as served:
+    async with serve(answer) as served:
         traces = open_traces(f"http://127.0.0.1:{port}{path}", {}, model="m")
         assert traces is not None
         app = build_app(dataclasses.replace(served.context, traces=traces))
@@ -171,7 +171,7 @@ async def test_unsampled_traces_are_not_sent_and_no_parent_starts_one(serve: Any
 @pytest.mark.anyio
 async def test_traces_contain_no_content(serve: Any) -> None:
     with http_collector(Collector()) as collector:
-        async with _client(serve, collector.port, says="xyzzy again") as (client, served, _):
+        async with _client(serve, collector.port, answer="xyzzy again") as (client, served, _):
             headers = {"authorization": "Bearer xyzzy"}
             await client.post("/v1/completions", json={"model": served.model, "prompt": "xyzzy"}, headers=headers)
 

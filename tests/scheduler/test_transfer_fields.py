@@ -42,7 +42,7 @@ sys.addaudithook(_note_connect)  # for the life of the process; silent unless a 
 
 @asynccontextmanager
 async def served(model_folder: Path, tokens: Tokens) -> AsyncIterator[tuple[httpx.AsyncClient, FakeCluster, str]]:
-    """The HTTP surface over a control half and two fake instances; no connection may be made meanwhile."""
+    """The HTTP API over a control plane and two fake instances; no connection may be made meanwhile."""
     cluster = FakeCluster("PD", vocab_size=384)
     config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions())
     async with cluster.serving():

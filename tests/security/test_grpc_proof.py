@@ -64,7 +64,7 @@ async def stub(address: str) -> AsyncIterator[Any]:
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, trust: Trust) -> AsyncIterator[GrpcConnection]:
+async def connect(address: str, trust: Trust) -> AsyncIterator[GrpcConnection]:
     connection = GrpcConnection(address, trust)
     try:
         yield connection
@@ -72,7 +72,7 @@ async def connected(address: str, trust: Trust) -> AsyncIterator[GrpcConnection]
         await connection.close()
 
 
-async def shut(writer: asyncio.StreamWriter) -> None:
+async def close_writer(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
@@ -82,7 +82,7 @@ def refusal(there: Trust, here: Trust) -> PdserveError:
     """Return the error of a describe by `here` at `there`."""
 
     async def run() -> PdserveError:
-        async with serving(there) as address, connected(address, here) as connection:
+        async with serving(there) as address, connect(address, here) as connection:
             with pytest.raises(PdserveError) as caught:
                 await connection.describe(DEADLINE_S)
             return caught.value
@@ -104,7 +104,7 @@ def rpc_error(there: Trust, call: Callable[[Any, str], Awaitable[object]]) -> gr
 
 def test_equal_secrets_describe_and_open_a_session() -> None:
     async def run() -> tuple[InstanceDescription, object]:
-        async with serving(THERE) as address, connected(address, HERE) as connection:
+        async with serving(THERE) as address, connect(address, HERE) as connection:
             description = await connection.describe(DEADLINE_S)
             session = await connection.open(HELLO, DEADLINE_S)
             first = await anext(session.events())
@@ -207,7 +207,7 @@ def test_a_server_that_only_knows_the_fingerprint_is_refused() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            async with connected(f"127.0.0.1:{port}", HERE) as connection:
+            async with connect(f"127.0.0.1:{port}", HERE) as connection:
                 with pytest.raises(Incompatible) as caught:
                     await connection.describe(DEADLINE_S)
                 return str(caught.value)
@@ -226,7 +226,7 @@ def test_the_secret_never_crosses_the_wire() -> None:
                 seen.extend(data)
                 writer.write(data)
                 await writer.drain()
-        await shut(writer)
+        await close_writer(writer)
 
     async def run() -> None:
         taps: set[asyncio.Task[object]] = set()
@@ -241,7 +241,7 @@ def test_the_secret_never_crosses_the_wire() -> None:
                 await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
 
             listener = await asyncio.start_server(tap, "127.0.0.1", 0)
-            async with connected(f"127.0.0.1:{listener.sockets[0].getsockname()[1]}", HERE) as connection:
+            async with connect(f"127.0.0.1:{listener.sockets[0].getsockname()[1]}", HERE) as connection:
                 await connection.describe(DEADLINE_S)
                 session = await connection.open(HELLO, DEADLINE_S)
                 await session.close()
@@ -295,21 +295,21 @@ def test_an_expired_nonce_is_refused_and_may_be_retried() -> None:
 
     class Stub:
         async def Challenge(self, request: pb.ChallengeRequest, timeout: float) -> pb.ChallengeReply:
-            return await door.challenge(request, Context())
+            return await check.challenge(request, Context())
 
-    door = ProofCheck(THERE, lambda: now)
+    check = ProofCheck(THERE, lambda: now)
 
     async def run() -> str:
         nonlocal now
         stale = await prove(Stub(), "Describe", HERE, "a:1", DEADLINE_S)
         now += NONCE_LIFE_S + 1
         with pytest.raises(InstanceLost) as caught:
-            await door.admit(Context(stale), "Describe")
-        await door.admit(Context(await prove(Stub(), "Describe", HERE, "a:1", DEADLINE_S)), "Describe")
+            await check.admit(Context(stale), "Describe")
+        await check.admit(Context(await prove(Stub(), "Describe", HERE, "a:1", DEADLINE_S)), "Describe")
         return str(caught.value)
 
     assert "its nonce is 11.0 s old, the limit is 10 s" in asyncio.run(run())
-    assert door.refused == 1
+    assert check.refused == 1
 
 
 def test_an_unknown_peer_that_keeps_calling_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -336,9 +336,9 @@ def test_after_a_flood_the_number_of_omitted_lines_is_logged(
             return "ipv4:127.0.0.1:40000"
 
     async def call(host: str) -> None:
-        await door.challenge(pb.ChallengeRequest(nonce=bytes(16), host=host), Context())
+        await check.challenge(pb.ChallengeRequest(nonce=bytes(16), host=host), Context())
 
-    door = ProofCheck(THERE, lambda: now)
+    check = ProofCheck(THERE, lambda: now)
     with caplog.at_level(logging.WARNING, "pdserve.trust"):
         for number in range(100):
             asyncio.run(call(f"h{number}"))
@@ -373,7 +373,7 @@ class TestHostileBytes:
                 bomb = tuple((f"key-{number}", "x" * 1000) for number in range(100))
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await one.Describe(pb.DescribeRequest(), timeout=DEADLINE_S, metadata=bomb)
-                async with connected(address, HERE) as connection:
+                async with connect(address, HERE) as connection:
                     return caught.value.code(), await connection.describe(DEADLINE_S)
 
         code, description = asyncio.run(run())
@@ -394,7 +394,7 @@ class TestHostileBytes:
                 raw: Any = channel.unary_unary("/pdserve.wire.Instance/Challenge")
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await raw(blob, timeout=DEADLINE_S)
-                async with connected(address, HERE) as connection:
+                async with connect(address, HERE) as connection:
                     assert await connection.describe(DEADLINE_S) == DESCRIPTION
                 return caught.value.code()
 
@@ -426,8 +426,8 @@ class TestHostileBytes:
                     with contextlib.suppress(ConnectionResetError):
                         while data := await reader.read(65536):
                             got.extend(data)
-                await shut(writer)
-                async with connected(address, HERE) as connection:
+                await close_writer(writer)
+                async with connect(address, HERE) as connection:
                     assert await connection.describe(DEADLINE_S) == DESCRIPTION
                 return bytes(got)
 
@@ -466,14 +466,14 @@ def test_a_session_without_a_first_command_ends_at_the_deadline() -> None:
 def test_a_challenge_without_an_answer_ends_at_the_deadline() -> None:
     async def run(address: str) -> list[str]:
         messages = []
-        async with connected(address, HERE) as connection:
+        async with connect(address, HERE) as connection:
             for ask in (connection.describe(0.3), connection.open(HELLO, 0.3)):
                 with pytest.raises((DeadlineExceeded, InstanceLost)) as caught:
                     await ask
                 messages.append(str(caught.value))
         return messages
 
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as silent_server:
+        address = f"127.0.0.1:{silent_server.getsockname()[1]}"
 
         assert all(address in words for words in asyncio.run(run(address)))

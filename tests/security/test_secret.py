@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from security.secret import Prover, Secret, Side, differ, find_secret, read_secret, readable
-from tests.ranktable_tools.stranger import as_an_owner_without_access, as_another_user
+from tests.ranktable_tools.other_user import as_an_owner_without_access, as_another_user
 from wire.errors import ConfigError
 
 TEXT = "5f" * 32

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from security.tls import TlsFiles, tls_files
 from security.trust import Trust
 from tests.security.certificates import Authority
-from tests.security.test_grpc_proof import DEADLINE_S, DESCRIPTION, HELLO, SECRET, connected, serving
+from tests.security.test_grpc_proof import DEADLINE_S, DESCRIPTION, HELLO, SECRET, connect, serving
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, PdserveError
 
 
@@ -25,7 +25,7 @@ def describe(there: TlsFiles | None, here: TlsFiles | None) -> object:
     """Return what a describe gives, or its error."""
 
     async def run() -> object:
-        async with serving(Trust(SECRET, tls=there)) as address, connected(address, Trust(SECRET, tls=here)) as caller:
+        async with serving(Trust(SECRET, tls=there)) as address, connect(address, Trust(SECRET, tls=here)) as caller:
             try:
                 description = await caller.describe(2.0)
                 session = await caller.open(HELLO, DEADLINE_S)
@@ -42,15 +42,15 @@ def test_two_certificates_of_one_authority_connect(authority: Authority) -> None
 
 
 def test_a_caller_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
-    stranger = Authority(tmp_path).sign("scheduler")
-    trusting = TlsFiles(stranger.cert, stranger.key, str(authority.cert))
+    other = Authority(tmp_path).sign("scheduler")
+    trusting = TlsFiles(other.cert, other.key, str(authority.cert))
 
     assert isinstance(describe(authority.sign("instance"), trusting), InstanceLost | DeadlineExceeded)
 
 
 def test_an_instance_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
-    stranger = Authority(tmp_path).sign("instance")
-    trusting = TlsFiles(stranger.cert, stranger.key, str(authority.cert))
+    other = Authority(tmp_path).sign("instance")
+    trusting = TlsFiles(other.cert, other.key, str(authority.cert))
 
     assert isinstance(describe(trusting, authority.sign("scheduler")), InstanceLost | DeadlineExceeded)
 

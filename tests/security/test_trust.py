@@ -29,10 +29,10 @@ def test_without_a_secret_only_addresses_of_the_table_are_peers() -> None:
     assert trust.has_address("10.0.0.5")
     assert trust.has_address("::ffff:10.0.0.5")
     assert trust.has_address("fe80::1%eth0")
-    for stranger in ("10.0.0.6", "127.0.0.1", "::1", "", "host-name", "10.0.0.5.evil.com"):
-        assert not trust.has_address(stranger)
+    for other in ("10.0.0.6", "127.0.0.1", "::1", "", "host-name", "10.0.0.5.evil.com"):
+        assert not trust.has_address(other)
         with pytest.raises(Incompatible, match="is not in the global table"):
-            trust.check_address(stranger)
+            trust.check_address(other)
 
 
 def test_loopback_counts_when_the_table_has_this_host() -> None:

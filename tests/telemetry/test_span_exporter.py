@@ -27,7 +27,7 @@ def _span(number: int = 1) -> Span:
 
 
 @contextmanager
-def _exporting(url: str, *, environ: dict[str, str] | None = None, max_queued: int = 100) -> Iterator[SpanExporter]:
+def _exporter_to(url: str, *, environ: dict[str, str] | None = None, max_queued: int = 100) -> Iterator[SpanExporter]:
     transport = open_transport(read_endpoint(url, environ or {}))
     exporter = SpanExporter(
         transport, lambda spans: encode(spans, "test"), rejected, max_queued=max_queued, period_s=0.01
@@ -46,7 +46,7 @@ def test_spans_arrive_unchanged(serve: Serve, scheme: str, path: str) -> None:
     )  # fmt: skip
     with serve(Collector()) as collector:
         environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=a"}
-        with _exporting(f"{scheme}://127.0.0.1:{collector.port}{path}", environ=environ) as exporter:
+        with _exporter_to(f"{scheme}://127.0.0.1:{collector.port}{path}", environ=environ) as exporter:
             exporter.put([parent, _span()])
             assert collector.arrived.wait(WAIT_S)
         assert (exporter.num_sent, exporter.num_dropped) == (2, 0)
@@ -70,7 +70,7 @@ def test_spans_arrive_unchanged(serve: Serve, scheme: str, path: str) -> None:
 @KINDS
 def test_a_rejected_batch_is_sent_once_more(serve: Serve, scheme: str, path: str) -> None:
     with serve(Collector(statuses=[503])) as collector:
-        with _exporting(f"{scheme}://127.0.0.1:{collector.port}{path}") as exporter:
+        with _exporter_to(f"{scheme}://127.0.0.1:{collector.port}{path}") as exporter:
             exporter.put([_span()])
             collector.arrived.wait(WAIT_S)
             _until(lambda: exporter.num_sent)
@@ -79,7 +79,7 @@ def test_a_rejected_batch_is_sent_once_more(serve: Serve, scheme: str, path: str
 
 def test_a_batch_rejected_for_good_is_dropped_and_counted() -> None:
     with http_collector(Collector(statuses=[400])) as collector:
-        with _exporting(f"http://127.0.0.1:{collector.port}/v1/traces") as exporter:
+        with _exporter_to(f"http://127.0.0.1:{collector.port}/v1/traces") as exporter:
             exporter.put([_span(1), _span(2)])
             _until(lambda: exporter.num_dropped)
             exporter.put([_span(3)])
@@ -90,7 +90,7 @@ def test_a_batch_rejected_for_good_is_dropped_and_counted() -> None:
 
 def test_spans_a_collector_rejects_from_a_batch_are_dropped() -> None:
     with http_collector(Collector(rejects=2)) as collector:
-        with _exporting(f"http://127.0.0.1:{collector.port}/v1/traces") as exporter:
+        with _exporter_to(f"http://127.0.0.1:{collector.port}/v1/traces") as exporter:
             exporter.put([_span(number) for number in range(1, 6)])
             _until(lambda: exporter.num_sent)
         assert (exporter.num_sent, exporter.num_dropped) == (3, 2)
@@ -121,7 +121,7 @@ def test_a_silent_collector_leaves_no_thread_and_drops_spans(serve: Serve, schem
 def test_an_absent_collector_only_loses_spans(serve: Serve, scheme: str, path: str) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
-        with _exporting(f"{scheme}://127.0.0.1:{reserved.getsockname()[1]}{path}") as exporter:
+        with _exporter_to(f"{scheme}://127.0.0.1:{reserved.getsockname()[1]}{path}") as exporter:
             exporter.put([_span()])
             _until(lambda: exporter.num_dropped)
     assert not exporter._thread.is_alive()

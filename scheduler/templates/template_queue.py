@@ -28,7 +28,7 @@ class _Job:
         return len(self.template) + len(self.job)
 
 
-class TemplateLane:
+class TemplateQueue:
     """Owner of the process and its queue of jobs, answered in order.
 
     A job that uses too much time or memory, or that kills the process, fails alone: the process is replaced, and the
@@ -103,7 +103,7 @@ class TemplateLane:
             return True
         return len(self._sent) < _AHEAD and sum(sent.num_bytes for sent in self._sent) + job.num_bytes <= _AHEAD_BYTES
 
-    def _answered(self, kind: bytes, text: bytes) -> None:
+    def _on_answer(self, kind: bytes, text: bytes) -> None:
         job = self._take_first()
         if job.answer.done():
             pass  # its caller has disconnected
@@ -119,7 +119,7 @@ class TemplateLane:
         else:
             self._send_waiting()
 
-    def _ended(self) -> None:
+    def _on_child_end(self) -> None:
         self._fail_first(f"the chat template took more than {self._render_s:g} s of CPU time, or too much memory")
         self._drop_child()
         self._send_waiting()
@@ -176,7 +176,7 @@ class TemplateLane:
         return self._starting
 
     async def _start(self) -> None:
-        child = TemplateChild(self._answered, self._ended)
+        child = TemplateChild(self._on_answer, self._on_child_end)
         self._children = {child, *(other for other in self._children if not other.gone)}
         try:
             async with asyncio.timeout(_START_S):
