@@ -94,15 +94,15 @@ def start_combined(stack: ExitStack, port: int, instance_port: int, args: argpar
     """Start a combined instance on the first core and a scheduler on no core of its own; the stack stops them."""
     core, flags, address = str(min(os.sched_getaffinity(0))), flags_of(args), f"127.0.0.1:{instance_port}"
     instance = ["taskset", "-c", core, sys.executable, "-P", "-m", "pdserve.combined", "--port", str(instance_port)]
-    front = [sys.executable, str(ROOT / "benchmarks" / "kv" / "combined_front.py"), "--instance", address]
-    for name, command in (("instance", [*instance, *flags]), ("front", [*front, "--port", str(port), *flags])):
+    scheduler = [sys.executable, str(ROOT / "benchmarks" / "kv" / "combined_scheduler.py"), "--instance", address]
+    for name, command in (("instance", [*instance, *flags]), ("scheduler", [*scheduler, "--port", str(port), *flags])):
         with Path(folder, f"{name}.log").open("wb") as log:
             process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         stack.callback(end, process)
     try:
         wait_ready(port)
     except SystemExit as error:
-        logs = [Path(folder, f"{name}.log").read_text(errors="replace")[-800:] for name in ("instance", "front")]
+        logs = [Path(folder, f"{name}.log").read_text(errors="replace")[-800:] for name in ("instance", "scheduler")]
         raise SystemExit(f"{error}\n" + "\n".join(logs)) from None
 
 

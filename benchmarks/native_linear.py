@@ -78,16 +78,16 @@ def main() -> None:
         builds.append(Build(EngineLibrary(args.beside), args.kernel, dtype, args.k))
     plain = _plain_memory(_COLUMNS * args.k * dtype.itemsize)
     for count in (1, 2, 4):
-        work = [_product(build, count, args.k, dtype) for build in builds]
+        work = [_multiply_random(build, count, args.k, dtype) for build in builds]
         *times, read_s = shortest([*work, lambda piece: plain[piece].sum()], args.rounds)
-        print(f"{count} rows: read {plain.nbytes / read_s / 1e9:.1f} GB/s;", _shares(plain.nbytes, times, read_s))
+        print(f"{count} rows: read {plain.nbytes / read_s / 1e9:.1f} GB/s;", _rates(plain.nbytes, times, read_s))
     count, wide = 96, Build(library, args.kernel, torch.float32, args.k)
-    *times, wide_s = shortest([_product(build, count, args.k, dtype) for build in (*builds, wide)], args.rounds)
+    *times, wide_s = shortest([_multiply_random(build, count, args.k, dtype) for build in (*builds, wide)], args.rounds)
     flops = 2 * count * args.k * _COLUMNS * _PIECES
-    print(f"{count} rows: in float32 {flops / wide_s / 1e9:.1f} GFLOP/s;", _shares(flops, times, wide_s))
+    print(f"{count} rows: in float32 {flops / wide_s / 1e9:.1f} GFLOP/s;", _rates(flops, times, wide_s))
 
 
-def _product(build: Build, count: int, k: int, dtype: torch.dtype) -> Callable[[int], object]:
+def _multiply_random(build: Build, count: int, k: int, dtype: torch.dtype) -> Callable[[int], object]:
     rows, out = torch.randn(count, k).to(dtype).float(), torch.empty(count, _COLUMNS)
     return lambda piece: build.multiply(piece, rows, out)
 
@@ -99,7 +99,7 @@ def _plain_memory(piece_bytes: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.float32).view(_PIECES, -1).fill_(1)
 
 
-def _shares(amount: float, times: Sequence[float], least_s: float) -> str:
+def _rates(amount: float, times: Sequence[float], least_s: float) -> str:
     return ", ".join(f"{amount / one_s / 1e9:.1f} ({least_s / one_s:.2f} of it)" for one_s in times)
 
 

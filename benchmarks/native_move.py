@@ -154,7 +154,7 @@ def beside(mover: Mover, size_mib: int) -> None:
     thread = threading.Thread(target=count)
     thread.start()
     rates = []
-    works: tuple[Work, ...] = (lambda: time.sleep(0.3), lambda: _for(0.3, copies(mover, moves, digest=True)))
+    works: tuple[Work, ...] = (lambda: time.sleep(0.3), lambda: _repeat_for(0.3, copies(mover, moves, digest=True)))
     for work in works:
         before, started = turns[0], time.perf_counter()
         work()
@@ -164,7 +164,7 @@ def beside(mover: Mover, size_mib: int) -> None:
     print(f"another thread's Python runs at  {rates[1] / rates[0]:8.0%} while this one copies and digests")
 
 
-def _for(seconds: float, work: Work) -> None:
+def _repeat_for(seconds: float, work: Work) -> None:
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         work()

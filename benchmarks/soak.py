@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import aiohttp
 
 from benchmarks.soaking.requests import KINDS, TOLD, UNENDED, WEIGHTS, WRONG, Outcome, SoakClient
-from benchmarks.soaking.snapshots import Look, all_living, growth, look, not_idle, shared_names
+from benchmarks.soaking.snapshots import ProcessSample, all_living, growth, not_idle, sample_processes, shared_names
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from pdserve.run_folder import RunFolder
@@ -108,7 +108,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
     """Return for each promise whether it held."""
-    grown = [one for lives in row["growth"].values() for one in lives]
+    grown = [one for samples in row["growth"].values() for one in samples]
     return {
         "every answer the same": not row["endings"].get(WRONG),
         "every request ended": not row["endings"].get(UNENDED),
@@ -131,7 +131,7 @@ class Soak:
         self.rng = random.Random(args.seed)
         self.endings: Counter[tuple[str, str]] = Counter()
         self.words: list[str] = []
-        self.lives: dict[tuple[str, tuple[int, int]], list[Look]] = {}
+        self.samples: dict[tuple[str, tuple[int, int]], list[ProcessSample]] = {}
         self.kills = self.freezes = 0
 
     async def run(self) -> dict[str, Any]:
@@ -175,9 +175,9 @@ class Soak:
         """Take snapshots of the processes and print the progress."""
         with StatusLine() as progress:
             while time.monotonic() < until:
-                looks = await asyncio.to_thread(look, self.folder)
+                looks = await asyncio.to_thread(sample_processes, self.folder)
                 for one in looks:
-                    self.lives.setdefault((one.name, one.life), []).append(one)
+                    self.samples.setdefault((one.name, one.pid_and_start), []).append(one)
                 total = sum(one.resident_bytes for one in looks) >> 20
                 by_how = Counter[str]()
                 for (_, how), count in self.endings.items():
@@ -229,7 +229,7 @@ class Soak:
             endings[how] += count
             kinds.setdefault(kind, {})[how] = count
         grown: dict[str, list[dict[str, int]]] = {}
-        for (name, _), looks in self.lives.items():
+        for (name, _), looks in self.samples.items():
             if len(looks) < MIN_LOOKS:
                 continue
             by = growth(looks)

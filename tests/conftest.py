@@ -74,14 +74,14 @@ def one_rehearsal_of_a_config() -> Iterator[None]:
     loader, found = importlib.import_module("engine.loader"), dict[tuple[str, str], Any]()
     rehearse = loader.rehearse
 
-    def once(checkpoint: Any, dtype: str) -> Any:
-        asked = f"{type(checkpoint.config)} {checkpoint.config.to_json_string(use_diff=False)}", dtype
-        if asked not in found:
-            found[asked] = rehearse(checkpoint, dtype)
-        return found[asked]
+    def rehearse_once(checkpoint: Any, dtype: str) -> Any:
+        key = f"{type(checkpoint.config)} {checkpoint.config.to_json_string(use_diff=False)}", dtype
+        if key not in found:
+            found[key] = rehearse(checkpoint, dtype)
+        return found[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "rehearse", once)
+        patch.setattr(loader, "rehearse", rehearse_once)
         yield
 
 

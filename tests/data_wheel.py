@@ -29,7 +29,7 @@ def wheel_in(
         return root
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
-        if not root.is_dir():  # by the one that had the lock
+        if not root.is_dir():  # another worker may have made it meanwhile
             _make(root, environ, project, wanted)
     return root
 
@@ -37,9 +37,9 @@ def wheel_in(
 def _make(root: Path, environ: Mapping[str, str], project: str, wanted: Callable[[str], bool]) -> None:
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=root.parent))
     try:
-        whole = _download(draft, environ, f"{project}=={root.name}")
+        wheel = _download(draft, environ, f"{project}=={root.name}")
         unzipped = draft / "unzipped"
-        with zipfile.ZipFile(whole) as archive:
+        with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unzipped, [name for name in archive.namelist() if wanted(name)])
         unzipped.replace(root)
     finally:

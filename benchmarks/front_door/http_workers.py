@@ -84,22 +84,22 @@ class Worker:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = _length(head)
+                length = _content_length(head)
                 body = json.loads(await reader.readexactly(length)) if length else {}
                 path = head.split(b" ", 2)[1]
                 if path.endswith(b"completions"):
-                    await self._complete(writer, body)
+                    await self._answer_completion(writer, body)
                 elif path == b"/metrics":
                     _whole(writer, self._metrics(), b"text/plain")
                 else:
                     card = {"id": MODEL, "object": "model", "root": MODEL, "max_model_len": 8192}
-                    _unary(writer, {"object": "list", "data": [card], "status": "ok", "version": "0.32.0"})
+                    _send_whole(writer, {"object": "list", "data": [card], "status": "ok", "version": "0.32.0"})
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    async def _complete(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+    async def _answer_completion(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         count = int(body.get("max_tokens") or 1)
         self._num_tokens += count
         if body.get("stream"):
@@ -113,7 +113,7 @@ class Worker:
         await asyncio.sleep(self.step_s * (count - 1))
         choice = {"index": 0, "text": " word" * count, "logprobs": None, "finish_reason": "length"}
         usage = _usage(len(body.get("prompt", ())), count)
-        _unary(writer, {**_HEAD, "choices": [choice], "usage": usage, "kv_transfer_params": TRANSFER})
+        _send_whole(writer, {**_HEAD, "choices": [choice], "usage": usage, "kv_transfer_params": TRANSFER})
 
     def _plan(self) -> None:
         """Set the timer of the next step, which all streams share; a late step is made up for."""
@@ -163,7 +163,7 @@ _PLAIN = [_event(_choice(at, has_logprobs=False)) for at in range(_NUM_IDS)]
 _SCORED = [_event(_choice(at, has_logprobs=True)) for at in range(_NUM_IDS)]
 
 
-def _unary(writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+def _send_whole(writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
     _whole(writer, json.dumps(body).encode(), b"application/json")
 
 
@@ -172,7 +172,7 @@ def _whole(writer: asyncio.StreamWriter, content: bytes, content_type: bytes) ->
     writer.write(content)
 
 
-def _length(head: bytes) -> int:
+def _content_length(head: bytes) -> int:
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":

@@ -46,12 +46,12 @@ async def serve() -> None:
         await server.serve(instance)
         servers.append(server)
     print(json.dumps({"ready": True, **ports}), flush=True)
-    await _obey(list(peers.values()))
+    await _run_commands(list(peers.values()))
     for server in servers:
         await server.stop(0.0)
 
 
-async def _obey(instances: list[FakeInstance]) -> None:
+async def _run_commands(instances: list[FakeInstance]) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         command = json.loads(line)
         for instance in instances:

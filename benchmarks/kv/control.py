@@ -51,7 +51,7 @@ class Child:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise self._ended() from error
+            raise self._ended_error() from error
         return self._read()
 
     def close(self) -> None:
@@ -81,9 +81,9 @@ class Child:
                     return answer
         finally:
             watch.cancel()
-        raise self._ended()
+        raise self._ended_error()
 
-    def _ended(self) -> RuntimeError:
+    def _ended_error(self) -> RuntimeError:
         status = self._process.wait(10)
         self._errors.seek(0)
         return RuntimeError(f"a child ended with status {status}: {self._errors.read()[-_SHOWN_ERROR:].strip()}")

@@ -49,10 +49,10 @@ def _profile(pair: Ours, load: Load, tokens: int, times: int) -> Iterator[str]:
     yield f"\n## {pair.name}, {load.name}, {times} times: {1e3 * took['total_s']:.2f} ms reserve to ack"
     yield "   " + ", ".join(f"{words} {1e3 * took[key]:.2f} ms" for key, words in _PHASES.items())
     for name, side in sides.items():
-        yield from _side(name, side.ask(op="profile"))
+        yield from _describe_side(name, side.ask(op="profile"))
 
 
-def _side(name: str, seen: dict[str, Any]) -> Iterator[str]:
+def _describe_side(name: str, seen: dict[str, Any]) -> Iterator[str]:
     for thread, cpu in seen["cpu"].items():
         if cpu["user_s"] + cpu["kernel_s"] >= 0.01:
             yield f"   {name} {thread}: {cpu['user_s']:.2f} s user, {cpu['kernel_s']:.2f} s kernel"

@@ -124,7 +124,7 @@ class SoakClient:
 async def _greedy(client: SoakClient) -> tuple[str, str]:
     number = client.rng.randrange(40)
     body = {"prompt": client.text(number, 10 + 5 * number), "max_tokens": 8 + number, "temperature": 0}
-    return client.same(f"greedy {number}", await _streamed(client, body))
+    return client.same(f"greedy {number}", await _stream_completion(client, body))
 
 
 async def _seeded(client: SoakClient) -> tuple[str, str]:
@@ -133,13 +133,13 @@ async def _seeded(client: SoakClient) -> tuple[str, str]:
         "prompt": client.text(number, 30), "max_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": number,
         "presence_penalty": 0.5,
     }  # fmt: skip
-    return client.same(f"seeded {number}", await _streamed(client, body))
+    return client.same(f"seeded {number}", await _stream_completion(client, body))
 
 
 async def _long(client: SoakClient) -> tuple[str, str]:
     number = client.rng.randrange(6)
     body = {"prompt": client.text(100 + number, 700), "max_tokens": 6, "temperature": 0}
-    return client.same(f"long {number}", await _streamed(client, body))
+    return client.same(f"long {number}", await _stream_completion(client, body))
 
 
 async def _schema(client: SoakClient) -> tuple[str, str]:
@@ -168,7 +168,7 @@ async def _choices(client: SoakClient) -> tuple[str, str]:
     return client.same(f"choices {number}", texts)
 
 
-async def _leaves(client: SoakClient) -> tuple[str, str]:
+async def _disconnect(client: SoakClient) -> tuple[str, str]:
     after = client.rng.randrange(6)
     body = {"prompt": client.text(client.rng.randrange(1000), 60), "max_tokens": 60, "temperature": 0}
     events = client.events("/v1/completions", body)
@@ -193,7 +193,7 @@ async def _leaves_unasked(client: SoakClient) -> tuple[str, str]:
     return LEFT, ""
 
 
-async def _bad(client: SoakClient) -> tuple[str, str]:
+async def _invalid(client: SoakClient) -> tuple[str, str]:
     change, due = client.rng.choice(_BAD)
     async with client.session.post(
         "/v1/completions", json={"model": client.model, "prompt": "x", "max_tokens": 4, **change}
@@ -211,7 +211,7 @@ async def _vector(client: SoakClient) -> tuple[str, str]:
     return client.same(f"vector {number}", [round(value, 3) for value in vector])
 
 
-async def _streamed(client: SoakClient, body: dict[str, Any]) -> tuple[str, str | None]:
+async def _stream_completion(client: SoakClient, body: dict[str, Any]) -> tuple[str, str | None]:
     text, finish = "", None
     async for event in client.events("/v1/completions", body):
         for choice in event["choices"]:
@@ -234,8 +234,8 @@ def _message(content: bytes) -> str:
 
 
 KINDS: dict[str, Callable[[SoakClient], Awaitable[tuple[str, str]]]] = {
-    "greedy": _greedy, "seeded": _seeded, "long": _long, "schema": _schema, "choices": _choices, "leaves": _leaves,
-    "leaves_unasked": _leaves_unasked, "bad": _bad, "vector": _vector,
+    "greedy": _greedy, "seeded": _seeded, "long": _long, "schema": _schema, "choices": _choices, "leaves": _disconnect,
+    "leaves_unasked": _leaves_unasked, "bad": _invalid, "vector": _vector,
 }  # fmt: skip
 WEIGHTS = {
     "greedy": 8, "seeded": 4, "long": 1, "schema": 2, "choices": 2, "leaves": 4, "leaves_unasked": 3, "bad": 3,

@@ -21,19 +21,19 @@ _ENDED = ("completed", "failed", "cancelled")  # rejected requests do not count 
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One process at one moment; `life` differs between a process and its replacement."""
+class ProcessSample:
+    """One process at one moment; `pid_and_start` differs between a process and its replacement."""
 
     name: str
-    life: tuple[int, int]
+    pid_and_start: tuple[int, int]
     resident_bytes: int
     descriptors: int
     threads: int
 
 
-def look(folder: RunFolder) -> list[Look]:
+def sample_processes(folder: RunFolder) -> list[ProcessSample]:
     """Return a snapshot of every living process of the cluster."""
-    state, looks = folder.read(), []
+    state, samples = folder.read(), []
     if state is None:
         return []
     for record in (*state.living(), *([state.supervisor] if state.supervisor else [])):
@@ -42,12 +42,12 @@ def look(folder: RunFolder) -> list[Look]:
             with process.oneshot():
                 family = [process, *process.children(recursive=True)] if record.name != "supervisor" else [process]
                 resident = sum(one.memory_info().rss - one.memory_info().shared for one in family)
-                looks.append(Look(
+                samples.append(ProcessSample(
                     record.name, (record.pid, record.started), resident, process.num_fds(), process.num_threads(),
                 ))  # fmt: skip
         except psutil.NoSuchProcess:
             continue
-    return looks
+    return samples
 
 
 def shared_names() -> set[str]:
@@ -76,10 +76,10 @@ def all_living(client: Client, num_instances: int) -> bool:
     return sum(info.labels["state"] == "living" for info in infos) == num_instances
 
 
-def growth(looks: Sequence[Look]) -> dict[str, int]:
+def growth(samples: Sequence[ProcessSample]) -> dict[str, int]:
     """Return the growth of one process from the second quarter of its snapshots to the last: medians."""
-    quarter = max(1, len(looks) // 4)
-    early, late = looks[quarter : 2 * quarter] or looks[:1], looks[-quarter:]
+    quarter = max(1, len(samples) // 4)
+    early, late = samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
     return {
         what: round(statistics.median(getattr(one, what) for one in late))
         - round(statistics.median(getattr(one, what) for one in early))

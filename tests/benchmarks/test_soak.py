@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from benchmarks import soak
 from benchmarks.soaking.requests import SoakClient
-from benchmarks.soaking.snapshots import Look, growth, not_idle
+from benchmarks.soaking.snapshots import ProcessSample, growth, not_idle
 from pdserve.client import Sample
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
@@ -40,7 +40,7 @@ def _row(**differs: object) -> dict[str, Any]:
 
 def test_growth_is_from_the_second_quarter_to_the_last() -> None:
     sizes = (90, 5, 10, 12, 13, 14, 30, 30)
-    looks = [Look("decode-0", (1, 1), size, 7, 3) for size in sizes]
+    looks = [ProcessSample("decode-0", (1, 1), size, 7, 3) for size in sizes]
 
     assert growth(looks) == {"resident_bytes": 19, "descriptors": 0, "threads": 0}
 

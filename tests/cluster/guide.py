@@ -193,8 +193,8 @@ class GuideCluster:
 
     def stop(self) -> dict[str, int]:
         """Stop all, the scheduler first; return exit statuses by name, and fail if a process is left over."""
-        everyone = [*self.processes.values(), *self.retired]
-        below = [process for one in everyone for process in one.descendants()]
+        processes = [*self.processes.values(), *self.retired]
+        below = [process for one in processes for process in one.descendants()]
         statuses = {}
         for names in ({"scheduler"} & self.processes.keys(), self.processes.keys() - {"scheduler"}):
             for name in names:

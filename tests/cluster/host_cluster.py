@@ -77,7 +77,9 @@ class HostCluster:
     def generate(self) -> None:
         """Run `ranktable gen` on every host, which finds its own address."""
         for name in self.members:
-            self.network.hosts[name].run(*RANKTABLE, "gen", *_lists(name), "--save-dir", ".", cwd=self._own(name))
+            self.network.hosts[name].run(
+                *RANKTABLE, "gen", *_lists(name), "--save-dir", ".", cwd=self._own_folder(name)
+            )
 
     def merge(self, *command: str) -> str:
         """Collect the hosts' tables on the scheduler's, merge them there, copy it to all; return merge's output."""
@@ -107,7 +109,7 @@ class HostCluster:
         """Add a late host to the cluster while it serves: run gen there with its port, merge again, start it."""
         self.ports[name] = FIRST_PORT + len(self.ports)
         words = (*_lists(name), "--ports", str(self.ports[name]), "--save-dir", ".")
-        self.network.hosts[name].run(*RANKTABLE, "gen", *words, cwd=self._own(name))
+        self.network.hosts[name].run(*RANKTABLE, "gen", *words, cwd=self._own_folder(name))
         self.instances = (*self.instances, name)
         self.merge(*MERGE)
         self._start(name)
@@ -168,7 +170,7 @@ class HostCluster:
             self.network.hosts[name].before,
         )  # fmt: skip
 
-    def _own(self, name: str) -> Path:
+    def _own_folder(self, name: str) -> Path:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         return folder

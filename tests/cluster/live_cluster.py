@@ -96,9 +96,9 @@ class LiveCluster(GuideCluster):
 
 def replace(path: Path, text: str) -> None:
     """Replace a file by a rename."""
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def fake_words(

@@ -4,8 +4,8 @@ import asyncio
 
 import httpx
 
-from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, ERROR
+from tests.faults.stream_request import StreamResult, request_stream
 
 NUM_CLIENTS, MAX_TOKENS = 6, 40
 FIRST_TOKEN_S, STALL_S, BUSY_S = 20, 10, 15
@@ -17,7 +17,7 @@ class Load:
     """Clients that send their own prompt again and again until stopped. Owns the results, by client."""
 
     def __init__(self, http: httpx.AsyncClient, stall_s: int) -> None:
-        self.seen: list[list[Seen]] = [[] for _ in range(NUM_CLIENTS)]
+        self.results: list[list[StreamResult]] = [[] for _ in range(NUM_CLIENTS)]
         self._deadline_s = FIRST_TOKEN_S + stall_s + BUSY_S
         self._http, self._stopped, self._ending = http, False, asyncio.Event()
 
@@ -26,18 +26,18 @@ class Load:
         prompt = [3 + (11 * number + 5 * at) % 200 for at in range(90)]
         while not self._stopped:
             async with asyncio.timeout(self._deadline_s):
-                self.seen[number].append(await ask(self._http, prompt, MAX_TOKENS))
+                self.results[number].append(await request_stream(self._http, prompt, MAX_TOKENS))
             self._ending.set()
 
     async def each(self, num_answers: int, num_errors: int = 0) -> None:
         """Return when each client has seen that many more outcomes of each kind."""
-        before = [len(one) for one in self.seen]
+        before = [len(one) for one in self.results]
         async with asyncio.timeout(PHASE_S):
-            for start, one in zip(before, self.seen, strict=True):
+            for start, one in zip(before, self.results, strict=True):
                 while _count(one[start:], ANSWER) < num_answers or _count(one[start:], ERROR) < num_errors:
-                    await self._ended()
+                    await self._wait_for_end()
 
-    async def _ended(self) -> None:
+    async def _wait_for_end(self) -> None:
         self._ending.clear()
         await self._ending.wait()
 
@@ -46,5 +46,5 @@ class Load:
         self._stopped = True
 
 
-def _count(seen: list[Seen], ending: str) -> int:
-    return sum(one.ending == ending for one in seen)
+def _count(results: list[StreamResult], ending: str) -> int:
+    return sum(one.outcome == ending for one in results)

@@ -72,7 +72,7 @@ class Pdserve:
         return Client(f"http://127.0.0.1:{self.port}")
 
     @property
-    def patient(self) -> Client:
+    def client_for_long_answers(self) -> Client:
         """One that waits for long answers."""
         return Client(f"http://127.0.0.1:{self.port}", timeout_s=DEADLINE_S)
 

@@ -35,7 +35,7 @@ def env(work: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(work)}
 
 
-def below(pid: int) -> list[psutil.Process]:
+def children_of(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
@@ -49,7 +49,7 @@ def running(fake_model: Path, work: Path) -> Iterator["subprocess.Popen[str]"]:
         assert process.stderr is not None
         until_said = iter(process.stderr.readline, "")
         assert any("colocated: starting" in line for line in until_said)
-        until(lambda: len(below(process.pid)) >= 5)  # three processes and the guards of two
+        until(lambda: len(children_of(process.pid)) >= 5)  # three processes and the guards of two
         yield process
     finally:
         process.kill()
@@ -87,7 +87,7 @@ def test_four_contestants_are_compared(fake_model: Path, work: Path, tmp_path: P
 def test_however_it_ends_its_processes_end_too(
     running: "subprocess.Popen[str]", work: Path, number: signal.Signals, status: int
 ) -> None:
-    started = below(running.pid)
+    started = children_of(running.pid)
 
     running.send_signal(number)
     output, errors = running.communicate(timeout=300)

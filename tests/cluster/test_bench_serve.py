@@ -36,7 +36,7 @@ def completed(cluster: GuideCluster) -> float:
     return sum(sample.value for sample in cluster.gauge("pdserve_requests_completed_total"))
 
 
-def saved(folder: Path) -> dict[str, Any]:
+def saved_result(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("*.json")
     fields: dict[str, Any] = json.loads(path.read_text())
     return fields
@@ -54,7 +54,7 @@ def test_a_random_load_is_measured_saved_and_plotted(cluster: GuideCluster, tmp_
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("12 requests completed, 0 failed in ")
-    result = saved(tmp_path / "results")
+    result = saved_result(tmp_path / "results")
     assert (result["model_id"], result["backend"], result["num_prompts"], result["note"]) == ("tiny", "openai", 12, "x")
     assert (result["completed"], result["failed"], result["request_rate"]) == (12, 0, 200.0)
     assert result["input_lens"] == [40] * 12
@@ -81,12 +81,12 @@ def test_chats_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) ->
             cluster, "--dataset-name", name, "--num-prompts", "3", "--result-dir", str(folder), *where, *flags, *more
         )
         assert done.returncode == 0, done.stderr
-        assert saved(folder)["completed"] == 3
+        assert saved_result(folder)["completed"] == 3
 
-    assert saved(tmp_path / "random")["output_lens"] == [5, 5, 5]
-    assert saved(tmp_path / "custom")["output_lens"] == [6, 6, 6]
+    assert saved_result(tmp_path / "random")["output_lens"] == [5, 5, 5]
+    assert saved_result(tmp_path / "custom")["output_lens"] == [6, 6, 6]
     answer = cluster.client.post("/tokenize", {"model": "tiny", "prompt": turns[1]["value"]}).json()
-    assert saved(tmp_path / "sharegpt")["output_lens"] == [answer["count"]] * 3
+    assert saved_result(tmp_path / "sharegpt")["output_lens"] == [answer["count"]] * 3
 
 
 @pytest.mark.long
@@ -117,7 +117,7 @@ def test_vectors_are_a_load_too(cluster: GuideCluster, tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    result = saved(tmp_path)
+    result = saved_result(tmp_path)
     assert (result["completed"], result["total_input_tokens"], result["total_output_tokens"]) == (5, 45, 0)
     assert result["input_sequence_throughput"] == result["request_throughput"] > 0
     assert result["p99_e2el_ms"] > 0
@@ -153,7 +153,7 @@ def test_ctrl_c_prints_what_was_measured(cluster: GuideCluster, tmp_path: Path) 
     assert running.returncode == 130, errors
     assert "unfinished in" in output.splitlines()[0]
     assert "Traceback" not in errors
-    assert 0 < saved(tmp_path)["completed"] < 500
+    assert 0 < saved_result(tmp_path)["completed"] < 500
 
 
 def test_a_server_that_is_not_running_is_one_line(cluster: GuideCluster) -> None:

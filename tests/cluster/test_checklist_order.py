@@ -141,7 +141,7 @@ def test_concurrent_sequences_stay_within_the_limit_and_all_finish(tmp_path: Pat
 
 
 @contextmanager
-def _monolithic(folder: Path, model: Path) -> Iterator[Client]:
+def _serve_combined(folder: Path, model: Path) -> Iterator[Client]:
     (port,) = free_ports(1)
     command = [sys.executable, "-P", "-m", "pdserve", "serve", str(model), f"--port={port}", "--served-model-name=tiny"]
     client = Client(f"http://127.0.0.1:{port}", timeout_s=300.0)
@@ -191,7 +191,7 @@ def _answer(client: Client, number: int) -> dict[int, tuple[str, str]]:
 def test_a_hundred_answers_equal_those_of_one_process(tmp_path: Path, tiny_model: Path) -> None:
     with GuideCluster(tmp_path, tiny_model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS) as cluster:
         cluster.up()
-        with _monolithic(tmp_path, tiny_model) as whole, ThreadPoolExecutor(4) as pool:
+        with _serve_combined(tmp_path, tiny_model) as whole, ThreadPoolExecutor(4) as pool:
             expected = list(pool.map(lambda number: _answer(whole, number), range(100)))
             got = list(pool.map(lambda number: _answer(cluster.client, number), range(100)))
         cluster.wait_idle()

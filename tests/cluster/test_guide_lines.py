@@ -38,7 +38,7 @@ def long_model(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def _running(
+def _run_line(
     line: str, before: tuple[str, ...], folder: Path, log: Path, environ: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
@@ -83,7 +83,7 @@ def test_a8_the_guides_commands_serve_as_printed(tmp_path: Path, long_model: Pat
             shutil.copy(table, folder)
         logs = [tmp_path / f"{end}.log" for end in PORTS]
         shells = [
-            stack.enter_context(_running(start(end), machine.before, folder, log, environ))
+            stack.enter_context(_run_line(start(end), machine.before, folder, log, environ))
             for end, log in zip(PORTS, logs, strict=True)
         ]
         stack.enter_context(machine.entered())

@@ -65,19 +65,19 @@ def test_an_unplugged_host_is_reached_by_none_until_it_is_plugged_in() -> None:
     assert (alone, again) == ([False, False, True], True)
 
 
-def _here() -> int:
+def _own_namespace() -> int:
     return Path("/proc/thread-self/ns/net").stat().st_ino
 
 
 def _fail_inside(network: Network, seen: list[int]) -> None:
     with network, network.hosts["one"].entered():
-        seen += (_here(), *network.namespaces)
+        seen += (_own_namespace(), *network.namespaces)
         seen.append(len(set(os.listdir("/sys/class/net"))))
         raise ValueError("a test fails")
 
 
 def test_a_failure_leaves_no_namespace_link_or_thread() -> None:
-    home, links = _here(), os.listdir("/sys/class/net")
+    home, links = _own_namespace(), os.listdir("/sys/class/net")
     seen: list[int] = []
 
     with pytest.raises(ValueError, match="a test fails"):
@@ -86,7 +86,7 @@ def test_a_failure_leaves_no_namespace_link_or_thread() -> None:
     inside, *namespaces, links_during = seen
     assert inside in namespaces
     assert len({home, *namespaces}) == 5
-    assert _here() == home
+    assert _own_namespace() == home
     assert links_during == len(links) == len(os.listdir("/sys/class/net"))
     _wait_gone(tuple(namespaces))
 

@@ -90,7 +90,8 @@ def test_up_fetches_before_it_starts_anything(name: str, hub: FakeHub, tmp_path:
 
         assert up.returncode == 0, up.stderr
         assert up.stderr.startswith(f"downloading {name} from {hub.url}: ")
-        assert complete(command.patient, name) == complete(command.patient, "tiny") == greedy(hub.repos[name], 7)
+        client = command.client_for_long_answers
+        assert complete(client, name) == complete(client, "tiny") == greedy(hub.repos[name], 7)
     finally:
         command("down")
 
@@ -106,7 +107,7 @@ def test_code_beside_a_local_model_never_runs(hub: FakeHub, tmp_path: Path) -> N
 
         assert up.returncode == 0, up.stderr
         assert "--trust-remote-code (a model's own code is never run)" in up.stderr
-        assert complete(command.patient, "tiny") == expected
+        assert complete(command.client_for_long_answers, "tiny") == expected
     finally:
         command("down")
     assert not marker.exists()

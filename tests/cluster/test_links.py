@@ -30,7 +30,7 @@ def _links(cluster: GuideCluster, mib: int = 8) -> list[dict[str, Any]]:
     return links
 
 
-def _received(cluster: GuideCluster) -> float:
+def _received_bytes(cluster: GuideCluster) -> float:
     return max(sample.value for sample in cluster.gauge("pdserve_kv_bytes_received_total"))
 
 
@@ -46,13 +46,13 @@ def _status_of_link_up(cluster: GuideCluster, transport: str) -> str:
 
 
 def test_the_link_is_measured_and_its_bytes_reach_no_pool(fake_cluster: GuideCluster) -> None:
-    before = _received(fake_cluster)
+    before = _received_bytes(fake_cluster)
     (link,) = _links(fake_cluster)
 
     assert (link["transport"], link["state"], link["passed_over"], link["error"]) == ("shm", "up", [], "")
     assert link["round_trip_s"] > 0
     assert link["bytes_per_s"] > 0
-    assert _received(fake_cluster) < before + 2**20, "the measurement was counted as KV"
+    assert _received_bytes(fake_cluster) < before + 2**20, "the measurement was counted as KV"
     fake_cluster.wait_idle()
     reply = fake_cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
     assert reply.status == 200, reply.body
@@ -146,7 +146,7 @@ def test_a_pair_without_a_common_transport_is_reported_then_serves(tmp_path: Pat
 
 
 def _scheduler_answers(cluster: GuideCluster) -> bool:
-    """Whether its HTTP surface is up."""
+    """Whether its HTTP API is up."""
     try:
         return cluster.client.get("/health").status == 200
     except Unavailable:

@@ -25,7 +25,7 @@ def _prompt(number: int) -> list[int]:
     return [10 + (number * 7 + position) % 200 for position in range(24)]
 
 
-def _ask(cluster: LiveCluster, prompt: object, max_tokens: int = NUM_WORDS) -> str:
+def _complete(cluster: LiveCluster, prompt: object, max_tokens: int = NUM_WORDS) -> str:
     body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     reply = cluster.client.post("/v1/completions", body)
     assert reply.status == 200, reply.body
@@ -36,7 +36,7 @@ def _ask(cluster: LiveCluster, prompt: object, max_tokens: int = NUM_WORDS) -> s
 
 
 def _request_all(cluster: LiveCluster, pool: ThreadPoolExecutor) -> list[Future[str]]:
-    return [pool.submit(_ask, cluster, _prompt(number)) for number in range(NUM_REQUESTS)]
+    return [pool.submit(_complete, cluster, _prompt(number)) for number in range(NUM_REQUESTS)]
 
 
 def _grow(cluster: LiveCluster) -> None:
@@ -65,7 +65,7 @@ def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
         cluster.wait_states(
             {"prefill-0": "living", "prefill-1": "living", "decode-1": "living", "decode-0": "draining"}
         )
-        later = _ask(cluster, _prompt(0))
+        later = _complete(cluster, _prompt(0))
         answers = [one.result(300) for one in requested]
 
         config = FakeConfig(vocab_size=VOCAB_SIZE, num_layers=NUM_LAYERS)
@@ -89,7 +89,7 @@ def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
         cluster.servers("prefill").pop(0)
         cluster.publish()
         cluster.wait_states({"prefill-1": "living", "decode-1": "living"})
-        assert _ask(cluster, _prompt(0), 4).split() == texts_by_pair[0][P1, D1].split()[:4]
+        assert _complete(cluster, _prompt(0), 4).split() == texts_by_pair[0][P1, D1].split()[:4]
         assert cluster.processes.pop("prefill-0").wait() == 0
         assert (cluster.count("requests_received"), cluster.count("requests_completed")) == (22, 22)
         assert (cluster.count("prompts_retried"), cluster.count("requests_failed")) == (0, 0)
@@ -126,7 +126,7 @@ def test_unusable_tables_leave_the_cluster_as_it_is(tmp_path: Path, fake_model: 
         assert scheduler.log.count("table_not_ready") == 1
         assert decode.log.count("table_ignored") == 1
         assert cluster.version()[0] == 2
-        assert _ask(cluster, "hello", 4)
+        assert _complete(cluster, "hello", 4)
 
 
 @pytest.mark.long
@@ -140,7 +140,7 @@ def test_roles_change_with_the_table_without_a_reload(tmp_path: Path, fake_model
         cluster.publish()
         cluster.wait_states({"prefill-1": "living", "decode-1": "living"})
 
-        assert _ask(cluster, "hello", 4)
+        assert _complete(cluster, "hello", 4)
         assert {name: process.pid for name, process in cluster.processes.items()} == pids
         cluster.wait_idle()
 

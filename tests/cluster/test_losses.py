@@ -136,7 +136,7 @@ async def _one_of_many(client: httpx.AsyncClient, number: int, rng: random.Rando
     return "finished"
 
 
-async def _many(cluster: GuideCluster) -> list[str]:
+async def _many_answers(cluster: GuideCluster) -> list[str]:
     rng = random.Random(7)
     limits = httpx.Limits(max_connections=64)
     async with httpx.AsyncClient(
@@ -147,7 +147,7 @@ async def _many(cluster: GuideCluster) -> list[str]:
 
 @pytest.mark.covers("B.cancel.2")
 def test_many_requests_half_of_them_cancelled_leave_no_block_held(fake_cluster: GuideCluster) -> None:
-    endings = asyncio.run(_many(fake_cluster))
+    endings = asyncio.run(_many_answers(fake_cluster))
 
     assert endings.count("finished") >= NUM_REQUESTS // 2
     fake_cluster.wait_idle()

@@ -67,15 +67,15 @@ def test_each_request_ends_once_while_a_link_is_cut_and_restored(
         ledger = cluster.ledger()
         (link,) = cluster.gauge("pdserve_link_up")
 
-    seen = [one for client in load.seen for one in client]
-    assert {one.ending for one in seen} == {ANSWER, ERROR}
-    assert all(one.message for one in seen if one.ending == ERROR)
-    for client in load.seen:
-        (answer,) = {"".join(one.words) for one in client if one.ending == ANSWER}
-        assert all(answer.startswith("".join(one.words)) for one in client)
-    failed = sum(one.ending == ERROR for one in seen)
-    assert ledger["received"] + ledger["rejected"] == len(seen)
-    assert (ledger["completed"], ledger["cancelled"]) == (len(seen) - failed, 0)
+    results = [one for client in load.results for one in client]
+    assert {one.outcome for one in results} == {ANSWER, ERROR}
+    assert all(one.message for one in results if one.outcome == ERROR)
+    for client in load.results:
+        (answer,) = {"".join(one.tokens) for one in client if one.outcome == ANSWER}
+        assert all(answer.startswith("".join(one.tokens)) for one in client)
+    failed = sum(one.outcome == ERROR for one in results)
+    assert ledger["received"] + ledger["rejected"] == len(results)
+    assert (ledger["completed"], ledger["cancelled"]) == (len(results) - failed, 0)
     assert (link.labels["transport"], link.value) == ("tcp", 1.0)
 
 
@@ -94,6 +94,6 @@ def test_with_another_pair_left_a_cut_link_fails_no_request(tmp_path: Path, tiny
         cluster.wait_idle()
         (retried,) = cluster.gauge("pdserve_prompts_retried_total")
 
-    assert {(one.ending, one.message) for client in load.seen for one in client} == {(ANSWER, "")}
-    assert all(len({"".join(one.words) for one in client}) == 1 for client in load.seen)
+    assert {(one.outcome, one.message) for client in load.results for one in client} == {(ANSWER, "")}
+    assert all(len({"".join(one.tokens) for one in client}) == 1 for client in load.results)
     assert retried.value > 0

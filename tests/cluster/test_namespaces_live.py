@@ -79,9 +79,9 @@ def test_replacing_every_instance_fails_no_request(tmp_path: Path, tiny_model: P
         log = cluster.processes["scheduler"].log
         assert cluster.processes["scheduler"].pid == scheduler
 
-    assert {(one.ending, one.message) for client in load.seen for one in client} == {(ANSWER, "")}
-    assert all(len({"".join(one.words) for one in client}) == 1 for client in load.seen)
-    assert (ledger["failed"], ledger["completed"]) == (0, sum(map(len, load.seen)))
+    assert {(one.outcome, one.message) for client in load.results for one in client} == {(ANSWER, "")}
+    assert all(len({"".join(one.tokens) for one in client}) == 1 for client in load.results)
+    assert (ledger["failed"], ledger["completed"]) == (0, sum(map(len, load.results)))
     assert statuses == [0, 0]
     assert all("is gone from the global table" in one for one in words)
     assert version == 5

@@ -34,7 +34,7 @@ def cluster(folder: Path, model: Path, *flags: str) -> GuideCluster:
 
 
 def test_a_process_with_another_secret_is_named(tmp_path: Path, fake_model: Path) -> None:
-    beside, _ = ensure_secret(tmp_path)
+    default, _ = ensure_secret(tmp_path)
     other, _ = ensure_secret(tmp_path / "other")
     with cluster(tmp_path, fake_model) as one:
         one.up()
@@ -42,11 +42,11 @@ def test_a_process_with_another_secret_is_named(tmp_path: Path, fake_model: Path
         assert reply.status == 200, reply.body
         for process in one.processes.values():
             assert "no_cluster_secret" not in process.log
-            assert beside.read_text().strip() not in process.log
+            assert default.read_text().strip() not in process.log
 
         one.kill("decode-0")
         one.start("decode-0", env={"PDSERVE_SECRET_FILE": str(other)})
-        words = f"cluster secrets differ: {fingerprint(beside)} here"
+        words = f"cluster secrets differ: {fingerprint(default)} here"
         wait_log(one.processes["scheduler"], words)
         wait_log(one.processes["decode-0"], f"cluster secrets differ: {fingerprint(other)} here")
         line = next(line for line in one.processes["scheduler"].log.splitlines() if words in line)
@@ -55,7 +55,7 @@ def test_a_process_with_another_secret_is_named(tmp_path: Path, fake_model: Path
 
 @pytest.mark.long
 def test_unequal_secrets_end_a_starting_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
-    beside, _ = ensure_secret(tmp_path)
+    default, _ = ensure_secret(tmp_path)
     other, _ = ensure_secret(tmp_path / "other")
     with cluster(tmp_path, fake_model) as one:
         one.start("prefill-0", "decode-0")
@@ -63,10 +63,10 @@ def test_unequal_secrets_end_a_starting_scheduler_naming_both(tmp_path: Path, fa
 
         assert scheduler.wait() == 2
         last = scheduler.log.splitlines()[-1]
-        differ = rf"cluster secrets differ: {fingerprint(other)} here \(\S+\), {fingerprint(beside)} there \(\S+ at "
+        differ = rf"cluster secrets differ: {fingerprint(other)} here \(\S+\), {fingerprint(default)} there \(\S+ at "
         assert re.search(differ, last), last
         # It ends at the first instance that answers; that one has logged it before.
-        assert any(f"{fingerprint(beside)} here" in one.processes[name].log for name in one.names)
+        assert any(f"{fingerprint(default)} here" in one.processes[name].log for name in one.names)
         one.processes.pop("scheduler")
 
 
@@ -82,13 +82,13 @@ def test_without_a_secret_the_guides_lines_give_one_warning(tmp_path: Path, fake
 
 
 def test_a_secret_others_can_read_stops_the_start_with_its_mode(tmp_path: Path, fake_model: Path) -> None:
-    beside, _ = ensure_secret(tmp_path)
-    beside.chmod(0o644)
+    default, _ = ensure_secret(tmp_path)
+    default.chmod(0o644)
     with cluster(tmp_path, fake_model) as one:
         process = one.start("prefill-0")
 
         assert process.wait() == 2
-        assert f"{beside} has mode 0644, others must not reach it: chmod 600" in process.log
+        assert f"{default} has mode 0644, others must not reach it: chmod 600" in process.log
         one.processes.clear()
 
 

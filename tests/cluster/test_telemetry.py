@@ -37,8 +37,8 @@ def _ask(pdserve: Pdserve) -> str:
     body = json.dumps(fields).encode()
     headers = {"content-type": "application/json", "traceparent": f"00-{TRACE}-{PARENT}-01"}
     request = urllib.request.Request(f"http://127.0.0.1:{pdserve.port}/v1/completions", body, headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=300) as answer:
+    client = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with client.open(request, timeout=300) as answer:
         return str(json.load(answer)["id"])
 
 

@@ -104,7 +104,7 @@ def test_a_killed_rank_ends_its_instance_at_once_with_its_name(two_and_two: Guid
 
     assert decode.wait(_WAIT_S) == 1
     assert f"rank 1 of 2 (pid {rank.pid}) was killed by SIGKILL" in decode.log.splitlines()[-1]
-    assert _ended([rank.pid])
+    assert _have_ended([rank.pid])
 
 
 def test_a_stuck_rank_ends_its_instance_within_the_steps_time(tmp_path: Path, tiny_model: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_stuck_rank_ends_its_instance_within_the_steps_time(tmp_path: Path, ti
 
         assert f"rank 1 of 2 (pid {rank.pid}) is stopped by a signal: no sum over" in decode.log.splitlines()[-1]
         assert "within 2 s" in decode.log.splitlines()[-1]
-        assert _ended([rank.pid])
+        assert _have_ended([rank.pid])
 
 
 def test_no_rank_outlives_its_instance(tmp_path: Path, tiny_model: Path) -> None:
@@ -131,7 +131,7 @@ def test_no_rank_outlives_its_instance(tmp_path: Path, tiny_model: Path) -> None
 
         cluster.kill("prefill-0")
 
-        assert _ended([rank.pid])
+        assert _have_ended([rank.pid])
 
 
 @pytest.mark.timeout(1800)
@@ -176,6 +176,6 @@ def _wait_until_said(process: Process, words: str) -> None:
         time.sleep(0.05)
 
 
-def _ended(pids: Sequence[int]) -> bool:
+def _have_ended(pids: Sequence[int]) -> bool:
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=_WAIT_S)
     return not alive

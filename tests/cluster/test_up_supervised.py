@@ -240,24 +240,24 @@ class _Asking:
     def __init__(self, pdserve: Pdserve, body: dict[str, object]) -> None:
         self._pdserve, self._body = pdserve, body
         self._answers: list[int | None] = []
-        self._thread = threading.Thread(target=self._ask)
+        self._thread = threading.Thread(target=self._request)
 
     def __enter__(self) -> "list[int | None]":
         self._thread.start()
         deadline = time.monotonic() + DEADLINE_S
-        while not self._inflight():
+        while not self._is_inflight():
             assert time.monotonic() < deadline
         return self._answers
 
     def __exit__(self, *exc: object) -> None:
         self._thread.join(DEADLINE_S)
 
-    def _inflight(self) -> bool:
+    def _is_inflight(self) -> bool:
         samples = self._pdserve.client.metrics()
         return any(sample.value for sample in samples if sample.name == "pdserve_requests_inflight")
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         try:
-            self._answers.append(self._pdserve.patient.post("/v1/completions", self._body).status)
+            self._answers.append(self._pdserve.client_for_long_answers.post("/v1/completions", self._body).status)
         except Unavailable:
             self._answers.append(None)

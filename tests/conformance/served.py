@@ -34,12 +34,12 @@ class Served:
     def completion(self, prompt: Any = PROMPT, **fields: Any) -> dict[str, Any]:
         """Return a completion; greedy and of 8 tokens unless the fields say otherwise."""
         body = {"prompt": prompt, "max_tokens": 8, "temperature": 0} | fields
-        return self._good(self.post("/v1/completions", **body))
+        return self._json_of(self.post("/v1/completions", **body))
 
     def chat(self, messages: Any = None, **fields: Any) -> dict[str, Any]:
         """Return a chat; greedy and of 8 tokens unless the fields say otherwise."""
         body = {"messages": messages or CHAT, "max_tokens": 8, "temperature": 0} | fields
-        return self._good(self.post("/v1/chat/completions", **body))
+        return self._json_of(self.post("/v1/chat/completions", **body))
 
     def text(self, **fields: Any) -> str:
         """Return the text of a completion's one choice."""
@@ -67,7 +67,7 @@ class Served:
         assert (error["code"], error["type"]) == (400, "invalid_request_error")
         return error
 
-    def _good(self, response: httpx.Response) -> dict[str, Any]:
+    def _json_of(self, response: httpx.Response) -> dict[str, Any]:
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
@@ -103,16 +103,16 @@ class Oracle:
 
         Once: two ways of serving are compared with each.
         """
-        asked = repr((text, settings))
-        if asked not in self._generated:
-            self._generated[asked] = self._generate(text, settings)
-        return self._generated[asked]
+        key = repr((text, settings))
+        if key not in self._generated:
+            self._generated[key] = self._generate(text, settings)
+        return self._generated[key]
 
     def _generate(self, text: str, settings: dict[str, Any]) -> list[str]:
         ids = torch.tensor([self.ids(text)])
-        reported = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | settings
+        options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | settings
         with torch.no_grad():
-            made = self.network.generate(ids, attention_mask=torch.ones_like(ids), **reported)
+            made = self.network.generate(ids, attention_mask=torch.ones_like(ids), **options)
         return [self.tokenizer.decode(row[ids.shape[1] :], skip_special_tokens=True) for row in made]
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:

@@ -35,7 +35,9 @@ pytestmark = [
 def curl(command: str, url: str, model: str = "") -> dict[str, Any]:
     """Run a printed curl line; return the JSON it prints."""
     line = command.replace("URL", url).replace("MODEL", model)
-    ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=300, env=_plain())
+    ended = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=300, env=_environ_without_proxies()
+    )
     assert ended.returncode == 0, ended.stderr
     answer: dict[str, Any] = json.loads(ended.stdout)
     assert "error" not in answer, answer
@@ -45,12 +47,12 @@ def curl(command: str, url: str, model: str = "") -> dict[str, Any]:
 def script(text: str, url: str, more: str = "") -> str:
     """Run a printed script and `more` lines behind it; return what it prints."""
     command = [sys.executable, "-c", text.replace("URL", url) + more]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_plain())
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_environ_without_proxies())
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
-def _plain() -> dict[str, str]:
+def _environ_without_proxies() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
@@ -111,7 +113,7 @@ def test_the_examples_of_clients_run(printed: str) -> None:
     finished = {
         name: subprocess.run(
             [sys.executable, str(CLONE / "examples" / name), "--base-url", f"{printed}/v1"],
-            capture_output=True, text=True, timeout=300, env=_plain(),
+            capture_output=True, text=True, timeout=300, env=_environ_without_proxies(),
         )
         for name in ("openai_completion_client.py", "openai_chat_client.py")
     }  # fmt: skip
@@ -138,7 +140,9 @@ def test_a_key_is_required_before_p_and_d(tmp_path: Path, fake_model: Path, repo
             sent = ["-d", body, "-H", "Content-Type: application/json"] if path.startswith("/v1") else []
             command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *headers_args, *sent]
             url = cluster.client.base_url + path
-            return subprocess.run([*command, url], capture_output=True, text=True, timeout=300, env=_plain()).stdout
+            return subprocess.run(
+                [*command, url], capture_output=True, text=True, timeout=300, env=_environ_without_proxies()
+            ).stdout
 
         assert status(f"Authorization: Bearer {key}") == "200"
         for wrong in (
@@ -160,7 +164,7 @@ def command(words: tuple[str, ...], name: str, model: Path, folder: Path) -> Ite
         process = subprocess.Popen(
             [sys.executable, "-P", *words, "--port", str(port), *ENGINE_FLAGS[1:]],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=CLONE,
-            env=_plain() | hub_environment(hub, folder),
+            env=_environ_without_proxies() | hub_environment(hub, folder),
         )  # fmt: skip
         try:
             deadline = time.monotonic() + START_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""An encoder and a cross-encoder behind the HTTP surface, the real engine in this process, against transformers."""
+"""An encoder and a cross-encoder behind the HTTP API, the real engine in this process, against transformers."""
 
 import asyncio
 import math

@@ -84,8 +84,8 @@ def test_64_concurrent_requests_answer_as_each_alone(served: Served) -> None:
             await asyncio.gather(*aborted, return_exceptions=True)
             return [response.json() for response in await asyncio.gather(*requests)]
 
-    together = asyncio.run(all_at_once())
-    for body, one, other in zip(bodies, alone, together, strict=True):
+    concurrent = asyncio.run(all_at_once())
+    for body, one, other in zip(bodies, alone, concurrent, strict=True):
         texts = [[choice["text"] for choice in answer["choices"]] for answer in (one, other)]
         assert texts[0] == texts[1], body
 

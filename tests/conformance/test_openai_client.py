@@ -47,10 +47,10 @@ def test_a_streamed_chat_equals_the_plain_one_and_reports_the_hop(client: openai
 def test_completions_of_several_prompts_come_in_order(client: openai.OpenAI) -> None:
     prompts = ["hello", "the quick brown fox", "what is the capital"]
 
-    together = client.completions.create(model="tiny", prompt=prompts, max_tokens=8, temperature=0)
+    batched = client.completions.create(model="tiny", prompt=prompts, max_tokens=8, temperature=0)
     alone = [client.completions.create(model="tiny", prompt=one, max_tokens=8, temperature=0) for one in prompts]
 
-    assert [choice.text for choice in together.choices] == [answer.choices[0].text for answer in alone]
+    assert [choice.text for choice in batched.choices] == [answer.choices[0].text for answer in alone]
 
 
 def test_a_prompt_longer_than_the_model_is_400_with_both_numbers(client: openai.OpenAI) -> None:

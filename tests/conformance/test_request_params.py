@@ -76,14 +76,14 @@ def test_chat_template_kwargs_are_variables(served: Served) -> None:
 
 
 @pytest.mark.covers("B.structured.2", "A4.65")
-@pytest.mark.parametrize("surface", ["completion", "chat"])
-def test_response_format_requests_json(compared: Compared, surface: str) -> None:
-    ask = compared.text if surface == "completion" else compared.chat_text
+@pytest.mark.parametrize("endpoint", ["completion", "chat"])
+def test_response_format_requests_json(compared: Compared, endpoint: str) -> None:
+    ask = compared.text if endpoint == "completion" else compared.chat_text
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 
     reported = ask(response_format=schema, guided_whitespace_pattern="", temperature=1.0, max_tokens=400, seed=2)
     jsonschema.validate(json.loads(reported), PERSON)
-    compared.agree(surface, reported)
+    compared.agree(endpoint, reported)
     assert ask(response_format={"type": "text"}) == ask()
     assert compared.refused(response_format={"type": "xml"})["param"] == "response_format"
     assert compared.refused(response_format={"type": "json_schema"})["param"] == "response_format.json_schema"

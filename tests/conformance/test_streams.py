@@ -1,4 +1,4 @@
-"""The parts of a stream, on both surfaces, combined and over P/D."""
+"""The parts of a stream, on completions and chats, combined and over P/D."""
 
 from typing import Any
 

@@ -54,8 +54,8 @@ def _rules() -> Iterator[str]:
     yield "## Rules\n"
     yield "| code | the rule | breaking it is |"
     yield "|---|---|---|"
-    for code, says, is_note in rules():
-        yield f"| `{code}` | {says} | {'a note' if is_note else 'an error'} |"
+    for code, description, is_note in rules():
+        yield f"| `{code}` | {description} | {'a note' if is_note else 'an error'} |"
 
 
 def _chinese_rules() -> Iterator[str]:
@@ -70,8 +70,8 @@ def _chinese_rules() -> Iterator[str]:
 
 def rules() -> Iterator[tuple[str, str, bool]]:
     """Yield code and sentence of each rule, and whether breaking it is a note."""
-    for code, says in (*READING_RULES.items(), *KEY_RULES.items(), *ACROSS_RULES.items()):
-        yield code, says, code in _NOTES
+    for code, description in (*READING_RULES.items(), *KEY_RULES.items(), *ACROSS_RULES.items()):
+        yield code, description, code in _NOTES
     for rule in LINT_RULES:
         yield rule.code, rule.description, rule.severity == "note"
 

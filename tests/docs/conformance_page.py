@@ -29,11 +29,11 @@ Every line of the request checklist, with the tests that cover it. Written by `s
 
 **Ways**: `combined, P/D` tests run against real processes with a real model, once with one combined instance and once
 over a prefill and a decode instance, and must find the same. `P/D` tests run only over such a cluster. `front door`
-tests run the HTTP surface over a scripted cluster. `combined` tests run one instance, other words name the package that
+tests run the HTTP API over a scripted cluster. `combined` tests run one instance, other words name the package that
 is tested in isolation.
 
 A1 to A9 are the lines of the guides, A10 those of the order itself, A11 the readings where they contradict each other,
-and the parts from B on what users of today's vLLM rely on, surface by surface.
+and the parts from B on what users of today's vLLM rely on, by topic.
 """
 
 

@@ -1,4 +1,4 @@
-"""What users of today's vLLM rely on, surface by surface, reworded: section B of the checklist, line by line."""
+"""Lines of the conformance checklist: section B, what users of today's vLLM rely on, and A11, its interpretations."""
 
 SURFACES: dict[str, dict[int, str]] = {
     "B.text": {
@@ -15,10 +15,11 @@ SURFACES: dict[str, dict[int, str]] = {
     },
     "B.chat": {
         1: "max_completion_tokens wins over max_tokens", 2: "top_logprobs: null is 0, -1 is all where allowed",
-        3: "seed: the bounds of int64", 4: "stop: four texts at most", 5: "tools are refused with a message, never 500",
-        6: "reasoning_effort and include_reasoning are taken", 7: "chat_template and chat_template_kwargs",
+        3: "seed: the bounds of int64", 4: "stop: at most four strings",
+        5: "tools are refused with a message, never 500",
+        6: "reasoning_effort and include_reasoning are accepted", 7: "chat_template and chat_template_kwargs",
         8: "continue_final_message, never together with add_generation_prompt", 9: "documents", 10: "echo",
-        11: "messages[].reasoning and reasoning_content are one", 12: "fields that nobody knows are ignored",
+        11: "messages[].reasoning and reasoning_content are one", 12: "unknown fields are ignored",
     },
     "B.completion": {
         1: "four forms of a prompt, choices prompt-major", 2: "echo with logprobs; max_tokens 0 is the prompt alone",
@@ -37,7 +38,7 @@ SURFACES: dict[str, dict[int, str]] = {
     },
     "B.stream": {
         1: "the first chunk of a choice has the role and no text", 2: "one id, created and model in all chunks",
-        3: "a chunk has no field that was not requested", 4: "one finish_reason a choice, with its last text",
+        3: "a chunk has no field that was not requested", 4: "one finish_reason per choice, with its last text",
         5: "[DONE] is last", 6: "an error in the middle is an event and the end of the stream",
         7: "keep-alive comments by flag",
     },
@@ -65,13 +66,14 @@ SURFACES: dict[str, dict[int, str]] = {
         3: "no paths, addresses or long inputs in messages", 4: "404", 5: "401", 6: "405", 7: "413",
         8: "415 and 400 by type", 9: "500 without internals", 10: "429 and 503 with Retry-After",
         11: "a route that the model cannot answer is refused with a message",
-        12: "a prompt longer than the model names the maximum context length", 13: "nothing sent is a server error",
+        12: "a prompt longer than the model names the maximum context length",
+        13: "nothing that a client sends is a server error",
     },
     "B.headers": {
         1: "X-Request-Id ends the answer's id and is echoed", 2: "CORS flags", 3: "--root-path", 4: "TLS flags",
     },
     "B.cancel": {
-        1: "a client that goes away ends its request, streamed or not", 2: "its blocks are free on P and on D",
+        1: "a client that disconnects ends its request, streamed or not", 2: "its blocks are free on P and on D",
     },
     "B.shutdown": {
         1: "on SIGTERM new requests are 503", 2: "those that run may finish for --shutdown-timeout",
@@ -89,21 +91,24 @@ SURFACES: dict[str, dict[int, str]] = {
 }  # fmt: skip
 
 READINGS: dict[int, str] = {
-    1: "the rule against greedy does not hold for beams (43, 128)", 2: "n = 2 with top_k 1 is greedy: 400 (128)",
-    3: "the served name and --model as typed are both taken (120, 135)",
-    4: "without --served-model-name the id is --model as typed (120)",
-    5: "the width of beams is best_of or n; 1 and less are 400 (129)",
-    6: "the guide's three fields with temperature 0 and without n are 200 (132)",
+    1: "n above 1 needs sampling, except with beam search (lines 43, 128)",
+    2: "n = 2 with top_k 1 is greedy: 400 (line 128)",
+    3: "both the served name and the value of --model are accepted as model (lines 120, 135)",
+    4: "without --served-model-name the model's id is the value of --model (line 120)",
+    5: "the number of beams is best_of, else n; 1 and less are 400 (line 129)",
+    6: "beam search with temperature 0 and without n is accepted (line 132)",
     7: "defaults are the guide's table; --generation-config auto takes the model's",
-    8: "a .bin-only checkpoint is converted once, in a process of its own, with a notice",
-    9: "other pickles are refused", 10: "an absent model is the served one (120)",
-    11: "max_tokens 0 only with echo or prompt_logprobs (122)",
-    12: "16 tokens on completions and /generate, the context that is left on chats (122)",
-    13: "image parts are 400 with a message (40)", 14: "the scheduler takes all engine flags (113)",
-    15: "a step smaller than the model ends a start by start_servers.sh (112)",
-    16: "differing tables: at the start an error, on a live change a warning (98)",
-    17: "two tables of one name are an error and nothing is written (88)",
-    18: "--mode takes merge-local too, any other is a usage error (82, 140)",
-    19: "one port twice is an error on one host alone (108)", 20: "no device in two containers (119)",
-    21: "unequal TP is a note, with --strict an error (91)",
+    8: "a checkpoint with .bin files only is converted once, in a separate process, with a notice",
+    9: "other pickles are refused", 10: "a request without a model uses the served one (line 120)",
+    11: "max_tokens 0 is accepted only with echo or prompt_logprobs (line 122)",
+    12: "max_tokens is 16 by default on completions and /generate, the rest of the context on chats (line 122)",
+    13: "image parts are refused: 400 with a message (line 40)",
+    14: "the scheduler accepts all engine flags (line 113)",
+    15: "--max-num-batched-tokens below --max-model-len ends a start by start_servers.sh (line 112)",
+    16: "differing tables are an error at the start and a warning on a live change (line 98)",
+    17: "two tables of the same name are an error, and nothing is written (line 88)",
+    18: "--mode accepts merge-local too; any other value is a usage error (lines 82, 140)",
+    19: "the same port twice is an error only on the same host (line 108)",
+    20: "no device is used by two containers (line 119)",
+    21: "unequal tensor parallelism is a note, with --strict an error (line 91)",
 }  # fmt: skip

@@ -29,7 +29,7 @@ FOLDERS = (
 )  # fmt: skip
 
 
-def _imported(path: Path) -> Iterator[str]:
+def _imported_modules(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -42,7 +42,7 @@ def _imported(path: Path) -> Iterator[str]:
 def imported() -> frozenset[str]:
     """Every module that the product's own files import."""
     files = (path for package in PACKAGES for path in (ROOT / package).glob("*.py"))
-    return frozenset(name for path in files for name in _imported(path))
+    return frozenset(name for path in files for name in _imported_modules(path))
 
 
 @pytest.mark.covers("A10.143")

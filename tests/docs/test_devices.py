@@ -30,12 +30,12 @@ def wrong_cells(page: str) -> Iterator[str]:
     _, table = table_of(page)
     for feature, cells in table.items():
         for kind, cell in cells.items():
-            why = _wrong(kind, cell)
+            why = _find_problem(kind, cell)
             if why is not None:
                 yield f"{feature}, {kind}: {why}"
 
 
-def _wrong(kind: str, cell: str) -> str | None:
+def _find_problem(kind: str, cell: str) -> str | None:
     verdict = cell.partition(":")[0]
     links = _LINK.findall(cell)
     if verdict not in ("measured", _SOURCES, "neither", "none") or (verdict == "none" and links):
@@ -47,7 +47,7 @@ def _wrong(kind: str, cell: str) -> str | None:
         return "no test is named"
     if verdict == "measured" and targets == ["performance.md"]:
         return None
-    why = next((why for target in targets if (why := _missing(target)) is not None), None)
+    why = next((why for target in targets if (why := _missing_target(target)) is not None), None)
     if why is None and verdict == _SOURCES and not any(_reads_sources(target) for target in targets):
         return "no named test reads the sources"
     return why
@@ -60,7 +60,7 @@ def _reads_sources(target: str) -> bool:
     return in_folder or any(mark in path.read_text(encoding="utf-8") for mark in _MARKS)
 
 
-def _missing(target: str) -> str | None:
+def _missing_target(target: str) -> str | None:
     name, _, test = target.partition("#")
     path = (ROOT / "docs" / name).resolve()
     if not path.is_file() or not path.name.startswith("test_"):

@@ -42,7 +42,7 @@ def _missing_sources(source: Path, root: Path = ROOT) -> list[str]:
     return [name for docstring in _docstrings(text) for name in missing(docstring)] if missing(text) else []
 
 
-def _missing(page: Path) -> list[str]:
+def _missing_files(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     named = [(ROOT / name, name) for name in NAMED.findall(text)]
     linked = [(page.parent / link, link) for link in LINK.findall(text) if "://" not in link]
@@ -51,14 +51,14 @@ def _missing(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_named_by_a_page_exist(page: Path) -> None:
-    assert _missing(page) == []
+    assert _missing_files(page) == []
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("`docs/hand-off.md`, `kvtransfer/no_such.py`, [gone](gone.md), [site](https://example.org/x.md)\n")
 
-    assert _missing(page) == ["kvtransfer/no_such.py", "gone.md"]
+    assert _missing_files(page) == ["kvtransfer/no_such.py", "gone.md"]
 
 
 @pytest.mark.parametrize("folder", [name for name in FOLDERS if any((ROOT / name).rglob("*.py"))])

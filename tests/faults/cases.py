@@ -48,7 +48,7 @@ class Case:
         return LONG_TOKENS if self.victim == "scheduler" and self.action in ("kill9", "stop") else MAX_TOKENS
 
     @property
-    def endings(self) -> frozenset[str]:
+    def outcomes(self) -> frozenset[str]:
         """The allowed outcomes of a request. With a second pair alive no fault of an instance is visible."""
         if self.victim == "scheduler" and self.action in ("kill9", "stop"):
             return frozenset({CLOSED} if self.action == "kill9" else {ANSWER, ERROR})

@@ -22,8 +22,8 @@ from processes.failpoints import VARIABLE
 from ranktable_tools.launch_plan import resolve
 from testing.engine.fake_model import FakeConfig, expected_tokens
 from tests.cluster.guide import GuideCluster
-from tests.faults.asking import Seen
 from tests.faults.launch import LEASE_S
+from tests.faults.stream_request import StreamResult
 from wire.errors import Unavailable
 from wire.types import SamplingParams
 
@@ -220,9 +220,9 @@ async def pools_empty(cluster: FaultCluster, names: Sequence[str], since: float,
         await asyncio.sleep(_POLL_S)
 
 
-def describe(seen: Iterable[Seen]) -> str:
+def describe(results: Iterable[StreamResult]) -> str:
     """One line for each client, for a failure's message."""
-    return "\n".join(f"{one.ending} {one.words} {one.message}" for one in seen)
+    return "\n".join(f"{one.outcome} {one.tokens} {one.message}" for one in results)
 
 
 def client_of(cluster: FaultCluster) -> httpx.AsyncClient:

@@ -116,8 +116,8 @@ class FaultProxy:
 
     def _forward(self, near: socket.socket, far: socket.socket) -> None:
         counts: dict[MessageType, int] = {}
-        over, how = threading.Event(), "close"
-        back = threading.Thread(target=self._back, args=(far, near, over), daemon=True)
+        ended, how = threading.Event(), "close"
+        back = threading.Thread(target=self._back, args=(far, near, ended), daemon=True)
         back.start()
         with contextlib.suppress(OSError, EOFError, WireError):  # anybody may connect here, as to any port
             try:
@@ -133,25 +133,25 @@ class FaultProxy:
             with contextlib.suppress(OSError):
                 far.shutdown(socket.SHUT_WR)
         else:
-            over.set()
+            ended.set()
         back.join(DEADLINE_S)
         for sock in (near, far):
             if how == "reset":
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             sock.close()
 
-    def _back(self, far: socket.socket, near: socket.socket, over: threading.Event) -> None:
-        """Forward the receiver's answers to the sender until the last one or `over`; then close towards it."""
+    def _back(self, far: socket.socket, near: socket.socket, ended: threading.Event) -> None:
+        """Forward the receiver's answers to the sender until the last one or `ended`; then close towards it."""
         readable = select.poll()
         readable.register(far, select.POLLIN)
         with contextlib.suppress(OSError):
-            while not over.is_set():
+            while not ended.is_set():
                 if readable.poll(20):
                     data = far.recv(1 << 16)
                     if not data:
                         break
                     near.sendall(self.back(data))
-        if not over.is_set():
+        if not ended.is_set():
             with contextlib.suppress(OSError):
                 near.shutdown(socket.SHUT_RDWR)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, CLOSED, ERROR, Case
 from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, pools_empty, until
+from tests.faults.stream_request import StreamResult, request_stream
 
 NUM_STREAMS = 3
 FAULT_S = 10.0
@@ -36,7 +36,7 @@ async def run_case(cluster: FaultCluster, case: Case) -> Measured:
     prompts = [[3 + (7 * stream + 5 * i) % 300 for i in range(PROMPT_TOKENS)] for stream in range(NUM_STREAMS)]
     before, starved_s = cluster.ledger(), cluster.starved_s(cluster.guide.names)
     async with client_of(cluster) as client:
-        streams = [asyncio.create_task(ask(client, prompt, case.max_tokens)) for prompt in prompts]
+        streams = [asyncio.create_task(request_stream(client, prompt, case.max_tokens)) for prompt in prompts]
         fault_at = await _fault(cluster, case, streams)
         woken_ms = None
         if case.action == "stop":
@@ -45,46 +45,46 @@ async def run_case(cluster: FaultCluster, case: Case) -> Measured:
             if case.victim == "scheduler":
                 pools_at = await _pools_zero(cluster, case, fault_at, starved_s)
                 woken_ms = await _wake(cluster, case)
-                seen = await _all_ended(streams)
+                results = await _all_ended(streams)
             else:
-                seen = await _all_ended(streams)
+                results = await _all_ended(streams)
                 pools_at = await _pools_zero(cluster, case, fault_at, starved_s)
                 woken_ms = await _wake(cluster, case)
         else:
-            seen = await _all_ended(streams)
+            results = await _all_ended(streams)
             pools_at = await _pools_zero(cluster, case, fault_at, starved_s)
         if case.action == "kill9":
             assert await asyncio.to_thread(cluster.bury, case.victim) == -signal.SIGKILL
-        check_outcomes(cluster, case, prompts, seen)
+        check_outcomes(cluster, case, prompts, results)
         if (case.victim, case.action) != ("scheduler", "kill9"):
-            await check_ledger(cluster, before, seen)
+            await check_ledger(cluster, before, results)
         if case.action == "stop":
             await _check_woken(cluster, client, case)
     return Measured(
         case.place, case.action, case.victim,
-        {ending: count for ending in (ANSWER, ERROR, CLOSED) if (count := sum(one.ending == ending for one in seen))},
-        next((one.message for one in seen if one.ending == ERROR), ""),
-        round(1000 * max(0.0, max(one.ended_at for one in seen) - fault_at), 1),
+        {name: count for name in (ANSWER, ERROR, CLOSED) if (count := sum(one.outcome == name for one in results))},
+        next((one.message for one in results if one.outcome == ERROR), ""),
+        round(1000 * max(0.0, max(one.ended_at for one in results) - fault_at), 1),
         round(1000 * max(0.0, pools_at - fault_at), 1),
         woken_ms,
     )  # fmt: skip
 
 
-def check_outcomes(cluster: FaultCluster, case: Case, prompts: list[list[int]], seen: list[Seen]) -> None:
+def check_outcomes(cluster: FaultCluster, case: Case, prompts: list[list[int]], results: list[StreamResult]) -> None:
     """Every stream ended as the case allows, and its words until then are what the living pairs give."""
-    for prompt, one in zip(prompts, seen, strict=True):
-        assert one.ending in case.endings, f"{case}: {describe(seen)}"
-        if one.ending == ANSWER:
-            assert len(one.words) == case.max_tokens, f"{case}: {len(one.words)} tokens of {case.max_tokens}"
-        assert not one.words or cluster.explains(prompt, one.words), (
-            f"{case}: {one.words} is not what any pair gives, nor two one after the other: "
-            f"{cluster.expected(prompt, len(one.words))}"
+    for prompt, one in zip(prompts, results, strict=True):
+        assert one.outcome in case.outcomes, f"{case}: {describe(results)}"
+        if one.outcome == ANSWER:
+            assert len(one.tokens) == case.max_tokens, f"{case}: {len(one.tokens)} tokens of {case.max_tokens}"
+        assert not one.tokens or cluster.explains(prompt, one.tokens), (
+            f"{case}: {one.tokens} is not what any pair gives, nor two one after the other: "
+            f"{cluster.expected(prompt, len(one.tokens))}"
         )
-        if one.ending == ERROR and case.victim != "scheduler":
-            assert one.words, f"{case}: an error before the first token with a pair left: {one.message}"
+        if one.outcome == ERROR and case.victim != "scheduler":
+            assert one.tokens, f"{case}: an error before the first token with a pair left: {one.message}"
 
 
-async def check_ledger(cluster: FaultCluster, before: dict[str, float], seen: list[Seen]) -> None:
+async def check_ledger(cluster: FaultCluster, before: dict[str, float], results: list[StreamResult]) -> None:
     """Each request ended exactly once, and as its client saw it."""
     now: dict[str, float] = {}
 
@@ -94,13 +94,13 @@ async def check_ledger(cluster: FaultCluster, before: dict[str, float], seen: li
 
     await until(settled, time.time() + END_S, f"requests are in flight forever: {now}")
     ended = {name: now[name] - before[name] for name in ("received", "completed", "failed", "cancelled", "rejected")}
-    failed = sum(one.ending == ERROR for one in seen)
+    failed = sum(one.outcome == ERROR for one in results)
     assert ended == {
-        "received": len(seen), "completed": len(seen) - failed, "failed": failed, "cancelled": 0, "rejected": 0
-    }, f"{ended}: {describe(seen)}"  # fmt: skip
+        "received": len(results), "completed": len(results) - failed, "failed": failed, "cancelled": 0, "rejected": 0
+    }, f"{ended}: {describe(results)}"  # fmt: skip
 
 
-async def _fault(cluster: FaultCluster, case: Case, streams: list[asyncio.Task[Seen]]) -> float:
+async def _fault(cluster: FaultCluster, case: Case, streams: list[asyncio.Task[StreamResult]]) -> float:
     """Return when the failpoint acted; a case in which it never does proves nothing."""
     await until(
         lambda: cluster.fault_at(case.victim) is not None, time.time() + FAULT_S, f"{case} never happened: {streams}"
@@ -110,7 +110,7 @@ async def _fault(cluster: FaultCluster, case: Case, streams: list[asyncio.Task[S
     return at
 
 
-async def _all_ended(streams: list[asyncio.Task[Seen]]) -> list[Seen]:
+async def _all_ended(streams: list[asyncio.Task[StreamResult]]) -> list[StreamResult]:
     async with asyncio.timeout(END_S):
         return await asyncio.gather(*streams)
 
@@ -145,10 +145,10 @@ async def _check_woken(cluster: FaultCluster, client: httpx.AsyncClient, case: C
     await until(cluster.is_seen_idle, time.time() + END_S, "the scheduler never hears that all is idle")
     before = cluster.ledger()
     prompt = [11 + i for i in range(PROMPT_TOKENS)]
-    seen = await ask(client, prompt, 8)
-    by = [pair for pair, words in cluster.expected(prompt, 8).items() if words == seen.words]
-    assert (seen.ending, by) == (ANSWER, [("prefill-0", "prefill-0", "decode-0")]), describe([seen])
-    await check_ledger(cluster, before, [seen])
+    results = await request_stream(client, prompt, 8)
+    by = [pair for pair, words in cluster.expected(prompt, 8).items() if words == results.tokens]
+    assert (results.outcome, by) == (ANSWER, [("prefill-0", "prefill-0", "decode-0")]), describe([results])
+    await check_ledger(cluster, before, [results])
     own = case.victim != "decode-0"  # the request of this check was admitted there
     assert _admissions(cluster, others) == admitted + own
     await _pools_zero(cluster, Case(case.point, case.hit, "delay"), time.time(), cluster.starved_s(cluster.guide.names))

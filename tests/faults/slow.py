@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER
+from tests.faults.stream_request import StreamResult, request_stream
 
 PROMPT_LENGTHS = (32, 96, 160, 256)
 MAX_TOKENS = 32
@@ -25,16 +25,16 @@ class Traffic:
     """What the clients saw: every answer by its prompt's length, and everything that was not a complete answer."""
 
     answers: dict[int, set[str]] = field(default_factory=dict)
-    failures: list[Seen] = field(default_factory=list)
+    failures: list[StreamResult] = field(default_factory=list)
     num_answers: int = 0
 
-    def take(self, length: int, seen: Seen) -> None:
+    def take(self, length: int, result: StreamResult) -> None:
         """Count one request."""
-        if seen.ending != ANSWER or seen.num_tokens != MAX_TOKENS:
-            self.failures.append(seen)
+        if result.outcome != ANSWER or result.num_tokens != MAX_TOKENS:
+            self.failures.append(result)
             return
         self.num_answers += 1
-        self.answers.setdefault(length, set()).add(seen.text)
+        self.answers.setdefault(length, set()).add(result.text)
 
 
 def prompt_of(length: int) -> list[int]:
@@ -57,7 +57,7 @@ async def _one_client(client: httpx.AsyncClient, number: int, until_s: float, tr
         if turn >= len(PROMPT_LENGTHS) and time.monotonic() >= until_s:
             return
         length = PROMPT_LENGTHS[(turn + number) % len(PROMPT_LENGTHS)]
-        traffic.take(length, await ask(client, prompt_of(length), MAX_TOKENS))
+        traffic.take(length, await request_stream(client, prompt_of(length), MAX_TOKENS))
 
 
 async def starve(pids: Sequence[int], until_s: float) -> None:

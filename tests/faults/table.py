@@ -27,10 +27,10 @@ def render(measured: Sequence[Measured]) -> str:
     missing = [str(case) for case in CASES if str(case) not in by_name]
     if missing or len(by_name) != len(measured) or len(measured) != len(CASES):
         raise ValueError(f"{len(measured)} results for {len(CASES)} cases; missing: {', '.join(missing) or 'none'}")
-    return "\n".join([*_head(), *_points(), "", *_table(by_name), ""])
+    return "\n".join([*_header(), *_points(), "", *_table(by_name), ""])
 
 
-def _head() -> Iterable[str]:
+def _header() -> Iterable[str]:
     return f"""\
 # Injected faults, and what the client sees
 
@@ -83,21 +83,21 @@ def _table(by_name: dict[str, Measured]) -> Iterable[str]:
     for case in CASES:
         one = by_name[str(case)]
         yield (
-            f"| `{case.place}` | {case.action} | {one.victim} | {_seen(one)} | {one.ended_ms:.0f} | {one.pools_ms:.0f} "
-            f"| {_woken(case, one)} |"
+            f"| `{case.place}` | {case.action} | {one.victim} | {_outcome(one)} | {one.ended_ms:.0f} "
+            f"| {one.pools_ms:.0f} | {_woken_cell(case, one)} |"
         )
 
 
-def _seen(one: Measured) -> str:
+def _outcome(one: Measured) -> str:
     parts = [f"{_WORDS[ending]} ({count})" for ending, count in one.endings.items()]
-    return ", ".join(parts) + (f": “{_plain(one.message)}”" if one.message else "")
+    return ", ".join(parts) + (f": “{_plain_text(one.message)}”" if one.message else "")
 
 
-def _plain(message: str) -> str:
+def _plain_text(message: str) -> str:
     return re.sub(r"\breq-\w+", "…", message).replace("|", "/")
 
 
-def _woken(case: Case, one: Measured) -> str:
+def _woken_cell(case: Case, one: Measured) -> str:
     return "" if one.woken_ms is None or case.victim == "scheduler" else f"{one.woken_ms:.0f}"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, CLOSED, ERROR
 from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, pools_empty, until
+from tests.faults.stream_request import StreamResult, request_stream
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -32,16 +32,16 @@ def _prompts(count: int) -> list[list[int]]:
     return [[3 + (7 * stream + 5 * i) % 300 for i in range(PROMPT_TOKENS)] for stream in range(count)]
 
 
-async def _request_all(cluster: FaultCluster, count: int, max_tokens: int = 8) -> list[Seen]:
+async def _request_all(cluster: FaultCluster, count: int, max_tokens: int = 8) -> list[StreamResult]:
     async with client_of(cluster) as client, asyncio.timeout(300):
-        return await asyncio.gather(*(ask(client, prompt, max_tokens) for prompt in _prompts(count)))
+        return await asyncio.gather(*(request_stream(client, prompt, max_tokens) for prompt in _prompts(count)))
 
 
-def _assert_answers(cluster: FaultCluster, seen: Sequence[Seen], max_tokens: int = 8) -> None:
-    for prompt, one in zip(_prompts(len(seen)), seen, strict=True):
-        assert one.ending == ANSWER, describe(seen)
-        assert len(one.words) == max_tokens, describe(seen)
-        assert cluster.explains(prompt, one.words), describe(seen)
+def _assert_answers(cluster: FaultCluster, results: Sequence[StreamResult], max_tokens: int = 8) -> None:
+    for prompt, one in zip(_prompts(len(results)), results, strict=True):
+        assert one.outcome == ANSWER, describe(results)
+        assert len(one.tokens) == max_tokens, describe(results)
+        assert cluster.explains(prompt, one.tokens), describe(results)
 
 
 def _assert_empty(cluster: FaultCluster, names: Sequence[str]) -> None:
@@ -59,9 +59,9 @@ def _assert_empty(cluster: FaultCluster, names: Sequence[str]) -> None:
 def test_an_instance_that_fails_every_prompt_loses_no_answer(cluster: FaultCluster, victim: str, setting: str) -> None:
     cluster.renew(victim, setting)
 
-    seen = asyncio.run(_request_all(cluster, 6))
+    results = asyncio.run(_request_all(cluster, 6))
 
-    _assert_answers(cluster, seen)
+    _assert_answers(cluster, results)
     assert cluster.log(victim).count(" failpoint ") > 1
     _assert_empty(cluster, cluster.guide.names)
 
@@ -69,9 +69,9 @@ def test_an_instance_that_fails_every_prompt_loses_no_answer(cluster: FaultClust
 def test_prefill_killed_while_sending_returns_on_its_port_each_time(cluster: FaultCluster) -> None:
     for _ in range(10):
         cluster.renew("prefill-0", "kv.send.mid=kill9@3")
-        seen = asyncio.run(_request_all(cluster, 2))
+        results = asyncio.run(_request_all(cluster, 2))
 
-        _assert_answers(cluster, seen)
+        _assert_answers(cluster, results)
         assert cluster.bury("prefill-0") == -signal.SIGKILL
     cluster.renew("prefill-0", "")
     _assert_answers(cluster, asyncio.run(_request_all(cluster, 2)))
@@ -82,17 +82,17 @@ def test_prefill_killed_while_sending_returns_on_its_port_each_time(cluster: Fau
 def test_killing_prefill_after_the_hand_off_is_invisible(cluster: FaultCluster) -> None:
     cluster.renew("prefill-0", "")
 
-    async def run() -> Seen:
+    async def run() -> StreamResult:
         async with client_of(cluster) as client, asyncio.timeout(300):
-            pending = asyncio.create_task(ask(client, _prompts(1)[0], 100))
+            pending = asyncio.create_task(request_stream(client, _prompts(1)[0], 100))
             await until(lambda: "kv_sent" in cluster.log("prefill-0"), time.time() + 300, "nothing was handed off")
             await asyncio.to_thread(cluster.guide.kill, "prefill-0")
             assert not pending.done()
             return await pending
 
-    seen = asyncio.run(run())
+    result = asyncio.run(run())
 
-    _assert_answers(cluster, [seen], 100)
+    _assert_answers(cluster, [result], 100)
     _assert_empty(cluster, ["prefill-1", "decode-0", "decode-1"])
 
 
@@ -100,9 +100,9 @@ def test_killing_prefill_after_the_hand_off_is_invisible(cluster: FaultCluster) 
 def test_killing_decode_mid_answer_is_invisible(cluster: FaultCluster, count: int) -> None:
     cluster.renew("decode-0", f"decode.token=kill9@{5 * count}")
 
-    seen = asyncio.run(_request_all(cluster, count, 30))
+    results = asyncio.run(_request_all(cluster, count, 30))
 
-    _assert_answers(cluster, seen, 30)
+    _assert_answers(cluster, results, 30)
     assert cluster.bury("decode-0") == -signal.SIGKILL
     _assert_empty(cluster, ["prefill-0", "prefill-1", "decode-1"])
 
@@ -110,9 +110,9 @@ def test_killing_decode_mid_answer_is_invisible(cluster: FaultCluster, count: in
 def test_killing_the_scheduler_under_load_leaves_no_work_behind(cluster: FaultCluster) -> None:
     cluster.renew("scheduler", "scheduler.between=kill9@20")
 
-    seen = asyncio.run(_request_all(cluster, 50, 300))
+    results = asyncio.run(_request_all(cluster, 50, 300))
 
-    assert {one.ending for one in seen} == {CLOSED}, describe(seen)
+    assert {one.outcome for one in results} == {CLOSED}, describe(results)
     assert cluster.bury("scheduler") == -signal.SIGKILL
     _assert_empty(cluster, cluster.guide.names)
     cluster.renew("scheduler", "")
@@ -136,10 +136,10 @@ def test_with_no_peer_left_the_error_comes_before_any_token(
 ) -> None:
     lone_pair.renew(victim, setting)
 
-    (seen,) = asyncio.run(_request_all(lone_pair, 1))
+    (result,) = asyncio.run(_request_all(lone_pair, 1))
 
-    assert (seen.ending, seen.words) == (ERROR, []), describe([seen])
-    assert words in seen.message
+    assert (result.outcome, result.tokens) == (ERROR, []), describe([result])
+    assert words in result.message
     _assert_empty(lone_pair, [name for name in lone_pair.guide.names if name != victim])
     if setting.endswith("kill9"):
         assert lone_pair.bury(victim) == -signal.SIGKILL

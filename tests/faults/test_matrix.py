@@ -42,11 +42,11 @@ def results() -> Iterator[list[Measured]]:
         Path(path).write_text(json.dumps([asdict(one) for one in measured], indent=1) + "\n")
 
 
-def _marked(case: Case) -> object:
+def _case_param(case: Case) -> object:
     return pytest.param(case, id=str(case), marks=() if str(case) in OFTEN else pytest.mark.long)
 
 
-@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+@pytest.mark.parametrize("case", [_case_param(case) for case in CASES])
 def test_a_fault_ends_every_request_as_guaranteed(cluster: FaultCluster, results: list[Measured], case: Case) -> None:
     cluster.renew(case.victim, case.setting)
 

@@ -15,7 +15,7 @@ def _load(index: int, role: Role, blocks_free: int = 100) -> InstanceLoad:
     return InstanceLoad(index, f"{role}-{index}", role, 0, 512, 100, blocks_free, 16, 0, 0, 8)
 
 
-def _pair(*loads: InstanceLoad, avoid: set[tuple[int | None, int]]) -> tuple[int | None, int] | None:
+def _placed_pair(*loads: InstanceLoad, avoid: set[tuple[int | None, int]]) -> tuple[int | None, int] | None:
     plan = place(loads, PromptFacts(20, 8, avoid=frozenset(avoid)))
     return None if plan is None else plan.pair
 
@@ -37,20 +37,20 @@ async def test_an_instance_that_fails_every_prompt_is_replaced(victim: int) -> N
 def test_the_next_pair_shares_no_instance_with_one_that_failed() -> None:
     instances = [_load(0, Role.PREFILL), _load(1, Role.PREFILL), _load(2, Role.DECODE), _load(3, Role.DECODE)]
 
-    assert _pair(*instances, avoid={(0, 2)}) == (1, 3)
+    assert _placed_pair(*instances, avoid={(0, 2)}) == (1, 3)
 
 
 def test_it_waits_for_such_a_pair_while_one_lives() -> None:
     busy = [_load(0, Role.PREFILL), _load(1, Role.PREFILL), _load(2, Role.DECODE), _load(3, Role.DECODE, blocks_free=0)]
 
-    assert _pair(*busy, avoid={(0, 2)}) is None
+    assert _placed_pair(*busy, avoid={(0, 2)}) is None
 
 
 def test_without_such_a_pair_one_that_shares_an_instance_is_used() -> None:
-    assert _pair(_load(0, Role.PREFILL), _load(2, Role.DECODE), _load(3, Role.DECODE), avoid={(0, 2)}) == (0, 3)
+    assert _placed_pair(_load(0, Role.PREFILL), _load(2, Role.DECODE), _load(3, Role.DECODE), avoid={(0, 2)}) == (0, 3)
 
 
 def test_a_combined_instance_counts_only_its_own_failures() -> None:
     instances = [_load(0, Role.COMBINED), _load(1, Role.COMBINED), _load(2, Role.PREFILL), _load(3, Role.DECODE)]
 
-    assert _pair(*instances, avoid={(None, 0)}) == (None, 1)
+    assert _placed_pair(*instances, avoid={(None, 0)}) == (None, 1)

@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, CLOSED, ERROR, MAX_TOKENS, Case
 from tests.faults.cluster import FaultCluster
 from tests.faults.running import check_outcomes
+from tests.faults.stream_request import StreamResult, request_stream
 
 WHOLE = [f"w{i}" for i in range(MAX_TOKENS)]
 BEFORE, AFTER = Case("prefill.in_chunk", 1, "raise"), Case("decode.token", 5, "kill9")
@@ -27,34 +27,33 @@ class OneAnswer:
         return list(words) == WHOLE[: len(words)]
 
 
-def _check(case: Case, seen: Seen) -> None:
-    check_outcomes(cast(FaultCluster, OneAnswer()), case, [[1]], [seen])
+def _check(case: Case, result: tuple[Any, ...]) -> None:
+    check_outcomes(cast(FaultCluster, OneAnswer()), case, [[1]], [StreamResult(*result)])
 
 
 @pytest.mark.parametrize(
-    ("case", "seen"),
+    ("case", "result"),
     [
-        (BEFORE, Seen(WHOLE, ANSWER)), (AFTER, Seen(WHOLE, ANSWER)), (STOPPED, Seen(WHOLE[:5], ERROR, "lost")),
-        (KILLED, Seen(WHOLE[:1], CLOSED)), (STOPPED, Seen([], ERROR, "lost")),
+        (BEFORE, (WHOLE, ANSWER)), (AFTER, (WHOLE, ANSWER)), (STOPPED, (WHOLE[:5], ERROR, "lost")),
+        (KILLED, (WHOLE[:1], CLOSED)), (STOPPED, ([], ERROR, "lost")),
     ],
 )  # fmt: skip
-def test_a_kept_guarantee_passes(case: Case, seen: Seen) -> None:
-    _check(case, seen)
+def test_a_kept_guarantee_passes(case: Case, result: tuple[Any, ...]) -> None:
+    _check(case, result)
 
 
 @pytest.mark.parametrize(
-    ("case", "seen"),
+    ("case", "result"),
     [
-        (BEFORE, Seen(WHOLE[:1], ERROR, "lost")), (BEFORE, Seen([], ERROR, "lost")), (AFTER, Seen([], ERROR, "lost")),
-        (AFTER, Seen(WHOLE[:5], CLOSED)), (AFTER, Seen(WHOLE[:5], ANSWER)), (AFTER, Seen(WHOLE[:5], ERROR, "lost")),
-        (STOPPED, Seen(["w9"], ERROR, "lost")),
-        (BEFORE, Seen([*WHOLE[:-1], "w9"], ANSWER)), (BEFORE, Seen([*WHOLE, "w9"], ANSWER)),
-        (KILLED, Seen(WHOLE, ANSWER)), (STOPPED, Seen(WHOLE[:1], CLOSED)),
+        (BEFORE, (WHOLE[:1], ERROR, "lost")), (BEFORE, ([], ERROR, "lost")), (AFTER, ([], ERROR, "lost")),
+        (AFTER, (WHOLE[:5], CLOSED)), (AFTER, (WHOLE[:5], ANSWER)), (AFTER, (WHOLE[:5], ERROR, "lost")),
+        (STOPPED, (["w9"], ERROR, "lost")), (BEFORE, ([*WHOLE[:-1], "w9"], ANSWER)),
+        (BEFORE, ([*WHOLE, "w9"], ANSWER)), (KILLED, (WHOLE, ANSWER)), (STOPPED, (WHOLE[:1], CLOSED)),
     ],
 )  # fmt: skip
-def test_a_broken_guarantee_fails(case: Case, seen: Seen) -> None:
+def test_a_broken_guarantee_fails(case: Case, result: tuple[Any, ...]) -> None:
     with pytest.raises(AssertionError):
-        _check(case, seen)
+        _check(case, result)
 
 
 TOKEN = 'data: {"choices": [{"text": "w1", "finish_reason": null}]}\n\n'
@@ -63,10 +62,10 @@ BROKEN = 'data: {"error": {"message": "lost"}}\n\n'
 DONE = "data: [DONE]\n\n"
 
 
-async def _ask(stream: str) -> Seen:
+async def _request(stream: str) -> StreamResult:
     transport = httpx.MockTransport(lambda request: httpx.Response(200, text=stream))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        return await ask(client, [1], 2)
+        return await request_stream(client, [1], 2)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +73,9 @@ async def _ask(stream: str) -> Seen:
     [(TOKEN + LAST + DONE, ["w1", "w2"], ANSWER), (TOKEN + BROKEN, ["w1"], ERROR), (BROKEN, [], ERROR)],
 )
 def test_a_finish_is_read_as_it_is(stream: str, words: list[str], ending: str) -> None:
-    seen = asyncio.run(_ask(stream))
+    result = asyncio.run(_request(stream))
 
-    assert (seen.words, seen.ending) == (words, ending)
+    assert (result.tokens, result.outcome) == (words, ending)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +83,4 @@ def test_a_finish_is_read_as_it_is(stream: str, words: list[str], ending: str) -
 )
 def test_a_stream_without_a_real_finish_has_none(stream: str) -> None:
     with pytest.raises(AssertionError):
-        asyncio.run(_ask(stream))
+        asyncio.run(_request(stream))

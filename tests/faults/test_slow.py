@@ -95,7 +95,7 @@ def test_a_process_that_runs_a_tenth_of_the_time_loses_nothing(
 @contextmanager
 def _busy_machine(folder: Path) -> Iterator[None]:
     """Run twenty busy sessions, of which six import torch and compile C again and again."""
-    everyone = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", _BUSY, "torch" if number < 6 else "sum", sys.executable, str(folder / str(number))],
             start_new_session=True, cwd=Path(__file__).parents[2],
@@ -105,7 +105,7 @@ def _busy_machine(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in everyone:
+        for one in processes:
             os.killpg(one.pid, signal.SIGKILL)
             one.wait()
 

@@ -22,8 +22,8 @@ import pytest
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
-from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, CLOSED
+from tests.faults.stream_request import StreamResult, request_stream
 from wire.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
@@ -137,7 +137,7 @@ class Whole:
     """The processes, and the answers of a run without faults."""
 
     processes: Processes
-    right: list[Seen]
+    right: list[StreamResult]
 
 
 @pytest.fixture(scope="module")
@@ -148,18 +148,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 512, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config))
     with Processes(folder, folder) as processes:
-        right = asyncio.run(_ask_all(processes))
-        assert [one.ending for one in right] == [ANSWER] * REQUESTS, right
+        right = asyncio.run(_request_all(processes))
+        assert [one.outcome for one in right] == [ANSWER] * REQUESTS, right
         yield Whole(processes, right)
 
 
-async def _ask_all(processes: Processes) -> list[Seen]:
+async def _request_all(processes: Processes) -> list[StreamResult]:
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int) -> Seen:
+    async def one(number: int) -> StreamResult:
         prompt = [5 + number, *range(20, 20 + 40 + number)]
         async with room:
-            return await ask(client, prompt, LENGTH, temperature=0.8 if number % 2 else 0.0, seed=number)
+            return await request_stream(client, prompt, LENGTH, temperature=0.8 if number % 2 else 0.0, seed=number)
 
     async with httpx.AsyncClient(base_url=processes.client.base_url, timeout=120.0) as client:
         return list(await asyncio.gather(*map(one, range(REQUESTS))))
@@ -179,18 +179,20 @@ def test_a_fault_of_a_worker_loses_no_request(whole: Whole, point: str, action: 
         fault = {"action": action, "point": when, "leg": leg, "after_tokens": after_tokens}
         Client(processes.url(victim)).post("/testing/faults", fault)
     began = time.monotonic()
-    seen = asyncio.run(_ask_all(processes))
+    results = asyncio.run(_request_all(processes))
     took_s = time.monotonic() - began
     processes.heal(victim)
     processes.wait_whole()
 
-    answered = [one for one in seen if one.ending == ANSWER]
+    answered = [one for one in results if one.outcome == ANSWER]
     wrong = [
-        (one, right) for one, right in zip(seen, whole.right, strict=True) if one in answered and one.text != right.text
+        (one, right)
+        for one, right in zip(results, whole.right, strict=True)
+        if one in answered and one.text != right.text
     ]
     assert not wrong
     assert all(one.num_tokens == LENGTH for one in answered)
-    assert not [one for one in seen if one.ending == CLOSED]
+    assert not [one for one in results if one.outcome == CLOSED]
     _note(f"| {point} | {ACTIONS[action]} | {len(answered)} | {REQUESTS - len(answered)} | {took_s:.1f} |")
 
 

@@ -78,9 +78,9 @@ class RayUp(Pdserve):
     def wait_healed(self, before: ProcessRecord) -> None:
         """Return when an instance serves at another address than before."""
         until(lambda: self.record(before.name).address not in ("", before.address))
-        until(lambda: self.record(before.name).address in self._living())
+        until(lambda: self.record(before.name).address in self._living_addresses())
 
-    def _living(self) -> set[str]:
+    def _living_addresses(self) -> set[str]:
         view = self.client.get("/ready").json()
         return {one["address"] for one in view["instances"] if one["state"] == "living"}
 
@@ -129,7 +129,7 @@ def test_a_killed_node_is_replaced_and_each_request_ends_once(up: RayUp, tiny_mo
     up.add(3)
     started = up.up("--prefill", "1", "--decode", "2")
     assert started.returncode == 0, started.stderr
-    expected = up.patient.post("/v1/completions", LONG).json()["choices"][0]["text"]
+    expected = up.client_for_long_answers.post("/v1/completions", LONG).json()["choices"][0]["text"]
     before = up.record("decode-1")
     with _Load(up, 6) as load:
         up.kill_node_of("decode-1")
@@ -140,8 +140,8 @@ def test_a_killed_node_is_replaced_and_each_request_ends_once(up: RayUp, tiny_mo
     assert {status for status, _ in load.ended} <= {200, 503}
     assert {text for status, text in load.ended if status == 200} == {expected}
     assert up.places()["decode-1"][0] != up.places()["decode-1"][-1]
-    until(lambda: _sum(up, "pdserve_kv_blocks_used") == 0)
-    assert _sum(up, "pdserve_requests_inflight") == 0
+    until(lambda: _metric_sum(up, "pdserve_kv_blocks_used") == 0)
+    assert _metric_sum(up, "pdserve_requests_inflight") == 0
     assert "decode-1 on 127.0.0.1 (node " in up("logs", "supervisor").stdout
     assert len(up.table) == 3
 
@@ -179,7 +179,7 @@ def test_a_killed_process_is_restarted_in_its_place(up: RayUp) -> None:
 
     child.kill()
     up.wait_log("decode-0 ended with signal SIGKILL: ")
-    until(lambda: bool(_processes_at(address)) and address in up._living())
+    until(lambda: bool(_processes_at(address)) and address in up._living_addresses())
 
     until(lambda: up.client.post("/v1/completions", ASK).status == 200)
     assert up.record("decode-0").address == address
@@ -343,7 +343,7 @@ def _processes_at(address: str) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in sorted({pid for pid in found if pid is not None})]
 
 
-def _sum(up: Pdserve, name: str) -> float:
+def _metric_sum(up: Pdserve, name: str) -> float:
     return sum(sample.value for sample in up.client.metrics() if sample.name == name)
 
 
@@ -359,7 +359,7 @@ class _Load:
     def __enter__(self) -> "_Load":
         for thread in self._threads:
             thread.start()
-        until(lambda: _sum(self._up, "pdserve_requests_inflight") == len(self._threads))
+        until(lambda: _metric_sum(self._up, "pdserve_requests_inflight") == len(self._threads))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -378,7 +378,7 @@ class _Load:
             with self._lock:
                 self.num_asked += 1
             try:
-                reply = self._up.patient.post("/v1/completions", LONG)
+                reply = self._up.client_for_long_answers.post("/v1/completions", LONG)
             except Unavailable:
                 self.ended.append((None, ""))
                 continue

@@ -1,6 +1,6 @@
 """A scheduler and one combined instance in separate processes, like the scheduler, P and D of a cluster.
 
-    python benchmarks/kv/combined_front.py --instance 127.0.0.1:9102 --port 9101 [flags of pdserve serve]
+    python benchmarks/kv/combined_scheduler.py --instance 127.0.0.1:9102 --port 9101 [flags of pdserve serve]
 
 `pdserve serve` runs both in one process: its scheduler would share the engine's core, an unfair comparison.
 """
