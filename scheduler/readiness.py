@@ -9,7 +9,7 @@ import math
 
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import InstanceLoad
-from scheduler.membership.kv_pairs import GapKind, KvGap
+from scheduler.membership.kv_pairs import UNPROVEN, KvGap
 from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
@@ -69,7 +69,7 @@ class Readiness:
     def unproven(self) -> list[KvGap]:
         """Return the pairs of living workers that are due to be tried: each at most once in `refused_retry_s`."""
         now, wait_s = asyncio.get_running_loop().time(), self._limits.refused_retry_s
-        gaps = [gap for gap in self._registry.gaps() if gap.kind is GapKind.UNPROVEN]
+        gaps = [gap for gap in self._registry.gaps() if gap.kind in UNPROVEN]
         return [gap for gap in gaps if now - self._tried_at.get(self._tried(gap), -math.inf) >= wait_s]
 
     def _tried(self, gap: KvGap) -> _Epochs:

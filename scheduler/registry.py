@@ -162,7 +162,9 @@ class Registry:
         )
 
     def awaits_path(self) -> bool:
-        """Whether a path is likely soon: living instances and those that a new table just added would form one."""
+        """Whether a path is likely soon: a pair is about to be proven, or those that a new table added complete one."""
+        if any(gap.kind is GapKind.UNPROVEN for gap in self._all_gaps()):
+            return True
         now = asyncio.get_running_loop().time()
         coming = {member.role for member in self.members if not member.is_living and now < member.awaited_until}
         roles = coming | {instance.role for instance in self.living()}

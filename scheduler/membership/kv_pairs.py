@@ -21,6 +21,11 @@ class GapKind(Enum):
     NO_TRANSPORT = "no transport"
     OTHER_ENGINE = "other engine"
     UNPROVEN = "unproven"
+    DISPROVEN = "disproven"
+
+
+UNPROVEN = (GapKind.UNPROVEN, GapKind.DISPROVEN)
+"""The gaps that a proof closes: not tried yet, or tried without success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +70,14 @@ class KvPairs:
 
     def prove(self, sender: int, receiver: int) -> None:
         """Record that this pair of workers answers like its decode worker alone."""
-        if (sender, receiver) in self._gaps and self._gaps[sender, receiver].kind is GapKind.UNPROVEN:
+        if (sender, receiver) in self._gaps and self._gaps[sender, receiver].kind in UNPROVEN:
             del self._gaps[sender, receiver]
 
-    def disprove(self, sender: int, receiver: int, why: str) -> None:
+    def disprove(self, sender: int, receiver: int, why: str, kind: GapKind = GapKind.DISPROVEN) -> None:
         """Record that it does not, or is not known to."""
         start, end = self._accepted[sender][0], self._accepted[receiver][0]
         text = f"{start.name} and {end.name} have not answered like {end.name} alone: {why}"
-        self._gaps[sender, receiver] = KvGap(sender, receiver, text, GapKind.UNPROVEN)
+        self._gaps[sender, receiver] = KvGap(sender, receiver, text, kind)
 
     def _check(self, sender: int, receiver: int) -> None:
         (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]
@@ -84,7 +89,7 @@ class KvPairs:
             return
         before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, receiving)
         if lacking is None and start.is_worker:
-            self.disprove(sender, receiver, "not tried yet")
+            self.disprove(sender, receiver, "not tried yet", GapKind.UNPROVEN)
             return
         if lacking is None:
             if before is not None:

@@ -12,7 +12,7 @@ from scheduler.membership.worker_ranks import split_address
 from scheduler.workers.callbacks import Callbacks, hosts_of
 from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
 from scheduler.workers.http import WorkerHttp
-from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
+from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load, started_at
 from scheduler.workers.served_model import read_cards
 from scheduler.workers.session import Expect, WorkerSession
 from wire.errors import InstanceLost
@@ -43,6 +43,7 @@ class WorkerConnection:
         self._control = WorkerHttp(self._url, api_key=api_key)
         self._cache = _UNKNOWN_BLOCKS
         self._engines: list[bytes] = []
+        self._started_at = b""
         self._model = ""
         self._description: InstanceDescription | None = None
 
@@ -55,7 +56,7 @@ class WorkerConnection:
         version = str((await self._control.get_json("/version", timeout_s)).get("version") or "")
         served = read_cards(self._url, await self._control.get_json("/v1/models", timeout_s))
         metrics = await self._control.get("/metrics", timeout_s)
-        self._engines = engine_labels(metrics)
+        self._engines, self._started_at = engine_labels(metrics), started_at(metrics)
         num_ranks = max(1, len(self._engines))
         if self._rank >= num_ranks:
             raise InstanceLost(f"{self._url} has no data-parallel rank {self._rank}: it has {num_ranks}")
@@ -98,7 +99,9 @@ class WorkerConnection:
         load = await self._read_load(timeout_s)
         headers = {_RANK: str(self._rank)} if len(self._engines) > 1 else {}
         http = WorkerHttp(self._url, api_key=self._api_key, headers=headers)
-        return WorkerSession(self._description, self._model, http, self._read_load, load, self._expect)
+        session = WorkerSession(self._description, self._model, http, self._read_load, load, self._expect)
+        self._control.on_idle_lost = http.on_idle_lost = session.look_now
+        return session
 
     async def close(self) -> None:
         """Close the connections."""
@@ -111,6 +114,6 @@ class WorkerConnection:
 
     async def _read_load(self, timeout_s: float) -> LoadSnapshot:
         metrics = await self._control.get("/metrics", timeout_s)
-        if self._engines != engine_labels(metrics):
-            raise InstanceLost(f"{self._url} is another process: its data-parallel ranks have changed")
+        if self._engines != engine_labels(metrics) or self._started_at != started_at(metrics):
+            raise InstanceLost(f"{self._url} is another process: its start or its data-parallel ranks have changed")
         return read_load(metrics, self._cache, self._engine)

@@ -31,7 +31,7 @@ _SHOWN = 200
 
 
 class WorkerHttp:
-    """Owner of the connections to one worker."""
+    """Owner of the connections to one worker. `on_idle_lost` is called when the worker closes one between requests."""
 
     def __init__(
         self, url: str, *, api_key: str = "", headers: Mapping[str, str] | None = None, connect_s: float = 5.0
@@ -47,6 +47,7 @@ class WorkerHttp:
         key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._head = _lines({"Host": target.netloc, **(headers or {}), **key})
         self._idle: list[HttpConnection] = []  # the longest idle first
+        self.on_idle_lost: Callable[[], None] = lambda: None
 
     async def get(self, path: str, timeout_s: float) -> bytes:
         """Return the body of a GET. Raises a PdserveError."""
@@ -143,7 +144,7 @@ class WorkerHttp:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    HttpConnection, self._host, self._port, ssl=self._tls
+                    lambda: HttpConnection(lambda: self.on_idle_lost()), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
             raise ConnectionError(f"no connection within {self._connect_s:g} s") from None

@@ -30,7 +30,10 @@ class HttpAnswer:
 class HttpConnection(asyncio.Protocol):
     """Owner of one socket. `used_at`: when the last request ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_idle_lost: Callable[[], None] = lambda: None) -> None:
+        """`on_idle_lost` is called when the peer closes the connection between requests."""
+        self._on_idle_lost = on_idle_lost
+        self._is_closed_here = False
         self.used_at = 0.0
         self._is_idle = True
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -63,6 +66,7 @@ class HttpConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection at once."""
+        self._is_closed_here = True
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -93,6 +97,8 @@ class HttpConnection(asyncio.Protocol):
         """End the request; an answer without a length ends with the connection."""
         is_whole = exc is None and self._answer is not None and self._answer.status > 0 and not self._has_length
         self._end(None if is_whole else exc or AnswerCut(is_empty=self._is_empty))
+        if self._is_idle and not self._is_closed_here:
+            self._on_idle_lost()
 
     def on_message_begin(self) -> None:
         """Refuse a second answer to one request: the next request would get it."""

@@ -13,6 +13,7 @@ _WANTED = (
 _LINE = re.compile(rb"^vllm:(" + b"|".join(_WANTED) + rb")(\{[^}\n]*\})? (\S+)", re.MULTILINE)
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
 _ENGINES = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\b(engine="\d+")', re.MULTILINE)
+_STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -39,6 +40,12 @@ def kv_cache(metrics: bytes, engine: bytes = b"") -> KvCache:
         blocks += _number(labels.get(b"num_gpu_blocks"))
         size = _number(labels.get(b"block_size")) or size
     return KvCache(blocks, size)
+
+
+def started_at(metrics: bytes) -> bytes:
+    """Return when the worker's process started, as it writes it; empty if it does not."""
+    found = _STARTED.search(metrics)
+    return b"" if found is None else found[1]
 
 
 def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> LoadSnapshot:

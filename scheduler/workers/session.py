@@ -112,6 +112,10 @@ class WorkerSession:
                 self._step, event = [], Step(tuple(event), None)
             yield event
 
+    def look_now(self) -> None:
+        """Read the load at once: a connection broke, and the worker may be gone."""
+        self._poll_now.set()
+
     async def close(self) -> None:
         """End the session, and with it all its requests on the worker."""
         self._over = True
@@ -163,7 +167,7 @@ class WorkerSession:
             case HandoffFailed():
                 return Failed(prompt_id, HandoffFailed.__name__, str(error))
             case Unavailable():
-                self._poll_now.set()
+                self.look_now()
                 return Failed(prompt_id, InstanceLost.__name__, str(error))
             case PdserveError():
                 return Failed(prompt_id, InternalError.__name__, str(error))

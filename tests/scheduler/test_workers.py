@@ -156,6 +156,19 @@ async def test_each_rank_of_a_worker_is_a_member() -> None:
 
 
 @pytest.mark.anyio
+async def test_an_idle_worker_that_restarts_at_once_is_another_one() -> None:
+    async with WorkerCluster("PD").serving() as cluster:
+        registry, worker = cluster.control.registry, cluster.workers[1]
+        before = registry.instance(1).description.epoch
+        await worker.stop()
+        await worker.start()
+        await until(
+            lambda: [one.description.epoch for one in registry.living() if one.index == 1] not in ([], [before])
+        )
+        assert (await cluster.answer(_greedy())).tokens == {(0, 0): _right(PROMPT, LENGTH)}  # waits for the proof
+
+
+@pytest.mark.anyio
 async def test_a_stop_by_the_client_aborts_the_request_on_the_worker() -> None:
     async with WorkerCluster("PD", with_fake(step_seconds=0.05)).serving() as cluster:
         wanted = dataclasses.replace(_greedy(), params=SamplingParams(max_tokens=400, temperature=0.0))
