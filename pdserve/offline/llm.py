@@ -114,18 +114,17 @@ class LLM:
         self, messages: Sequence[Any], sampling_params: Params = None, use_tqdm: UseTqdm = True,
         lora_request: None = None, priority: int | Sequence[int] | None = None, chat_template: str | None = None,
         chat_template_content_format: str = "auto", add_generation_prompt: bool = True,
-        continue_final_message: bool = False, tools: None = None,
+        continue_final_message: bool = False, tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None, **others: None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer one conversation or several, like /v1/chat/completions."""
         refuse("chat", {"lora_request": lora_request, **others})
         if chat_template_content_format != "auto":
             raise NotImplementedError("chat_template_content_format is for all chats: pass it to LLM(...)")
-        if tools:
-            raise NotImplementedError("tools are not supported: leave them out")
         options = {
             "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
             "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs,
+            **({"tools": list(tools), "tool_choice": "none"} if tools else {}),
         }  # fmt: skip
         fields = {name: value for name, value in options.items() if value is not None}
         chats = [{"messages": conversation, **fields} for conversation in conversations(messages)]

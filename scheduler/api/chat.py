@@ -21,6 +21,8 @@ from scheduler.api.sse import SSE, event
 from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.text.pieces import TextPiece
+from scheduler.tools.choice import ChoiceMode, read_choice
+from scheduler.tools.definitions import Tool, read_tools
 from wire.errors import InvalidRequest
 
 _ASSISTANT = "assistant"
@@ -36,7 +38,14 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     model = context.model_named(body.model)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
-    messages, options = read_messages(body.messages), chat_options(body)
+    messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
+    choice = read_choice(
+        tools, body.tool_choice, body.function_call, parallel=body.parallel_tool_calls,
+        legacy=body.functions is not None,
+    )  # fmt: skip
+    if choice.mode is not ChoiceMode.NONE:
+        raise InvalidRequest("tool calls are not supported yet: only tool_choice none is", "tool_choice")
+    options = chat_options(body, tools)
     prompt = await context.tokens.encode_chat(messages, options)
     if not prompt:
         raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
@@ -51,7 +60,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     return prepared.generation(request_id, shape, echo=_echoed_text(body, messages, role))
 
 
-def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
+def chat_options(body: ConversationBody, tools: Sequence[Tool] = ()) -> ChatOptions:
     """Return how to render the conversation. Raises InvalidRequest for two options that exclude each other."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
@@ -70,6 +79,7 @@ def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
         template=body.chat_template,
         template_kwargs=kwargs,
         documents=tuple(body.documents or ()),
+        tools=tools or None,
     )
 
 

@@ -1,11 +1,13 @@
 """The fields that control how `messages` become a prompt, for routes that generate no text."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from scheduler.api.body import Body
-from scheduler.api.field_schemas import AnyMessages
+from scheduler.api.field_schemas import AnyFunctions, AnyMessages, AnyTools
+from scheduler.api.refusals import WITH_TOOLS_NOT_SERVED, Refusal
 
 
 class ConversationBody(Body):
@@ -19,3 +21,12 @@ class ConversationBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: str | None = None
+
+
+class ConversationWithTools(ConversationBody):
+    """The same, with the tools that the template describes to the model; `functions` is their legacy form."""
+
+    not_served: ClassVar[Mapping[str, Refusal]] = WITH_TOOLS_NOT_SERVED
+
+    tools: AnyTools = None
+    functions: AnyFunctions = None

@@ -23,14 +23,49 @@ _PART: _Schema = {
     "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
 }
+_NAME: _Schema = {"type": "string", "minLength": 1, "maxLength": 64}
+_CALLED: _Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": _NAME, "arguments": _any_of({"type": "string"}, {"type": "object"})},
+}
+_CALL: _Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": _CALLED},
+}
 _MESSAGE: _Schema = {
     "type": "object",
-    "required": ["role", "content"],
+    "required": ["role"],
     "properties": {
-        "role": {"type": "string", "minLength": 1, "maxLength": 64},
-        "content": _any_of({"type": "string"}, _array_of(_PART)),
+        "role": _NAME,
+        "content": _any_of({"type": "string"}, _array_of(_PART), _NULL),
         "name": {"type": "string"},
+        "tool_calls": _any_of({"type": "array", "items": _CALL}, _NULL),
+        "tool_call_id": {"type": "string"},
+        "function_call": _any_of(_CALLED, _NULL),
     },
+}
+_FUNCTION: _Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": _NAME | {"pattern": "^[A-Za-z0-9_-]+$"},
+        "description": {"type": "string"},
+        "parameters": {"type": "object"},
+        "strict": {"type": "boolean"},
+    },
+}
+_TOOL: _Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+}
+_NAMED: _Schema = {"type": "object", "required": ["name"], "properties": {"name": _NAME}}
+_CHOSEN: _Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"type": {"const": "function"}, "function": _NAMED},
 }
 _FORMAT: _Schema = {
     "type": "object",
@@ -45,6 +80,10 @@ _FORMS = (_TEXT, _array_of(_TEXT), _IDS, _array_of(_IDS))
 AnyPrompt = Annotated[Any, WithJsonSchema(_any_of(*_FORMS, _NULL))]
 AnyTexts = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_TEXT)))]
 AnyMessages = Annotated[Any, WithJsonSchema(_any_of(_array_of(_MESSAGE), _NULL))]
+AnyTools = Annotated[Any, WithJsonSchema(_any_of(_array_of(_TOOL), _NULL))]
+AnyFunctions = Annotated[Any, WithJsonSchema(_any_of(_array_of(_FUNCTION), _NULL))]
+AnyToolChoice = Annotated[Any, WithJsonSchema(_any_of({"enum": ["none", "auto", "required"]}, _CHOSEN, _NULL))]
+AnyFunctionCall = Annotated[Any, WithJsonSchema(_any_of({"enum": ["none", "auto"]}, _NAMED, _NULL))]
 AnyStop = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_TEXT), _NULL))]
 AnyStopping = Annotated[Any, WithJsonSchema(_any_of({"type": "boolean"}, {"const": "never"}, _NULL))]
 AnyFormat = Annotated[Any, WithJsonSchema(_any_of(_FORMAT, _NULL))]

@@ -8,8 +8,17 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from scheduler.api.body import Body, ManyIds, Priority, Salt, bounds, max_length
-from scheduler.api.conversation import ConversationBody
-from scheduler.api.field_schemas import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
+from scheduler.api.conversation import ConversationWithTools
+from scheduler.api.field_schemas import (
+    AnyFormat,
+    AnyFunctionCall,
+    AnyObject,
+    AnyPrompt,
+    AnySchema,
+    AnyStop,
+    AnyStopping,
+    AnyToolChoice,
+)
 
 _MAX_BAD_WORD_CHARS = 256
 _BadWord = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_BAD_WORD_CHARS)]
@@ -129,12 +138,15 @@ class CompletionBody(GenerationBody):
         return bool(self.echo)
 
 
-class ChatBody(GenerationBody, ConversationBody):
+class ChatBody(ConversationWithTools, GenerationBody):
     """The body of /v1/chat/completions. `max_tokens` defaults to the rest of the context."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, bounds("logprobs")] | None = None
     echo: bool | None = None
+    tool_choice: AnyToolChoice = None
+    function_call: AnyFunctionCall = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.tools.history import TOOL_ROLES, check_results, read_calls
 from wire.errors import InvalidRequest
 
 Message = dict[str, Any]
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Return the conversation for a template: roles, and contents as sent, texts or lists of text parts."""
+    """Return the conversation for a template: roles, contents as sent, texts or lists of text parts, and tool calls."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
-    return [_message(item, f"messages.{index}") for index, item in enumerate(value)]
+    messages = [_message(item, f"messages.{index}") for index, item in enumerate(value)]
+    check_results(messages)
+    return messages
 
 
 def _message(value: Any, path: str) -> Message:
@@ -21,9 +24,26 @@ def _message(value: Any, path: str) -> Message:
     role = value.get("role")
     if not isinstance(role, str) or not 1 <= len(role) <= 64:
         raise InvalidRequest(f"{path}.role must be a string such as user, system or assistant", f"{path}.role")
-    if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
-        raise InvalidRequest(f"{path}: tools are not supported yet", path)
-    return {"role": role, "content": _check_content(value.get("content"), f"{path}.content")} | _other_fields(value)
+    content = value.get("content")
+    if role in TOOL_ROLES:
+        return {"role": "tool", "content": _result(content, f"{path}.content")} | _result_names(value, path)
+    calls = {"tool_calls": read} if role == "assistant" and (read := read_calls(value, path)) else {}
+    checked = [] if calls and not content else _check_content(content, f"{path}.content")
+    return {"role": role, "content": checked} | calls | _other_fields(value)
+
+
+def _result(value: Any, path: str) -> str:
+    """Return the text of a tool's result: templates expect one even where other contents are lists of parts."""
+    return text_of(_check_content(value, path)) if value else ""
+
+
+def _result_names(value: Mapping[str, Any], path: str) -> Message:
+    """Return the call that a result is for, and the function's name."""
+    names = {key: value[key] for key in ("tool_call_id", "name") if value.get(key) is not None}
+    for key, name in names.items():
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{path}.{key} is not a string", f"{path}.{key}")
+    return names
 
 
 def _other_fields(value: Mapping[str, Any]) -> Message:

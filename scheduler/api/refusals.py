@@ -18,13 +18,15 @@ Refusal = tuple[tuple[Any, ...], str]
 """The values that have no effect (null always has none), and the reason for refusing others."""
 _NOTHING: tuple[Any, ...] = ()
 _OFF: tuple[Any, ...] = (False,)
-_NO_TOOLS = "tools are not supported yet: leave it out"
+_CHATS_ONLY = "tools are for chats: use /v1/chat/completions"
 _TEXT_ALONE = "only text models are served"
-NOT_SERVED: dict[str, Refusal] = {
-    "tools": (_NOTHING, "tools are not supported yet: leave them out"),
-    "tool_choice": (("none",), _NO_TOOLS),
-    "functions": (_NOTHING, "functions are not supported: leave them out"),
-    "function_call": (("none",), "functions are not supported: leave it out"),
+_WITHOUT_TOOLS: dict[str, Refusal] = {
+    "tools": (_NOTHING, _CHATS_ONLY),
+    "tool_choice": (("none",), _CHATS_ONLY),
+    "functions": (_NOTHING, _CHATS_ONLY),
+    "function_call": (("none",), _CHATS_ONLY),
+}
+WITH_TOOLS_NOT_SERVED: dict[str, Refusal] = {
     "logits_processors": (([],), "logits processors from requests are not run"),
     "prompt_embeds": (_NOTHING, "embeddings are not accepted as prompts: send text or token ids"),
     "audio": (_NOTHING, _TEXT_ALONE),
@@ -41,6 +43,8 @@ NOT_SERVED: dict[str, Refusal] = {
     "stream_interval": ((1,), "the tokens of each step are sent at once"),
 }
 """Refused by every route."""
+NOT_SERVED = _WITHOUT_TOOLS | WITH_TOOLS_NOT_SERVED
+"""Refused by routes without tools."""
 
 POOLING_NOT_SERVED = NOT_SERVED | {
     "padding": (("do_not_pad",), "texts are computed without padding: leave it out"),
@@ -65,7 +69,6 @@ SCORE_NOT_SERVED = (
 WITHOUT_EFFECT: dict[str, str] = {
     "session_id": "requests are placed by their tokens where their prefix is cached",
     "include_reasoning": "no reasoning parser runs: reasoning is part of the text, as in vLLM without one",
-    "parallel_tool_calls": "there are no tool calls: tools are refused",
     "return_token_offsets": "used only by vLLM's render routes; its generation routes ignore it too",
     "mm_payload": "used only by vLLM's render routes; its generation routes ignore it too",
     "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",

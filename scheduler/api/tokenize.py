@@ -11,19 +11,20 @@ from starlette.responses import Response
 
 from scheduler.api.body import Body, ManyIds
 from scheduler.api.chat import chat_options
-from scheduler.api.conversation import ConversationBody
+from scheduler.api.conversation import ConversationWithTools
 from scheduler.api.errors import json_response
 from scheduler.api.messages import read_messages
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.read_body import read_body
 from scheduler.app_context import AppContext
+from scheduler.tools.definitions import read_tools
 from wire.errors import InvalidRequest
 
 _MAX_INLINE = 2000  # ids: below this a thread costs more than the work
 _MAX_IDS = 2**20
 
 
-class TokenizeBody(ConversationBody):
+class TokenizeBody(ConversationWithTools):
     """The body of /tokenize: `prompt`, or `messages` in the model's chat template."""
 
     model: str | None = None
@@ -78,7 +79,8 @@ async def _encode(context: AppContext, body: TokenizeBody) -> tuple[int, ...]:
         raise InvalidRequest("specify either prompt or messages", "prompt")
     if body.prompt is not None:
         return await context.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    return await context.tokens.encode_chat(read_messages(body.messages), chat_options(body))
+    options = chat_options(body, read_tools(body.tools, body.functions))
+    return await context.tokens.encode_chat(read_messages(body.messages), options)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

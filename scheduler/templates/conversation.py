@@ -49,7 +49,7 @@ def cut_at_mark(rendered: str, text: str) -> str:
 def _convert_message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
     made = {name: value for name, value in message.items() if value is not None}
     content = made.get("content")
-    if content_format is ContentFormat.OPENAI and isinstance(content, str):
+    if content_format is ContentFormat.OPENAI and isinstance(content, str) and made.get("role") != "tool":
         made["content"] = [{"type": "text", "text": content}]
     elif content_format is ContentFormat.STRING and isinstance(content, list):
         made["content"] = "\n".join(part["text"] for part in content if "text" in part)

@@ -60,7 +60,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"kv_transfer_params": {}}, "kv_transfer_params"),
     ({"ticket": "0" * 32}, "ticket"),
     ({"remote_host": "10.0.0.9"}, "remote_host"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": []}, "tools"),
     ({"use_beam_search": True, "temperature": 0}, "n"),
     ({"use_beam_search": True, "temperature": 0, "n": 1}, "n"),
     ({"use_beam_search": True, "n": 2}, "temperature"),

@@ -142,7 +142,7 @@ async def test_the_tokenizers_special_tokens_are_added_at_both_ends(serve: Any, 
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be from 1 to 512"),
         ({"input": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "must be from 1 to 512"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "tools are not supported"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "must follow an assistant"),
         ({"input": "a", "kv_transfer_params": None}, "kv_transfer_params", "belongs to the cluster"),
     ],
 )

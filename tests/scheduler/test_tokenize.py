@@ -101,7 +101,7 @@ async def test_many_tokens_are_one_text(serve: Any) -> None:
         ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
         ("/tokenize", {"model": "other", "prompt": "a"}, 404, "model"),
         ("/tokenize", {"prompt": "a" * 20_000}, 400, "prompt"),
-        ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+        ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools.0.function"),
         (
             "/tokenize",
             {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True},

@@ -55,7 +55,7 @@ REFUSED = [
         ("/v1/score", PAIR, ScoreBody),
     )
     for name, verdict in kind.not_served.items()
-    if name not in ("tools", "functions") and (kind is ChatBody or name not in NOT_SERVED)
+    if (kind is ChatBody or name not in NOT_SERVED)
 ]
 
 

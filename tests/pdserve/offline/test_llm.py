@@ -164,8 +164,8 @@ def test_a_chat_gives_the_servers_answer_and_the_rendered_prompt(local: LLM, ora
     assert alone[0].outputs[0].text == oracle.generate(rendered, max_new_tokens=12)[0]
     assert [output.prompt for output in several] == [CHAT[0]["content"]] * 2
     assert several[0].outputs == several[1].outputs
-    with pytest.raises(NotImplementedError, match="tools are not supported"):
-        local.chat(CHAT, tools=[{"type": "function"}])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"prompt 0: tools\.0\.function is not an object"):
+        local.chat(CHAT, tools=[{"type": "function"}])
     with pytest.raises(ValueError, match="prompt 0: continue_final_message and add_generation_prompt"):
         local.chat(CHAT, continue_final_message=True)
 

@@ -1,0 +1,113 @@
+"""Read `tools`, and `functions`, their legacy form, as chat templates expect them. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wire.errors import InvalidRequest
+
+MAX_TOOLS = 128
+"""As many as OpenAI's API accepts."""
+Tool = Mapping[str, Any]
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_SCHEMAS = frozenset((
+    "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf",
+    "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+))  # fmt: skip
+"""Keywords whose values are schemas, or lists of them."""
+_NAMED_SCHEMAS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
+"""Keywords whose values map names to schemas."""
+
+
+def read_tools(tools: Any, functions: Any) -> tuple[Tool, ...]:
+    """Return the tools of a body, none if it has neither field. Raises InvalidRequest with the path of the field."""
+    if tools is not None and functions is not None:
+        raise InvalidRequest("functions is the legacy form of tools: use one of them", "functions")
+    field, given = ("functions", functions) if tools is None else ("tools", tools)
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest(f"{field} must be a list of at least one, or be left out", field)
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"{field} has {len(given)}; at most {MAX_TOOLS} are allowed", field)
+    read = tuple(_tool(one, f"{field}.{at}", legacy=field == "functions") for at, one in enumerate(given))
+    _check_names(field, [tool["function"]["name"] for tool in read])
+    return read
+
+
+def name_path(field: str, at: int) -> str:
+    """Return the path of the name of tool number `at`."""
+    return f"{field}.{at}.name" if field == "functions" else f"{field}.{at}.function.name"
+
+
+def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object that is a schema within `schema`, itself included, with its path."""
+    if isinstance(schema, list):
+        for at, item in enumerate(schema):
+            yield from subschemas(item, f"{path}.{at}")
+    elif isinstance(schema, dict):
+        yield path, schema
+        for key, value in schema.items():
+            if key in _SCHEMAS:
+                yield from subschemas(value, f"{path}.{key}")
+            elif key in _NAMED_SCHEMAS and isinstance(value, dict):
+                for name, one in value.items():
+                    yield from subschemas(one, f"{path}.{key}.{name}")
+
+
+def _tool(value: Any, path: str, *, legacy: bool) -> Tool:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{path} is not an object", path)
+    if legacy:
+        return {"type": "function", "function": _function(value, path)}
+    if (kind := value.get("type", "function")) != "function":
+        raise InvalidRequest(f"{path}.type is {str(kind)[:40]!r}; only function is supported", f"{path}.type")
+    return {"type": "function", "function": _function(value.get("function"), f"{path}.function")}
+
+
+def _function(value: Any, path: str) -> dict[str, Any]:
+    """Return the fields that templates see, null if not given, as vLLM passes them."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{path} is not an object", path)
+    name, about, parameters, strict = (value.get(key) for key in ("name", "description", "parameters", "strict"))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        shown = repr(name)[:80] if isinstance(name, str) else "missing or not a string"
+        raise InvalidRequest(
+            f"{path}.name is {shown}; it must have 1 to 64 of the characters a-z, A-Z, 0-9, _ and -", f"{path}.name"
+        )
+    if about is not None and not isinstance(about, str):
+        raise InvalidRequest(f"{path}.description is not a string", f"{path}.description")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequest(f"{path}.strict is neither true nor false", f"{path}.strict")
+    if parameters is not None:
+        _check_schema(parameters, f"{path}.parameters")
+    fields = {"name": name, "description": about, "parameters": parameters}
+    return fields if strict is None else fields | {"strict": strict}
+
+
+def _check_schema(schema: Any, path: str) -> None:
+    """Refuse a schema that no arguments fit: they are always an object, and nothing is fetched."""
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{path} is not a JSON schema: it must be an object", path)
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest(f'{path}.type must be "object": arguments are one', f"{path}.type")
+    for where, part in subschemas(schema, path):
+        if (kind := part.get("type")) is not None:
+            kinds = kind if isinstance(kind, list) else [kind]
+            if not kinds or not all(isinstance(one, str) and one in _TYPES for one in kinds):
+                raise InvalidRequest(f"{where}.type is {str(kind)[:40]!r}, which is no JSON type", f"{where}.type")
+        reference = part.get("$ref")
+        if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
+            raise InvalidRequest(
+                f"{where}.$ref is {str(reference)[:100]!r}; it must be within the schema, as #/$defs/name",
+                f"{where}.$ref",
+            )
+
+
+def _check_names(field: str, names: list[str]) -> None:
+    seen = set[str]()
+    for at, name in enumerate(names):
+        if name in seen:
+            raise InvalidRequest(f"{field} has two functions named {name!r}", name_path(field, at))
+        seen.add(name)
