@@ -19,6 +19,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "ip", "kv_ip", "http_port", "kv_transport", "kv_links", "kv_digests", "kv_port_range",
     ),
     "ranktable (the scheduler)": ("global_rank_table", "node_ports", "use_openai"),
+    "vLLM workers (the scheduler)": ("connector", "worker_api_key_file", "worker_callback"),
     "keys and certificates": (
         "api_key", "api_key_file", "protect_metrics", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs",
         "tls_cert", "tls_key", "tls_ca",

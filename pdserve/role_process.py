@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flags.options import EngineOptions
 from pdserve.addresses import check_kv_address, with_own_address
@@ -19,6 +20,9 @@ from telemetry import logs
 from telemetry.start_marks import StartMarks
 from wire.errors import ConfigError
 
+if TYPE_CHECKING:
+    from scheduler.config import SchedulerConfig  # an instance imports this module too
+
 
 def run(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:
     """Run the process until SIGTERM; `marks` report its start. Raises ConfigError for flags the role refuses."""
@@ -26,7 +30,7 @@ def run(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:
 
 
 def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
-    from scheduler import config, process
+    from scheduler import config
 
     prepared = prepare(argv, config.parser(), os.environ, serves=True)
     if prepared.notice:
@@ -34,11 +38,22 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     parsed = config.parse(prepared.argv, os.environ)
     parsed = replace(parsed, engine=with_plain_model(parsed.engine, os.environ, weights=False))
     check_step_tokens(parsed.engine)
-    require_free(parsed.engine.host, parsed.engine.port)
-    trust = trust_of(plan, os.environ, parsed.engine)
-    say(scheduler_lines(parsed.engine, plan))
-    logs.configure(parsed.engine.log_level, log_format=parsed.engine.log_format)
-    return process.run(parsed, plan, trust)
+    return serve_scheduler(parsed, plan)
+
+
+def serve_scheduler(config: "SchedulerConfig", plan: LaunchPlan) -> int:
+    """Run the scheduler of `plan` until SIGTERM. Raises ConfigError."""
+    from scheduler import process
+
+    engine = config.engine
+    require_free(engine.host, engine.port)
+    callbacks = config.options.callback_place()
+    if callbacks is not None:
+        require_free(*callbacks, "--worker-callback")
+    trust = trust_of(plan, os.environ, engine)
+    say(scheduler_lines(engine, plan))
+    logs.configure(engine.log_level, log_format=engine.log_format)
+    return process.run(config, plan, trust)
 
 
 def _run_instance(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:

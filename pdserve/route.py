@@ -1,33 +1,27 @@
 """`pdserve route`: one scheduler in front of running vLLM workers."""
 
 import argparse
-import asyncio
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from flags.options import EngineOptions, add_flags, flag, from_namespace
-from native.ticker import start_ticker
+from pdserve import role_process
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
-from ranktable_tools.addresses import HostComparer, canonical, host_problem
+from pdserve.run_folder import RunFolder, default_run_dir
+from pdserve.running_workers import RunningWorkers, running_workers, with_model_of
+from pdserve.start_lines import say
+from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE, LaunchPlan, resolve
+from ranktable_tools.secret import ensure_secret
+from ranktable_tools.table_file import write_global, write_local
+from ranktable_tools.tables import GlobalTable, LocalTable, TableServer
 from scheduler.config import DEFAULT_PORT, SchedulerConfig, SchedulerOptions
-from scheduler.loop import run
-from scheduler.membership.compatibility import ExpectedInstance
-from scheduler.observability.traces import check_traces
-from scheduler.process import serve_cluster
-from scheduler.serving import Cluster
-from scheduler.workers.callbacks import Callbacks
-from scheduler.workers.connection import WorkerConnection
-from scheduler.workers.connectors import AUTO, DECODE_FIRST, NOT_SERVED, PATHS
-from scheduler.workers.served_model import ServedModel, find_served_model
-from telemetry import logs
-from wire.errors import ConfigError, Unavailable
-from wire.types import Role
+from wire.errors import ConfigError
 
+_HOST = "127.0.0.1"
 EPILOG = """\
 examples:
   pdserve route --prefill http://10.0.0.1:8100 --decode http://10.0.0.2:8200
@@ -50,42 +44,24 @@ class RouteOptions:
     prefill: tuple[str, ...] = flag((), "URLs of the workers that prefill, such as http://10.0.0.1:8100", many=True)
     decode: tuple[str, ...] = flag((), "URLs of the workers that decode", many=True)
     combined: tuple[str, ...] = flag((), "URLs of workers that do both", many=True)
-    worker_api_key_file: str | None = flag(None, "file with the key that the workers want (default: none)")
-    connector: str = flag(
-        AUTO, "the workers' KV connector: nixl (NixlConnector), ascend (MooncakeConnectorV1), ascend-layerwise "
-        "(MooncakeLayerwiseConnector); auto is either of the first two",
-        choices=(*PATHS, *NOT_SERVED),
-    )  # fmt: skip
-    worker_callback: str | None = flag(
-        None, "HOST:PORT at which decode workers call back (--connector ascend-layerwise only; port 0 is a free one; "
-        "default: 127.0.0.1:0, for workers on this machine)",
-    )  # fmt: skip
+    run_dir: str | None = flag(None, "folder of the table of workers (default: route/PORT in that of pdserve up)")
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError for wrong input."""
     routes, engine, options = parse(argv)
     require_free(engine.host, engine.port)
-    logs.configure(engine.log_level, log_format=engine.log_format)
-    check_traces(options.otlp_traces_endpoint, os.environ)
-    key = _key(routes.worker_api_key_file)
-    expected = tuple(_expected(routes))
-    start_ticker()
-    engine = _with_model_of(engine, expected, key)
-    engine = with_plain_model(engine, os.environ, weights=False)
-    callbacks = make_callbacks(routes)
-
-    def connect(address: str) -> WorkerConnection:
-        return WorkerConnection(address, api_key=key, connector=routes.connector, callbacks=callbacks)
-
-    async def serve() -> None:
+    workers = running_workers(routes.prefill, routes.decode, routes.combined, options.connector)
+    options.callback_place()  # a wrong flag is known before the workers are asked
+    engine = with_plain_model(with_model_of(workers, engine, options), os.environ, weights=False)
+    folder = _folder(routes, engine.port)
+    with folder.lock():
         try:
-            await serve_cluster(SchedulerConfig(engine, options), Cluster(expected, connect))
+            plan = write_plan(workers, engine.port, folder.tables, {"USE_OPENAI": options.use_openai})
+            say((f"workers: {plan.global_path} (edit this table to add, drain or move them)",))
+            return role_process.serve_scheduler(SchedulerConfig(engine, options), plan)
         finally:
-            await callbacks.close()
-
-    run(serve())
-    return 0
+            folder.clear()
 
 
 def parse(argv: Sequence[str]) -> tuple[RouteOptions, EngineOptions, SchedulerOptions]:
@@ -112,90 +88,21 @@ def parse(argv: Sequence[str]) -> tuple[RouteOptions, EngineOptions, SchedulerOp
     return routes, engine, from_namespace(SchedulerOptions, namespace, dict(os.environ))
 
 
-def make_callbacks(routes: RouteOptions) -> Callbacks:
-    """Return where decode workers call back; nothing listens before one is asked to. Raises ConfigError."""
-    why = NOT_SERVED.get(routes.connector)
-    if why is not None:
-        raise ConfigError(f"--connector {routes.connector}: {why}")
-    if PATHS[routes.connector] != DECODE_FIRST:
-        if routes.worker_callback is not None:
-            raise ConfigError(f"--worker-callback: with --connector {routes.connector} no worker calls back")
-        return Callbacks()
-    text = routes.worker_callback or "127.0.0.1:0"
-    found = urlsplit(f"//{text}")
-    try:
-        host, port = found.hostname or "", found.port
-    except ValueError:
-        port = None
-    if port is None or found.netloc != text:
-        raise ConfigError(f"--worker-callback {text} is not HOST:PORT, such as 10.0.0.1:9100")
-    problem = host_problem(host)
-    if problem is not None:
-        raise ConfigError(f"--worker-callback {text}: {problem}")
-    hosts = HostComparer()
-    for url in routes.decode if canonical(host) == "localhost" else ():
-        if not hosts.same(urlsplit(url).hostname or "", host):
-            raise ConfigError(
-                f"--decode {url} is on another host and cannot call back to {host}: set --worker-callback HOST:PORT to "
-                "an address of this host that it reaches"
-            )
-    require_free(host, port, "--worker-callback")
-    return Callbacks(host, port)
+def write_plan(workers: RunningWorkers, port: int, tables: Path, environ: Mapping[str, str]) -> LaunchPlan:
+    """Write the ranktable of a scheduler and its workers into a new folder, and return the scheduler's part in it.
+
+    Raises RanktableError.
+    """
+    scheduler = TableServer(_HOST, _HOST, server_port=port or None)
+    tables.mkdir(mode=0o700, parents=True, exist_ok=True)
+    global_path, local_path = tables / "global_ranktable.json", tables / "local_ranktable_host.json"
+    write_global(global_path, GlobalTable(scheduler, workers.prefill, workers.decode))
+    write_local(local_path, LocalTable(scheduler))
+    ensure_secret(tables)
+    return resolve({**environ, GLOBAL_VARIABLE: str(global_path), LOCAL_VARIABLE: str(local_path)})
 
 
-def _expected(routes: RouteOptions) -> Iterator[ExpectedInstance]:
-    seen: dict[str, str] = {}
-    index = 0
-    for role in (Role.PREFILL, Role.DECODE, Role.COMBINED):
-        for number, given in enumerate(getattr(routes, role.value)):
-            name, url = f"{role.value}-{number}", _checked_url(given, f"--{role.value}")
-            if url in seen:
-                raise ConfigError(f"--{role.value} {given} is {seen[url]} already: each worker is named once")
-            seen[url] = name
-            yield ExpectedInstance(index, name, role, url, "", ())
-            index += 1
-
-
-def _checked_url(text: str, flag_name: str) -> str:
-    """Return the URL as scheme, host and port. Raises ConfigError."""
-    try:
-        found = urlsplit(text)
-        port = found.port
-    except ValueError as error:
-        raise ConfigError(f"{flag_name} {text}: {error}") from None
-    if found.scheme not in ("http", "https") or not found.hostname:
-        raise ConfigError(f"{flag_name} {text} is not a URL such as http://10.0.0.1:8100")
-    if found.username is not None:
-        raise ConfigError(f"{flag_name}: the URL of {found.hostname} has a user: give a key by --worker-api-key-file")
-    if found.path.strip("/") or found.query or found.fragment:
-        raise ConfigError(f"{flag_name} {text}: give scheme, host and port only")
-    host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
-    return f"{found.scheme}://{host}:{port or (443 if found.scheme == 'https' else 80)}"
-
-
-def _key(path: str | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--worker-api-key-file {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _with_model_of(engine: EngineOptions, expected: Sequence[ExpectedInstance], key: str) -> EngineOptions:
-    """Return the options with what the workers serve, where no flag says otherwise. Raises ConfigError."""
-    try:
-        found: ServedModel = asyncio.run(find_served_model([one.address for one in expected], key))
-    except Unavailable as error:
-        if engine.model:
-            return engine
-        raise ConfigError(f"no worker answers, so the model is not known: {error}; or give --model") from None
-    longest = engine.max_model_len
-    if longest is not None and 0 < found.max_model_len < longest:
-        raise ConfigError(f"--max-model-len {longest} is more than the workers' {found.max_model_len}")
-    return dataclasses.replace(
-        engine,
-        model=engine.model or found.root,
-        served_model_name=engine.served_model_name or found.names,
-        max_model_len=longest or found.max_model_len or None,
-    )
+def _folder(routes: RouteOptions, port: int) -> RunFolder:
+    if routes.run_dir is not None:
+        return RunFolder(Path(routes.run_dir).absolute())
+    return RunFolder(Path(default_run_dir(os.environ)).absolute() / "route" / str(port or f"any-{os.getpid()}"))

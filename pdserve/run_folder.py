@@ -18,7 +18,7 @@ from pdserve.replacement import Phase
 from wire.errors import ConfigError
 
 _BESIDE = ("supervisor", "spare")
-_OWN = frozenset(("lock", "logs", "state.json", "state.new", "tables"))
+_OWN = frozenset(("lock", "logs", "state.json", "state.new", "tables", "route"))
 
 
 def default_run_dir(environ: Mapping[str, str]) -> Path:
@@ -124,7 +124,7 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(f"another `pdserve up` holds the run folder {self.path}") from None
+                raise ConfigError(f"another pdserve holds the run folder {self.path}") from None
             yield
 
     def _lock_file(self) -> TextIO:

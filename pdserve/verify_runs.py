@@ -20,6 +20,7 @@ from pdserve.trust import trust_of
 from pdserve.verify_devices import DeviceKindPair
 from ranktable_tools.launch_plan import resolve
 from rpc.grpc_connection import GrpcConnection
+from scheduler.config import SchedulerOptions
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
@@ -64,7 +65,7 @@ def pair(folder: Path, flags: Sequence[str], transport: str, devices: DeviceKind
     environ = environment(scheduler, {})
     plan = resolve(environ)
     instances = _with_device(prefill, devices.prefill), _with_device(decode, devices.decode)
-    return Deployment(instances, cluster_of(plan, trust_of(plan, environ)))
+    return Deployment(instances, cluster_of(plan, trust_of(plan, environ), SchedulerOptions()))
 
 
 def _with_device(plan: ProcessPlan, device: str) -> ProcessPlan:

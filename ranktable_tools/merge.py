@@ -60,7 +60,7 @@ def _check_clashes(parts: Sequence[NamedPart], share_devices: bool) -> None:
         for named in parts
         for instance in named.part.instances
         for json_path in (f"{named.path}: {instance.role}-{instance.number}",)
-        if instance.role != "scheduler"
+        if instance.role in ("prefill", "decode")
     )
     schedulers = tuple(
         LocatedServer(named.part.scheduler, f"{named.path}: scheduler")

@@ -38,7 +38,7 @@ def instance_addresses(
         ports: Sequence[int | None] = parse_node_ports(node_ports, table)
     else:
         ports = [listed_port(instance.server) for instance in table.instances]
-    pairs = list(zip(table.instances, ports, strict=True))
+    pairs = [(member, ports[member.index]) for member in table.members]
     addresses = tuple(_address(instance, port) for instance, port in pairs if port is not None)
     if not addresses:
         raise RanktableError(

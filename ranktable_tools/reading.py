@@ -73,7 +73,9 @@ class TableReading:
 def reading_of(table: GlobalTable) -> TableReading:
     """Return a complete table of the guide's dialect with its paths."""
     located = [
-        (one.role, LocatedServer(one.server, one.json_path)) for one in table.instances if one.role != "scheduler"
+        (one.role, LocatedServer(one.server, one.json_path))
+        for one in table.instances
+        if one.role in ("prefill", "decode")
     ]
     instances = tuple(LocatedInstance(role, (server,), server.json_path) for role, server in located)
     scheduler = LocatedServer(table.scheduler, "server_group_list[0].server_list[0]")

@@ -1,10 +1,11 @@
 """The tables as plain data: the scheduler, the instances and their devices."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-Role = Literal["scheduler", "prefill", "decode"]
+Role = Literal["scheduler", "prefill", "decode", "combined"]
+MemberRole = Literal["prefill", "decode", "combined"]
 InstanceRole = Literal["prefill", "decode"]
 WorkerKind = Literal["vllm", "vllm-ascend"]
 WORKER_KINDS: tuple[WorkerKind, ...] = get_args(WorkerKind)
@@ -33,7 +34,8 @@ class TableServer:
     """One server entry: an instance (or one of its hosts) and its devices, or, without devices, the scheduler.
 
     `worker`: another engine serves this entry, at `url` (default: server_ip and server_port) over HTTP; one that runs
-    already may be listed without its devices. The fields after `url` come from other dialects.
+    already may be listed without its devices, and in both groups if it does both. The fields after `url` come from
+    other dialects.
     """
 
     server_id: str
@@ -70,7 +72,8 @@ class InstanceEntry:
     @property
     def json_path(self) -> str:
         """The JSON path of the entry in a complete table."""
-        return f"server_group_list[{1 if self.role == 'prefill' else 2}].server_list[{self.number}]"
+        group, position = (2, self.number) if self.role == "decode" else (1, self.index)
+        return f"server_group_list[{group}].server_list[{position}]"
 
     def __str__(self) -> str:
         return self.name
@@ -138,6 +141,20 @@ class GlobalTable:
     def instances(self) -> tuple[InstanceEntry, ...]:
         """All instances in global order."""
         return tuple(_instances(self.prefill, self.decode))
+
+    @property
+    def members(self) -> tuple[InstanceEntry, ...]:
+        """All instances in global order; a worker whose URL is in both groups is one of them, `combined`."""
+        decode = {(one.worker, one.url) for one in self.decode if one.url is not None}
+        both = {(one.worker, one.url) for one in self.prefill} & decode
+        found, num_combined = [], 0
+        for one in self.instances:
+            if (one.server.worker, one.server.url) not in both:
+                found.append(one)
+            elif one.role == "prefill":
+                found.append(replace(one, role="combined", number=num_combined))
+                num_combined += 1
+        return tuple(found)
 
     @property
     def part(self) -> TablePart:

@@ -5,9 +5,12 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
+from ranktable_tools.addresses import host_problem
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
+from scheduler.workers.connectors import AUTO, DECODE_FIRST, NOT_SERVED, PATHS
 from wire.errors import ConfigError
 from wire.types import Role
 
@@ -53,6 +56,16 @@ class SchedulerOptions:
     use_openai: str = flag(
         "1", "1: serve the OpenAI API, 0: /generate like vLLM's first server (env USE_OPENAI)", env="USE_OPENAI"
     )
+    connector: str = flag(
+        AUTO, "the KV connector of vLLM workers: nixl (NixlConnector), ascend (MooncakeConnectorV1), ascend-layerwise "
+        "(MooncakeLayerwiseConnector); auto is either of the first two",
+        choices=(*PATHS, *NOT_SERVED),
+    )  # fmt: skip
+    worker_api_key_file: str | None = flag(None, "file with the key that vLLM workers want (default: none)")
+    worker_callback: str | None = flag(
+        None, "HOST:PORT at which decode workers call back (--connector ascend-layerwise only; port 0 is a free one; "
+        "default: 127.0.0.1:0, for workers on this machine)",
+    )  # fmt: skip
     chat_template: str | None = flag(None, "file or text of a chat template (default: the model's)")
     chat_template_content_format: str = flag(
         "auto", "contents as one text, as a list of parts, or as the template expects", choices=CONTENT_FORMATS
@@ -132,6 +145,28 @@ class SchedulerOptions:
         chosen = {Role.PREFILL: self.when_prefill_is_gone, Role.DECODE: self.when_decode_is_gone}
         return frozenset(role for role, choice in chosen.items() if choice == "local")
 
+    def callback_place(self) -> tuple[str, int] | None:
+        """Return host and port at which decode workers call back; None where none does. Raises ConfigError."""
+        why = NOT_SERVED.get(self.connector)
+        if why is not None:
+            raise ConfigError(f"--connector {self.connector}: {why}")
+        if PATHS[self.connector] != DECODE_FIRST:
+            if self.worker_callback is not None:
+                raise ConfigError(f"--worker-callback: with --connector {self.connector} no worker calls back")
+            return None
+        text = self.worker_callback or "127.0.0.1:0"
+        found = urlsplit(f"//{text}")
+        try:
+            host, port = found.hostname or "", found.port
+        except ValueError:
+            port = None
+        if port is None or found.netloc != text:
+            raise ConfigError(f"--worker-callback {text} is not HOST:PORT, such as 10.0.0.1:9100")
+        problem = host_problem(host)
+        if problem is not None:
+            raise ConfigError(f"--worker-callback {text}: {problem}")
+        return host, port
+
     def chat_settings(self, *, keyed: bool) -> ChatSettings:
         """Return the settings for chat templates; `keyed`: whether clients need an API key."""
         trusts = self.trust_request_chat_template
@@ -183,6 +218,7 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
         raise ConfigError(f"--max-model-len {engine.max_model_len} is too short: at least 2")
     if options.use_openai not in ("0", "1"):
         raise ConfigError(f"USE_OPENAI={options.use_openai!r}: 1 is the OpenAI API, 0 is /generate")
+    options.callback_place()
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name == "max_logprobs":

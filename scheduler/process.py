@@ -7,7 +7,7 @@ import socket
 from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
 from rpc.grpc_connection import GrpcConnection
-from scheduler.config import SchedulerConfig
+from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.http.certificate import Https, read_https
 from scheduler.http.open_files import raise_open_files
 from scheduler.http.server import listen, serve
@@ -16,9 +16,10 @@ from scheduler.links.probe import LinkProbe
 from scheduler.loop import run as run_loop
 from scheduler.membership.compatibility import is_url
 from scheduler.membership.entries import Entries
+from scheduler.registry import Registry
 from scheduler.serving import Cluster, open_serving
 from scheduler.table_watch import TableWatch
-from scheduler.workers.connection import WorkerConnection
+from scheduler.worker_access import WorkerAccess
 from security.trust import Trust
 from telemetry.logs import EventLogger
 from wire.connection import Connection
@@ -30,22 +31,28 @@ def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError, Incompatible."""
     trust.warn()
     start_ticker()
-    run_loop(serve_cluster(config, cluster_of(plan, trust)))
+    run_loop(serve_cluster(config, cluster_of(plan, trust, config.options)))
     return 0
 
 
-def cluster_of(plan: LaunchPlan, trust: Trust) -> Cluster:
-    """Return the cluster described by a ranktable; `trust` authenticates its instances and the scheduler."""
+def cluster_of(plan: LaunchPlan, trust: Trust, options: SchedulerOptions) -> Cluster:
+    """Return the cluster described by a ranktable; `trust` authenticates its instances and the scheduler.
+
+    Raises ConfigError if its workers of other engines cannot be reached by `options`.
+    """
+    expected, workers = Entries(plan).expected, WorkerAccess(options)
+    workers.check_reach(expected)
 
     def connect(address: str) -> Connection:
-        return WorkerConnection(address) if is_url(address) else GrpcConnection(address, trust)
+        return workers.connect(address) if is_url(address) else GrpcConnection(address, trust)
 
-    return Cluster(
-        Entries(plan).expected,
-        connect,
-        plan.table_digest,
-        follow=lambda registry: TableWatch(plan, registry).run(),
-    )
+    async def follow(registry: Registry) -> None:
+        try:
+            await TableWatch(plan, registry).run()
+        finally:
+            await workers.close()
+
+    return Cluster(expected, connect, plan.table_digest, follow=follow)
 
 
 async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio.Event | None = None) -> None:

@@ -66,6 +66,7 @@ def start_route(stack: ExitStack, model: str, flags: Sequence[str], profile: str
     command = [sys.executable, "-P", *(["-m", "cProfile", "-o", profile] if profile else []), "-m", "pdserve", "route"]
     command += ["--prefill", prefill, "--decode", decode, "--model", model, "--served-model-name", "fake"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "WARNING", *flags]
+    command += ["--run-dir", stack.enter_context(tempfile.TemporaryDirectory(prefix="route-"))]
     return Server("pdserve route", port, _ready(stack, command, port, "/ready"), "fake", workers)
 
 

@@ -21,6 +21,7 @@ from pdserve.ports import free_ports
 from pdserve.processes import Child, stop
 from pdserve.trust import trust_of
 from ranktable_tools.launch_plan import resolve
+from scheduler.config import SchedulerOptions
 from scheduler.process import Cluster, cluster_of
 from wire.connection import Session
 from wire.errors import InstanceLost
@@ -41,7 +42,7 @@ def measure_whole(transport: str, tokens: int, hand_offs: int, limit_ms: float |
         *instances, scheduler = lay_out(shape, folder / "tables")
         environ = environment(scheduler, os.environ)
         plan = resolve(environ)
-        cluster = cluster_of(plan, trust_of(plan, environ))
+        cluster = cluster_of(plan, trust_of(plan, environ), SchedulerOptions())
         children = [Child(one, folder / f"{one.name}.log", os.environ) for one in instances]
         stack.callback(lambda: stop([child.record for child in children]))
         seconds = asyncio.run(_hand_over(cluster, children, tokens, hand_offs))

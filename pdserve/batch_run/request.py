@@ -31,7 +31,10 @@ examples:
 
 Repeat the same command to resume a run that was stopped in any way. docs/batch.md
 """
-_TABLES = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
+_TABLES = (
+    "global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices", "connector",
+    "worker_api_key_file", "worker_callback",
+)  # fmt: skip
 _SERVERS = (
     "api_key", "api_key_file", "protect_metrics", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs",
     "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "root_path",

@@ -9,12 +9,12 @@ from ranktable_tools.fields import address, anything, identity, number, port, wo
 from ranktable_tools.reading import LocatedServer
 from ranktable_tools.tables import TableDevice, TableServer
 from ranktable_tools.worker_kind import worker_named
-from ranktable_tools.worker_urls import worker_url
+from ranktable_tools.worker_urls import check_url, worker_url
 
 _SERVER_CHECKS: Mapping[str, Check] = {
     "server_port": port,
     "worker": worker_kind,
-    "url": worker_url,
+    "url": check_url,
     "host_ip": address,
     "container_ip": address,
     "pod_name": anything,
@@ -91,7 +91,7 @@ def _read_server(node: Node, form: Form) -> LocatedServer | None:
     if server_id is None or devices is None or (form.server_ip and server_ip is None):
         return None
     host_ip, container_ip = extras.get("host_ip"), extras.get("container_ip")
-    server_port = extras.get("server_port")
+    server_port, url = extras.get("server_port"), extras.get("url")
     server = TableServer(
         server_id=server_id,
         # Without a server_ip, a pod is reached at its own address, and the server_id usually is an address.
@@ -99,7 +99,7 @@ def _read_server(node: Node, form: Form) -> LocatedServer | None:
         devices=devices,
         server_port=None if server_port is None else int(server_port),
         worker=worker_named(extras.get("worker")),
-        url=extras.get("url"),
+        url=None if url is None else worker_url(url),
         host_ip=host_ip,
         container_ip=container_ip,
         pod_name=extras.get("pod_name"),

@@ -56,10 +56,10 @@ def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Probl
 def _repeated_devices(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Check instances with the same devices, shared or not listed: else `_device_twice` reports them."""
     claims = [
-        Claim(f"{one.device_ids} {one.server_port} {one.url}", one.server_ip, located.json_path)
+        Claim(f"{one.device_ids} {one.server_port}", one.server_ip, located.json_path)
         for located in reading.instance_servers
         for one in (located.server,)
-        if options.share_devices or one.worker
+        if one.url is None and (options.share_devices or one.worker)
     ]
     for claim, first in clashes(claims) if reading.kind == "cluster" else ():
         found = f"has the host, devices and port of {first.json_path}"

@@ -41,8 +41,16 @@ def _port_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem
 
 
 def api_ports(reading: TableReading) -> Iterator[Claim]:
-    """Yield the port of every entry's API, with the JSON path of the key that has it."""
+    """Yield the port of every entry's API, with the JSON path of the key that has it; a combined worker's once."""
+    prefill, decode = (
+        [one for instance in reading.instances if instance.role == role for one in instance.servers]
+        for role in ("prefill", "decode")
+    )
+    combined = {(one.server.worker, one.server.url) for one in prefill if one.server.url is not None}
+    again = [one for one in decode if (one.server.worker, one.server.url) in combined]
     for located in reading.servers:
+        if located in again:
+            continue
         one, json_path = located.server, located.json_path
         if one.server_port is not None:
             yield Claim(str(one.server_port), one.server_ip, f"{json_path}.server_port")
@@ -52,8 +60,11 @@ def api_ports(reading: TableReading) -> Iterator[Claim]:
 
 
 def _check_loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    """Report loopback addresses: other hosts would reach themselves. Allowed if all entries are this machine."""
-    servers = [(located.json_path, located.server) for located in reading.servers]
+    """Report loopback addresses: other hosts would reach themselves. Allowed if all entries are this machine.
+
+    Only the scheduler connects to a URL.
+    """
+    servers = [(located.json_path, located.server) for located in reading.servers if located.server.url is None]
     local = [(json_path, server) for json_path, server in servers if _is_loopback(server.server_ip)]
     others = [server.server_ip for _, server in servers if not _is_loopback(server.server_ip)]
     hosts = HostComparer()

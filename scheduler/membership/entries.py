@@ -46,12 +46,13 @@ class Entries:
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
-        roles = [instance.role for instance in plan.global_table.instances]
-        self._num_named = Counter(roles)
-        self._num_instances = len(roles)
+        instances, members = plan.global_table.instances, plan.global_table.members
+        combined = [member.role for member in members if member.role == "combined"]
+        self._num_named = Counter([*(instance.role for instance in instances), *combined])
+        self._num_instances = len(instances)
         self._known: dict[tuple[str, str, str], ExpectedInstance] = {}
         self._current: list[_Entry] = []
-        by_index = {instance.index: instance for instance in plan.global_table.instances}
+        by_index = {member.index: member for member in members}
         for one in plan.instance_addresses:
             expected = _expected_instance(by_index[one.index], one.port, one.index, one.name)
             has_node_port = plan.has_node_ports and one.server.url is None
@@ -67,7 +68,7 @@ class Entries:
     def follow(self, table: GlobalTable) -> Followed:
         """Switch to the next table. An entry that was not in the previous one needs a `server_port` or is left out."""
         left, followed, left_out = list(self._current), [], []
-        for instance in table.instances:
+        for instance in table.members:
             before = _take(left, instance)
             port = _port(before, instance)
             if port is None:

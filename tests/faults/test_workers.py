@@ -68,6 +68,7 @@ class Processes:
         self._scheduler = self._spawn(
             "scheduler", "pdserve", "route", "--prefill", *urls[:2], "--decode", *urls[2:], "--model",
             str(self._model), "--served-model-name", "tiny", "--port", str(self.ports[-1]),
+            "--run-dir", str(self._folder / "route"),
         )  # fmt: skip
         self.wait_whole()
         return self

@@ -213,7 +213,7 @@ def test_a_zombie_is_not_alive() -> None:
 def test_the_lock_has_one_holder(tmp_path: Path) -> None:
     with (
         RunFolder(tmp_path).lock(),
-        pytest.raises(ConfigError, match="another `pdserve up`"),
+        pytest.raises(ConfigError, match="another pdserve"),
         RunFolder(tmp_path).lock(),
     ):
         pass

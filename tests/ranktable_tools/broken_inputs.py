@@ -125,8 +125,8 @@ VALUES = (
     _worker("a worker's URL with a user", "bad-url", f"{_G1}.url", "http://root:x@192.0.2.1:8101"),
     _worker("a worker's URL with a path", "bad-url", f"{_G1}.url", "http://192.0.2.1:8101/v1"),
     _worker("a worker's URL with a query", "bad-url", f"{_G1}.url", "http://192.0.2.1:8101?a=1"),
-    _worker("a worker's URL over TLS", "bad-url", f"{_G1}.url", "https://192.0.2.1:8101"),
-    _worker("a worker's URL without a port", "bad-url", f"{_G1}.url", "http://192.0.2.1"),
+    _worker("a worker's URL of another protocol", "bad-url", f"{_G1}.url", "ftp://192.0.2.1:8101"),
+    _worker("a worker's URL with port 0", "bad-url", f"{_G1}.url", "http://192.0.2.1:0"),
     _worker("a worker's URL to listen on", "bad-url", f"{_G1}.url", "http://0.0.0.0:8101"),
     _guide("a server_id of blanks", "empty-id", f"{_G1}.server_id", " "),
     _guide("loopback among several hosts", "loopback", "server_group_list.0.server_list.0.server_ip", "127.0.0.1"),
@@ -182,6 +182,14 @@ CLUSTERS = (
         modelarts(
             prefill=[server(A, 4, worker="vllm", url=f"http://{A}:8088")],
             decode=[server(A, 6, worker="vllm", server_port="8088")],
+        ),
+    ),
+    lint_row(
+        "one URL for workers of two engines",
+        "port-twice",
+        modelarts(
+            prefill=[server(A, worker="vllm", url=f"http://{A}:1")],
+            decode=[server(A, worker="vllm-ascend", url=f"http://{A}:1")],
         ),
     ),
     lint_row(

@@ -29,7 +29,7 @@ RULES_IN_CHINESE: Mapping[str, str] = {
     "listen-address": "地址是别人用来访问主机的地址，不是监听用的地址",
     "bad-port": "端口在 1 到 65535 之间",
     "worker-kind": "worker 是支持的引擎",
-    "bad-url": "worker 的 url 是 `http://HOST:PORT`",
+    "bad-url": "worker 的 url 是 `http://HOST:PORT` 或 https",
     "bad-number": "编号和 rank 是写成字符串的整数",
     "number-range": "MindIE 和 HCCL：编号在允许的范围内",
     "super-pod-missing": "每台服务器都在 super_pod_list 中",

@@ -29,7 +29,7 @@ READING_RULES: Mapping[str, str] = {
     "listen-address": "an address is one to connect to, not one to listen on",
     "bad-port": "a port is from 1 to 65535",
     "worker-kind": "a worker is of an engine that is served",
-    "bad-url": "a worker's URL is `http://HOST:PORT`",
+    "bad-url": "a worker's URL is `http://HOST:PORT` or https",
     "bad-number": "ids and ranks are whole numbers, as strings",
     "number-range": "MindIE and HCCL: ids are within their range",
     "super-pod-missing": "each server is in super_pod_list",

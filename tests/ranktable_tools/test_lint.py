@@ -60,6 +60,8 @@ def _replace_value(document: Any, place: tuple[Any, ...], value: Any) -> Any:
         modelarts([server(A, 0, 1, worker="vllm-ascend")], [server(B, 0, worker="vllm-ascend")]),
         modelarts([server(A, 0), server(A, 1, worker="vllm")], [server(B, 0), server(B, 1, worker="vllm")]),
         modelarts([server(A, worker="vllm", url=f"http://{A}:1")], [server(A, worker="vllm", url=f"http://{A}:2")]),
+        modelarts([server(A, worker="vllm", url=f"http://{A}:1")], [server(A, worker="vllm", url=f"http://{A}:1/")]),
+        modelarts([server("localhost", worker="vllm", url="http://localhost:1")], [server(A, worker="vllm")]),
     ],
 )
 def test_workers_that_fit_are_no_error(tmp_path: Path, table: Document) -> None:

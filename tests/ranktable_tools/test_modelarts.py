@@ -12,7 +12,7 @@ from ranktable_tools.digest import table_digest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.table_file import examine_global, read_global, read_local, read_part
 from ranktable_tools.tables import GlobalTable, LocalTable, TableDevice, TableServer
-from ranktable_tools.worker_urls import listed_port
+from ranktable_tools.worker_urls import listed_port, worker_url
 
 Document = dict[str, Any]
 Save = Callable[[str, object], str]
@@ -89,6 +89,30 @@ def test_a_worker_of_another_engine_reads_and_writes_back(
     found = table.decode[0]
     assert (found.worker, found.url, listed_port(found)) == (worker, url, port)
     assert json.loads(global_text(table)) == guide_global
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("http://h", "http://h:80"),
+        ("https://h/", "https://h:443"),
+        ("HTTPS://Node-1.Example:8443/", "https://node-1.example:8443"),
+        ("http://[2001:DB8::1]", "http://[2001:db8::1]:80"),
+        ("http://h:", None),
+        ("http://h:080", None),
+        ("http://h:65536", None),
+        ("http://h\n:1", None),
+        ("http://1.2.3:1", None),
+        ("http://h:1//", None),
+        ("h:1", None),
+    ],
+)
+def test_a_workers_url_has_one_form(text: str, found: str | None) -> None:
+    if found is not None:
+        assert worker_url(text) == found
+        return
+    with pytest.raises(ValueError, match="must be "):
+        worker_url(text)
 
 
 def test_a_worker_changes_the_digest_and_its_url_too(save: Save, guide_global: Document) -> None:

@@ -60,6 +60,21 @@ def test_a_worker_is_reached_by_its_url_and_followed() -> None:
     assert placements(followed) == [*urls, ("decode-1", "http://10.0.0.9:8102")]
 
 
+def test_a_worker_in_both_groups_is_one_combined_member() -> None:
+    urls = [f"http://h:{port}" for port in range(1, 5)]
+    prefill, decode, both, other = (TableServer("h", "h", worker="vllm", url=url) for url in urls)
+    followed = entries(table([both, prefill], [decode, both]))
+    start = [("combined-0", "http://h:3"), ("prefill-1", "http://h:1"), ("decode-0", "http://h:2")]
+    assert placements(followed) == start
+    assert [one.index for one in followed.expected] == [0, 1, 2]
+
+    followed.follow(table([prefill, both, other], [decode, both, other]))
+    assert placements(followed) == [start[1], start[0], ("combined-1", "http://h:4"), start[2]]
+
+    followed.follow(table([prefill, both], [decode, other]))
+    assert placements(followed)[1:] == [("prefill-2", "http://h:3"), start[2], ("decode-2", "http://h:4")]
+
+
 def test_entries_keep_their_number_and_new_ones_get_the_next() -> None:
     followed = entries(table([P], [D]))
     before = followed.expected

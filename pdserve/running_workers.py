@@ -1,0 +1,69 @@
+"""vLLM workers that run already, by their URLs: their entries of a ranktable, and the model that they serve."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flags.options import EngineOptions
+from ranktable_tools.tables import TableServer, WorkerKind
+from ranktable_tools.worker_urls import url_place, worker_url
+from scheduler.config import SchedulerOptions
+from scheduler.worker_access import read_worker_key
+from scheduler.workers.served_model import find_served_model
+from wire.errors import ConfigError, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorkers:
+    """The entries of workers by the groups of a ranktable; a combined worker is in both."""
+
+    prefill: tuple[TableServer, ...] = ()
+    decode: tuple[TableServer, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URL of each worker once."""
+        return tuple(dict.fromkeys(one.url for one in (*self.prefill, *self.decode) if one.url is not None))
+
+
+def running_workers(
+    prefill: Sequence[str], decode: Sequence[str], combined: Sequence[str], connector: str
+) -> RunningWorkers:
+    """Return the workers at these URLs. Raises ConfigError for one that is no URL or is given twice."""
+    kind: WorkerKind = "vllm-ascend" if connector.startswith("ascend") else "vllm"
+    name_by_url: dict[str, str] = {}
+    found: dict[str, list[TableServer]] = {}
+    for role, given in {"prefill": prefill, "decode": decode, "combined": combined}.items():
+        for number, text in enumerate(given):
+            shown = f"--{role} {text.rpartition('@')[2]}"  # without a user and its password
+            try:
+                url = worker_url(text)
+            except ValueError as error:
+                raise ConfigError(f"{shown} {error}") from None
+            if url in name_by_url:
+                raise ConfigError(f"{shown} is {name_by_url[url]} already: each worker is named once")
+            name_by_url[url] = f"{role}-{number}"
+            host = url_place(url)[0]
+            found.setdefault(role, []).append(TableServer(host, host, worker=kind, url=url))
+    both = found.get("combined", ())
+    return RunningWorkers((*found.get("prefill", ()), *both), (*found.get("decode", ()), *both))
+
+
+def with_model_of(workers: RunningWorkers, engine: EngineOptions, options: SchedulerOptions) -> EngineOptions:
+    """Return the options with what the workers serve, where no flag says otherwise. Raises ConfigError."""
+    try:
+        found = asyncio.run(find_served_model(workers.urls, read_worker_key(options)))
+    except Unavailable as error:
+        if engine.model:
+            return engine
+        raise ConfigError(f"no worker answers, so the model is not known: {error}; or give --model") from None
+    longest = engine.max_model_len
+    if longest is not None and 0 < found.max_model_len < longest:
+        raise ConfigError(f"--max-model-len {longest} is more than the workers' {found.max_model_len}")
+    return dataclasses.replace(
+        engine,
+        model=engine.model or found.root,
+        served_model_name=engine.served_model_name or found.names,
+        max_model_len=longest or found.max_model_len or None,
+    )

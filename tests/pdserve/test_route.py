@@ -1,0 +1,135 @@
+"""`pdserve route`: how its workers hand off, and the ranktable that it serves."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdserve.role_process import serve_scheduler
+from pdserve.route import parse, write_plan
+from pdserve.running_workers import running_workers
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.launch_plan import LaunchPlan
+from ranktable_tools.table_file import write_global
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.control import Control
+from scheduler.limits import ControlLimits
+from scheduler.process import cluster_of
+from scheduler.serving import Cluster, build_control
+from security.trust import Trust
+from testing.vllm_worker.worker import FakeVllmWorker
+from tests.scheduler.fake_cluster import collect, request
+from tests.scheduler.virtual_time import until
+from tests.scheduler.worker_cluster import SETTINGS
+from wire.errors import ConfigError
+
+_NEAR = ("--prefill", "http://127.0.0.1:8100", "--decode", "http://127.0.0.1:8200")
+_FAR = ("--prefill", "http://127.0.0.1:8100", "--decode", "http://10.255.255.254:8200")
+_LAYERWISE = ("--connector", "ascend-layerwise")
+
+
+def _plan(words: tuple[str, ...], folder: Path) -> tuple[LaunchPlan, SchedulerOptions]:
+    routes, engine, options = parse(words)
+    workers = running_workers(routes.prefill, routes.decode, routes.combined, options.connector)
+    return write_plan(workers, engine.port, folder, {}), options
+
+
+def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:
+    plan, options = _plan(words, folder)
+    return cluster_of(plan, Trust(), options)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*_NEAR, "--connector", "mooncake"), "--connector mooncake: MooncakeConnector is asked on both workers at"),
+        ((*_NEAR, "--connector", "nixl-push"), "--connector nixl-push: NixlPushConnector is asked on both workers at"),
+        ((*_NEAR, "--worker-callback", "127.0.0.1:0"), "with --connector auto no worker calls back"),
+        ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1"), "10.0.0.1 is not HOST:PORT"),
+        ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1:x"), "10.0.0.1:x is not HOST:PORT"),
+        ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1:99999"), "10.0.0.1:99999 is not HOST:PORT"),
+        ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1:1/x"), "10.0.0.1:1/x is not HOST:PORT"),
+        ((*_NEAR, *_LAYERWISE, "--worker-callback", "0.0.0.0:1"), "an address to listen on, not one to reach a host"),
+        ((*_FAR, *_LAYERWISE), "10.255.255.254:8200 is on another host and cannot call back to 127.0.0.1"),
+        (("--prefill", "http://127.0.0.1:1", "--decode", "HTTP://127.0.0.1:1/"), "127.0.0.1:1/ is prefill-0 already"),
+        (("--combined", "http://u:secret@127.0.0.1:1"), "--combined 127.0.0.1:1 must be .*, without a user"),
+        (("--combined", "http://127.0.0.1:9000"), "uses already"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_start(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, RanktableError), match=message):
+        _cluster(words, tmp_path)
+
+
+def test_a_taken_port_for_callbacks_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = (*_NEAR, *_LAYERWISE, "--port=0", "--worker-callback", f"127.0.0.1:{taken.getsockname()[1]}")
+        plan, options = _plan(words, tmp_path)
+        config = SchedulerConfig(replace(parse(words)[1], model="m"), options)
+        with pytest.raises(ConfigError, match=r"--worker-callback \d+ on 127.0.0.1: in use"):
+            serve_scheduler(config, plan)
+
+
+@pytest.mark.parametrize("connector", ["auto", "nixl", "ascend", "ascend-layerwise"])
+def test_these_connectors_are_served(connector: str, tmp_path: Path) -> None:
+    _cluster((*_NEAR, "--connector", connector), tmp_path)
+
+
+def test_a_combined_worker_is_one_member_in_both_groups(tmp_path: Path) -> None:
+    words = ("--prefill", "http://h:1", "--decode", "https://h", "--combined", "http://h:3/", "http://[fe80::2]:4")
+
+    cluster = _cluster((*words, "--port=0"), tmp_path)
+
+    assert [str(one) for one in cluster.expected] == [
+        "prefill-0 at http://h:1",
+        "combined-0 at http://h:3",
+        "combined-1 at http://[fe80::2]:4",
+        "decode-0 at https://h:443",
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _running(cluster: Cluster) -> AsyncIterator[Control]:
+    control = build_control(cluster, ControlLimits())
+    assert cluster.follow is not None
+    tasks = [asyncio.create_task(control.run()), asyncio.create_task(cluster.follow(control.registry))]
+    try:
+        yield control
+    finally:
+        await control.dispatch.close(0.0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.anyio
+async def test_layerwise_workers_with_a_key_serve_and_leave_by_the_table(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    settings = replace(SETTINGS, layerwise=True, api_key="secret")
+    workers = [FakeVllmWorker(settings) for _ in "PDD"]
+    for worker in workers:
+        await worker.start()
+    words = ("--prefill", workers[0].url, "--decode", workers[1].url, "--port=0", *_LAYERWISE)
+    plan, options = _plan((*words, f"--worker-api-key-file={tmp_path / 'key'}"), tmp_path / "tables")
+    try:
+        async with _running(cluster_of(plan, Trust(), options)) as control:
+            await until(control.ready, timeout_s=30.0)
+            await collect(control.dispatch, request((1, 2, 3)))
+
+            moved = replace(plan.global_table.decode[0], url=workers[2].url)
+            write_global(Path(plan.global_path), replace(plan.global_table, decode=(moved,)))
+            await until(
+                lambda: [one.name for one in control.registry.living()] == ["prefill-0", "decode-1"], timeout_s=30.0
+            )
+            await until(lambda: not control.registry.gaps(), timeout_s=30.0)
+            workers[2].received.clear()
+            await collect(control.dispatch, request((1, 2, 3)))
+
+            assert any("kv_transfer_params" in one.body for one in workers[2].received)
+    finally:
+        for worker in workers:
+            await worker.stop()
