@@ -174,7 +174,7 @@ class Instance:
                 for part in _split(step):
                     on_instance = self._prompts.get(part.prompt_id)
                     if on_instance is not None:
-                        on_instance.on_step(part)
+                        on_instance.owner.on_step(on_instance, part)
             case Heartbeat(load=beat):
                 self._update(beat)
             case Refused(load=refused_load):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from wire.errors import InstanceLost
@@ -46,7 +45,7 @@ class PromptOnInstance:
     """One prompt on one instance.
 
     `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
-    `on_step` is called with its steps. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.
+    Its steps go to the `owner` directly. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.
     Unless it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled.
     """
 
@@ -54,12 +53,11 @@ class PromptOnInstance:
         self, prompt_id: str, owner: PromptOwner, post: Callable[[Command], None],
         short_of_blocks: Callable[[], bool] = lambda: False, *, generates: bool = True,
     ) -> None:  # fmt: skip
-        self.on_step: Callable[[PromptStep], None] = partial(owner.on_step, self)
+        self.owner = owner
         self.short_of_blocks = short_of_blocks
         self.started = self.ended = False
         self.on_start: Callable[[], None] = _nothing
         self._prompt_id = prompt_id
-        self._owner = owner
         self._post = post
         self._generates = generates
 
@@ -80,7 +78,7 @@ class PromptOnInstance:
     def on_event(self, event: PromptEvent) -> None:
         """Pass any event but a step to the owner."""
         self.ended |= not isinstance(event, Reserved)
-        self._owner.on_event(self, event)
+        self.owner.on_event(self, event)
 
 
 def _nothing() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 Starved = Callable[[], float]
@@ -17,26 +17,38 @@ _MEMORY_S = 5.0
 @asynccontextmanager
 async def extended_timeout(seconds: float, *starved: Starved) -> AsyncIterator[None]:
     """Like asyncio.timeout, extended by the longest time for which one of the processes was starved meanwhile."""
-    loop = asyncio.get_running_loop()
-    began, before = loop.time(), [one() for one in starved]
-    timer: asyncio.TimerHandle | None = None
-
-    def look() -> None:
-        nonlocal timer
-        lost_s = max((one() - then for one, then in zip(starved, before, strict=True)), default=0.0)
-        due = began + seconds + max(0.0, lost_s)
-        if due > loop.time():
-            timer = loop.call_at(due, look)
-        else:
-            timeout.reschedule(due)
-
     async with asyncio.timeout(None) as timeout:
-        look()
+        deadline = _ExtendedDeadline(timeout, seconds, starved)
+        deadline.check()
         try:
             yield
         finally:
-            if timer is not None:
-                timer.cancel()
+            deadline.stop()
+
+
+class _ExtendedDeadline:
+    """Owner of the timer that ends `timeout`."""
+
+    def __init__(self, timeout: asyncio.Timeout, seconds: float, starved: Sequence[Starved]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._due = self._loop.time() + seconds
+        self._starved = [(one, one()) for one in starved]
+        self._timer: asyncio.TimerHandle | None = None
+
+    def check(self) -> None:
+        """End the timeout, or check again when it is due by what was lost so far."""
+        due = self._due + max([0.0, *(one() - before for one, before in self._starved)])
+        if due > self._loop.time():
+            self._timer = self._loop.call_at(due, self.check)
+        else:
+            self._timeout.reschedule(due)
+
+    def stop(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Slowness:

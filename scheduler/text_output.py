@@ -100,6 +100,8 @@ class TextOutput:
             except PdserveError:
                 if self._num_open:  # else the client has all text: only the cleanup failed
                     raise
+            finally:
+                del self._put  # its owner refers to this
             if self._num_open:
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
 

@@ -14,12 +14,11 @@ class Wakeup:
 
     async def wait(self, deadline: Callable[[], float]) -> None:
         """Wait for `set`. Raises TimeoutError when the loop's clock reaches what `deadline` then returns."""
-        loop, self._deadline = asyncio.get_running_loop(), deadline
-        due = deadline()
+        loop, due = asyncio.get_running_loop(), deadline()
         if self._timer is None or self._timer.when() > due:
             self.stop_timer()
             self._timer = loop.call_at(due, self._on_timer)
-        self._waiter = loop.create_future()
+        self._deadline, self._waiter = deadline, loop.create_future()
         await self._waiter
 
     def set(self) -> None:
@@ -29,7 +28,8 @@ class Wakeup:
             waiter.set_result(None)
 
     def stop_timer(self) -> None:
-        """Stop the timer after the last wait."""
+        """Stop the timer after the last wait, and forget the deadline, whose owner refers to this."""
+        self._deadline = float
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

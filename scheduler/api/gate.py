@@ -69,6 +69,7 @@ class Gate:
         finally:
             queued.close()
             self._ids_in_use.discard(scope["state"].get("client_id"))
+            del scope["state"]["answer"]  # it refers to the state
             status = answer.status or CLIENT_GONE
             self._metrics.http_request(self._routes.get(path, "other"), scope["method"], status)
             _log.debug("http_request", request_id=own_id, client_id=client_id, path=path, status=status)

@@ -23,6 +23,7 @@ class PieceWriter:
         self._is_open = False
         self._clock = asyncio.get_running_loop().time
         self._written_s = self._clock()
+        self._comment_timer: asyncio.TimerHandle | None = None
 
     def put(self, piece: TextPiece) -> None:
         """Write a piece."""
@@ -62,19 +63,20 @@ class PieceWriter:
 
         It may be the first write of the response; later errors are then sent as events.
         """
-        loop, timer = asyncio.get_running_loop(), None
-
-        def check() -> None:
-            nonlocal timer
-            assert interval_s is not None
-            if self._clock() >= self._written_s + interval_s:
-                self.write(self._shape.stream_format.comment)
-            timer = loop.call_at(self._written_s + interval_s, check)
-
         if interval_s is not None and self._shape.stream_format.comment:
-            timer = loop.call_at(self._written_s + interval_s, check)
+            self._set_comment_timer(interval_s)
         try:
             yield
         finally:
-            if timer is not None:
-                timer.cancel()
+            if self._comment_timer is not None:
+                self._comment_timer.cancel()
+                self._comment_timer = None
+
+    def _set_comment_timer(self, interval_s: float) -> None:
+        due_s, loop = self._written_s + interval_s, asyncio.get_running_loop()
+        self._comment_timer = loop.call_at(due_s, self._write_comment, interval_s)
+
+    def _write_comment(self, interval_s: float) -> None:
+        if self._clock() >= self._written_s + interval_s:
+            self.write(self._shape.stream_format.comment)
+        self._set_comment_timer(interval_s)

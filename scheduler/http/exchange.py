@@ -31,7 +31,6 @@ class HttpExchange:
     ) -> None:  # fmt: skip
         """`answered` is called when the answer is complete, `read_on` when there is room for more of the body."""
         self.keep_alive, self.body_bytes = keep_alive, body_bytes
-        self.receive = Receiving(self)
         self._scope, self._transport, self._default_headers = scope, transport, default_headers
         self._answered, self._read_on, self._expects = answered, read_on, expects
         self._body, self._body_complete, self._fed_bytes = bytearray(), False, 0
@@ -41,8 +40,14 @@ class HttpExchange:
         self._head: bytes | None = None
         self.started, self.complete = False, False
         self.gone, self.why_gone = False, ""
+        self._when_gone: Callable[[], object] | None = None
         self._chunked, self._left = False, 0  # bytes of the body still to write; -1: until the connection closes
         self.num_written = 0
+
+    @property
+    def receive(self) -> "Receiving":
+        """The `receive` of ASGI."""
+        return Receiving(self)
 
     async def run(self, app: ASGIApp) -> None:
         """Run the app. An incomplete answer closes the connection, so that the client notices."""
@@ -51,6 +56,7 @@ class HttpExchange:
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request
             _log.error("http_request_failed", error)
         finally:
+            self._scope.pop("state", None)  # it refers to this: a cycle, which only the garbage collector would free
             if not self.complete and not self.gone:
                 self._transport.abort()
 
@@ -74,7 +80,18 @@ class HttpExchange:
         self._notify_waiter()
         self.resume()
         if not self.complete:
-            self.receive.notify()
+            self._report_gone()
+
+    def when_gone(self, call: Callable[[], object] | None) -> None:
+        """Call `call` once when the client disconnects, immediately if it already has; None cancels the callback."""
+        self._when_gone = call
+        if call is not None and self.gone:
+            self._report_gone()
+
+    def _report_gone(self) -> None:
+        call, self._when_gone = self._when_gone, None
+        if call is not None:
+            call()
 
     def pause(self) -> None:
         """Block `send` until `resume`."""
@@ -214,7 +231,7 @@ class Receiving:
 
     def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
-        self._when_gone: Callable[[], object] | None = None
+        self.when_gone = exchange.when_gone
 
     async def __call__(self) -> Message:
         """Return the next message."""
@@ -224,15 +241,3 @@ class Receiving:
     def why_gone(self) -> str:
         """The reason why the client is gone; "" while it is connected."""
         return self._exchange.why_gone
-
-    def when_gone(self, call: Callable[[], object] | None) -> None:
-        """Call `call` once when the client disconnects, immediately if it already has; None cancels the callback."""
-        self._when_gone = call
-        if call is not None and self._exchange.gone:
-            self.notify()
-
-    def notify(self) -> None:
-        """Call the callback, if any."""
-        call, self._when_gone = self._when_gone, None
-        if call is not None:
-            call()

@@ -22,6 +22,7 @@ from scheduler.observability.metrics import Metrics
 from scheduler.serving import report
 from scheduler.tokens import Tokens
 from tests.scheduler.fake_cluster import FakeCluster
+from tests.scheduler.worker_cluster import WorkerCluster
 
 KEYS = ("one", "two", "three")
 
@@ -79,7 +80,7 @@ class Clients:
     `comments_s`: see scheduler/api/piece_writer.py.
     """
 
-    cluster: FakeCluster
+    cluster: FakeCluster | WorkerCluster
     tokens: Tokens
     rng: random.Random
     comments_s: float | None = None

@@ -33,7 +33,7 @@ def started_prompt(*, short_of_blocks: bool, sink: RecordedOutput | None = None)
     prompt = PromptRun(REQUEST, 0, sink or RecordedOutput(), lambda: "p")
     on_instance = PromptOnInstance("p", prompt, lambda command: None, lambda: short_of_blocks)
     prompt._on_instances.append(on_instance)
-    on_instance.on_step(step(0))
+    prompt.on_step(on_instance, step(0))
     return prompt, on_instance
 
 
@@ -98,7 +98,7 @@ async def test_tokens_are_emitted_as_they_arrive_and_extend_the_deadline() -> No
     prompt, on_instance = started_prompt(short_of_blocks=False, sink=(sink := RecordedOutput()))
     loop = asyncio.get_running_loop()
     for index in range(1, 4):
-        loop.call_later(8 * index, on_instance.on_step, step(index))
+        loop.call_later(8 * index, prompt.on_step, on_instance, step(index))
     began = loop.time()
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
@@ -119,7 +119,7 @@ async def test_the_path_is_notified_when_all_sequences_have_ended(finish: Finish
     for index in range(2):
         await asyncio.sleep(0)
         assert not waiting.done()
-        on_instance.on_step(step(index, finish if index == 1 else None))
+        prompt.on_step(on_instance, step(index, finish if index == 1 else None))
 
     assert await waiting is None
     assert sent == ([] if finish else [Cancel("p", 0)])
@@ -130,7 +130,7 @@ async def test_the_first_token_starts_the_limit_without_progress_at_once() -> No
     prompt = PromptRun(REQUEST, 0, RecordedOutput(), lambda: "p")
     on_instance, loop = PromptOnInstance("p", prompt, lambda command: None), asyncio.get_running_loop()
     began = loop.time()
-    loop.call_later(1, on_instance.on_step, step(0))
+    loop.call_later(1, prompt.on_step, on_instance, step(0))
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
         await prompt.next_event()
@@ -152,7 +152,7 @@ async def test_tokens_that_arrive_in_the_turn_of_the_deadline_count() -> None:
 @virtual
 async def test_a_failure_after_the_last_token_is_no_failure_of_the_prompt() -> None:
     prompt, on_instance = started_prompt(short_of_blocks=False)
-    on_instance.on_step(step(1, FinishReason.LENGTH))
+    prompt.on_step(on_instance, step(1, FinishReason.LENGTH))
     on_instance.on_event(Failed("p", "HandoffFailed", "lost"))
 
     assert await prompt.next_event() is None

@@ -1,6 +1,7 @@
 """The path of a token through the scheduler, from an instance's session to the client's bytes, is short."""
 
 import asyncio
+import gc
 import random
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from scheduler.tokens import Tokens
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.mixed_ends import KEYS, Clients
 from tests.scheduler.virtual_time import VirtualTimeLoop
+from tests.scheduler.worker_cluster import WorkerCluster
 
 PRODUCT = tuple(str(Path(__file__).parents[2] / name) for name in ("scheduler", "telemetry", "wire"))
 NUM_REQUESTS = 8
@@ -52,3 +54,35 @@ def test_a_token_costs_at_most_ten_calls(tokens: Tokens, fields: dict[str, Any])
 
     assert sum(of_each.values()) <= MAX_CALLS, of_each
     assert of_each.keys() >= {"PromptRun.on_step", "TextOutput.emit", "Choice.push"}
+
+
+async def garbage_of(cluster: FakeCluster | WorkerCluster, tokens: Tokens, **fields: Any) -> Counter[str]:
+    """Return the scheduler's objects that requests leave to the garbage collector, by type."""
+    async with cluster.serving():
+        clients = Clients(cluster, tokens, random.Random(0))
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            body = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True, **fields}
+            requested = [clients.begin("/v1/completions", body, KEYS[0]) for _ in range(NUM_REQUESTS)]
+            await asyncio.wait([one.answering for one in requested])
+            assert {one.outcome for one in requested} <= {"streamed", "200"}
+            del requested
+            gc.collect()
+            return Counter(type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith("scheduler"))
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["instances", "workers"])
+@pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False}], ids=str)
+def test_a_request_is_freed_without_the_garbage_collector(
+    tokens: Tokens, fields: dict[str, Any], workers: bool
+) -> None:
+    """A collection of what hundreds of requests left would hold up every stream for tens of milliseconds."""
+    cluster = WorkerCluster("PD") if workers else FakeCluster("PD", vocab_size=300, max_model_len=512)
+    with asyncio.Runner() as runner:
+        assert runner.run(garbage_of(cluster, tokens, **fields)) == {}
