@@ -73,8 +73,19 @@ def test_workers_follow_the_cores_and_the_memory(cores: int, free_gib: int, work
     assert num_workers(cores, free_gib << 30) == workers
 
 
-def test_an_unknown_part_is_refused_with_the_known_names() -> None:
-    done = _run("scripts/test", "--all=engin")
+def test_an_unknown_part_is_refused_with_the_known_names(tmp_path: Path) -> None:
+    """In a tree whose scripts/install installs nothing, so that a clone without .venv stays as it is."""
+    for name, lines in {
+        "scripts/test": (ROOT / "scripts" / "test").read_text(),
+        "scripts/install": "#!/bin/sh\n",
+        ".venv/bin/python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+    }.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(lines)
+        file.chmod(0o755)
+
+    done = _run(str(tmp_path / "scripts" / "test"), "--all=engin", PYTHONPATH=str(ROOT))
 
     assert done.returncode == 2
     assert f"--all=engin: the parts are {', '.join(PARTS)}" in done.stderr
