@@ -7,6 +7,9 @@ the layers add, so that tokens depend on more than the last one.
 """
 
 import dataclasses
+import functools
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.engine.tiny_models import MAX_MODEL_LEN, SLIDING_WINDOW, VOCAB_SIZE, save_tiny_tokenizer
+from tests.engine.tiny_models import MAX_MODEL_LEN, SLIDING_WINDOW, VOCAB_SIZE, saved_files, write_files
 
 _LAYERS = 4
 _SIZES: dict[str, Any] = {
@@ -177,15 +180,17 @@ def make_family(model_type: str, directory: Path, *, seed: int = 0, **changes: A
 
 def save_random(settings: dict[str, Any], model_type: str, directory: Path, seed: int = 0) -> Path:
     """Save a random model of any type that has a causal language model, at the sizes of this file and `settings`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    config = tiny_config(model_type, **settings)
+    return write_files(_files(json.dumps(settings), model_type, seed), directory)
+
+
+@functools.lru_cache(maxsize=32)
+def _files(settings: str, model_type: str, seed: int) -> Mapping[str, bytes]:
+    config = tiny_config(model_type, **json.loads(settings))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _randomise(network)
-    network.save_pretrained(directory)
-    save_tiny_tokenizer(directory)
-    return directory
+    return saved_files(network)
 
 
 def tiny_config(model_type: str, **settings: Any) -> Any:

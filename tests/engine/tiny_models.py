@@ -3,8 +3,10 @@
 make_tiny_model("llama", folder)    # kinds: KINDS
 """
 
+import functools
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,11 @@ DISTINCT_KINDS = [
 
 def make_tiny_model(kind: str, directory: Path, *, seed: int = 0) -> Path:
     """Save a random `kind` (one of KINDS) in `directory` with tokenizer and chat template; return `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    return write_files(_files(kind, seed), directory)
+
+
+@functools.lru_cache(maxsize=16)
+def _files(kind: str, seed: int) -> Mapping[str, bytes]:
     config = _CONFIGS[kind]()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -77,8 +83,22 @@ def make_tiny_model(kind: str, directory: Path, *, seed: int = 0) -> Path:
             for parameter in network.parameters():
                 if parameter.dim() > 1:  # the usual 0.02 makes logits so flat that greedy decoding repeats itself
                     parameter.normal_(std=0.15)
-    network.save_pretrained(directory)
-    save_tiny_tokenizer(directory)
+    return saved_files(network)
+
+
+def saved_files(network: Any) -> Mapping[str, bytes]:
+    """Return the files of a checkpoint of the network, with tokenizer and chat template, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        network.save_pretrained(folder)
+        save_tiny_tokenizer(Path(folder))
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+def write_files(files: Mapping[str, bytes], directory: Path) -> Path:
+    """Write files by name into a folder that may not be there yet; return it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
     return directory
 
 
