@@ -1,7 +1,7 @@
 """Limit the requests in flight: fewer while the server is busy, more again as it answers.
 
 a busy answer  halves the limit, once for all requests that were in flight at that moment
-an answer      raises it by one below the last good limit, above it by one per as many answers as the limit
+an answer      raises it by one below the last good limit; above it, by one for each full round of answers
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Inflight:
             try:
                 await turn
             except asyncio.CancelledError:
-                self._release()  # pass a turn that had already come to the next
+                self._release()  # a turn that was already granted goes to the next
                 raise
         self._num_out += 1
 

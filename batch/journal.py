@@ -33,7 +33,7 @@ class Journal:
         self._is_open = True
         self._end = 0
         self._is_synced = True
-        self.is_empty = True  # the file has no answer, not even a forgotten one
+        self.is_empty = True  # the file has no answer, nor one that is no longer used
         self._failed: set[int] = set()  # positions
         self._offsets = array("Q", [_NOTHING]) * num_requests
         self._lengths = array("I", [0]) * num_requests

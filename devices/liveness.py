@@ -61,7 +61,7 @@ class PeriodicCheck(Protocol):
 def check_periodically(watch: PeriodicCheck, interval_s: float, thread_name: str) -> None:
     """Start a thread that calls `watch.check()` until it returns False or the watch is deleted.
 
-    The thread does not keep the watch: a wait for a hung device never ends.
+    The thread holds no reference to the watch between checks, so that deleting the watch ends the thread.
     """
     arguments = (weakref.ref(watch), interval_s)
     threading.Thread(target=_check_while_alive, args=arguments, name=thread_name, daemon=True).start()

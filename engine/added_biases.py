@@ -1,4 +1,4 @@
-"""Biases that a checkpoint has and transformers' network has not: ModelSlim shifts the inputs of quantised layers.
+"""Biases that a checkpoint has and transformers' network lacks: ModelSlim shifts the inputs of quantised layers.
 
 norm     the shift: output + bias, after its own computation, which has no place for one
 linear   its own bias: what the shift takes from its outputs

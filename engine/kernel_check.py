@@ -1,4 +1,4 @@
-"""Check a device's kernels in a child process before this process runs them; good ones are remembered by versions.
+"""Check a device's kernels in a child process before this process runs them; good results are cached by version.
 
     check --good before, with these versions and sources?--> good
           --child on the same device, with inputs of its own--> good, or why not
@@ -51,7 +51,7 @@ def check_here(name: str, params: Mapping[str, Any], here: Here) -> str | None:
 
 
 def kernel_check(device: Device) -> KernelCheck:
-    """Return how kernels of this device are checked: in a child if the device says so."""
+    """Return how kernels of this device are checked: in a child if the device requires it."""
     if not device.checks_in_child:
         return check_here
     versions = f"{device.describe()}, {format_versions(kernel_versions())}"
@@ -60,9 +60,8 @@ def kernel_check(device: Device) -> KernelCheck:
 
 @dataclass(frozen=True, slots=True)
 class ChildCheck:
-    """Implements KernelCheck by a child for each check. `versions` names all that a finding depends on besides ours.
-
-    `folder` holds a file for each good finding.
+    """Implements KernelCheck by a child for each check. `versions` names all that a result depends on, besides our
+    sources. `folder` holds a file for each good result.
     """
 
     device: str
@@ -129,7 +128,7 @@ def _sources() -> str:
 
 
 def _remember(path: Path) -> None:
-    """Make the file of a good finding; without a folder to write to, the check runs again at the next start."""
+    """Make the file of a good result; without a folder to write to, the check runs again at the next start."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, draft = tempfile.mkstemp(dir=path.parent)

@@ -105,7 +105,7 @@ def main() -> int:
         return _not_here(str(error))
     except Exception as error:  # noqa: BLE001 - a library may raise anything
         why = _one_line(error)
-    if why is not None and is_out_of_memory(RuntimeError(why)):  # beside the weights: no fault of the kernels
+    if why is not None and is_out_of_memory(RuntimeError(why)):  # the weights left too little: not the kernels' fault
         return _not_here(why)
     sys.stdout.write(f"\n{json.dumps({'why': why})}\n")
     return 0

@@ -160,7 +160,7 @@ class TorchModel:
 
     def _launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DeviceStep:
         if not self._is_active:
-            self._opened.activate()  # for the thread that steps, and its events
+            self._opened.activate()  # for the thread that runs the steps, and its events
             self._is_active = True
         try:
             logits, pooled = self._run(batch, layer_done)

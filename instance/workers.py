@@ -55,7 +55,7 @@ class Workers:
         tokens = tuple(tokens)
         if not tokens and not times and not scored:
             return
-        load = self._load()  # it takes other locks: read it before taking these
+        load = self._load()  # reading it takes other locks, so do it before taking these
         with self.prefill.hold_finishes(), self.decode.hold_finishes():
             tokens = tuple(token for token in tokens if self._is_here(token.prompt_id))
             times = tuple((prompt_id, spent) for prompt_id, spent in times if self._is_here(prompt_id))

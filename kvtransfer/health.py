@@ -34,7 +34,7 @@ class _TransportState:
     ready_at: float | None = None
     broke: bool = False  # a link was lost after it was ready: less serious than a failed dial
     reason: str = ""
-    slower: tuple[str, str] | None = None  # than which other transport, and both rates as text
+    slower: tuple[str, str] | None = None  # the faster transport, and both rates as text
 
 
 class Health:

@@ -43,9 +43,9 @@ class Peer:
         self._slow = frozenset(one.name for one in traits if one.is_slow(device))
         self._measured_first = frozenset(one.name for one in traits if one.measured_first)
         self._health = Health([*self._transports], self._measured_first)
-        self._links: list[Link] = []  # all whose threads may be alive
-        self._last: Link | None = None  # the one shown if none is alive
-        self._trial: Link | None = None  # of a better transport than the one in use; carries no tickets
+        self._links: list[Link] = []  # every link whose threads may be alive
+        self._last: Link | None = None  # the link to report if none is alive
+        self._trial: Link | None = None  # over a better transport than the one in use; carries no tickets
         self._failures = self._bytes_of_gone = self._resent_of_gone = 0
         self._measured = Measured(0.0, 0.0)
         self._past = (0, 0, 0)  # bytes, failures, fallbacks of this instance's earlier processes

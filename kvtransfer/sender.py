@@ -62,8 +62,8 @@ class KvSender:
         )  # fmt: skip
         self._device_pool = device_memory(memory)
         self._peers: dict[PeerKey, Peer] = {}
-        self._epochs: dict[str, deque[int]] = {}  # of each instance, in the order they were first seen
-        self._receivers: dict[int, tuple[int, ...]] = {}  # the ranks of D sent to, by its number of ranks
+        self._epochs: dict[str, deque[int]] = {}  # by instance, in the order they were first seen
+        self._receivers: dict[int, tuple[int, ...]] = {}  # the ranks of D to send to, by D's number of ranks
         self._link_epochs = itertools.count(1)
         self._bytes_of_gone = self._resent_of_gone = 0
         self._closed = False

@@ -10,7 +10,7 @@
  *     every thread      attention_work (claims pieces until none is left)
  *                       -- barrier before the output is read --
  *
- * Scores, softmax and sums are float32. Keys are taken in partitions that begin at fixed positions and are merged in
+ * Scores, softmax and sums are float32. Keys are processed in partitions that begin at fixed positions and are merged in
  * order, so a row's result depends only on its own sequence: not on other rows, the threads, or whether it is computed
  * alone or in a chunk.
  */

@@ -1,4 +1,4 @@
-"""`pdserve chat`: a conversation with a served model, answers streamed."""
+"""`pdserve chat`: a conversation with a served model, with streamed answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

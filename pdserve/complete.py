@@ -1,4 +1,4 @@
-"""`pdserve complete`: texts continued by a served model, output streamed."""
+"""`pdserve complete`: continue texts with a served model, and stream the output."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

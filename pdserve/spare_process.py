@@ -22,7 +22,7 @@ from pdserve.parent_death import die_with_parent
 from pdserve.run_folder import open_log
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
 
-MAX_BYTES = 1 << 20  # of a command line with its environment: the largest pipe without privileges
+MAX_BYTES = 1 << 20  # a command line with its environment: the largest pipe without privileges
 _NICE = 19
 _FIRST_VICTIM = "1000"
 _DEVICES = ("/dev/nvidia", "/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dri", "/dev/kfd")

@@ -1,4 +1,4 @@
-"""PDSERVE_WORKER: the engine that instances are started and listed as workers of."""
+"""PDSERVE_WORKER: the engine whose workers are started as instances and listed in tables."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -3,7 +3,7 @@
 vllm          NixlConnector: VLLM_NIXL_SIDE_CHANNEL_PORT + data-parallel rank (NixlBaseConnectorScheduler)
 vllm-ascend   MooncakeConnectorV1: kv_port + number of the NPU in the instance (MooncakeConnectorWorker)
 
-Each device_id has its own 16 ports, and an entry uses those of its lowest one, from the first on.
+Each device_id has its own 16 ports; an entry uses those of its lowest device, starting with the first.
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""The cluster's front door and control plane: one process, never torch."""
+"""The cluster's HTTP server and control plane: one process, never torch."""

@@ -81,7 +81,7 @@ class Readiness:
         pairs, decode = self._registry.kv_pairs, plan.decode
         assert plan.prefill is not None, "a pair"
         gap = pairs.gap(plan.prefill, decode)
-        if gap is None:  # an instance left, or came again
+        if gap is None:  # an instance left or came back
             return False
         if why is not None:
             self._tried_at[self._tried(gap)] = asyncio.get_running_loop().time()

@@ -63,7 +63,7 @@ class TextOutput:
             for at, prompt in enumerate(request.prompts)
             for sequence in range(count)
         ]
-        self._num_open = len(self._choices)  # whose last piece was not passed on
+        self._num_open = len(self._choices)  # choices whose last piece was not passed on
         self._best_of = [
             None if n == count else BestOf(n, count, first_index=at * n) for at in range(len(request.prompts))
         ]

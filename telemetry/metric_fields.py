@@ -1,4 +1,4 @@
-"""Metrics declared at the fields of a dataclass: LoadSnapshot (wire/types.py), of an instance.
+"""Metrics declared at the fields of a dataclass: an instance's LoadSnapshot (wire/load.py).
 
     blocks_cached: int = gauge("KV blocks with a reusable prefix", "kv_blocks_cached")
 

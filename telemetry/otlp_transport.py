@@ -19,7 +19,7 @@ _GRPC_AGAIN = frozenset((
 ))  # fmt: skip
 
 
-class NotTaken(Exception):
+class ExportFailed(Exception):
     """A collector did not accept a batch; `may_retry` if sending it again later may succeed."""
 
     def __init__(self, reason: str, *, may_retry: bool) -> None:
@@ -31,7 +31,7 @@ class OtlpTransport(Protocol):
     """Sends one request at a time."""
 
     def send(self, payload: bytes, timeout_s: float) -> bytes:
-        """Return the collector's response. Raises NotTaken."""
+        """Return the collector's response. Raises ExportFailed."""
         ...
 
     def close(self) -> None:
@@ -63,12 +63,12 @@ class _Http:
             answer = connection.getresponse()
             body = answer.read(_MAX_ANSWER)
         except (OSError, http.client.HTTPException) as error:
-            raise NotTaken(f"{type(error).__name__}: {error}", may_retry=True) from error
+            raise ExportFailed(f"{type(error).__name__}: {error}", may_retry=True) from error
         finally:
             self._socket = None
             connection.close()
         if answer.status != 200:
-            raise NotTaken(f"status {answer.status}", may_retry=answer.status in _HTTP_AGAIN)
+            raise ExportFailed(f"status {answer.status}", may_retry=answer.status in _HTTP_AGAIN)
         return body
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class _Grpc:
             return self._export(payload, timeout=timeout_s, metadata=self._headers)
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-            raise NotTaken(f"gRPC status {code.name}", may_retry=code in _GRPC_AGAIN) from error
+            raise ExportFailed(f"gRPC status {code.name}", may_retry=code in _GRPC_AGAIN) from error
 
     def close(self) -> None:
         """See OtlpTransport."""

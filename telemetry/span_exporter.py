@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
-from telemetry.otlp_transport import NotTaken, OtlpTransport
+from telemetry.otlp_transport import ExportFailed, OtlpTransport
 from telemetry.spans import Span
 
 _log = EventLogger("traces")
@@ -76,7 +76,7 @@ class SpanExporter:
         while batch := self._next():
             try:
                 rejected = self._rejected(self._send(self._encode(batch)))
-            except NotTaken as error:
+            except ExportFailed as error:
                 self._count(0, len(batch))
                 self._capped_log.warning("spans_rejected", "collector", error=error, spans=len(batch))
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: traces may fail, requests not
@@ -95,7 +95,7 @@ class SpanExporter:
         """Send a batch; if the collector does not accept it, retry once after a period."""
         try:
             return self._transport.send(payload, self._timeout_s())
-        except NotTaken as error:
+        except ExportFailed as error:
             if not error.may_retry or self._closing.wait(self._period_s):
                 raise
         return self._transport.send(payload, self._timeout_s())

@@ -29,7 +29,7 @@ _NEVER: tuple[tuple[Network, str], ...] = tuple(
     )
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
-_PROTOCOLS_V4 = IPv4Network("192.0.0.0/24")  # of the IETF; older Pythons' ipaddress knows only a part of it
+_PROTOCOLS_V4 = IPv4Network("192.0.0.0/24")  # the IETF's; the ipaddress module of older Pythons knows only part of it
 # The embedded IPv4 address is in the last 32 bits; with 6to4, after the first 16.
 _EMBEDDING = tuple(map(IPv6Network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
 _SIX_TO_FOUR = IPv6Network("2002::/16")

@@ -111,7 +111,7 @@ class FlashInferAttention:
 
     def fixed_bytes(self, rows: int, width: int) -> int:
         """See GraphBackend: one wrapper for each kind of layer, each with its own workspace and int32 buffers."""
-        ends_and_lengths = 2 * (rows + 1) + rows  # of pages and, with tensor cores, of queries
+        ends_and_lengths = 2 * (rows + 1) + rows  # for pages and, with tensor cores, for queries
         own = FIXED_WORKSPACE_BYTES + _INT32 * (rows * width + ends_and_lengths)
         return own * len({kind for kind, _ in self._wrappers})
 

@@ -88,7 +88,7 @@ class FixedRows:
     def __init__(self, inputs: DecodeInputs, kv_lengths: list[int]) -> None:
         """`kv_lengths` are those of this run; a replay takes new ones from the host."""
         self.block_size, self.num_sequences = inputs.block_size, len(kv_lengths)
-        self.longest = inputs.tables.shape[1] * inputs.block_size  # of any replay
+        self.longest = inputs.tables.shape[1] * inputs.block_size  # in any replay
         self._inputs, self._kv_lengths = inputs, kv_lengths
 
     @cached_property

@@ -76,7 +76,9 @@ def _attention(
     """Attend one layer of the flattened step: [1, heads, num_tokens, dim] in, [1, num_tokens, heads, dim] out."""
     handler = getattr(module, _HANDLER, None)
     if handler is None or attention_mask is not None:
-        raise ConfigError(f"{type(module).__name__} has no layer index or builds its own mask: it cannot run paged")
+        raise ConfigError(
+            f"{type(module).__name__} has no layer index or builds its own mask: it cannot run on a paged KV pool"
+        )
     options = _options(module, scaling if scaling is not None else query.shape[-1] ** -0.5, kwargs)
     output = handler.run_layer(module.layer_idx, query[0], key[0], value[0], options)
     return output.unsqueeze(0), None

@@ -85,7 +85,7 @@ def _stored_dtype(path: Path, config: Any) -> str:
     tensors = stored_tensors(path)
     num_bytes: dict[str, int] = defaultdict(int)
     for one in tensors:
-        if one.dtype in _STORED_DTYPES:  # a scale, of whatever size, only where there are no weights
+        if one.dtype in _STORED_DTYPES:  # scales count as 0 bytes: they decide only where there are no weights
             num_bytes[_STORED_DTYPES[one.dtype]] += one.length if one.name.endswith(".weight") else 0
     if not num_bytes:
         raise ConfigError(f"{path}: its tensors have dtype {tensors[0].dtype if tensors else 'none'}, not floats")

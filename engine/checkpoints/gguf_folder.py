@@ -26,7 +26,7 @@ def find_gguf(path: Path) -> Path | None:
     if not files or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         return None
     if len(files) > 1:
-        raise ConfigError(f"{path} has {len(files)} GGUF files ({files[0].name}, ...): name one of them by --model")
+        raise ConfigError(f"{path} has {len(files)} GGUF files ({files[0].name}, ...): name one of them with --model")
     return files[0]
 
 

@@ -46,7 +46,7 @@ def _llama3_divisors(theta: float, count: int, factor: float) -> list[float]:
     """Return 1 for short waves, `factor` for long ones, and a smooth interpolation between them."""
     divisors = []
     for index in range(count):
-        turns = _ORIGINAL_LENGTH / (2 * math.pi * theta ** (index / count))  # of this wave over the original length
+        turns = _ORIGINAL_LENGTH / (2 * math.pi * theta ** (index / count))  # full turns over the original length
         share = min(max((turns - _LOW) / (_HIGH - _LOW), 0.0), 1.0)
         divisors.append(1 / ((1 - share) / factor + share))
     return divisors

@@ -17,7 +17,7 @@ from engine.checkpoints.model_identity import StoredTensor, stored_tensors
 from engine.checkpoints.weights import TensorSlice
 from wire.errors import ConfigError
 
-_PIECE_BYTES = 1 << 30  # of one read: Linux reads at most 2 GiB at once
+_PIECE_BYTES = 1 << 30  # per read; Linux reads at most 2 GiB at once
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,

@@ -13,7 +13,7 @@ from engine.fused.decoder import FusedDecoder, FusedWeights
 from engine.step import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
 
-_ROWS = (12, 1, 5)  # of sequences that are prefilled together: enough for every thread
+_ROWS = (12, 1, 5)  # per sequence, prefilled together: enough for every thread
 _BLOCK_SIZE = 16
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 """Limit of |difference| / |layer's contribution|; roundings to bfloat16 may resolve a tie either way."""

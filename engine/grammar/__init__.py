@@ -1,1 +1,1 @@
-"""Structured output: what the tokens of a sequence may be, so that its text is of a schema, regex or grammar."""
+"""Structured output: which tokens a sequence may contain, so that its text matches a schema, regex or grammar."""

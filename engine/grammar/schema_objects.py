@@ -93,8 +93,8 @@ class _Objects:
         self._visits += count
         if self._visits > self._limits.merged_parts:
             raise InvalidGrammar(
-                "allOf, anyOf, oneOf and $ref of the schema lead to more than "
-                f"{self._limits.merged_parts} parts, the limit"
+                "allOf, anyOf, oneOf and $ref of the schema expand to more parts than "
+                f"the limit of {self._limits.merged_parts}"
             )
 
 

@@ -1,4 +1,4 @@
-"""The instance's grammars: compiled in the child, then built here, cached, and shared by all requests for the same.
+"""The instance's grammars: compiled in the child, built and cached here, shared by all requests with the same grammar.
 
 prepare --> known: a done future
         --> being compiled: the same future

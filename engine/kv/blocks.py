@@ -35,7 +35,7 @@ class BlockPool:
         self._rope = rope
         self._lock = threading.Lock()
         self._free = (1 << num_total) - 1
-        self._num_unnamed = num_total  # of the free ones
+        self._num_unnamed = num_total  # free blocks without a name
         self._named = NamedBlocks()
         self._references = [0] * num_total
         self._probe_blocks: set[int] = set()

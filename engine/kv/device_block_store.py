@@ -23,7 +23,7 @@ class DeviceBlockStore:
         self._views = [
             pool[offset : offset + layout.num_blocks * size].view(layout.num_blocks, size)
             for offset, size in zip(layout.offsets, self._sizes, strict=True)
-        ]  # of each tensor, [num_blocks, block_bytes]
+        ]  # one for each tensor, [num_blocks, block_bytes]
         self._slot_bytes = sum(self._sizes)
         self._extent_slots = max(1, _EXTENT_BYTES // self._slot_bytes)
         self._extents: dict[int, torch.Tensor] = {}  # [extent_slots, slot_bytes] each

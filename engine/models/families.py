@@ -21,7 +21,7 @@ _KV_HEADS, _ALIBI = "num_key_value_heads", "ALiBi, a bias by distance, in attent
 FAMILIES = (
     ModelSupport(
         "llama", is_tested=True, kv_heads_key=_KV_HEADS, fused_layer="LlamaDecoderLayer",
-        gguf=GgufFormat("LlamaForCausalLM", pairs_neighbours=True),  # also of Mistral's files
+        gguf=GgufFormat("LlamaForCausalLM", pairs_neighbours=True),  # Mistral's files use it too
     ),
     ModelSupport("mistral", is_tested=True, kv_heads_key=_KV_HEADS, fused_layer="MistralDecoderLayer"),
     ModelSupport(

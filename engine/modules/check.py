@@ -96,7 +96,7 @@ class PartCheck:
             return None
         try:
             _, _, calls = self._run(module, inputs)
-        except (RuntimeError, TypeError):  # of another kind, with other inputs
+        except (RuntimeError, TypeError):  # another kind of module, with other inputs
             return None
         return calls[0] if len(calls) == 1 else None
 

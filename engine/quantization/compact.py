@@ -138,7 +138,7 @@ def joined(parts: Iterable[KeptWeight | str]) -> KeptWeight | str:
 
 
 def grouped_of(weight: KeptWeight) -> Grouped:
-    """Return a weight whose columns are in order in the form that `dequantise` takes."""
+    """Return a weight whose columns are in order in the form that `dequantise` expects."""
     assert weight.order is None
     return Grouped(weight.codes, weight.scales, weight.zeros, EvenGroups(weight.group_size))
 

@@ -26,7 +26,7 @@ class KeptWeight:
     in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
     `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
     `rounded_inputs`: the type to which inputs are rounded token by token, None where they stay floats. `static`: the
-    layer's own rounding instead, whose kernel adds the layer's bias too.
+    layer rounds its inputs with stored values instead, and its kernel adds the layer's bias too.
     """
 
     codes: torch.Tensor
@@ -81,8 +81,8 @@ class KeptFormat(Protocol):
         """Whether inputs are rounded to the type of the codes."""
         ...
 
-    def takes(self, weight: KeptWeight) -> bool:
-        """Return whether it is meant for this type of codes."""
+    def handles(self, weight: KeptWeight) -> bool:
+        """Return whether it handles this type of codes."""
         ...
 
     def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
@@ -94,7 +94,7 @@ class KeptFormat(Protocol):
         ...
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """Return [outputs]: the error that rounding weights and inputs may cause in an output of normal rows.
+        """Return [outputs]: the error that rounding weights and inputs may cause in an output of random rows.
 
         `rows` are standard normal, in the dtype; `norms` [outputs] are the Euclidean norms of the weight's rows. The
         standard deviation of an output is its row's norm; this is an upper bound of its error's deviation.
@@ -103,7 +103,7 @@ class KeptFormat(Protocol):
 
 
 class KeptLinear(nn.Module):
-    """A linear layer whose weight stays quantised; inference only. `order` sorts inputs where the kernel's are sorted.
+    """A linear layer whose weight stays quantised; inference only. `order` sorts the inputs if the kernel's are sorted.
 
     It has the bias and the hooks of `linear`, which sum over the ranks. The kernel's tensors are not parameters or
     buffers, so nothing moves, casts or initialises them.
@@ -140,7 +140,7 @@ class KeptLinear(nn.Module):
 
 
 def kept_weight(grouped: Grouped, *, rounded_inputs: torch.dtype | None) -> KeptWeight | str:
-    """Return a weight, or a rank's cut of it, in the form that formats take, or the reason why no format can.
+    """Return a weight, or a rank's cut of it, in the form that formats need, or the reason why none can use it.
 
     `rounded_inputs` is the checkpoint's type of inputs, for layers that are not static.
     """

@@ -63,7 +63,7 @@ class BlockFormat:
         """See KeptFormat."""
         return True
 
-    def takes(self, weight: KeptWeight) -> bool:
+    def handles(self, weight: KeptWeight) -> bool:
         """See KeptFormat: a checkpoint whose inputs are rounded to float8, with several scales per output."""
         return _has_blocks(weight) and weight.rounded_inputs == _FLOAT8
 
@@ -116,7 +116,7 @@ class WidenedFormat:
         """See KeptFormat."""
         return False
 
-    def takes(self, weight: KeptWeight) -> bool:
+    def handles(self, weight: KeptWeight) -> bool:
         """See KeptFormat."""
         return _has_blocks(weight)
 

@@ -1,4 +1,4 @@
-"""The part of a stored weight that one rank computes with, and its columns in even groups, as kernels take them.
+"""The part of a stored weight that one rank computes with, and its columns in groups of one size, as kernels need them.
 
 cut              | read                                    | groups
 column (outputs) | each range of rows, one below the other | as stored
@@ -19,9 +19,9 @@ from engine.checkpoints.materialise import DimensionRanges
 from engine.quantization.interface import Grouped, QuantisedModule, StaticInputs
 
 _PADDED_GROUP = 32
-"""Inputs in a padded group: the least that all kernels with groups take, and a divisor of what they take."""
+"""Inputs in a padded group: the smallest group that all kernels with groups accept; it divides the larger ones."""
 _MAX_PADDING = 2
-"""Times the inputs: with more columns than that, little memory is saved."""
+"""Columns per input, at most: with more, little memory is saved."""
 
 
 def read_cut(module: QuantisedModule, cut: DimensionRanges | None) -> Grouped:
@@ -81,7 +81,7 @@ def even_columns(grouped: Grouped) -> EvenColumns | str:
 
 
 def _sorted(groups: torch.Tensor) -> EvenColumns | str:
-    """Sort the inputs by group, and pad the groups where they have no common size that kernels take."""
+    """Sort the inputs by group, and pad the groups where they have no common size that kernels accept."""
     inputs = len(groups)
     held, counts = torch.unique(groups, return_counts=True)
     size = gcd(*counts.tolist())

@@ -49,8 +49,8 @@ class ExpertsFormat(Protocol):
         """Whether inputs are rounded to the type of the codes."""
         ...
 
-    def takes(self, weights: CompactWeights, rounded_inputs: torch.dtype | None) -> bool:
-        """Return whether it is meant for this type of codes; `rounded_inputs` as in KeptWeight."""
+    def handles(self, weights: CompactWeights, rounded_inputs: torch.dtype | None) -> bool:
+        """Return whether it handles this type of codes; `rounded_inputs` as in KeptWeight."""
         ...
 
     def lacking(self, weights: CompactWeights, dtype: torch.dtype) -> str | None:
@@ -150,7 +150,7 @@ class WidenedExperts:
         """See ExpertsFormat."""
         return False
 
-    def takes(self, weights: CompactWeights, rounded_inputs: torch.dtype | None) -> bool:
+    def handles(self, weights: CompactWeights, rounded_inputs: torch.dtype | None) -> bool:
         """See ExpertsFormat."""
         return True
 
@@ -216,7 +216,7 @@ class RoundedExperts:
         """See ExpertsFormat."""
         return True
 
-    def takes(self, weights: CompactWeights, rounded_inputs: torch.dtype | None) -> bool:
+    def handles(self, weights: CompactWeights, rounded_inputs: torch.dtype | None) -> bool:
         """See ExpertsFormat: codes of a checkpoint whose inputs are rounded to their type, one scale per output."""
         return weights.codes.dtype == self.op.codes == rounded_inputs and weights.scales.shape[2] == 1
 

@@ -56,7 +56,7 @@ class StoredExperts:
     def read(
         self, number: int, cut: DimensionRanges | None, rounded_inputs: torch.dtype | None
     ) -> KeptWeight | str:  # fmt: skip
-        """Read the cut of one expert's weight, or return the reason why it has no form that a kernel takes."""
+        """Read the cut of one expert's weight, or return the reason why no kernel can use it."""
         modules = [column[number] for column in self.columns]
         if cut is not None and self.is_transposed:
             cut = DimensionRanges(3 - cut.dim, cut.ranges)
@@ -127,7 +127,7 @@ def choose_format(
 ) -> KeptExperts | str:  # fmt: skip
     """Return the experts in the first format that agrees with `checked`, some of them by number, or the reasons."""
     reasons = []
-    for form in (form for form in formats if form.takes(weights, rounded_inputs)):
+    for form in (form for form in formats if form.handles(weights, rounded_inputs)):
         lacking = form.lacking(weights, dtype)
         if lacking is None:
             try:

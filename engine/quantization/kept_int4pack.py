@@ -25,7 +25,7 @@ has never been measured."""
 class Int4Ops:
     """The kernel's ops on one type of device.
 
-    `arrange` converts codes (uint8, below 16) to the input of `pack`, which also takes the number of inner tiles;
+    `arrange` converts codes (uint8, below 16) to the input of `pack`, which also needs the number of inner tiles;
     `unpack` converts packed outputs back to codes [outputs, inputs], where the order is known. `dtypes` maps the dtype
     of rows to that of the product; outputs must be multiples of `outputs`, inputs of `inputs`.
     """
@@ -115,7 +115,7 @@ class Int4Format:
         """See KeptFormat."""
         return False
 
-    def takes(self, weight: KeptWeight) -> bool:
+    def handles(self, weight: KeptWeight) -> bool:
         """See KeptFormat."""
         return weight.num_bits == 4
 

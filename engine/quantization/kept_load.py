@@ -22,10 +22,10 @@ from engine.quantization.weights import DequantisingWeights
 class Keeper:
     """Keeps the layers quantised for which the device has a format; called once, for one network.
 
-    `kept` of `weights.num_quantised` layers, each expert's among them, stay quantised and take `kept_bytes`; in floats
-    they would take `float_bytes`, and the whole network `network_bytes`. `num_rounded` of them round their inputs,
-    `num_static` of these by a stored step. `reasons` counts why the others were dequantised. `is_cut`: the network is
-    one rank's, and so are all these bytes.
+    `kept` of `weights.num_quantised` layers stay quantised (each expert's layers count) and use `kept_bytes`; in
+    floats they would use `float_bytes`, and the whole network `network_bytes`. `num_rounded` of them round their
+    inputs, `num_static` of these with a stored step. `reasons` counts why the others were dequantised. `is_cut`: the
+    network is one rank's, and so are all these bytes.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Keeper:
             return weight
         grouped, weight = stored.to(device), weight.to(device)
         reasons = []
-        for form in (form for form in self._formats if form.takes(weight)):
+        for form in (form for form in self._formats if form.handles(weight)):
             lacking = form.lacking(weight, dtype)
             if lacking is None:
                 try:

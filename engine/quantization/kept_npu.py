@@ -58,7 +58,7 @@ class AntiquantFormat:
         """See KeptFormat."""
         return False
 
-    def takes(self, weight: KeptWeight) -> bool:
+    def handles(self, weight: KeptWeight) -> bool:
         """See KeptFormat."""
         return weight.num_bits is not None and weight.static is None
 

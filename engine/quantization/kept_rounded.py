@@ -61,7 +61,7 @@ class RoundedFormat:
         """See KeptFormat."""
         return True
 
-    def takes(self, weight: KeptWeight) -> bool:
+    def handles(self, weight: KeptWeight) -> bool:
         """See KeptFormat: codes of a checkpoint whose inputs are rounded to their type."""
         return weight.codes.dtype == self.op.codes == weight.rounded_inputs
 

@@ -1,4 +1,4 @@
-"""W8A8 with static inputs (interface.py, StaticInputs), computed as vLLM Ascend does: in whole numbers up to the scale.
+"""W8A8 with static inputs (interface.py, StaticInputs), computed in integers up to the scale, as vLLM Ascend does.
 
 rounded = input * per_step + zero               float32, then to the nearest, ties to even, from -128 to 127
 output  = (rounded . codes + bias) * scale      int32 sums, a float32 product, rounded to the dtype of the rows
@@ -76,7 +76,7 @@ class StaticFormat:
         """See KeptFormat."""
         return True
 
-    def takes(self, weight: KeptWeight) -> bool:
+    def handles(self, weight: KeptWeight) -> bool:
         """See KeptFormat."""
         return weight.static is not None
 

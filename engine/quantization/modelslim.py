@@ -106,7 +106,7 @@ class ModelSlimLayout:
         names = frozenset(stored.names)
         for name in stored.names:
             if name.endswith(".weight") and name not in self.schemes and stored.dtype(name) == torch.int8:
-                raise ConfigError(f"{name} is int8, but ModelSlim's description does not call it quantised")
+                raise ConfigError(f"{name} is int8, but ModelSlim's description does not mark it as quantised")
         for name, scheme in self.schemes.items():
             module = name.removesuffix(".weight")
             if name.endswith(_SMOOTHED):
@@ -188,7 +188,7 @@ def read_modelslim(config: QuantizationConfig) -> ModelSlimLayout:
     values, schemes = config.values, {}
     for name, value in values.items():
         if "." not in name:
-            continue  # about the whole checkpoint
+            continue  # it describes the whole checkpoint
         layer, _, tensor = name.rpartition(".")
         scheme = "C8" if name.endswith(_KV_SCALES) else value
         if tensor in _TENSORS_REFUSED:

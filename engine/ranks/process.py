@@ -39,7 +39,7 @@ function that returns the age of the running step."""
 def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
     """Serve one rank; return the exit status. Without `hand_off` rank 0 moves the KV of this rank too."""
     channel = Channel(socket.socket(fileno=int(argv[0])), RankMessageKind)
-    end_with(int(argv[1]))  # that thread of rank 0's process outlives this one
+    end_with(int(argv[1]))  # rank 0's thread that started this process outlives it
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.ExitStack() as on_exit:  # rank 0 gets the error before it sees the hand-off close

@@ -108,7 +108,7 @@ class StreamSum:
     def _enqueue(self, tensor: torch.Tensor) -> None:
         work = self._group.allreduce([tensor], self._options)
         if work is not None:
-            work.wait()  # of streams: with a timeout it would be the host's
+            work.wait()  # the stream waits; with a timeout the host would
 
     def _connect(self, timeout_s: float) -> None:
         """Sum once, which makes the communicator, so that no step counts the time that takes."""

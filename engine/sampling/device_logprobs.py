@@ -14,7 +14,7 @@ from wire.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class _ExtraTokens:
     """The additional tokens of the rows that requested the same ones."""
 
     rows: list[int]
@@ -28,7 +28,7 @@ class LogprobsToRead:
 
     logprobs: torch.Tensor  # [num_rows]
     num_better: torch.Tensor  # [num_rows] int64
-    best: tuple[_Beside, ...]
+    best: tuple[_ExtraTokens, ...]
 
     def read(self) -> Iterator[TokenLogprobs]:
         """Yield each row's log probabilities."""
@@ -69,5 +69,5 @@ def _slice_logprobs(
         else:
             ids = upload_ints(what, logits.device).expand(len(rows), -1)
         values = logprobs.index_select(0, places).gather(1, ids)
-        best.append(_Beside(rows, download.take(ids), download.take(values)))
+        best.append(_ExtraTokens(rows, download.take(ids), download.take(values)))
     return LogprobsToRead(download.take(logprobs.gather(1, own).squeeze(1)), download.take(num_better), tuple(best))

@@ -48,7 +48,7 @@ class ProgressView:
         if self._first is None:
             self._first, self._began = progress, self._clock()
         self._last = progress
-        self._left.take(self._clock(), progress.done)
+        self._left.record(self._clock(), progress.done)
         with _ignore_stream_errors():
             if self._stream.isatty():
                 self._draw(progress)

@@ -8,7 +8,7 @@ _MIN_WINDOW = 16  # lines of a window
 class TimeLeft:
     """The lines of one run over time. Owns the window: as many lines as are in flight, at least 16.
 
-    Lines finish in waves of `max_inflight`: before a whole one, or half of the run, the speed is unknown.
+    Lines finish in waves of `max_inflight`: the speed is unknown until one whole wave, or half of the run, is done.
     """
 
     def __init__(self, max_inflight: int) -> None:
@@ -16,7 +16,7 @@ class TimeLeft:
         self._first: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
 
-    def take(self, now: float, done: int) -> None:
+    def record(self, now: float, done: int) -> None:
         """Record the number of finished lines."""
         self._first = done if self._first is None else self._first
         self._samples.append((now, done))

@@ -26,7 +26,7 @@ class OwnEngine:
             prefix_caching=False,
         )
         self._rng, self._added = random.Random(0), 0
-        self.full_steps_s: dict[int, list[float]] = {}  # of steps that decode a whole batch, by batch size
+        self.full_steps_s: dict[int, list[float]] = {}  # durations of steps that decode a whole batch, by batch size
 
     def add(self, run: BenchRun) -> None:
         """Queue random prompts."""

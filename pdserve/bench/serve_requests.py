@@ -15,7 +15,7 @@ from pdserve.bench.serve_options import ServeOptions
 from wire.errors import ConfigError, Unavailable
 
 CUSTOM_OUTPUT_LEN = 256
-_MIN_TURN, _MAX_PROMPT, _MAX_TURN = 4, 1024, 2048  # tokens of a ShareGPT turn, its prompt, and both, as vLLM prunes
+_MIN_TURN, _MAX_PROMPT, _MAX_TURN = 4, 1024, 2048  # vLLM's token limits for ShareGPT turns
 
 
 async def make_requests(

@@ -15,7 +15,7 @@ from pdserve import parent_death
 from pdserve.bench.cases import BenchRun
 from pdserve.bench.pd.contestants import kept
 
-_SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "vllm_peer.py"  # of a clone
+_SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "vllm_peer.py"  # exists in a clone only
 _START_S, _RUN_S, _END_S = 600.0, 900.0, 20.0
 
 
@@ -39,7 +39,7 @@ class Vllm:
         self.log = home / "vllm-rates.log"
         self._buffer = b""
         self._replies, theirs = os.pipe()
-        held, self._guard_pipe = os.pipe()  # the guard's pipe, for a paused peer when we are killed
+        held, self._guard_pipe = os.pipe()  # closes if we are killed: the guard then kills a paused peer
         keeper = kept(
             sorted(os.sched_getaffinity(0)), [str(python), "-u", str(_SCRIPT), str(model), dtype, str(theirs)]
         )

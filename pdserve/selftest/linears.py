@@ -35,7 +35,7 @@ def _compare(device: Device, name: str) -> str:
     form, tried, reasons = FORMATS[name], list[str](), list[str]()
     for sort, grouped, rounded_inputs in _weights(device.torch_device):
         weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
-        if isinstance(weight, str) or not form.takes(weight):
+        if isinstance(weight, str) or not form.handles(weight):
             continue
         lacking = form.lacking(weight, torch.bfloat16)
         if lacking is not None:
@@ -63,7 +63,7 @@ def _compare_experts(device: Device, name: str) -> str:
         weight = kept_weight(grouped, rounded_inputs=rounded_inputs)
         assert not isinstance(weight, str)
         weights = compact_experts([weight] * _EXPERTS, _EXPERTS, host)
-        if isinstance(weights, str) or not form.takes(weights, rounded_inputs):
+        if isinstance(weights, str) or not form.handles(weights, rounded_inputs):
             continue
         weights = weights.to(device.torch_device)
         lacking = form.lacking(weights, torch.bfloat16)

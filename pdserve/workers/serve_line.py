@@ -1,4 +1,4 @@
-"""The command line and the variables of a worker, from its plan and what was typed. Pure, but for host names.
+"""A worker's command line and variables, from its plan and what was typed. Pure, except for resolving host names.
 
 tables: role, devices, host   -> --kv-transfer-config, --tensor-parallel-size, KV ports, --host, --port
 typed                          -> everything else, as it is; what is typed wins

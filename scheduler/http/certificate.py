@@ -27,7 +27,7 @@ def read_https(options: SchedulerOptions) -> Https | None:
             raise ConfigError(f"--ssl-cert-reqs {options.ssl_cert_reqs} needs --ssl-keyfile and --ssl-certfile")
         return None
     if options.ssl_cert_reqs != "0" and options.ssl_ca_certs is None:
-        raise ConfigError(f"--ssl-cert-reqs {options.ssl_cert_reqs} needs --ssl-ca-certs to check certificates by")
+        raise ConfigError(f"--ssl-cert-reqs {options.ssl_cert_reqs} needs --ssl-ca-certs to check certificates against")
     _check(options.ssl_keyfile, options.ssl_certfile, options.ssl_ca_certs)
     return Https(options.ssl_keyfile, options.ssl_certfile, options.ssl_ca_certs, int(options.ssl_cert_reqs))
 

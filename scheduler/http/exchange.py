@@ -13,7 +13,7 @@ _log = EventLogger("server")
 _LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _BARE = frozenset((204, 304))
 _UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
-MAX_DROPPED_BYTES = 2**20  # that a client may still send after its last answer
+MAX_DROPPED_BYTES = 2**20  # how much a client may still send after its last answer
 
 
 class HttpExchange:

@@ -24,7 +24,7 @@ from scheduler.http.exchange import MAX_DROPPED_BYTES, HttpExchange
 
 SLICE_BYTES = 4 * 2**10  # parsed at once: a queued request costs far more than its bytes
 PAUSE_BODY_BYTES = 64 * 2**10
-_MIN_READ = 0.1  # of the pending output, within `reader_s`
+_MIN_READ = 0.1  # share of the pending output to be read within `reader_s`
 
 
 class HttpProtocol(asyncio.Protocol):

@@ -81,7 +81,7 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
-        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after the next short session, and due now
+        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # next short session's; due now
         self._still = CappedLog(_log)
 
     @property
@@ -213,7 +213,7 @@ class Member:
         if state is not self.state:
             report = _log.info if is_well else _log.warning
             report(f"instance_{state}", instance=self.expected, why=why)
-        elif why != self.why:  # the peer chooses this text, at every attempt anew
+        elif why != self.why:  # the peer chooses this text, and may change it at every attempt
             again = self._still.info if is_well else self._still.warning
             again(f"instance_{state}", f"{self.expected} is still {state}", instance=self.expected, why=why)
         self.state, self.why = state, why

@@ -27,9 +27,9 @@ from scheduler.templates.kinds import CHANGED, ERROR, READY, TEXT
 
 MAX_OUTPUT_CHARS = 8 * 2**20
 
-_RENDER_BYTES = 64 * 2**20  # of a render, beyond the idle process and four times its job
-_KEPT_BYTES = 16 * 2**20  # that a render may leave allocated
-_COPIES = 4  # of a job: received, parsed, rendered, joined
+_RENDER_BYTES = 64 * 2**20  # for a render, beyond the idle process and four times its job
+_KEPT_BYTES = 16 * 2**20  # a render may leave this much allocated
+_COPIES = 4  # of each job: received, parsed, rendered, joined
 _ERROR_CHARS = 500
 _WARM_UP = "{% for a in [1] %}{{ strftime_now('%Y') }}{{ a | tojson | pprint | wordwrap }}{{ lipsum() }}{% endfor %}"
 

@@ -9,10 +9,10 @@ import orjson
 from scheduler.templates.template_queue import TemplateQueue
 from wire.errors import InvalidRequest
 
-_RENDER_S = 1.0  # of CPU time: waiting on a busy machine does not count
+_RENDER_S = 1.0  # CPU time: waiting on a busy machine does not count
 _RENDER_TIMEOUT_S = 30.0
 _QUEUE_S = 60.0
-_QUICK_BYTES = 2**20  # of a job: larger ones use the slow queue
+_QUICK_BYTES = 2**20  # larger jobs use the slow queue
 
 
 class TemplateRenderer:

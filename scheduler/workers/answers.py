@@ -1,4 +1,4 @@
-"""Read what a worker answers: the stream of one sequence, and the answer of a prefill. Pure."""
+"""Parse a worker's answers: the stream of one sequence, and the answer of a prefill. Pure."""
 
 from typing import Any
 

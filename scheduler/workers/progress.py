@@ -1,4 +1,4 @@
-"""Whether a worker progresses, by its counters and its answers: what an instance of ours reports of itself."""
+"""Whether a worker makes progress, from its counters and answers; our own instances report this themselves."""
 
 import asyncio
 import dataclasses

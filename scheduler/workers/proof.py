@@ -30,7 +30,7 @@ def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput]) -> 
         if gap is None or gap > MAX_GAP:
             shown = "no common token" if gap is None else f"log probabilities {gap:.3g} apart (limit {MAX_GAP:g})"
             return f"token {one.index} is {other.token_id}, and {one.token_id} alone: {shown}"
-        if one.token_id != other.token_id:  # both about as likely: what follows cannot be compared
+        if one.token_id != other.token_id:  # both are about equally likely: what follows cannot be compared
             return None
     return None
 

@@ -183,7 +183,7 @@ def test_a_folder_with_one_gguf_and_nothing_else_is_found(tmp_path: Path) -> Non
     assert find_gguf(file.parent) is None
     (file.parent / "config.json").unlink()
     (file.parent / "b.gguf").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"has 2 GGUF files \(b\.gguf, \.\.\.\): name one of them by --model"):
+    with pytest.raises(ConfigError, match=r"has 2 GGUF files \(b\.gguf, \.\.\.\): name one of them with --model"):
         find_gguf(file.parent)
 
 

@@ -119,7 +119,7 @@ def test_float8_products_are_those_of_rounded_inputs(count: int, dtype: torch.dt
     steps = rows.float().abs().amax(1, keepdim=True) / 448
     rounded = (rows.float() / steps).to(torch.float8_e4m3fn).double() * steps.double()
     weight, form = whole(grouped, rounded_inputs=torch.float8_e4m3fn), RoundedFormat(FLOAT8_BY_TORCH)
-    assert form.takes(weight)
+    assert form.handles(weight)
     assert form.lacking(weight, dtype) is None
 
     got = form.pack(weight, dtype)(rows).double().numpy()
@@ -222,8 +222,8 @@ def test_int8_with_more_than_one_scale_is_left(change: dict[str, object], lackin
 
 
 def test_int8_weights_alone_are_not_multiplied_with_rounded_inputs() -> None:
-    assert RoundedFormat(INT8_BY_TORCH).takes(whole(int8_layer(8, 8), rounded_inputs=torch.int8))
-    assert not RoundedFormat(INT8_BY_TORCH).takes(whole(int8_layer(8, 8)))
+    assert RoundedFormat(INT8_BY_TORCH).handles(whole(int8_layer(8, 8), rounded_inputs=torch.int8))
+    assert not RoundedFormat(INT8_BY_TORCH).handles(whole(int8_layer(8, 8)))
 
 
 _SPOILT = {

@@ -48,7 +48,7 @@ def test_block_products_are_those_of_rounded_inputs(outputs: int, inputs: int, c
     parts = rows.float().view(count, -1, 128)
     steps = parts.abs().amax(2, keepdim=True) / 448
     rounded = ((parts / steps).to(_FLOAT8).float() * steps).view(count, inputs).double()
-    assert form.takes(replace(weight, scales=torch.ones(outputs, 2)))
+    assert form.handles(replace(weight, scales=torch.ones(outputs, 2)))
     assert form.lacking(weight, dtype) is None
 
     kernel = form.pack(weight, dtype)
@@ -73,7 +73,7 @@ def test_weights_in_other_blocks_are_widened(outputs: int, inputs: int, rows: in
     assert "scaled_mm supports whole blocks of 128 x 128" in str(
         BlockFormat(functional.scaled_mm).lacking(weight, torch.bfloat16)
     )
-    assert WidenedFormat().takes(weight)
+    assert WidenedFormat().handles(weight)
 
 
 def test_block_scales_fit_torchs_shape_function() -> None:
@@ -170,8 +170,8 @@ def test_widened_products_are_those_of_the_dequantised_weight(
 
 
 def test_only_float8_with_several_scales_per_output_is_widened() -> None:
-    assert not WidenedFormat().takes(whole(float8_layer(24, 96)))
-    assert not WidenedFormat().takes(
+    assert not WidenedFormat().handles(whole(float8_layer(24, 96)))
+    assert not WidenedFormat().handles(
         whole(Grouped(torch.ones(8, 64, dtype=torch.int8), torch.ones(8, 2), None, EvenGroups(32)))
     )
 

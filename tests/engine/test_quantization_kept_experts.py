@@ -168,8 +168,8 @@ def test_float8_experts_are_multiplied_by_the_rules_of_torch(
     form = kept_table.EXPERTS["experts-float8"]
     layer = float8_layer(48, 96)
     weights = _experts(lambda _: layer, 5, rounded)
-    assert form.takes(weights, rounded)
-    assert not form.takes(weights, None)
+    assert form.handles(weights, rounded)
+    assert not form.handles(weights, None)
 
     made = choose_format(weights, {0: _weight(layer, rounded)}, [form], rounded, dtype)
 

@@ -116,7 +116,7 @@ def test_only_static_formats_take_static_inputs() -> None:
         (static, {"int8-static", "npu-int8-static"}),
         (replace(static, static=None), {"int8", "npu-int8", "npu-antiquant"}),
     ):
-        assert {name for name, form in FORMATS.items() if form.takes(whole(grouped))} == names
+        assert {name for name, form in FORMATS.items() if form.handles(whole(grouped))} == names
 
 
 def test_what_a_static_layer_lacks_is_reported() -> None:

@@ -63,7 +63,7 @@ def compared(
     grouped: Grouped, form: KeptFormat, dtype: torch.dtype, *, rounded_inputs: torch.dtype | None = None
 ) -> str | None:
     weight = whole(grouped, rounded_inputs=rounded_inputs)
-    assert form.takes(weight)
+    assert form.handles(weight)
     assert form.lacking(weight, dtype) is None
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     return disagreement(KeptLinear(linear, form.pack(weight, dtype), weight.order), grouped, weight, form, dtype)

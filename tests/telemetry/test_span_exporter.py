@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from telemetry.otlp_endpoint import read_endpoint
 from telemetry.otlp_messages import encode, rejected
-from telemetry.otlp_transport import NotTaken, open_transport
+from telemetry.otlp_transport import ExportFailed, open_transport
 from telemetry.span_exporter import SpanExporter
 from telemetry.spans import Span
 from tests.telemetry.collector import WAIT_S, Collector, grpc_collector, http_collector
@@ -170,7 +170,7 @@ def test_an_error_contains_no_header() -> None:
     with http_collector(Collector(statuses=[401])) as collector:
         environ = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret"}
         transport = open_transport(read_endpoint(f"http://127.0.0.1:{collector.port}/v1/traces", environ))
-        with pytest.raises(NotTaken, match=r"^status 401$") as refused:
+        with pytest.raises(ExportFailed, match=r"^status 401$") as refused:
             transport.send(b"", 5.0)
     assert not refused.value.may_retry
 
