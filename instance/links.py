@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvtransfer.interface import Receiver, Sender
-from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.receiver_counts import ReceiverCounts
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
 from wire.load import LinkStatus, LoadSnapshot

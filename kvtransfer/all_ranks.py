@@ -17,8 +17,8 @@ from kvtransfer.quorum import Quorum
 from kvtransfer.rank_ends import RankReceiver, RankSender
 from kvtransfer.ranks import count_ranks, receivers_of
 from kvtransfer.receiver import KvReceiver, close_receivers
+from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.sender import close_senders
-from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
 from processes.failpoints import Failpoints
 from wire.errors import Incompatible, PdserveError

@@ -4,7 +4,8 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kvtransfer.frame import MessageType, WireError, pack
+from kvtransfer.link_codec import WireError, pack
+from kvtransfer.link_messages import MessageType
 
 if TYPE_CHECKING:
     import torch

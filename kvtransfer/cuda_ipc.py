@@ -19,9 +19,9 @@ from kvtransfer import shm
 from kvtransfer.cuda_handles import IpcDriver, MappedPool, SharedEvent, decode_handles, encode_handles
 from kvtransfer.device_memory import DeviceMemory, DeviceRegion, device_memory
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.frame import Frame, MessageType, Taken
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.link_messages import Frame, MessageType, Taken
 from kvtransfer.named_windows import WindowNamer, WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kvtransfer.frame import VersionMismatch, WireError
 from kvtransfer.handshake import greet
 from kvtransfer.hello import NONCE_BYTES, Hello
+from kvtransfer.link_codec import VersionMismatch, WireError
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet, Timeouts, Transport
 from security.trust import Trust

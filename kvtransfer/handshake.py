@@ -8,8 +8,9 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtransfer.frame import PREFIX, MessageType, Refuse, VersionMismatch, WireError, decode, encode, pack
 from kvtransfer.hello import Hello, Welcome, decode_hello, decode_welcome, encode_hello, encode_welcome
+from kvtransfer.link_codec import PREFIX, VersionMismatch, WireError, decode, encode, pack
+from kvtransfer.link_messages import MessageType, Refuse
 from kvtransfer.proof import (
     check_challenge,
     check_peer,

@@ -12,8 +12,9 @@ Flag 1: frames carry digests. A link has them if either side requests them.
 import struct
 from dataclasses import dataclass
 
-from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
 from kvtransfer.inflow import SendingRank
+from kvtransfer.link_codec import WireError, pack, pack_text, unpack_texts
+from kvtransfer.link_messages import MessageType
 from wire.errors import Incompatible, InstanceLost
 from wire.kv_layout import KvTensor, PoolLayout, Rank, check_rank, describe_difference
 from wire.types import PROTOCOL_VERSION

@@ -5,9 +5,10 @@ import threading
 from collections.abc import Callable
 
 from kvtransfer.digest import Region
-from kvtransfer.frame import Frame, MessageType, Refuse, Signal, WireError, decode
 from kvtransfer.handshake import answer
 from kvtransfer.hello import Hello
+from kvtransfer.link_codec import WireError, decode
+from kvtransfer.link_messages import Frame, MessageType, Refuse, Signal
 from kvtransfer.probed import Probed
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvtransfer.coverage import Coverage, mask_of
-from kvtransfer.frame import Commit, Frame
+from kvtransfer.link_messages import Commit, Frame
 from kvtransfer.terms import Terms, check_frame, describe_frame, same_place, seal_of
 from wire.errors import HandoffFailed
 from wire.kv_layout import Rank

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from kvtransfer.dial import Dialled, dial
-from kvtransfer.frame import TicketMessage
 from kvtransfer.hello import Hello
+from kvtransfer.link_messages import TicketMessage
 from kvtransfer.link_ops import (
     Begin,
     CheckLeases,

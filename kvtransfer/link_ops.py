@@ -4,8 +4,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
 from devices.interface import Event
-from kvtransfer.frame import Abort, Ack, Nack, Read, Signal
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
+from kvtransfer.link_messages import Abort, Ack, Nack, Read, Signal
 from kvtransfer.transport import Timeouts, Transport
 from processes.failpoints import Failpoints
 from security.trust import Trust

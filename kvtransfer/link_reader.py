@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvtransfer.frame import Abort, Ack, Nack, Read, Renew, Signal, Taken, TicketMessage, WireError, decode
+from kvtransfer.link_codec import WireError, decode
+from kvtransfer.link_messages import Abort, Ack, Nack, Read, Renew, Signal, Taken, TicketMessage
 from kvtransfer.link_ops import LinkOver, MessageReceived, ProbeAnswered
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet

@@ -18,9 +18,10 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.link_codec import WireError, encode, pack
+from kvtransfer.link_messages import Frame, MessageType, Taken
 from kvtransfer.mooncake_engine import Registered, engine_at, lacking, read_method_of, warn_about_ports
 from kvtransfer.process_group.devices import device_of
 from kvtransfer.ring import Ring

@@ -8,7 +8,8 @@ receiver reads the sender's pool.
 
 from dataclasses import replace
 
-from kvtransfer.frame import Frame, encode
+from kvtransfer.link_codec import encode
+from kvtransfer.link_messages import Frame
 from kvtransfer.slots import BlockWindow
 from wire.errors import HandoffFailed
 

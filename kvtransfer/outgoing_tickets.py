@@ -10,9 +10,10 @@ from devices.interface import Event
 from devices.polling import wait_until
 from kvtransfer.device_memory import DeviceRegion, region_of
 from kvtransfer.digest import RegionRuns, digest_of
-from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage, encode
 from kvtransfer.framing import FrameRange, cut_frames
 from kvtransfer.interface import SendStats
+from kvtransfer.link_codec import encode
+from kvtransfer.link_messages import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.link_ops import Begin, Drop, FinishTicket, LinkSettings, MessageReceived, Put, TicketOp
 from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
@@ -205,7 +206,7 @@ class OutgoingTickets:
         self._add_to_batch(commit.ticket_id)
         self._outbox.add([encode(commit)])
         if failpoints:
-            self._outbox.flush()  # so that "after" is after
+            self._outbox.flush()  # the failpoint is after the commit was sent
             failpoints.hit("kv.after_send_commit")
 
     def _put(self, entry: _OpenTicket, put: Put, more_queued: bool) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import RegionRuns
-from kvtransfer.frame import Frame, MessageType, Signal, encode
+from kvtransfer.link_codec import encode
+from kvtransfer.link_messages import Frame, MessageType, Signal
 from kvtransfer.link_ops import LinkSettings, Measure, Measured, ProbeAnswered
 from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
@@ -37,7 +38,7 @@ def check_num_bytes(num_bytes: int) -> None:
 class _Running:
     op: Measure
     bytes_left: int
-    ticket_id: str = field(default_factory=lambda: secrets.token_hex(16))  # of no ticket; identifies its frames
+    ticket_id: str = field(default_factory=lambda: secrets.token_hex(16))  # of the frames
     round_trips: list[float] = field(default_factory=list)
     ping_sent: tuple[int, float] = (0, 0.0)
     started: float | None = None

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from kvtransfer.digest import Region, RegionRuns, StopFlag
-from kvtransfer.frame import Frame, MessageType, Signal, TicketMessage, WireError, encode
+from kvtransfer.link_codec import WireError, encode
+from kvtransfer.link_messages import Frame, MessageType, Signal, TicketMessage
 from kvtransfer.staging import whole
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Inlet

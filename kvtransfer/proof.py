@@ -12,8 +12,9 @@ import struct
 from dataclasses import dataclass
 
 from kvtransfer import shm
-from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
 from kvtransfer.hello import NONCE_BYTES, Hello
+from kvtransfer.link_codec import WireError, pack, pack_text, unpack_texts
+from kvtransfer.link_messages import MessageType
 from kvtransfer.stream import LinkLost, Stream
 from security.secret import PROOF_BYTES, Prover, Side, differ, readable
 from security.trust import Trust, printable

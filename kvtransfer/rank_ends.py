@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvtransfer.interface import Sender
 from kvtransfer.link import Link
-from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.totals import PeerProcess
 from wire.load import LinkStatus
 from wire.types import KvEndpoint

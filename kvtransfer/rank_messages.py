@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.totals import PeerProcess
 from processes.rank_payloads import little_endian
 from wire.load import LinkStatus

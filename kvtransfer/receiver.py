@@ -13,15 +13,17 @@ from functools import partial
 from kvtransfer import shm, tcp
 from kvtransfer.connection_limit import MAX_INSIDE, MAX_WAITING, ConnectionLimit
 from kvtransfer.device_memory import scratch_of
-from kvtransfer.frame import Refuse, TicketMessage, encode
 from kvtransfer.handshake import log_refusal
 from kvtransfer.hello import Hello, check_hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.interface import PoolMemory, ReceiverEvents
+from kvtransfer.link_codec import encode
+from kvtransfer.link_messages import Refuse, TicketMessage
 from kvtransfer.quorum import Quorum, TicketLedger
 from kvtransfer.rank_ends import RankReceiver
+from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.stream import Stream
-from kvtransfer.ticket_table import ReceiverCounts, TicketTable
+from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Timeouts, Transport
 from kvtransfer.transports import make_transports
 from processes.failpoints import Failpoints, process_failpoints
@@ -34,7 +36,7 @@ from wire.types import KvEndpoint, Ticket
 _log = EventLogger("kvtransfer")
 _MAX_CONNECTIONS = MAX_INSIDE + 2 * MAX_WAITING  # includes displaced connections whose threads have not ended
 _JOIN_S = 5.0
-_SWEEP_S = 0.25  # for counting bytes of a frame and for expiring leases: together half a second late
+_SWEEP_S = 0.25  # counting a frame's bytes and expiring leases are each at most this late
 _ACCEPT_PAUSE_S = 0.1
 
 

@@ -8,8 +8,8 @@ Each rank of P has one for each rank of D that it sends to. The other half: tick
 from enum import StrEnum
 
 from kvtransfer.coverage import Coverage, mask_of
-from kvtransfer.frame import Commit, Frame
 from kvtransfer.framing import FrameRange
+from kvtransfer.link_messages import Commit, Frame
 from kvtransfer.terms import Terms, seal_of
 from wire.errors import HandoffFailed
 

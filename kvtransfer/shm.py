@@ -15,9 +15,10 @@ import struct
 
 from kvtransfer.device_memory import device_memory
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.frame import Frame, Taken, WireError
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.link_codec import WireError
+from kvtransfer.link_messages import Frame, Taken
 from kvtransfer.named_windows import WindowNamer, WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.staging import move

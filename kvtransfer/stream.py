@@ -7,7 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 
-from kvtransfer.frame import PREFIX, MessageType, WireError, decode_prefix
+from kvtransfer.link_codec import PREFIX, WireError, decode_prefix
+from kvtransfer.link_messages import MessageType
 from native.ticker import run_time
 
 _MAX_PIECES = 1_024

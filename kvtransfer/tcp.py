@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.frame import FRAME_HEAD_BYTES, MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.link_codec import FRAME_HEAD_BYTES, MAX_FRAME_BYTES, WireError, encode
+from kvtransfer.link_messages import Frame, Taken
 from kvtransfer.mover import process_mover
 from kvtransfer.staging import Staging, pieces_of
 from kvtransfer.stream import Stream

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtransfer.digest import digest_of
-from kvtransfer.frame import MAX_FRAME_BYTES, Frame
+from kvtransfer.link_codec import MAX_FRAME_BYTES
+from kvtransfer.link_messages import Frame
 from wire.errors import HandoffFailed
 from wire.kv_layout import Heads, KvTensor
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from kvtransfer.digest import StopFlag
-from kvtransfer.frame import Commit, Frame
 from kvtransfer.inflow import FrameVerdict, Inflow, MoveResult, SendingRank
+from kvtransfer.link_messages import Commit, Frame
 from kvtransfer.ranks import Senders
 from kvtransfer.slots import Windows
 from kvtransfer.terms import RankHeads, Terms

@@ -3,17 +3,18 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from kvtransfer.arrivals import Arrivals
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import digest_of
-from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.inflow import FrameVerdict, MoveResult, SendingRank
 from kvtransfer.interface import PoolMemory
+from kvtransfer.link_messages import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.past_tickets import PastTickets
 from kvtransfer.quorum import ShareReports
 from kvtransfer.ranks import Senders
+from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.slots import SlotMap
 from kvtransfer.suspect_frames import SuspectFrames
 from kvtransfer.ticket import ReceiverTicket
@@ -24,18 +25,6 @@ from wire.errors import HandoffFailed, PdserveError, to_name
 from wire.kv_layout import Heads
 
 _log = EventLogger("kvtransfer")
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverCounts:
-    """A receiver's counters since it started."""
-
-    bytes_received: int = 0
-    duplicate_frames: int = 0
-    dropped_frames: int = 0
-    corrupt_frames: int = 0
-    refused_connections: int = 0
-    renewals: int = 0
 
 
 class TicketTable:
@@ -86,7 +75,7 @@ class TicketTable:
         )  # fmt: skip
         with self._lock:
             if ticket_id in self._tickets or self._past.is_committed(ticket_id):
-                raise ValueError(f"ticket {ticket_id} exists")
+                raise ValueError(f"ticket {ticket_id} already exists")
             self._tickets[ticket_id] = ticket
 
     def progress(self, ticket_id: str) -> int:

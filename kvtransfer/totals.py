@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
 from kvtransfer.interface import SendStats
-from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.receiver_counts import ReceiverCounts
 from wire.link_reasons import is_slower
 from wire.load import LinkStatus
 

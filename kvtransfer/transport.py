@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.frame import Frame, Taken
 from kvtransfer.hello import Hello
+from kvtransfer.link_messages import Frame, Taken
 from kvtransfer.stream import Stream
 from wire.types import KvEndpoint
 

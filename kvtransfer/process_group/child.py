@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from devices.collectives import Collective, collective_named
 from devices.table import open_device
-from kvtransfer.frame import MessageType
+from kvtransfer.link_messages import MessageType
 from kvtransfer.process_group.child_messages import PLACE, GroupMessage, GroupSetup
 from kvtransfer.process_group.exchange import SetupExchange
 from kvtransfer.process_group.issue import IssueQueue
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _RANKS, _TAG = 2, 0
 _START_S, _SEND_S = 60.0, 10.0
 _FIRST_POLL_S, _LAST_POLL_S = 0.0002, 0.005
-_WAIT = timedelta(seconds=60)  # of a completed work; without a limit some backends report no failure
+_WAIT = timedelta(seconds=60)  # for completed work; without a limit some backends report no failure
 
 
 class _Reports:

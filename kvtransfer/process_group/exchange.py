@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
 
-from kvtransfer.frame import MessageType, Refuse, WireError, decode, pack
+from kvtransfer.link_codec import WireError, decode, pack
+from kvtransfer.link_messages import MessageType, Refuse
 from kvtransfer.stream import LinkLost
 from native.ticker import run_time
 from wire.errors import from_name

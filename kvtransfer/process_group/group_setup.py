@@ -25,8 +25,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from devices.collectives import Collective, torch_version
-from kvtransfer.frame import WireError
 from kvtransfer.hello import Hello
+from kvtransfer.link_codec import WireError
 from kvtransfer.process_group.devices import MAX_UNFREED, GroupDevice, Lease
 from kvtransfer.process_group.exchange import SetupExchange, SetupKind
 from kvtransfer.process_group.group import Group, in_one_line

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
+from kvtransfer.link_codec import MAX_FRAME_BYTES, WireError, encode
+from kvtransfer.link_messages import Frame, Taken
 from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
 from native.ticker import run_time

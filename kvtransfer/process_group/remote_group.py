@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from devices.collectives import Collective
 from devices.shared_memory import SharedMemory
-from kvtransfer.frame import MessageType, Refuse, decode
 from kvtransfer.hello import Hello
+from kvtransfer.link_codec import decode
+from kvtransfer.link_messages import MessageType, Refuse
 from kvtransfer.process_group.child_messages import PLACE, GroupMessage, GroupSetup
 from kvtransfer.process_group.exchange import SetupExchange
 from kvtransfer.process_group.group import in_one_line

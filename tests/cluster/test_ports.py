@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvtransfer.frame import MAGIC, PREFIX, MessageType
+from kvtransfer.link_codec import MAGIC, PREFIX
+from kvtransfer.link_messages import MessageType
 from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.secret import ensure_secret

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer import frame, incoming, transports
-from kvtransfer.frame import MessageType
+from kvtransfer import incoming, link_codec, transports
+from kvtransfer.link_messages import MessageType
 from kvtransfer.sender_ticket import SenderState
 from kvtransfer.ticket import ReceiverState
 
@@ -39,7 +39,7 @@ def value_of(file: str, name: str) -> float:
 def test_every_message_is_listed_with_its_number_and_limit() -> None:
     written = [(int(kind), name, int(limit.replace(",", ""))) for kind, name, _, limit, _ in rows("## The messages")]
 
-    assert written == [(int(kind), kind.name, frame._MAX_BODY[kind]) for kind in MessageType]
+    assert written == [(int(kind), kind.name, link_codec._MAX_BODY[kind]) for kind in MessageType]
 
 
 def test_messages_are_listed_under_the_side_that_sends_them() -> None:
@@ -62,8 +62,8 @@ def test_the_fields_of_a_frame_add_up_to_its_bytes() -> None:
     fields = rows("### A frame's bytes")
 
     assert fields[-1][1] == "4 each"
-    assert sum(int(num_bytes) for _, num_bytes, _, _ in fields[:-1]) == frame.FRAME_HEAD_BYTES
-    assert f"FRAME is {frame.FRAME_HEAD_BYTES} bytes" in TEXT
+    assert sum(int(num_bytes) for _, num_bytes, _, _ in fields[:-1]) == link_codec.FRAME_HEAD_BYTES
+    assert f"FRAME is {link_codec.FRAME_HEAD_BYTES} bytes" in TEXT
 
 
 def test_transports_are_listed_best_first_with_links_and_section() -> None:

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from kvtransfer.frame import PREFIX, Frame, MessageType, WireError, decode, decode_prefix
+from kvtransfer.link_codec import PREFIX, WireError, decode, decode_prefix
+from kvtransfer.link_messages import Frame, MessageType
 
 DEADLINE_S = 300.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kvtransfer import outgoing_tickets
-from kvtransfer.frame import FRAME_HEAD_BYTES, MAGIC, PREFIX, MessageType, decode_prefix, encode
+from kvtransfer.link_codec import FRAME_HEAD_BYTES, MAGIC, PREFIX, decode_prefix, encode
+from kvtransfer.link_messages import MessageType
 from kvtransfer.sender import KvSender
 from tests.faults.proxy import Cut, Fault, FaultProxy, Message, faithful, replay
 from tests.kvtransfer.rig import DEADLINE_S, Rig, Tokens, endpoint_of, fill, make_rig, read, until

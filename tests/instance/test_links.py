@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from instance.links import LinkMeasurer, add_links
-from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.receiver_counts import ReceiverCounts
 from tests.instance.pair import DEADLINE_S, instance_config, running
 from wire.errors import InstanceLost
 from wire.load import LinkStatus, LoadSnapshot

@@ -14,8 +14,8 @@ import torch
 
 from devices.collectives import COLLECTIVES
 from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag, digest_of
-from kvtransfer.frame import Frame
 from kvtransfer.hello import Hello
+from kvtransfer.link_messages import Frame
 from kvtransfer.process_group.exchange import SetupExchange, SetupKind
 from kvtransfer.process_group.group_setup import RECEIVER, SENDER, group_name
 from kvtransfer.process_group.link_ends import GroupInlet, GroupOutlet

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from kvtransfer.dial import dial
 from kvtransfer.digest import Region, RegionRuns, digest_of
-from kvtransfer.frame import Frame, MessageType, Renew, Taken, TicketMessage, decode, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import SendStats
+from kvtransfer.link_codec import decode, encode
+from kvtransfer.link_messages import Frame, MessageType, Renew, Taken, TicketMessage
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from kvtransfer.shm import POOL_SEALS

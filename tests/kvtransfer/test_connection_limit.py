@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from kvtransfer.digest import Region, RegionRuns
-from kvtransfer.frame import MAGIC, MAX_FRAME_BYTES, PREFIX, MessageType, Open, Renew
 from kvtransfer.hello import Hello, encode_hello
+from kvtransfer.link_codec import MAGIC, MAX_FRAME_BYTES, PREFIX
+from kvtransfer.link_messages import MessageType, Open, Renew
 from kvtransfer.proof import encode_proof, no_proof
 from kvtransfer.quorum import Quorum
 from kvtransfer.receiver import KvReceiver

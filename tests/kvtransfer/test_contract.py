@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvtransfer.frame import Abort, Ack, Commit, Nack, Open
+from kvtransfer.link_messages import Abort, Ack, Commit, Nack, Open
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.terms import seal_of
 from kvtransfer.ticket import ReceiverTicket

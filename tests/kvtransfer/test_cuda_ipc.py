@@ -18,8 +18,9 @@ from kvtransfer.cuda_driver import CudaDriver, CudaEvent
 from kvtransfer.cuda_handles import PoolHandles, decode_handles, encode_handles
 from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport
 from kvtransfer.digest import Region, RegionRuns, StopFlag, digest_of
-from kvtransfer.frame import PREFIX, Frame, WireError
 from kvtransfer.hello import Hello
+from kvtransfer.link_codec import PREFIX, WireError
+from kvtransfer.link_messages import Frame
 from kvtransfer.mover import process_mover
 from kvtransfer.slots import window
 from kvtransfer.staging import whole

@@ -12,7 +12,7 @@ from devices.collectives import COLLECTIVES
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.device_staging import DeviceStaging
 from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag, digest_of
-from kvtransfer.frame import Frame
+from kvtransfer.link_messages import Frame
 from kvtransfer.process_group import payload
 from kvtransfer.process_group.payload import GroupStaging, HostStaging, make_staging
 from kvtransfer.tcp import TcpInlet

@@ -23,7 +23,7 @@ from kvtransfer.rank_messages import (
     unpack_numbers,
 )
 from kvtransfer.rank_transfer import RankTransfer
-from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.receiver_counts import ReceiverCounts
 from processes.failpoints import Failpoints
 from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import from_json, pack_error, to_json, unpack_error

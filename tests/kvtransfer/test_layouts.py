@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kvtransfer.dial import dial
-from kvtransfer.frame import Abort, Frame, Open, decode, encode
 from kvtransfer.hello import Hello
+from kvtransfer.link_codec import decode, encode
+from kvtransfer.link_messages import Abort, Frame, Open
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.frame import Abort, Ack, Frame, MessageType, Nack, Open
+from kvtransfer.link_messages import Abort, Ack, Frame, MessageType, Nack, Open
 from kvtransfer.link_ops import Begin, FinishTicket, LinkSettings, MessageReceived, Put
 from kvtransfer.outbox import Outbox
 from kvtransfer.outgoing_tickets import OutgoingTickets

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from kvtransfer.all_ranks import RanksSender
-from kvtransfer.frame import Commit
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.link import Link
+from kvtransfer.link_messages import Commit
 from kvtransfer.outgoing_tickets import OutgoingTickets
 from kvtransfer.peer import FORGET_AFTER_S
 from kvtransfer.receiver import KvReceiver

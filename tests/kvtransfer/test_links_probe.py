@@ -12,11 +12,12 @@ from functools import partial
 import pytest
 
 from kvtransfer.all_ranks import RanksSender
-from kvtransfer.frame import Frame, MessageType, Open, Signal, WireError, decode, encode
+from kvtransfer.link_codec import WireError, decode, encode
+from kvtransfer.link_messages import Frame, MessageType, Open, Signal
 from kvtransfer.probe import MAX_MEASURE_BYTES
 from kvtransfer.probed import PROBE_BYTES, Probed
+from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.sender import KvSender
-from kvtransfer.ticket_table import ReceiverCounts
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rank_rig import make_rank_rig
 from tests.kvtransfer.rig import DEADLINE_S, RawSender, Rig, fill, make_rig, until

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvtransfer.digest import StopFlag
-from kvtransfer.frame import Open, Taken
+from kvtransfer.link_messages import Open, Taken
 from kvtransfer.staging import Staging
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.faulty import hand_over

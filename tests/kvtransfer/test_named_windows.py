@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.frame import PREFIX, Frame, MessageType, decode
+from kvtransfer.link_codec import PREFIX, decode
+from kvtransfer.link_messages import Frame, MessageType
 from kvtransfer.named_windows import MAX_WINDOWS, WindowNamer, WindowNames
 from wire.errors import HandoffFailed
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from devices.collectives import COLLECTIVES
-from kvtransfer.frame import WireError
+from kvtransfer.link_codec import WireError
 from kvtransfer.outbox import _BATCH_BYTES, _BATCH_PIECES
 from kvtransfer.process_group import link_ends as ends_module
 from kvtransfer.process_group.devices import PROCESS_DEVICES

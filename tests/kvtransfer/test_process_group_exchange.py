@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from kvtransfer.frame import MessageType, Refuse, WireError, encode, pack
+from kvtransfer.link_codec import WireError, encode, pack
+from kvtransfer.link_messages import MessageType, Refuse
 from kvtransfer.process_group.exchange import SetupExchange, SetupKind
 from kvtransfer.process_group.store import LinkStore
 from kvtransfer.ring import Ring

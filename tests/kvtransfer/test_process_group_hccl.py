@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from devices.collectives import COLLECTIVES
-from kvtransfer.frame import MessageType, Refuse, encode
+from kvtransfer.link_codec import encode
+from kvtransfer.link_messages import MessageType, Refuse
 from kvtransfer.process_group import group_setup, remote_group
 from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Timeouts

@@ -11,20 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtransfer.dial import dial
-from kvtransfer.frame import (
-    MAGIC,
-    PREFIX,
-    Frame,
-    MessageType,
-    Open,
-    Refuse,
-    WireError,
-    decode,
-    decode_prefix,
-    encode,
-    pack,
-)
 from kvtransfer.hello import Hello, encode_hello
+from kvtransfer.link_codec import MAGIC, PREFIX, WireError, decode, decode_prefix, encode, pack
+from kvtransfer.link_messages import Frame, MessageType, Open, Refuse
 from kvtransfer.proof import (
     Challenge,
     Proof,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvtransfer.digest import RegionRuns, StopFlag, digest_of
-from kvtransfer.frame import Abort, Ack, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.framing import FrameRange
 from kvtransfer.inflow import SendingRank
+from kvtransfer.link_messages import Abort, Ack, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import part_between, receivers_of
 from kvtransfer.sender_ticket import SenderTicket

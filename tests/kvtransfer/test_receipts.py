@@ -9,7 +9,7 @@ import pytest
 
 from kvtransfer import shm, transports
 from kvtransfer.digest import RegionRuns, StopFlag, digest_of
-from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Open, Read, TicketMessage
+from kvtransfer.link_messages import Abort, Ack, Commit, Frame, Held, Open, Read, TicketMessage
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender_ticket import SenderState
 from kvtransfer.terms import seal_of

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvtransfer.frame import Ack, MessageType, WireError, decode, encode
+from kvtransfer.link_codec import WireError, decode, encode
+from kvtransfer.link_messages import Ack, MessageType
 from kvtransfer.stream import LinkLost, Stream, expect
 
 

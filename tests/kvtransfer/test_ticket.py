@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from kvtransfer.frame import Commit, Frame
 from kvtransfer.framing import FrameRange
 from kvtransfer.inflow import FrameVerdict, MoveResult, SendingRank
+from kvtransfer.link_messages import Commit, Frame
 from kvtransfer.ranks import Senders
 from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.terms import RankHeads, Terms, seal_of

@@ -1,7 +1,7 @@
 """Counters of several ranks are combined into one instance's."""
 
 from kvtransfer.interface import SendStats
-from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
 from wire.load import LinkStatus
 

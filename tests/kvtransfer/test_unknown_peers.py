@@ -12,10 +12,11 @@ import pytest
 
 from kvtransfer.connection_limit import MAX_WAITING, MAX_WAITING_OF_ADDRESS, ConnectionLimit
 from kvtransfer.digest import Region, RegionRuns, StopFlag, digest_of
-from kvtransfer.frame import MAX_FRAME_BLOCKS, Frame
 from kvtransfer.hello import Hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.inflow import FrameVerdict, Inflow, SendingRank
+from kvtransfer.link_codec import MAX_FRAME_BLOCKS
+from kvtransfer.link_messages import Frame
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from kvtransfer.shm import ShmInlet

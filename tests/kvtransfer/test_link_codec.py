@@ -7,11 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.frame import (
+from kvtransfer.hello import Hello, Welcome, decode_hello, decode_welcome, encode_hello, encode_welcome
+from kvtransfer.link_codec import (
     MAGIC,
     MAX_DESCRIPTION_BYTES,
     MAX_TEXT_BYTES,
     PREFIX,
+    VersionMismatch,
+    WireError,
+    decode,
+    decode_prefix,
+    encode,
+)
+from kvtransfer.link_messages import (
+    SIGNALS,
     Abort,
     Ack,
     Commit,
@@ -23,24 +32,21 @@ from kvtransfer.frame import (
     Read,
     Refuse,
     Renew,
+    Signal,
+    Taken,
     TicketMessage,
-    VersionMismatch,
-    WireError,
-    decode,
-    decode_prefix,
-    encode,
 )
-from kvtransfer.hello import Hello, Welcome, decode_hello, decode_welcome, encode_hello, encode_welcome
 from wire.kv_layout import KvTensor
 from wire.types import PROTOCOL_VERSION
 
 u16, u32, u64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 ids = st.binary(min_size=16, max_size=16).map(bytes.hex)
 texts = st.text(max_size=200)
-messages: st.SearchStrategy[TicketMessage | Refuse] = st.one_of(
+messages: st.SearchStrategy[TicketMessage | Refuse | Signal] = st.one_of(
     st.builds(Open, ids, u64, u32, u32),
     st.builds(Frame, ids, u64, u32, u32, u32, u32, u32, u16, u16, u64, u64, st.lists(u32, max_size=9).map(tuple)),
     st.builds(Nack, ids, u64, u32),
+    st.builds(Taken, ids, u64, u32),
     st.builds(Commit, ids, u64, u32, u64, u64, u64, st.binary(max_size=99)),
     st.builds(Ack, ids, u64),
     st.builds(Abort, ids, u64, texts, texts),
@@ -48,11 +54,12 @@ messages: st.SearchStrategy[TicketMessage | Refuse] = st.one_of(
     st.builds(Read, ids, u64),
     st.builds(Held, ids, u64),
     st.builds(Refuse, texts, texts),
+    st.builds(Signal, st.sampled_from(SIGNALS), u64),
 )
 
 
 @given(messages)
-def test_every_message_round_trips(message: TicketMessage | Refuse) -> None:
+def test_every_message_round_trips(message: TicketMessage | Refuse | Signal) -> None:
     data = encode(message)
     kind, length = decode_prefix(data[: PREFIX.size])
 

@@ -1,24 +1,32 @@
-"""The messages of a KV link and their encoding. Fixed headers, bounded lengths, no objects deserialised from the wire.
+"""The encoding of a KV link's messages. Fixed headers, bounded lengths, no objects deserialised from the wire.
 
     prefix   | magic "PDKV" | version u8 | type u8 | zero u16 | body bytes u32 |
     then the body; after a FRAME's body, on transports that carry it, the payload [tensor][token][head][dim]
-
-    sender   HELLO ->           PROOF ->                   (set-up)     OPEN, FRAME ..., COMMIT, RENEW, HELD, ABORT ->
-    receiver       <- CHALLENGE       <- WELCOME | REFUSE  (set-up)  <- READY | REFUSE  <- TAKEN, NACK, READ, ACK, ABORT
-
-    to measure a link    sender PING ->, PROBE FRAME ->    receiver <- PONG, <- PROBED
-
-A FRAME right after PROBE belongs to no ticket: its payload is moved like any other, into memory that nobody reads.
-
-The set-up is specific to the transport (with SETUP messages on some).
 
 Integers are big-endian. A body's length is checked against its type's limit before a byte of it is allocated.
 """
 
 import struct
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import astuple
 
+from kvtransfer.link_messages import (
+    SIGNALS,
+    Abort,
+    Ack,
+    Commit,
+    Frame,
+    Held,
+    MessageType,
+    Nack,
+    NumbersMessage,
+    Open,
+    Read,
+    Refuse,
+    Renew,
+    Signal,
+    Taken,
+    TicketMessage,
+)
 from wire.types import PROTOCOL_VERSION
 
 MAGIC = b"PDKV"
@@ -29,11 +37,11 @@ MAX_FRAME_BLOCKS = 65_536
 MAX_TEXT_BYTES = 4_096
 
 _TICKET = struct.Struct("!16sQ")
-_OPEN = struct.Struct("!II")
 _FRAME = struct.Struct("!IIIIIIHHQQII")
 _COMMIT = struct.Struct("!IQQQ")
 _NUMBER = struct.Struct("!I")
 _SIGNAL = struct.Struct("!Q")
+_NOTHING = struct.Struct("!")
 FRAME_HEAD_BYTES = PREFIX.size + _TICKET.size + _FRAME.size  # of a FRAME without block ids
 
 
@@ -45,192 +53,32 @@ class VersionMismatch(WireError):
     """The peer uses another version of this protocol."""
 
 
-class MessageType(IntEnum):
-    """The type byte."""
-
-    HELLO = 1
-    WELCOME = 2
-    REFUSE = 3
-    OPEN = 4
-    FRAME = 5
-    NACK = 6
-    COMMIT = 7
-    ACK = 8
-    ABORT = 9
-    RENEW = 10
-    READY = 11
-    TAKEN = 12
-    CHALLENGE = 13
-    PROOF = 14
-    PING = 15
-    PONG = 16
-    PROBE = 17
-    PROBED = 18
-    SETUP = 19
-    READ = 20
-    HELD = 21
-
-
+_NUMBERS: dict[MessageType, tuple[type[NumbersMessage], struct.Struct]] = {
+    MessageType.OPEN: (Open, struct.Struct("!II")),
+    MessageType.NACK: (Nack, _NUMBER),
+    MessageType.TAKEN: (Taken, _NUMBER),
+    MessageType.ACK: (Ack, _NOTHING),
+    MessageType.RENEW: (Renew, _NOTHING),
+    MessageType.READ: (Read, _NOTHING),
+    MessageType.HELD: (Held, _NOTHING),
+}
+"""The messages of a ticket with numbers only, which are packed in the order of the message's fields."""
+_TYPES = {message: kind for kind, (message, _) in _NUMBERS.items()}
 _MAX_BODY = {
     MessageType.HELLO: 1 << 20,
     MessageType.WELCOME: 4_096,
     MessageType.REFUSE: 2 * MAX_TEXT_BYTES + 8,
-    MessageType.OPEN: _TICKET.size + _OPEN.size,
     MessageType.FRAME: _TICKET.size + _FRAME.size + 4 * MAX_FRAME_BLOCKS,
-    MessageType.NACK: _TICKET.size + _NUMBER.size,
     MessageType.COMMIT: _TICKET.size + _COMMIT.size + MAX_DESCRIPTION_BYTES,
-    MessageType.ACK: _TICKET.size,
     MessageType.ABORT: _TICKET.size + 2 * MAX_TEXT_BYTES + 8,
-    MessageType.RENEW: _TICKET.size,
     MessageType.READY: 0,
-    MessageType.TAKEN: _TICKET.size + _NUMBER.size,
     MessageType.CHALLENGE: 1_024,
     MessageType.PROOF: 1_024,
     MessageType.SETUP: 8_192,
-    MessageType.READ: _TICKET.size,
-    MessageType.HELD: _TICKET.size,
-    MessageType.PING: _SIGNAL.size,
-    MessageType.PONG: _SIGNAL.size,
-    MessageType.PROBE: _SIGNAL.size,
-    MessageType.PROBED: _SIGNAL.size,
+    **{kind: _TICKET.size + numbers.size for kind, (_, numbers) in _NUMBERS.items()},
+    **dict.fromkeys(SIGNALS, _SIGNAL.size),
 }
 _KINDS = {int(kind): kind for kind in _MAX_BODY}
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """The sender is about to send this ticket's frames; it states the token range that it takes to be requested."""
-
-    ticket_id: str
-    epoch: int
-    num_tokens: int
-    first_token: int
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Tokens [start, end) of `num_tensors` KV tensors; `tensor` is the first one's layout index, `layer` its layer.
-
-    All have the same heads. `digest` is xxh3-64 of the payload, tensor after tensor.
-
-    `block_ids` are the sender's blocks, starting with the one that holds `start`, for transports that read the sender's
-    pool; empty if they are those of an earlier frame of the same `window` (named_windows.py). Over mooncake it is one
-    number, the payload's start in the sender's ring; over all other transports it is empty.
-    """
-
-    ticket_id: str
-    epoch: int
-    number: int
-    layer: int
-    tensor: int
-    start: int
-    end: int
-    head_start: int
-    head_end: int
-    num_bytes: int
-    digest: int
-    block_ids: tuple[int, ...] = ()
-    window: int = 0
-    num_tensors: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Nack:
-    """Frame `number` did not match its digest and must be sent again."""
-
-    ticket_id: str
-    epoch: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The receiver no longer needs the payload of frame `number`, on transports that share the sender's memory."""
-
-    ticket_id: str
-    epoch: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """All frames are sent: their number, bytes and the sum of their seals (terms.seal_of) modulo 2^64.
-
-    `description` is the serialised prompt.
-    """
-
-    ticket_id: str
-    epoch: int
-    num_frames: int
-    kv_bytes: int
-    digest_sum: int
-    description_digest: int
-    description: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """The receiver has committed."""
-
-    ticket_id: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """The sender of this message has ended the ticket; `error` is a name of wire.errors."""
-
-    ticket_id: str
-    epoch: int
-    error: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Renews the lease. From the sender: its engine makes progress; from the receiver: it is receiving bytes."""
-
-    ticket_id: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """The receiver has read all frames from the sender's pool, and asks whether the blocks were held until now."""
-
-    ticket_id: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The answer to READ: they were, so the read bytes are the announced ones. Otherwise the answer is ABORT."""
-
-    ticket_id: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The link is refused; `error` is a name of wire.errors."""
-
-    error: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """PING, PONG, PROBE or PROBED: not about a ticket; an answer repeats the number of its request."""
-
-    kind: MessageType
-    number: int
-
-
-SIGNALS = (MessageType.PING, MessageType.PONG, MessageType.PROBE, MessageType.PROBED)
-TicketMessage = Open | Frame | Nack | Taken | Commit | Ack | Abort | Renew | Read | Held
-_BARE: dict[MessageType, type[Ack | Renew | Read | Held]] = {
-    MessageType.ACK: Ack, MessageType.RENEW: Renew, MessageType.READ: Read, MessageType.HELD: Held,
-}  # fmt: skip
 
 
 def encode(message: TicketMessage | Refuse | Signal) -> bytes:
@@ -240,26 +88,15 @@ def encode(message: TicketMessage | Refuse | Signal) -> bytes:
             return pack(kind, _SIGNAL.pack(number))
         case Refuse(error, reason):
             return pack(MessageType.REFUSE, pack_text(error) + pack_text(reason))
-        case Open():
-            kind, tail = MessageType.OPEN, _OPEN.pack(message.num_tokens, message.first_token)
         case Frame():
             kind, tail = MessageType.FRAME, _encode_frame(message)
-        case Nack():
-            kind, tail = MessageType.NACK, _NUMBER.pack(message.number)
-        case Taken():
-            kind, tail = MessageType.TAKEN, _NUMBER.pack(message.number)
         case Commit():
             kind, tail = MessageType.COMMIT, _encode_commit(message)
-        case Ack():
-            kind, tail = MessageType.ACK, b""
         case Abort():
             kind, tail = MessageType.ABORT, pack_text(message.error) + pack_text(message.reason)
-        case Renew():
-            kind, tail = MessageType.RENEW, b""
-        case Read():
-            kind, tail = MessageType.READ, b""
-        case Held():
-            kind, tail = MessageType.HELD, b""
+        case _:
+            kind = _TYPES[type(message)]
+            tail = _NUMBERS[kind][1].pack(*astuple(message)[2:])  # without the ticket's id and epoch
     return pack(kind, _TICKET.pack(bytes.fromhex(message.ticket_id), message.epoch) + tail)
 
 
@@ -300,22 +137,17 @@ def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse | Sig
     raw_id, epoch = _TICKET.unpack_from(body)
     ticket_id, tail = raw_id.hex(), body[_TICKET.size :]
     match kind:
-        case MessageType.OPEN:
-            return Open(ticket_id, epoch, *_OPEN.unpack(tail))
         case MessageType.FRAME:
             return _decode_frame(ticket_id, epoch, tail)
-        case MessageType.NACK:
-            return Nack(ticket_id, epoch, *_NUMBER.unpack(tail))
-        case MessageType.TAKEN:
-            return Taken(ticket_id, epoch, *_NUMBER.unpack(tail))
         case MessageType.COMMIT:
             num_frames, kv_bytes, digest_sum, digest = _COMMIT.unpack_from(tail)
             return Commit(ticket_id, epoch, num_frames, kv_bytes, digest_sum, digest, bytes(tail[_COMMIT.size :]))
         case MessageType.ABORT:
             return Abort(ticket_id, epoch, *unpack_texts(tail, 2))
-        case MessageType.ACK | MessageType.RENEW | MessageType.READ | MessageType.HELD if not tail:
-            return _BARE[kind](ticket_id, epoch)
-    raise WireError(f"{kind.name} of {len(body)} bytes is not a message of a ticket")
+    if kind not in _NUMBERS:
+        raise WireError(f"{kind.name} of {len(body)} bytes is not a message of a ticket")
+    message, numbers = _NUMBERS[kind]
+    return message(ticket_id, epoch, *numbers.unpack(tail))
 
 
 def _encode_frame(frame: Frame) -> bytes:
