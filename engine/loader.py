@@ -99,12 +99,7 @@ def load_model(
     plan = poolless.plan(kv_cache_memory, gpu_memory_utilization, largest_step, length)
     attention: str | None = getattr(backend, "note", None)
     notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
-    model = poolless.on_pool(plan.num_blocks)
-    if poolless.graph_rows:
-        on_capture()
-        model.capture_graphs()
-        give_back(device)
-    return LoadedModel(model, tuple(note for note in notes if note))
+    return LoadedModel(poolless.on_pool(plan.num_blocks, on_capture), tuple(note for note in notes if note))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +152,14 @@ class _PoollessModel:
             lambda: self._make_model(smallest, 0, 0), self.device, largest, graph_rows=self.graph_rows, graphs=graphs
         )  # fmt: skip
 
-    def on_pool(self, blocks: int) -> TorchModel:
-        """Make a pool of that many blocks, and the model that runs on it."""
-        return self._make_model(blocks, self.spare_blocks, self.graph_rows)
+    def on_pool(self, blocks: int, on_capture: Callable[[], None]) -> TorchModel:
+        """Make a pool of that many blocks, and the model that runs on it, with its graphs captured."""
+        model = self._make_model(blocks, self.spare_blocks, self.graph_rows)
+        if self.graph_rows:
+            on_capture()
+            model.capture_graphs()
+            give_back(self.device)
+        return model
 
     def _make_model(self, blocks: int, spare: int, graph_rows: int) -> TorchModel:
         return TorchModel(

@@ -4,6 +4,7 @@ The sender is in this process and the receiver in a child (far_end.py), as prefi
 card is the next visible one, or the same if it is the only one.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Iterator
@@ -39,40 +40,47 @@ def works_in_one_process(name: str, device: Device) -> bool:
 
 
 def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
+    with open_link(name, source, target, far) as (pool, end):
+        remark = hand_over(name, pool, end)
+        end.call({"shut": True})
+        return remark
+
+
+@contextlib.contextmanager
+def open_link(
+    name: str, source: Device, target: Device, far: FarProcesses
+) -> Iterator[tuple[Memory, FarProcess]]:  # fmt: skip
+    """Yield a pool on `source`, and the far end on `target` with the transport open. Raises NotHere if it cannot run.
+
+    After an error the far end is closed: its state is unknown, and the next row gets a new child.
+    """
     pool = link_pools.make_pool(source)
     try:
-        why = why_not(name, pool, source, target)
+        on_one_card = source.name == target.name
+        why = link_pools.lacking(name, source, pool) or mismatch(
+            name, source.traits, target.traits, on_one_card=on_one_card
+        )
         if why is not None:
             raise NotHere(why)
         end = far.of(target.name)
         try:
             why = end.call({"open": name}).get("lacking")
             if why is None:
-                remark = hand_over(name, pool, end)
-                end.call({"shut": True})
-                return remark
+                yield pool, end
         except BaseException:
-            end.close()  # its state is unknown: the next row gets a new child
+            end.close()
             raise
-        raise NotHere(why)
+        if why is not None:
+            raise NotHere(why)
     finally:
         pool.close()
-
-
-def why_not(name: str, pool: Memory, source: Device, target: Device) -> str | None:
-    """Return why the transport cannot send from the pool on `source` to `target`, or None."""
-    return link_pools.lacking(name, source, pool) or mismatch(
-        name, source.traits, target.traits, on_one_card=source.name == target.name
-    )
 
 
 def hand_over(name: str, pool: Memory, end: FarProcess) -> str:
     """Send the tokens twice, to different blocks: the first time includes connecting and allocating memory."""
     events, blocks = LinkEvents(), link_pools.deal_blocks(pool.layout, 1)
     sent = link_pools.digests(link_pools.fill(pool), pool.layout, blocks)
-    sender = KvSender(
-        pool, instance_id="selftest-from", epoch=1, transports=(name,), events=events, progress_age=lambda: 0.0
-    )
+    sender = make_sender(name, pool, events)
     try:
         for seed in (2, 3):
             ticket = read_ticket(end.call({"expect": seed})["ticket"])
@@ -88,6 +96,13 @@ def hand_over(name: str, pool: Memory, end: FarProcess) -> str:
     finally:
         sender.close()
     return f"{stats.kv_bytes / 1e6:.1f} MB, {stats.kv_bytes / max(stats.seconds, 1e-9) / 1e9:.2f} GB/s"
+
+
+def make_sender(name: str, pool: Memory, events: "LinkEvents") -> KvSender:
+    """Return a sender over this transport alone."""
+    return KvSender(
+        pool, instance_id="selftest-from", epoch=1, transports=(name,), events=events, progress_age=lambda: 0.0
+    )
 
 
 def read_ticket(fields: dict[str, Any]) -> Ticket:

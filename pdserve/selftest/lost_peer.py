@@ -5,12 +5,11 @@ import time
 from collections.abc import Iterator
 
 from devices.interface import Device, Memory
-from kvtransfer.sender import KvSender
 from kvtransfer.transports import NAMES
 from pdserve.selftest import link_pools
-from pdserve.selftest.check import LOST_PEER, NotHere, SelftestCheck, Wrong
+from pdserve.selftest.check import LOST_PEER, SelftestCheck, Wrong
 from pdserve.selftest.far_process import FarProcess, FarProcesses
-from pdserve.selftest.links import LinkEvents, hand_over, read_ticket, why_not
+from pdserve.selftest.links import LinkEvents, hand_over, make_sender, open_link, read_ticket
 
 _NOTICED_S = 30.0
 
@@ -23,28 +22,17 @@ def lost_peer_checks(device: Device, other: Device, far: FarProcesses) -> Iterat
 
 
 def _check_lost_peer(name: str, source: Device, target: Device, far: FarProcesses) -> str:
-    pool = link_pools.make_pool(source)
-    try:
-        why = why_not(name, pool, source, target)
-        if why is not None:
-            raise NotHere(why)
-        end = far.of(target.name)
+    with open_link(name, source, target, far) as (pool, end):
         try:
-            why = end.call({"open": name}).get("lacking")
-            if why is None:
-                seconds = _kill_halfway(name, pool, end)
+            seconds = _kill_halfway(name, pool, end)
         finally:
-            end.close()  # dead, or of an unknown state
-        if why is not None:
-            raise NotHere(why)
+            end.close()  # dead, or in an unknown state
         next_end = far.of(target.name)
         try:
             next_end.call({"open": name})
             rate = hand_over(name, pool, next_end)
         finally:
             next_end.close()
-    finally:
-        pool.close()
     return f"noticed after {seconds:.2f} s; then {rate}"
 
 
@@ -52,9 +40,7 @@ def _kill_halfway(name: str, pool: Memory, end: FarProcess) -> float:
     """Send all layers but the last, kill the far end, and return the seconds until the sender reported it."""
     events, blocks = LinkEvents(), link_pools.deal_blocks(pool.layout, 1)
     link_pools.fill(pool)
-    sender = KvSender(
-        pool, instance_id="selftest-from", epoch=1, transports=(name,), events=events, progress_age=lambda: 0.0
-    )
+    sender = make_sender(name, pool, events)
     try:
         ticket = read_ticket(end.call({"expect": 2})["ticket"])
         sender.begin(ticket)
