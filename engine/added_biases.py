@@ -1,7 +1,7 @@
 """Biases that a checkpoint has and transformers' network lacks: ModelSlim shifts the inputs of quantised layers.
 
-norm     the shift: output + bias, after its own computation, which has no place for one
-linear   its own bias: what the shift takes from its outputs
+norm     the shift, added to the norm's output: transformers' norms have no bias
+linear   a bias that removes the shift's effect on the outputs
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def add_biases(network: Any, weights: Weights) -> None:
         if f"{path}.bias" not in stored or not isinstance(weight, nn.Parameter) or has_bias(module):
             continue
         bias = weights.read(f"{path}.bias")
-        if bool(bias.any()) and (has_place or weight.dim() == 1):  # others are not norms, but routers
+        if bool(bias.any()) and (has_place or weight.dim() == 1):  # other modules here are routers, not norms
             module.bias = nn.Parameter(bias.to(weight.device, weight.dtype), requires_grad=False)
             if not has_place:
                 module.register_forward_hook(_add)

@@ -65,7 +65,7 @@ def check_uncounted(network: Any) -> None:
 
 
 def check_untried(network: Any, dtype: str) -> None:
-    """Check the rows of a network whose model type the tests do not prove exact. Raises ConfigError."""
+    """Check the rows of a network whose model type the tests do not cover. Raises ConfigError."""
     if not support_of(network.config.model_type).is_tested:
         check_rows(network, dtype)
 

@@ -110,7 +110,7 @@ class PromptCommand:
 def _fields(max_tokens: int | None, temperature: float | None) -> dict[str, float]:
     """Return the fields of every request; the server chooses those not given. Raises ConfigError."""
     if max_tokens is not None and max_tokens < 1:
-        raise ConfigError(f"--max-tokens {max_tokens}: at least 1")
+        raise ConfigError(f"--max-tokens {max_tokens}: must be at least 1")
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ConfigError(f"--temperature {temperature:g}: 0 or more")
     fields = {"max_tokens": max_tokens, "temperature": temperature}

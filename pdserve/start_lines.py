@@ -54,8 +54,9 @@ def _address_warning(host: str, server_ip: str) -> tuple[str, ...]:
         return ()
     anywhere = "::" if ":" in server_ip else "0.0.0.0"  # noqa: S104 - printed, never bound
     return (
-        f"warning: --host {host} does not listen on {server_ip}, to which, by the table, the scheduler "
-        f"connects: set --host {server_ip} or --host {anywhere}, unless a proxy or a network namespace is between",
+        f"warning: --host {host} does not listen on {server_ip}, the address in the table, to which the "
+        f"scheduler connects: set --host {server_ip} or --host {anywhere}, unless a proxy or a network namespace is "
+        "between",
     )
 
 

@@ -21,8 +21,8 @@ class ChildProcess:
     ) -> None:  # fmt: skip
         """Start the process: `is_silent` discards its stdout, `keeps_stderr` is for `stderr_tail`. Raises OSError.
 
-        Not with an event loop: uvloop forks, and gRPC, which has threads here, then runs its own handlers between fork
-        and exec, some of which crash. Python's subprocess uses vfork, where nothing runs in between.
+        An event loop must not start it: uvloop forks, and gRPC, which has threads here, then runs its own handlers
+        between fork and exec, some of which crash. Python's subprocess uses vfork, where nothing runs in between.
         """
         self.connection, theirs = socket.socketpair()
         self._stderr = os.fdopen(os.memfd_create(f"{module}-stderr"), "w+b") if keeps_stderr else None

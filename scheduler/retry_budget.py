@@ -1,8 +1,8 @@
 """Limits concurrent retries of the cluster to a share of the active requests, plus a few per minute in any case.
 
 Otherwise a fault that hits many requests would double the load of the remaining instances. Retries over the budget wait
-first come, first served, until their prompt's deadline. If no prompt is queued, that load does not exist: then one
-over the budget may run at a time, and the next once it has its grant.
+first come, first served, until their prompt's deadline. If no prompt is queued, there is no such load: then one retry
+over the budget may run at a time, and the next one once the first has its grant.
 """
 
 import asyncio

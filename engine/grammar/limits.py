@@ -7,7 +7,7 @@ from wire.check_prompt import MAX_GRAMMAR_BYTES
 KIB = 1024
 MIB = 1024 * KIB
 MESSAGE_BYTES = 256 * MIB
-"""Of one message to or from the compiling child: a form after JSON escaping."""
+"""The limit of one message to or from the compiling child, which may carry a form after JSON escaping."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Replace the weights of a network's experts by codes while it is loaded: those stored one by one, as linear layers.
+"""Replace the weights of a network's experts by codes while it is loaded.
 
     gate_up_proj [experts, 2 x inner, hidden]   each expert's gate and up, two stored layers
     down_proj [experts, hidden, inner]          one
@@ -29,17 +29,17 @@ class StoredModules(Protocol):
     """The quantised modules of a checkpoint, by the names of their weights."""
 
     def module(self, name: str) -> QuantisedModule | None:
-        """Return the linear layer that is stored so, None for other weights."""
+        """Return the quantised linear layer of this name, None for other weights."""
         ...
 
     def experts(self, name: str) -> tuple[QuantisedModule, ...]:
-        """Return each expert's weight where one tensor has all of a layer's, else nothing."""
+        """Return each expert's weight if one tensor holds all experts of a layer, else nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredExperts:
-    """A parameter of a layer of experts; `columns` are the stored layers of its parts, each with one for each expert.
+    """A parameter of a layer of experts; `columns` has, for each of its parts, the stored layer of every expert.
 
     Parts are concatenated along `dim` of the parameter. `num_layers` counts the stored weights. `values` as in
     compact_experts.
@@ -197,7 +197,7 @@ def _disagreement(
 
 @dataclass(frozen=True, slots=True)
 class _OneExpert:
-    """Multiplies all rows with one expert: fewer than there are experts, and more."""
+    """Multiplies rows with one expert only: once fewer rows than there are experts, once more."""
 
     experts: KeptExperts
     number: int

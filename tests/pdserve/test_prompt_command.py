@@ -170,7 +170,7 @@ def test_a_terminal_has_a_prompt_and_gets_no_escapes_of_a_model(
             Unavailable,
             "1 does not answer: Connection refused; `pd",
         ),
-        (["--max-tokens", "0"], ConfigError, "--max-tokens 0: at least 1"),
+        (["--max-tokens", "0"], ConfigError, "--max-tokens 0: must be at least 1"),
         (["--temperature", "-0.5"], ConfigError, "--temperature -0.5: 0 or more"),
         (["--temperature", "nan"], ConfigError, "--temperature nan: 0 or more"),
         (["--temperature", "inf"], ConfigError, "--temperature inf: 0 or more"),

@@ -80,8 +80,9 @@ def test_an_instance_at_another_address_than_the_tables_is_warned(tmp_path: Path
     lines = instance_lines(config, _plan(tmp_path, 1, address=server_ip), kv_host(config), None, {})
 
     assert [line for line in lines if line.startswith("warning: ")] == [
-        f"warning: --host {host} does not listen on {server_ip}, to which, by the table, the scheduler "
-        f"connects: set --host {server_ip} or --host 0.0.0.0, unless a proxy or a network namespace is between"
+        f"warning: --host {host} does not listen on {server_ip}, the address in the table, to which the "
+        f"scheduler connects: set --host {server_ip} or --host 0.0.0.0, unless a proxy or a network namespace is "
+        "between"
     ]
 
 
