@@ -35,9 +35,9 @@ class InstanceConfig:
 
     `server_ip` and `device_ids` are its table entry, `table_port` the port in that entry, which distinguishes two
     clusters on one host; `cores` are the CPU cores it runs on (empty: all), `quota_share` its share of this host's
-    CPU quota. `session_lease_s` bounds how long the work of a silent scheduler is kept, `ticket_lease_s` how long a
-    reservation is. `trust` lists the accepted peers: by default, without a table, loopback alone. `plan` is what the
-    tables contained at start-up; later changes of the global table are followed.
+    CPU quota. `ticket_lease_s` bounds how long a reservation is kept. `trust` lists the accepted peers: by default,
+    without a table, loopback alone. `plan` is what the tables contained at start-up; later changes of the global table
+    are followed.
     """
 
     options: EngineOptions
@@ -48,7 +48,6 @@ class InstanceConfig:
     table_port: int | None = None
     cores: tuple[int, ...] = ()
     quota_share: float = 1.0
-    session_lease_s: float = 10.0
     ticket_lease_s: float = 10.0
     drain_s: float = 10.0
     trust: Trust = field(default_factory=Trust)

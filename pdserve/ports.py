@@ -41,7 +41,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
 
 
 def _take(listener: socket.socket, host: str) -> int:
-    spare = _ports_of_no_connection()
+    spare = _ports_not_ephemeral()
     for port in random.sample(spare, min(_TRIES, len(spare))):
         with suppress(OSError):
             listener.bind((host, port))
@@ -50,7 +50,7 @@ def _take(listener: socket.socket, host: str) -> int:
     return int(listener.getsockname()[1])
 
 
-def _ports_of_no_connection() -> range:
+def _ports_not_ephemeral() -> range:
     try:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except (OSError, ValueError):

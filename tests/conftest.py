@@ -106,8 +106,8 @@ def ports_of_its_own() -> Iterator[None]:
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     own = range(61_000, 65_536)[_worker() :: count]
     with pytest.MonkeyPatch.context() as patch:
-        chosen = functools.wraps(ports._ports_of_no_connection)(lambda: own)
-        patch.setattr(ports, "_ports_of_no_connection", chosen)
+        chosen = functools.wraps(ports._ports_not_ephemeral)(lambda: own)
+        patch.setattr(ports, "_ports_not_ephemeral", chosen)
         yield
 
 

@@ -46,7 +46,7 @@ class LlguidanceBackend:
             try:
                 return second(source.text)
             except InvalidGrammar as other:
-                raise InvalidGrammar(f"the grammar is neither: {error}; {other}") from other
+                raise InvalidGrammar(f"the grammar is neither Lark nor EBNF: {error}; {other}") from other
 
     def build(self, form: str) -> "LlguidanceGrammar":
         """Build a grammar from what `compile` returned. Raises InvalidGrammar."""

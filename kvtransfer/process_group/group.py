@@ -42,7 +42,7 @@ class Group:
     """Owner of one group and its threads; `keep` is the memory that operations may access while it exists.
 
     Operations are started by one thread, `close` is called from any. `peer` is the other end's rank. `set_up` is the
-    thread that made the group. An operation is issued within the progress timeout, and then has `operation_s`.
+    thread that made the group. An operation is issued within the progress timeout, and may then take `operation_s`.
     """
 
     def __init__(

@@ -134,7 +134,9 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     add_flags(parser, BenchOptions, "bench engine")
     options = from_namespace(BenchOptions, parser.parse_args(argv))
     if options.repeats < 1 or options.chunk < 1 or (options.threads or 1) < 1:
-        raise ConfigError(f"--repeats {options.repeats} --chunk {options.chunk}: at least 1 of each, and of --threads")
+        raise ConfigError(
+            f"--repeats {options.repeats} --chunk {options.chunk}: these and --threads must be at least 1"
+        )
     if not chosen(options.only) and not python_time.chosen(options.only):
         names = "; ".join([*(case.measure for case in all_cases()), *map(python_time.measure, python_time.CASES)])
         raise ConfigError(f"--only {' '.join(options.only)} matches none of: {names}")

@@ -256,7 +256,7 @@ def _parse_goal(text: str) -> tuple[str, float]:
     except ValueError as error:
         raise ConfigError(f"--goodput {text}: write NAME:MILLISECONDS, such as ttft:200") from error
     if name not in GOALS or not value >= 0:
-        raise ConfigError(f"--goodput {text}: of {', '.join(GOALS)}, 0 ms or more")
+        raise ConfigError(f"--goodput {text}: NAME must be one of {', '.join(GOALS)}, the time at least 0 ms")
     return name, value
 
 

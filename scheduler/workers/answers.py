@@ -21,7 +21,7 @@ class SequenceStream:
 
     `start` is the output position of its first token. Tokens that the client has are compared with those and dropped:
     a sequence that is generated again from its start must be the same one. `was_recomputed`: part of the prompt was
-    neither fetched nor cached, so far as the worker says.
+    neither fetched nor cached, as far as the worker reports it.
     """
 
     def __init__(self, prompt: PromptState, sequence: int, start: int) -> None:
@@ -60,7 +60,7 @@ class SequenceStream:
         ids, reason = choice.get("token_ids") or (), choice.get("finish_reason")
         logprobs = choice.get("logprobs")
         if reason is not None and reason not in _FINISHES:
-            raise InstanceLost(f"it ended the sequence by {reason!r}")
+            raise InstanceLost(f"it ended the sequence with {reason!r}")
         for at, token_id in enumerate(ids):
             index, self._index = self._index, self._index + 1
             if index < len(self._delivered):
@@ -108,7 +108,7 @@ def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def cached_tokens(answer: dict[str, Any]) -> int:
-    """Return how many of the prompt's tokens a prefill found in its cache, 0 where it does not say."""
+    """Return how many of the prompt's tokens a prefill found in its cache, 0 if it does not report that."""
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     return int(details.get("cached_tokens") or 0)
 
@@ -146,9 +146,9 @@ def _load(data: bytes) -> dict[str, Any]:
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
-        raise InstanceLost(f"its stream has an event that is no JSON: {data[:80]!r}") from None
+        raise InstanceLost(f"its stream has an event that is not JSON: {data[:80]!r}") from None
     if not isinstance(found, dict):
-        raise InstanceLost(f"its stream has an event that is no object: {data[:80]!r}")
+        raise InstanceLost(f"its stream has an event that is not an object: {data[:80]!r}")
     return found
 
 

@@ -51,8 +51,8 @@ def test_free_ports_are_different_and_free() -> None:
 
 
 def test_free_ports_are_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = inspect.unwrap(module._ports_of_no_connection)  # not this test worker's share
-    monkeypatch.setattr(module, "_ports_of_no_connection", own)
+    own = inspect.unwrap(module._ports_not_ephemeral)  # not this test worker's share
+    monkeypatch.setattr(module, "_ports_not_ephemeral", own)
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
 
     ports = free_ports(20)
