@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TRAITS = Traits(
     kind="cpu", visible_variable=None, collective="gloo", block_size=16, prefill_chunk_size=512,
-    pool_alignment=ALIGNMENT, attention="cpu", pools_on_host=True, kept_linears=("int8-static",),
+    pool_alignment=ALIGNMENT, attention="cpu", pools_on_host=True,
 )  # fmt: skip
 
 

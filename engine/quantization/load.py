@@ -1,7 +1,7 @@
 """The weights that a loader reads: those stored, or dequantised ones with a note on the memory cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from engine.quantization.interface import Layout
 from engine.quantization.kept_load import Keeper
 from engine.quantization.kept_static import StaticFormat
 from engine.quantization.kept_table import experts_named, formats_named
+from engine.quantization.modelslim import ModelSlimLayout
 from engine.quantization.weights import DequantisingWeights
 
 _GIB = 1 << 30
@@ -25,10 +26,16 @@ class PlainWeights:
     note: str | None = None
 
 
-def plain_weights(stored: Weights, layout: Layout | None, dtype: str) -> PlainWeights:
-    """Return `stored`, dequantised to `dtype` where it has a layout. Raises ConfigError for tensors that do not fit."""
+def plain_weights(stored: Weights, layout: Layout | None, dtype: str, formats: Sequence[str] = ()) -> PlainWeights:
+    """Return `stored`, dequantised to `dtype` where it has a layout. Raises ConfigError for tensors that do not fit.
+
+    `formats` are the device's `kept_linears`: without one for static inputs, biases that only such layers have in their
+    sums become plain ones.
+    """
     if layout is None:
         return PlainWeights(stored)
+    if isinstance(layout, ModelSlimLayout) and not any(isinstance(one, StaticFormat) for one in formats_named(formats)):
+        layout = replace(layout, derives_biases=True)
     weights = DequantisingWeights(stored, layout, getattr(torch, dtype))
     return PlainWeights(weights, _warning(layout, weights, dtype, _NO_KERNEL))
 

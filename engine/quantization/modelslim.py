@@ -10,7 +10,8 @@
 
 W8A8 is made for inputs x_q = round(x / input_scale + input_offset), and outputs (x_q . weight + quant_bias) * deq_scale
 with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). A layer that stays quantised
-computes that (kept_static.py). Dequantised, the weight is codes * deq_scale / input_scale, and the bias must be stored.
+computes that (kept_static.py). Dequantised, the weight is codes * deq_scale / input_scale, and the bias is the stored
+one, else with `derives_biases` what quant_bias has of it.
 
 Sources:
     github.com/Ascend/msmodelslim/msmodelslim/core/quant_service/modelslim_v1/save/ascendv1.py
@@ -69,11 +70,16 @@ _SMOOTHED = ".module.weight"  # older files have the smoothed norm twice, also u
 
 @dataclass(frozen=True, slots=True)
 class ModelSlimLayout:
-    """A ModelSlim description: the scheme of each quantised weight, and the inputs per scale, 0 for one scale a row."""
+    """A ModelSlim description: the scheme of each quantised weight, and the inputs per scale, 0 for one scale a row.
+
+    `derives_biases`: static layers without a stored bias get the one in their quant_bias, which reads their codes; it
+    is for layers that are dequantised.
+    """
 
     kind: str
     schemes: Mapping[str, str]
     group_size: int
+    derives_biases: bool = False
     adds_biases: bool = True
     companions: frozenset[str] = frozenset(
         {"weight_scale", "weight_offset", "deq_scale", "quant_bias", "input_scale", "input_offset", "scale_bias"}
@@ -102,7 +108,7 @@ class ModelSlimLayout:
         return any(scheme in _STATIC for scheme in self.schemes.values())
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
-        """Yield the weight of each module that the description calls quantised."""
+        """Yield the weight of each module that the description calls quantised, and biases that are derived."""
         names = frozenset(stored.names)
         for name in stored.names:
             if name.endswith(".weight") and name not in self.schemes and stored.dtype(name) == torch.int8:
@@ -112,7 +118,11 @@ class ModelSlimLayout:
             if name.endswith(_SMOOTHED):
                 _check_norm(stored, module)
             elif scheme in _STATIC:
-                yield name, _StaticMatrix(_static_module(stored, module, has_bias=f"{module}.bias" in names))
+                has_bias = f"{module}.bias" in names
+                static = _static_module(stored, module, has_bias=has_bias or self.derives_biases)
+                yield name, _StaticMatrix(static)
+                if self.derives_biases and not has_bias:
+                    yield f"{module}.bias", DerivedBias(static)
             else:
                 yield name, Matrix(self._scaled(stored, module, names, has_halves=scheme == _HALVES))
 
@@ -130,7 +140,7 @@ class ModelSlimLayout:
 
 @dataclass(frozen=True, slots=True)
 class StaticModule:
-    """One layer of scheme W8A8; its scale is deq_scale / input_scale. `has_bias`: its bias is stored by itself."""
+    """One layer of scheme W8A8; its scale is deq_scale / input_scale. `has_bias`: it has one outside of quant_bias."""
 
     stored: Weights
     name: str
@@ -141,8 +151,7 @@ class StaticModule:
 
     def read(self, rows: range, columns: range) -> Grouped:
         """Read the codes of this range, and the scales and biases of its rows."""
-        scales = self._of_rows("deq_scale", rows)
-        scales = (scales.to(torch.int32).view(torch.float32) if scales.dtype == torch.int64 else scales).float()
+        scales = self._scales(rows)
         bias = self._of_rows("quant_bias", rows) if columns.start == 0 else None
         return Grouped(
             self._codes(rows, columns), scales[:, None] / self.input_scale, None,
@@ -150,15 +159,20 @@ class StaticModule:
             StaticInputs(self.input_scale, self.input_offset, scales, bias),
         )  # fmt: skip
 
-    def check_bias(self, rows: range) -> None:
-        """Raise ConfigError for a bias that only quant_bias has.
+    def bias(self, rows: range) -> torch.Tensor:
+        """Return the bias in quant_bias, float32 [num_rows]: what is not the offset's share.
 
-        Without a bias that is the offset's share, up to the roundings of float32, in which it was computed.
+        Where none differs by more than the roundings of float32, in which the share was computed, there is no bias.
         """
         share = self._codes(rows, range(self.shape[1])).sum(1).double() * self.input_offset
-        rest = (self._of_rows("quant_bias", rows).double() + share).abs()
-        if bool((rest > 1 + share.abs() * 4 * torch.finfo(torch.float32).eps).any()):
-            raise ConfigError(f"{self.name} has a bias in its quant_bias, but {self.name}.bias is missing")
+        rest = self._of_rows("quant_bias", rows).double() + share
+        if not bool((rest.abs() > 1 + share.abs() * 4 * torch.finfo(torch.float32).eps).any()):
+            return torch.zeros(len(rows))
+        return (rest * self._scales(rows)).float()
+
+    def _scales(self, rows: range) -> torch.Tensor:
+        scales = self._of_rows("deq_scale", rows)
+        return (scales.to(torch.int32).view(torch.float32) if scales.dtype == torch.int64 else scales).float()
 
     def _codes(self, rows: range, columns: range) -> torch.Tensor:
         return read_region(self.stored, f"{self.name}.weight", rows, columns)
@@ -169,7 +183,7 @@ class StaticModule:
 
 @dataclass(frozen=True, slots=True)
 class _StaticMatrix(Matrix):
-    """The plain weight of a layer of scheme W8A8, which has no bias of its own."""
+    """The plain weight of a layer of scheme W8A8."""
 
     module: StaticModule
 
@@ -179,8 +193,27 @@ class _StaticMatrix(Matrix):
             rows = range(self.module.shape[0])
             if part is not None and part.dim == 0:
                 rows = range(part.start, part.end)
-            self.module.check_bias(rows)
+            if bool(self.module.bias(rows).any()):
+                name = self.module.name
+                raise ConfigError(f"{name} has a bias in its quant_bias, but {name}.bias is missing")
         return Matrix.dequantise(self, part, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedBias:
+    """The bias of a layer of scheme W8A8 that only its quant_bias has; zeros where there is none."""
+
+    module: StaticModule
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(outputs,)."""
+        return self.module.shape[:1]
+
+    def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
+        """See QuantisedTensor."""
+        rows = range(self.module.shape[0]) if part is None else range(part.start, part.end)
+        return self.module.bias(rows).to(dtype)
 
 
 def read_modelslim(config: QuantizationConfig) -> ModelSlimLayout:

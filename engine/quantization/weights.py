@@ -7,6 +7,7 @@ import torch
 from engine.checkpoints.weights import TensorSlice, Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.interface import Layout, QuantisedModule
+from engine.quantization.modelslim import DerivedBias
 from engine.quantization.mxfp4 import Experts
 from wire.errors import ConfigError
 
@@ -66,8 +67,8 @@ class DequantisingWeights:
 
     @property
     def num_quantised(self) -> int:
-        """How many tensors are quantised."""
-        return len(self._tensors)
+        """How many weights are quantised."""
+        return sum(not isinstance(tensor, DerivedBias) for tensor in self._tensors.values())
 
     @property
     def stored_bytes(self) -> int:

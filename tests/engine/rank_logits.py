@@ -22,7 +22,7 @@ def load_rank(
     """Return a rank's network with transformers' attention; its quantised layers stay so in `formats`."""
     checkpoint, layout = open_checkpoint(path), find_quantization(path, None)
     with StoredWeights(path) as weights:
-        plain = plain_weights(weights, layout, dtype)
+        plain = plain_weights(weights, layout, dtype, formats)
         return load_network(
             checkpoint, plain.weights, dtype=dtype, attention=None,
             shard=lambda whole: shard_network(whole, checkpoint.text_config, rank, all_reduce),

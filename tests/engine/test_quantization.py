@@ -1,6 +1,7 @@
 """Quantised tensors read as plain ones: each layout against plain arithmetic, by parts, and no more bytes than that."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from engine.quantization.arithmetic import dequantise
 from engine.quantization.bits import covering, unpack
 from engine.quantization.detect import find_quantization
 from engine.quantization.interface import EvenGroups, Grouped
+from engine.quantization.modelslim import ModelSlimLayout
 from engine.quantization.weights import DequantisingWeights
 from tests.engine.tiny_models import make_tiny_model
 from tests.engine.tiny_quantised import (
@@ -26,6 +28,7 @@ from tests.engine.tiny_quantised import (
     modelslim,
     packed,
     quantise_checkpoint,
+    shift_norms,
     w8a8,
     words_of,
 )
@@ -134,6 +137,30 @@ def test_a_bias_only_in_modelslims_quant_bias_is_refused(part: TensorSlice | Non
 
     with pytest.raises(ConfigError, match=r"down_proj has a bias in its quant_bias, but .*down_proj\.bias is missing"):
         _open(llama).read(_DOWN, part)
+
+
+@pytest.mark.parametrize("is_float16", [False, True])
+def test_a_bias_only_in_modelslims_quant_bias_is_derived(is_float16: bool, llama: Path) -> None:
+    weights = quantise_checkpoint(modelslim("W8A8", is_float16=is_float16), llama)
+    shift_norms(llama, weights)
+    names = [name for name in load_file(llama / "model.safetensors") if name.endswith("_proj.bias")]
+    stored = {name: load_file(llama / "model.safetensors")[name] for name in names}
+    tensors = {name: one for name, one in load_file(llama / "model.safetensors").items() if name not in names}
+    save_file(tensors, llama / "model.safetensors", metadata={"format": "pt"})
+    layout = find_quantization(llama, None)
+    assert isinstance(layout, ModelSlimLayout)
+
+    derived = DequantisingWeights(StoredWeights(llama), replace(layout, derives_biases=True), torch.float32)
+
+    assert len(stored) == 5
+    for name, bias in stored.items():
+        scale = tensors[f"{name.removesuffix('bias')}deq_scale"]
+        scale = scale.int().view(torch.float32) if is_float16 else scale
+        assert ((derived.read(name) - bias).abs() <= 0.51 * scale).all(), "it was rounded to a whole number of scales"
+        assert torch.equal(derived.read(name, TensorSlice(0, 3, 9)), derived.read(name)[3:9])
+    assert not derived.read("model.layers.1.mlp.down_proj.bias").any()
+    assert torch.allclose(derived.read(_DOWN), weights[_DOWN], rtol=1e-6)
+    assert derived.num_quantised == 14
 
 
 def test_an_int8_weight_that_modelslim_calls_float_is_refused(llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""Static W8A8 layers that stay quantised: equal to plain whole numbers, on the CPU, by ranks and in whole models."""
+"""Static W8A8 layers that stay quantised: equal to plain whole numbers, by ranks and in whole models."""
 
 import json
 from dataclasses import replace
@@ -37,6 +37,7 @@ _PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FORMAT = StaticFormat(STATIC_BY_TORCH)
 _DOWN = "model.layers.0.mlp.down_proj"  # [64, 96]
+_KEEPS: Any = {"device": FakeDevice(traits=replace(TRAITS, kept_linears=("int8-static",))), "block_size": 32}
 
 
 def whole(grouped: Grouped) -> KeptWeight:
@@ -174,9 +175,7 @@ def _note(loaded: LoadedModel) -> str:
     ("kind", "change", "is_float16"),
     [("llama", "", True), ("qwen2", "biases of the model", False), ("llama", "added biases", False)],
 )
-def test_a_model_on_the_cpu_has_the_tokens_of_whole_numbers(
-    kind: str, change: str, is_float16: bool, tmp_path: Path
-) -> None:
+def test_a_model_has_the_tokens_of_whole_numbers(kind: str, change: str, is_float16: bool, tmp_path: Path) -> None:
     path = make_tiny_model(kind, tmp_path / "quantised")
     weights = quantise_checkpoint(modelslim("W8A8", is_float16=is_float16), path)
     if change == "added biases":
@@ -184,7 +183,7 @@ def test_a_model_on_the_cpu_has_the_tokens_of_whole_numbers(
     oracle = Oracle(path, "float32")
     compute_statically(oracle._network, path)
 
-    loaded = _load(path)
+    loaded = _load(path, **_KEEPS)
 
     assert generate(loaded.model, _PROMPTS, 20, chunk=16) == oracle.generate_greedy(_PROMPTS, 20, ignore_eos=True)
     assert _note(loaded).startswith("ModelSlim W8A8, kept: 14 of 14 quantised layers; ")
@@ -192,14 +191,14 @@ def test_a_model_on_the_cpu_has_the_tokens_of_whole_numbers(
 
 
 def test_a_bias_that_only_quant_bias_has_is_served(tmp_path: Path) -> None:
-    """As vLLM Ascend does; a layer that is dequantised needs it stored (test_quantization.py)."""
+    """As vLLM Ascend does; a layer that is dequantised beside kept ones needs it stored (test_quantization.py)."""
     path = make_tiny_model("llama", tmp_path / "llama")
     weights = quantise_checkpoint(modelslim("W8A8"), path)
     shift_norms(path, weights)
-    expected = generate(_load(path).model, _PROMPTS[:1], 12, chunk=16)
+    expected = generate(_load(path, **_KEEPS).model, _PROMPTS[:1], 12, chunk=16)
     _keep(path, lambda name: not name.endswith("_proj.bias"))
 
-    assert generate(_load(path).model, _PROMPTS[:1], 12, chunk=16) == expected
+    assert generate(_load(path, **_KEEPS).model, _PROMPTS[:1], 12, chunk=16) == expected
 
 
 def _keep(path: Path, wanted: Any) -> None:
@@ -207,7 +206,24 @@ def _keep(path: Path, wanted: Any) -> None:
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_dynamic_layers_beside_static_ones_are_dequantised_on_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_cpu_dequantises_static_layers_with_their_biases(num_ranks: int, tmp_path: Path) -> None:
+    """Its decoder's native kernels take plain weights only, and decode faster (docs/quantization.md)."""
+    path = make_family("llama", tmp_path, head_dim=32, intermediate_size=128)
+    weights = quantise_checkpoint(modelslim("W8A8"), path)
+    shift_norms(path, weights)
+    token_ids = torch.randint(3, 300, (1, 24), generator=torch.Generator().manual_seed(5))
+    expected, *_ = rank_logits(path, 1, token_ids)
+    _keep(path, lambda name: not name.endswith("_proj.bias"))
+    without, *_ = rank_logits(path, 1, token_ids, formats=("int8-static",))
+
+    own, *_ = rank_logits(path, num_ranks, token_ids)
+
+    assert (own - expected).norm() < 0.02 * (without - expected).norm()
+    assert _note(_load(path)).startswith("warning: ModelSlim W8A8 weights are dequantised to float32 at load, ")
+
+
+def test_dynamic_layers_beside_static_ones_are_dequantised_without_a_kernel(tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "llama")
     quantise_checkpoint(modelslim("W8A8_MIX"), path)
     description = path / "quant_model_description.json"
@@ -215,7 +231,7 @@ def test_dynamic_layers_beside_static_ones_are_dequantised_on_the_cpu(tmp_path: 
     described |= {name: "W8A8" for name in described if ".0." in name and described[name] == "W8A8_MIX"}
     description.write_text(json.dumps(described))
 
-    assert _note(_load(path)).endswith(
+    assert _note(_load(path, **_KEEPS)).endswith(
         "; 7 dequantised to float32: there is no kernel for 8-bit codes of W8A8 here; inputs are rounded to int8 by a "
         "stored step"
     )

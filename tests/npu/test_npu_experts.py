@@ -15,7 +15,7 @@ from engine.quantization.kept_experts import KeptExperts
 from tests.engine.rank_logits import load_rank, rank_logits
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
-from tests.engine.tiny_quantised import Scheme, modelslim, quantise_checkpoint, w8a8
+from tests.engine.tiny_quantised import Scheme, gptq, hf_fp8, modelslim, quantise_checkpoint, w8a8
 from tests.npu import quantization_ops
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
@@ -115,6 +115,28 @@ def test_a_model_with_w8a8_experts_is_served_in_the_dtypes_of_npus(dtype: str, t
     assert any(", kept: 32 of 32 quantised layers; " in note for note in loaded.notes)
     assert _OP in npu_ops.names()
     assert [len(tokens) for tokens in got] == [3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "words"),
+    [
+        ("llama", hf_fp8((32, 32)), "dequantised to bfloat16 at load, as there is no kernel for float8_e4m3fn codes"),
+        (
+            "mixtral", replace(gptq(4, 32, act_order=True), ignore=("lm_head", "gate")),
+            "; 24 dequantised to bfloat16: experts in act order have no kernel",
+        ),
+    ],
+    ids=["float8 by block", "experts in act order"],
+)  # fmt: skip
+def test_the_line_at_load_says_what_npus_dequantise(kind: str, scheme: Scheme, words: str, tmp_path: Path) -> None:
+    path = make_family(kind, tmp_path / kind, num_hidden_layers=2)
+    quantise_checkpoint(scheme, path)
+
+    notes = load_model(
+        path, dtype="bfloat16", block_size=128, kv_cache_memory=4 << 20, num_threads=1, device=NpuOnCpu()
+    ).notes  # fmt: skip
+
+    assert any(words in note for note in notes), notes
 
 
 @pytest.mark.parametrize(
