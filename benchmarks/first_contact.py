@@ -6,11 +6,14 @@
     scripts/first-contact cpu --tiny                every step that a CPU has, on a tiny model: a smoke run
 
 A step has 8 minutes. At its limit all its processes are stopped, and the next step starts. FOLDER/report.md is written
-after each step; the step's output is in FOLDER/logs. Exit status: 0 if no step failed, else 1; 2 without a card.
+after each step; the step's output is in FOLDER/logs, and that of earlier tries too. A closed terminal does not end the
+run. Exit status: 0 if no step failed, else 1; 2 without a card, with one line.
 """
 
 import argparse
+import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -19,15 +22,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.contact.report import DONE, Report, StepResult
-from benchmarks.contact.running import Interrupted, adopt_orphans, run_limited
-from benchmarks.contact.steps import Step, find_card, steps_of
+from benchmarks.contact.running import TIMED_OUT, Interrupted, adopt_orphans, run_limited
+from benchmarks.contact.steps import SHOWS, Step, find_card, steps_of
 from devices.table import KINDS
 from pdserve.termination import unwind_on_sigterm
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/first-contact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(("steps, in this order:", *(f"  {name:<14}{shows}" for name, shows in SHOWS.items()))),
+    )  # fmt: skip
     parser.add_argument("kind", choices=tuple(KINDS), help="kind of device; cpu only with --tiny")
     parser.add_argument("--only", metavar="STEP", help="run this step, whether it was done or not")
     parser.add_argument("--resume", metavar="FOLDER", type=Path, help="continue in the folder of an earlier run")
@@ -55,9 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     adopt_orphans()
     unwind_on_sigterm()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     report = Report(folder, card.kind, card.described, names, os.environ)
     report.write()
-    print(f"{card.described}\nreport: {report.path}", flush=True)
+    _say(f"{card.described}\nreport: {report.path}")
     try:
         for step in steps:
             if args.only == step.name or (args.only is None and not report.is_done(step.name)):
@@ -70,21 +77,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(step: Step, folder: Path, report: Report) -> None:
     """Run one step and report it. Raises Interrupted after Ctrl-C, when its processes have ended."""
     began = time.monotonic()
-    if step.not_here is not None:
-        report.add(step.name, StepResult(f"not measured: {step.not_here}", 0.0, ()))
+    not_here = step.not_here
+    if not_here is None and step.needs is not None and not report.is_done(step.needs):
+        not_here = f"{step.needs} did not end well"
+    if not_here is not None:
+        report.add(step.name, StepResult(f"not measured: {not_here}", 0.0, ()))
+        _say(f"{step.name:<14}not measured: {not_here}")
         return
-    for output in step.outputs:
-        output.unlink(missing_ok=True)
-    report.add(step.name, StepResult("running", 0.0, ()))
     log, words = folder / "logs" / f"{step.name}.log", DONE
     log.parent.mkdir(exist_ok=True)
-    log.unlink(missing_ok=True)
+    for output in (*step.outputs, log):
+        _set_aside(output)
+    report.add(step.name, StepResult("running", 0.0, ()))
+    _say(f"{step.name:<14}started, {step.limit_s:g} s at most, {log}")
     try:
         for command in step.commands:
             left_s = step.limit_s - (time.monotonic() - began)
             words = run_limited(command, log, limit_s=left_s, secrets=report.secrets, environ=step.environ)
-            if words.startswith("timed out"):
-                words = f"timed out after {step.limit_s:g} s"
+            words = words.replace(TIMED_OUT, f"{TIMED_OUT} after {step.limit_s:g} s")
             if words != DONE:
                 break
     except Interrupted:
@@ -95,7 +105,22 @@ def _run(step: Step, folder: Path, report: Report) -> None:
         words = "incomplete"
     result = StepResult(words, time.monotonic() - began, figures)
     report.add(step.name, result)
-    print(f"{step.name:<14} {result.words}, {result.seconds:.0f} s", flush=True)
+    _say(f"{step.name:<14}{result.words}, {result.seconds:.0f} s")
+
+
+def _set_aside(file: Path) -> None:
+    """Rename a file of an earlier try: NAME.log to NAME.1.log, or the next number."""
+    if file.exists():
+        numbers = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in itertools.count(1))
+        file.rename(next(name for name in numbers if not name.exists()))
+
+
+def _say(line: str) -> None:
+    """Print a line, unless the terminal is gone."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

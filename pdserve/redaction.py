@@ -8,20 +8,22 @@ from urllib.parse import urlsplit
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|SIGNATURE", re.IGNORECASE)
 _FILE_NAME = re.compile(r"_(FILE|PATH|DIR)$", re.IGNORECASE)
 _PROXY_NAME = re.compile(r"proxy$", re.IGNORECASE)
+_URL = re.compile(r"\S+://\S+")
 _MIN_CHARS = 6
 _MAX_FILE_BYTES = 4096
 HIDDEN = "(hidden)"
 
 
 def secret_values(environ: Mapping[str, str], files: Iterable[Path]) -> tuple[str, ...]:
-    """Return what must not be printed: values of variables named like a secret, proxy passwords, secret files' content.
+    """Return what must not be printed: values of variables named like a secret, URLs' passwords, secret files' content.
 
     Variables that name a file are not secret, nor are values below six characters: hiding those would hide half
     of any text.
     """
     named = [value for name, value in environ.items() if _SECRET_NAME.search(name) and not _FILE_NAME.search(name)]
     proxies = [value for name, value in environ.items() if _PROXY_NAME.search(name)]
-    found = [*named, *map(_url_password, proxies), *map(_read_start, files)]
+    urls = [url for value in environ.values() for url in _URL.findall(value)]
+    found = [*named, *map(_url_password, (*proxies, *urls)), *map(_read_start, files)]
     return tuple(sorted({value for value in found if len(value) >= _MIN_CHARS}, key=len, reverse=True))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from ranktable_tools.doctor.machine import Machine
 
 DONE = "ok"
 _NOT_MEASURED = "not measured"
+_LOG_LINES, _GIT_S = 20, 20.0
 _HEAD = ("step", "result", "seconds", "figure", "of the floor")
 
 
@@ -44,20 +46,21 @@ class Report:
         named = environ.get("PDSERVE_SECRET_FILE")
         self.secrets = secret_values(environ, [Path(named)] if named else [])
         self.path, self._state = folder / "report.md", folder / "steps.json"
-        self._title = (f"# First contact: {kind}", "", printable(described))
+        self._title = (f"# First contact: {kind}", "", f"{printable(described)}; commit {_commit()}")
         self._names, self._facts = names, machine_facts(Machine(environ, kind=kind_named(kind)))
         folder.mkdir(parents=True, exist_ok=True)
         self._results = _read(self._state)
 
     def is_done(self, name: str) -> bool:
-        """Return whether a step ended well, or has nothing to measure here."""
+        """Return whether a step ended well."""
         found = self._results.get(name)
-        return found is not None and (found.words == DONE or found.words.startswith(_NOT_MEASURED))
+        return found is not None and found.words == DONE
 
     @property
     def failed(self) -> list[str]:
         """The steps that ran and did not end well."""
-        return [name for name in self._names if name in self._results and not self.is_done(name)]
+        ran = (name for name in self._names if name in self._results and not self.is_done(name))
+        return [name for name in ran if not self._results[name].words.startswith(_NOT_MEASURED)]
 
     def add(self, name: str, result: StepResult) -> None:
         """Record a step's result and write both files."""
@@ -76,7 +79,15 @@ class Report:
             for line in (f"[{title}]", *(f"{name}: {printable(value)}" for name, value in section.items()), "")
         ]
         table = [f"| {line} |" if "---" not in line else f"|{line}|" for line in lines]
-        self._replace(self.path, "\n".join((*self._title, "", *table, "", "```text", *facts[:-1], "```", "")))
+        logs = [line for name in self.failed for line in self._end_of_log(name)]
+        self._replace(self.path, "\n".join((*self._title, "", *table, "", "```text", *facts[:-1], "```", "", *logs)))
+
+    def _end_of_log(self, name: str) -> list[str]:
+        log = self.path.parent / "logs" / f"{name}.log"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        if not lines:
+            return []
+        return [f"## The end of logs/{name}.log", "", "```text", *map(printable, lines[-_LOG_LINES:]), "```", ""]
 
     def _rows(self, name: str) -> list[tuple[str, ...]]:
         result = self._results.get(name)
@@ -93,6 +104,16 @@ class Report:
         part = path.with_name(f"{path.name}.part")
         part.write_text(redacted(text, self.secrets), encoding="utf-8")
         os.replace(part, path)
+
+
+def _commit() -> str:
+    """Return the commit of this clone, and whether files differ from it; "unknown" without git."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        found = ""
+    return found or "unknown"
 
 
 def _cell(text: str) -> str:

@@ -16,8 +16,9 @@ from pdserve.descendants import end_descendants
 from pdserve.redaction import redacted
 
 _PR_SET_CHILD_SUBREAPER = 36
-_UNWIND_S, _END_S, _POLL_S = 15.0, 15.0, 0.2
+_UNWIND_S, _END_S, _POLL_S = 15.0, 30.0, 0.2
 _CHUNK = 65_536
+TIMED_OUT = "timed out"
 
 
 class Interrupted(Exception):
@@ -34,15 +35,18 @@ def run_limited(
 ) -> str:
     """Run `command`, append its output to `log`, and return "ok", its exit status or signal, or "timed out".
 
-    Ends every process below this one. Raises Interrupted.
+    Ends every process below this one; adds to the result that one did not end. Raises Interrupted.
     """
     deadline, hidden = time.monotonic() + limit_s, tuple(secrets)
     with log.open("a", encoding="utf-8") as file:
         file.write(redacted(f"$ {' '.join(command)}\n", hidden))
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**os.environ, **environ}, start_new_session=True,
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env={**os.environ, **environ}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return f"not started: {error.strerror}: {command[0]}"
         assert process.stdout is not None, "it is a pipe"
         output = _Output(process.stdout, file, hidden)
         try:
@@ -54,12 +58,17 @@ def run_limited(
                 _unwind(process, output)
             raise Interrupted from None
         finally:
-            end_descendants(_END_S)
-            status = process.wait()
+            have_ended = end_descendants(_END_S)
+            status = process.poll()  # not waited for: a process that hangs in a driver does not end
             output.close()
             _reap()
-    if not ended:
-        return "timed out"
+    result = _result(status if ended else None)
+    return result if have_ended else f"{result}, and one of its processes did not end after kill -9"
+
+
+def _result(status: int | None) -> str:
+    if status is None:
+        return TIMED_OUT
     return (
         DONE if status == 0 else f"exit status {status}" if status > 0 else f"ended by {signal.Signals(-status).name}"
     )

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,19 @@ from pdserve.selftest.check import GROUPS, LOST_PEER
 from ranktable_tools.devices.kinds import kind_named, may_share
 
 LIMIT_S = 480.0
+SHOWS = {
+    "selftest": "every row of pdserve selftest but those of lost-peer",
+    "lost-peer": "each transport, with kill -9 of the receiver in the middle of a hand-off",
+    "device-tests": "the tests that machines without such a card skip, if pytest is installed",
+    "engine-1b": "decode and prefill of one engine with random weights",
+    "engine-8b": "the same with an 8B shape",
+    "pd-one-card": "the hop between two processes on one card; on GPUs also P/D against one combined instance",
+    "pd-two-cards": "the same with a card for each, over NCCL or HCCL",
+    "tp-2": "32 streams on an 8B shape, on two cards against one",
+    "vllm-install": "on GPUs: vLLM's wheel in an environment of its own inside the folder",
+    "vllm": "on GPUs: vLLM and this engine in turn",
+}
+"""What each step runs, in order: what is wrong is shown before what is slow."""
 VLLM = "0.32.0"
 _ROOT = Path(__file__).resolve().parents[2]
 _PROBE_S = 120.0
@@ -37,7 +51,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Commands that run one after another until one fails. `not_here` is why none can run on this machine."""
+    """Commands that run one after another until one fails.
+
+    `not_here` is why none can run on this machine; `needs` is a step without which this one measures nothing.
+    """
 
     name: str
     commands: tuple[Command, ...]
@@ -46,18 +63,23 @@ class Step:
     environ: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = LIMIT_S
     not_here: str | None = None
+    needs: str | None = None
 
 
 def find_card(kind: str) -> Card | str:
     """Return the devices of this kind, or why none can be used. A child process looks: a driver may hang."""
     command = [sys.executable, "-P", str(_ROOT / "benchmarks" / "contact" / "probe.py"), kind]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S)
-        found = json.loads(done.stdout.splitlines()[-1])
+        output, errors = process.communicate(timeout=_PROBE_S)
+        found = json.loads(output.splitlines()[-1])
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # not waited for: it may hang in the driver
         return f"its libraries did not answer within {_PROBE_S:g} s"
     except (IndexError, ValueError):
-        return f"looking for it ended with status {done.returncode}: {' '.join(done.stderr.split())[-300:]}"
+        return f"looking for it ended with status {process.returncode}: {' '.join(errors.split())[-300:]}"
     return found["lacking"] if "lacking" in found else Card(kind, found["count"], found["described"])
 
 
@@ -70,12 +92,12 @@ def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
     return [
         _selftest("selftest", [f"{group}: " for group in GROUPS if group != LOST_PEER], card, folder),
         _selftest("lost-peer", [f"{LOST_PEER}: "], card, folder),
+        _tests(card, folder),
         _rates("engine-1b", "1b", ["limits", "layers", "steps"], card, folder, tiny),
         _rates("engine-8b", "8b", ["limits", "layers", "steps"], card, folder, tiny),
         _rates("pd-one-card", "1b", ["limits", "hand-off", *(["pd"] if shares else [])], card, folder, tiny),
         _rates("pd-two-cards", "1b", ["pd"], card, folder, tiny, "process_group", not_here=alone, environ=both),
         _rates("tp-2", "8b", ["tp"], card, folder, tiny, not_here=alone, environ=both),
-        _tests(card, folder),
         *_vllm(card, folder),
     ]
 
@@ -116,19 +138,16 @@ def _vllm(card: Card, folder: Path) -> list[Step]:
     venv, log = home / "vllm", folder / "logs" / "vllm.log"
     install = (str(venv / "bin" / "python"), "-m", "pip", "install", f"vllm=={VLLM}")
     write = (*_python(str(_ROOT / "benchmarks" / "card" / "model_folder.py")), card.kind, "1b", str(model))
-    bench = (
-        *_python("-m", "pdserve", "bench", "engine"),
-        "--device",
-        card.kind,
-        "--model",
-        str(model),
-        "--peer",
-        "vllm",
-    )
+    bench = _python(
+        "-m", "pdserve", "bench", "engine", "--device", card.kind, "--model", str(model), "--peer", "vllm"
+    )  # fmt: skip
     return [
-        Step("vllm-install", (_python("-m", "venv", str(venv)), install), not_here=why),
-        Step("vllm", (write, bench), lambda: _compared(log), environ={"PEERS_HOME": str(home)}, not_here=why),
-    ]
+        Step("vllm-install", (_python("-m", "venv", "--clear", str(venv)), install), not_here=why),
+        Step(
+            "vllm", (write, bench), lambda: _compared(log), environ={"PEERS_HOME": str(home)}, not_here=why,
+            needs="vllm-install",
+        ),
+    ]  # fmt: skip
 
 
 def _last_line(log: Path) -> tuple[Figure, ...]:

@@ -1,6 +1,6 @@
 """scripts/first-contact with steps of a test: python -P contact_program.py STEPS_JSON ARGUMENTS...
 
-STEPS_JSON: [[name, [command, ...], limit_s], ...]
+STEPS_JSON: [[name, [command, ...], limit_s, {other fields}], ...]; the last of each is optional
 """
 
 import json
@@ -16,8 +16,8 @@ from benchmarks.contact.steps import Card, Step
 
 def _steps(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
     return [
-        Step(name, tuple(map(tuple, commands)), lambda: (Figure("3 GB/s", 0.5),), limit_s=limit_s)
-        for name, commands, limit_s in json.loads(sys.argv[1])
+        Step(name, tuple(map(tuple, commands)), lambda: (Figure("3 GB/s", 0.5),), limit_s=limit_s, **dict(*others))
+        for name, commands, limit_s, *others in json.loads(sys.argv[1])
     ]
 
 

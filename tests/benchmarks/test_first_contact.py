@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import psutil
 import pytest
 
 from benchmarks import first_contact, gpu
-from benchmarks.contact import probe
-from benchmarks.contact.steps import Card, steps_of
+from benchmarks.contact import probe, running
+from benchmarks.contact.steps import SHOWS, Card, steps_of
 from devices.table import KINDS
 from pdserve.selftest import command
 from tests.devices.fake_device import FakeKind
@@ -26,6 +27,11 @@ HANG = (  # and a grandchild in a session of its own that ignores SIGTERM
     "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import signal, time; "
     "signal.signal(15, signal.SIG_IGN); time.sleep(600)', 'grandchild', sys.argv[1]], start_new_session=True); "
     "print('hanging', flush=True); time.sleep(600)"
+)
+IGNORE = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+WAIT = (
+    "import pathlib, sys, time; ready, goes_on = map(pathlib.Path, sys.argv[1:]); ready.touch()\n"
+    "while not goes_on.exists(): time.sleep(0.05)"
 )
 DEADLINE_S = 300.0
 
@@ -63,18 +69,28 @@ def test_a_step_that_hangs_or_fails_stops_no_other_step(tmp_path: Path) -> None:
     ran, mark = tmp_path / "ran", tmp_path / "mark"
     steps = [
         ["first", [python(f"print({SECRET!r})"), python(COUNT, ran)], 60], ["hangs", [python(HANG, mark)], 1],
-        ["fails", [python("raise SystemExit(3)"), python(COUNT, ran)], 60], ["last", [python(COUNT, ran)], 60],
+        ["fails", [python(f"print('why', {SECRET!r}); raise SystemExit(3)"), python(COUNT, ran)], 60],
+        ["absent", [[str(tmp_path / "python")]], 60], ["after", [python("")], 60, {"needs": "fails"}],
+        ["not here", [], 60, {"not_here": "one device"}], ["last", [python(COUNT, ran)], 60],
     ]  # fmt: skip
 
     status, report = finish(steps, tmp_path)
 
     results = {name: row[0] for name, row in cells(report).items()}
     assert status == 1
-    assert results == {"first": "ok", "hangs": "timed out after 1 s", "fails": "exit status 3", "last": "ok"}
+    assert results == {
+        "first": "ok", "hangs": "timed out after 1 s", "fails": "exit status 3",
+        "absent": f"not started: No such file or directory: {tmp_path}/python",
+        "after": "not measured: fails did not end well", "not here": "not measured: one device", "last": "ok",
+    }  # fmt: skip
     assert cells(report)["first"][2:] == ["3 GB/s", "50%"]
     assert ran.read_text() == "xx"
     assert left_behind(mark) == []
+    assert re.search("^a card of a test; commit [^ ]+$", report, re.MULTILINE)
     assert "[software]\npdserve: " in report
+    assert "## The end of logs/fails.log\n\n```text\n" in report
+    assert "\nwhy (hidden)\n```\n" in report
+    assert "## The end of logs/first.log" not in report
     log = next(tmp_path.glob("first-contact-*/logs/first.log")).read_text()
     assert "(hidden)\n" in log
     assert SECRET not in log + report
@@ -97,6 +113,53 @@ def test_resume_runs_what_is_not_done_and_only_runs_one_step(tmp_path: Path) -> 
         counts.append([file.read_text().count("x") if file.exists() else 0 for file in ran.values()])
 
     assert counts == [[1, 2, 1], [1, 3, 1], [2, 3, 1]]
+    assert sorted(log.name for log in (folder / "logs").iterdir()) == [
+        "bad.1.log", "bad.2.log", "bad.log", "good.1.log", "good.log", "late.log",
+    ]  # fmt: skip
+
+
+def test_resume_runs_what_has_become_possible(tmp_path: Path) -> None:
+    step = ["two-cards", [python("")], 60]
+    assert finish([[*step, {"not_here": "one device"}]], tmp_path)[0] == 0
+    (folder,) = tmp_path.glob("first-contact-*")
+
+    _, report = finish([step], tmp_path, "--resume", str(folder))
+
+    assert cells(report)["two-cards"][0] == "ok"
+
+
+def test_a_lost_terminal_ends_no_run(tmp_path: Path) -> None:
+    ready, goes_on = tmp_path / "ready", tmp_path / "goes-on"
+    process = start([["first", [python(WAIT, ready, goes_on)], 60], ["second", [python("")], 60]], tmp_path)
+    deadline = time.monotonic() + DEADLINE_S
+    while not ready.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    for pipe in (process.stdout, process.stderr):
+        assert pipe is not None
+        pipe.close()
+    process.send_signal(signal.SIGHUP)
+    goes_on.touch()
+
+    assert process.wait(DEADLINE_S) == 0
+    (report,) = tmp_path.glob("first-contact-*/report.md")
+    assert {name: row[0] for name, row in cells(report.read_text()).items()} == {"first": "ok", "second": "ok"}
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_process_that_cannot_be_killed_holds_up_no_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that waits in a driver ends only when the driver lets it."""
+    monkeypatch.setattr(running, "end_descendants", lambda timeout_s: False)
+    monkeypatch.setattr(running, "_UNWIND_S", 0.0)
+    mark = tmp_path / "mark"
+    try:
+        result = running.run_limited(python(IGNORE, mark), tmp_path / "log", limit_s=1.0, secrets=(), environ={})
+    finally:
+        for one in left_behind(mark):
+            one.kill()
+
+    assert result == "timed out, and one of its processes did not end after kill -9"
 
 
 def test_ctrl_c_leaves_no_process_and_a_readable_report(tmp_path: Path) -> None:
@@ -151,10 +214,8 @@ def test_a_device_that_works_is_counted_and_described(
 def test_every_step_is_a_command_that_exists_within_eight_minutes(tmp_path: Path) -> None:
     steps = {step.name: step for step in steps_of(Card("cuda", 2, "two cards"), tmp_path)}
 
-    assert list(steps) == [
-        "selftest", "lost-peer", "engine-1b", "engine-8b", "pd-one-card", "pd-two-cards", "tp-2", "device-tests",
-        "vllm-install", "vllm",
-    ]  # fmt: skip
+    assert list(steps) == list(SHOWS)
+    assert list(steps)[:3] == ["selftest", "lost-peer", "device-tests"], "what is wrong is shown before what is slow"
     assert all(step.limit_s <= 480 for step in steps.values())
     assert [step.name for step in steps.values() if step.not_here] == []
     for one in (line for step in steps.values() for line in step.commands):
@@ -165,6 +226,18 @@ def test_every_step_is_a_command_that_exists_within_eight_minutes(tmp_path: Path
             assert command.parse(one[5:]).device == "cuda"
     assert steps["vllm-install"].commands[0][-1].startswith(str(tmp_path))  # not the product's environment
     assert steps["vllm"].environ == {"PEERS_HOME": str(tmp_path / "peers")}
+
+
+def test_the_help_and_the_page_name_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        first_contact.parse(["--help"])
+    helped = capsys.readouterr().out
+    page = (PROGRAM.parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
+    rows = page.partition("| step | what it runs |")[2].partition("\n\n")[0]
+
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", rows, re.MULTILINE) == list(SHOWS)
+    for name, shows in SHOWS.items():
+        assert f"  {name:<14}{shows}\n" in helped
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,12 @@ def test_the_password_of_a_proxy_is_a_secret_and_its_host_is_not(url: str, secre
     assert secret_values({"https_proxy": url}, ()) == secret
 
 
+def test_the_password_of_any_url_is_a_secret() -> None:
+    found = secret_values({"PIP_EXTRA_INDEX_URL": "https://me:hunter22@one/simple https://you:swordfish@two/"}, ())
+
+    assert found == ("swordfish", "hunter22")
+
+
 def test_the_content_of_a_secret_file_is_a_secret_and_its_path_not(tmp_path: Path) -> None:
     file = tmp_path / "cluster_secret"
     file.write_text("0123456789abcdef\n")
