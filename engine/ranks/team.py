@@ -37,9 +37,11 @@ PROGRAM = "engine.ranks.process"
 _SEND_S = 10.0
 _START_S = 30.0
 _VERDICT_S = 1.0  # from a broken connection to the report that its process ended
+_ENDING_S = 30.0  # the same where the kernel says that one is ending: a starved process reports it late
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
 _POLL_S = 0.5
+_PF_EXITING = 0x4  # of the kernel's flags of a process
 _STOPPED = "is stopped by a signal"
 
 
@@ -146,7 +148,7 @@ class Team:
 
     def explain(self, what: str) -> PdserveError:
         """Return why the ranks no longer answer: one has ended or is stuck. All are lost in any case."""
-        self._lost.wait(_VERDICT_S)
+        self._await_report()
         if self._error is not None:
             return self._error
         for child in self._children:
@@ -160,7 +162,7 @@ class Team:
 
     def explain_own(self, what: str) -> PdserveError:
         """Return why rank 0 cannot continue: `what`, unless another rank ended. All are lost in any case."""
-        self._lost.wait(_VERDICT_S)
+        self._await_report()
         return self._fail(f"{self._rank_0()} {what}")
 
     def close(self) -> None:
@@ -179,6 +181,11 @@ class Team:
         self._thread.join(_KILLED_S)
         for fd in (self._store_fd, self._marks_fd):
             os.close(fd)
+
+    def _await_report(self) -> None:
+        """Wait a moment for the report that a process ended; longer if one is ending."""
+        if not self._lost.wait(_VERDICT_S) and any(map(_is_ending, self._children)):
+            self._lost.wait(_ENDING_S)
 
     def _rank_0(self) -> str:
         return f"{Rank(0, self._num_ranks)} (pid {os.getpid()})"
@@ -260,12 +267,22 @@ def _exit_reason(status: int) -> str:
 
 
 def _state(child: _Child) -> str:
-    """Return the state of a running process, from the kernel."""
-    with contextlib.suppress(OSError, IndexError):
+    """Return the state of a running process."""
+    fields = _stat(child)
+    return _STOPPED if fields and fields[0] in "Tt" else "is stuck"
+
+
+def _is_ending(child: _Child) -> bool:
+    fields = _stat(child)
+    return not fields or bool(int(fields[6]) & _PF_EXITING)
+
+
+def _stat(child: _Child) -> list[str]:
+    """Return the kernel's fields of a process from its state on, none if it is gone."""
+    with contextlib.suppress(OSError):
         stat = Path(f"/proc/{child.process.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        if stat.rpartition(")")[2].split()[0] in "Tt":
-            return _STOPPED
-    return "is stuck"
+        return stat.rpartition(")")[2].split()
+    return []
 
 
 def _rank_failure(message: Message[RankMessageKind], before: str = "") -> PdserveError:

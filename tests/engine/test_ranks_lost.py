@@ -1,5 +1,6 @@
 """The loss of a rank, killed or stopped, in each phase: an error in bounded time, and nothing is left."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
+from engine.ranks.team import Team
 from engine.step import BatchSequence, SampleRow, StepBatch
 from processes.rank_channel import Channel
 from processes.rank_payloads import pack_error
@@ -76,16 +78,21 @@ def _ranks_of(pid: int) -> list[psutil.Process]:
 
 
 def _first_rank(pid: int) -> psutil.Process:
-    deadline = time.monotonic() + _WAIT_S
-    while not (found := _ranks_of(pid)):
-        assert time.monotonic() < deadline
-    return found[0]
+    _wait_until(lambda: bool(_ranks_of(pid)))
+    return _ranks_of(pid)[0]
 
 
 def _step(count: int, start: int = 0) -> StepBatch:
     blocks = tuple(range(1, 2 + (start + count) // 16))
     sequence = BatchSequence(start, count, blocks)
     return StepBatch(tuple(range(5, 5 + count)), (sequence,), (SampleRow(count - 1, GREEDY, 0, 0),))
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.long
@@ -157,6 +164,33 @@ def test_failures_name_their_rank_and_an_orderly_end_names_none(llama: Path) -> 
     model.close()
     assert "this instance is shutting down" in str(model._team.explain("its socket is closed"))
     assert not lost.errors
+
+
+@pytest.mark.long
+def test_a_killed_rank_is_named_so_however_late_the_report(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken connection may be seen long before this process is scheduled to see the end of the other."""
+    model = _load(llama, Lost()).model
+    rank, may_report, wait_for_end = psutil.Process(model.rank_pids[0]), threading.Event(), Team._wait_for_end
+    monkeypatch.setattr("engine.ranks.team._VERDICT_S", 0.0)
+
+    def late(self: Team, child: object) -> None:
+        assert may_report.wait(_WAIT_S)
+        wait_for_end(self, child)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Team, "_wait_for_end", late)
+    try:
+        rank.kill()
+        _wait_until(lambda: rank.status() == psutil.STATUS_ZOMBIE)
+        with ThreadPoolExecutor(1) as pool:
+            explained = pool.submit(model._team.explain, "its connection is closed")
+            with contextlib.suppress(TimeoutError):
+                explained.result(0.5)
+            may_report.set()
+
+            assert f"(pid {rank.pid}) was killed by SIGKILL" in str(explained.result(_WAIT_S))
+    finally:
+        may_report.set()
+        model.close()
 
 
 @pytest.mark.long
