@@ -16,6 +16,7 @@ from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
 from scheduler.request import PromptDone
 from scheduler.retry_budget import Retry, RetryBudget
+from scheduler.workers.connectors import AT_ONCE, PREFILL_FIRST
 from telemetry.logs import EventLogger
 from wire.errors import (
     Draining,
@@ -96,7 +97,7 @@ class Attempts:
         elif grant.prefill is None:
             is_whole = grant.decode.role is Role.COMBINED  # else no decode instance was reached
             await LocalPath(grant.decode, on_output=pair_used if is_whole else succeeded).run(prompt)
-        elif grant.plan.path == "prefill_first":
+        elif grant.plan.path in (PREFILL_FIRST, AT_ONCE):
             await PrefillFirstPath(prompt, grant.prefill, grant.decode, on_output=pair_used).run()
         else:
             path = HandoffPath(prompt, grant.prefill, grant.decode, limits=self._limits, on_output=pair_used)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 from ranktable_tools.addresses import host_problem
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
-from scheduler.workers.connectors import AUTO, DECODE_FIRST, NOT_SERVED, PATHS
+from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
 from wire.errors import ConfigError
 from wire.types import Role
 
@@ -58,8 +58,9 @@ class SchedulerOptions:
     )
     connector: str = flag(
         AUTO, "the KV connector of vLLM workers: nixl (NixlConnector), ascend (MooncakeConnectorV1), ascend-layerwise "
-        "(MooncakeLayerwiseConnector); auto is either of the first two",
-        choices=(*PATHS, *NOT_SERVED),
+        "(MooncakeLayerwiseConnector), nixl-push (NixlPushConnector), mooncake (MooncakeConnector; the last two are "
+        "experimental); auto is any that can prefill first",
+        choices=tuple(PATHS),
     )  # fmt: skip
     worker_api_key_file: str | None = flag(None, "file with the key that vLLM workers want (default: none)")
     worker_callback: str | None = flag(
@@ -147,9 +148,6 @@ class SchedulerOptions:
 
     def callback_place(self) -> tuple[str, int] | None:
         """Return host and port at which decode workers call back; None where none does. Raises ConfigError."""
-        why = NOT_SERVED.get(self.connector)
-        if why is not None:
-            raise ConfigError(f"--connector {self.connector}: {why}")
         if PATHS[self.connector] != DECODE_FIRST:
             if self.worker_callback is not None:
                 raise ConfigError(f"--worker-callback: with --connector {self.connector} no worker calls back")

@@ -30,6 +30,7 @@ from wire.messages import (
     Heartbeat,
     LinkMeasured,
     Pooled,
+    PrefillBegun,
     PrefillHeld,
     Refused,
     Reserved,
@@ -180,7 +181,7 @@ class Instance:
             case Refused(load=refused_load):
                 self._update(refused_load)
                 self._pass_to_prompt(event)
-            case Reserved() | PrefillHeld() | HandedOff() | Pooled() | Failed():
+            case Reserved() | PrefillHeld() | PrefillBegun() | HandedOff() | Pooled() | Failed():
                 self._pass_to_prompt(event)
             case LinkMeasured():
                 self.link_answers.deliver(event)

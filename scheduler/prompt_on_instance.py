@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wire.errors import InstanceLost
-from wire.messages import Answer, Cancel, Command, Reserved
+from wire.messages import Answer, Cancel, Command, PrefillBegun, Reserved
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 
@@ -77,7 +77,7 @@ class PromptOnInstance:
 
     def on_event(self, event: PromptEvent) -> None:
         """Pass any event but a step to the owner."""
-        self.ended |= not isinstance(event, Reserved)
+        self.ended |= not isinstance(event, Reserved | PrefillBegun)
         self.owner.on_event(self, event)
 
 

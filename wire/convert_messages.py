@@ -31,6 +31,7 @@ from wire.messages import (
     Pooled,
     Prefill,
     PrefillAndHold,
+    PrefillBegun,
     PrefillHeld,
     Refused,
     Reserve,
@@ -129,8 +130,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             return pb.EventMessage(table_read=pb.TableRead(digest=event.digest))
         case Heartbeat():
             return pb.EventMessage(heartbeat=_heartbeat_to_pb(event))
-        case PrefillHeld():
-            raise InternalError("PrefillHeld comes only from workers of other engines")
+        case PrefillHeld() | PrefillBegun():
+            raise InternalError(f"{type(event).__name__} comes only from workers of other engines")
 
 
 def event_from_pb(message: pb.EventMessage) -> Event:

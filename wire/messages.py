@@ -9,6 +9,7 @@
        | <----------- HandedOff (P: acked by D) -- P
        | <----------- Step(tokens of all prompts) - D   one message per step
        | -- PrefillAndHold ---------------------> P | <- PrefillHeld(references), from workers of other engines
+       |                                             | or PrefillBegun(references), later HandedOff
        | -- FetchAndGenerate(references) --------> D | <- Step
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
@@ -62,7 +63,10 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class PrefillAndHold:
-    """To a worker of another engine: compute the prompt and hold its KV for one fetch; answered by PrefillHeld."""
+    """To a worker of another engine: compute the prompt and hold its KV for one fetch; answered by PrefillHeld.
+
+    One that sends the KV by itself answers by PrefillBegun before it computes.
+    """
 
     prompt: PromptState
 
@@ -71,7 +75,7 @@ class PrefillAndHold:
 class FetchAndGenerate:
     """To a worker of another engine: fetch the KV that each reference names, one a sequence, and generate to the end.
 
-    A reference is what `PrefillHeld` brought: opaque, and used once.
+    A reference is what `PrefillHeld` or `PrefillBegun` brought: opaque, and used once.
     """
 
     prompt: PromptState
@@ -133,6 +137,18 @@ class PrefillHeld:
     references: tuple[bytes, ...]
     lease_s: float
     times: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBegun:
+    """From a worker of another engine: it computes the prompt, and decode can wait for the KV; HandedOff follows.
+
+    From then on the KV is kept for at most `lease_s`.
+    """
+
+    prompt_id: str
+    references: tuple[bytes, ...]
+    lease_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +219,6 @@ class TableRead:
 PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
 """Every command with a `prompt`, which is checked before it is sent, and refused on its own."""
 Command = OpenSession | PromptCommand | Cancel | MeasureLink | Heartbeat
-Answer = Reserved | PrefillHeld | Refused | HandedOff | Pooled | Failed
+Answer = Reserved | PrefillHeld | PrefillBegun | Refused | HandedOff | Pooled | Failed
 """Every event about one prompt, but a Step."""
 Event = SessionOpen | Step | Answer | LinkMeasured | TableRead | Heartbeat

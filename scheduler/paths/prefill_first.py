@@ -1,22 +1,27 @@
-"""The path over workers of other engines that prefill first: P holds the KV, D fetches it and generates.
+"""The path over workers of other engines whose prefill worker names what decode needs, before or after it computes.
 
-prefill on P --reference--> generate on D --tokens--> client
-     P ==KV, when D asks==> D
+prefill on P --references--> generate on D --tokens--> client
+     P ==KV, when D asks, or by itself==> D
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 
 from scheduler.instances import Instance
 from scheduler.paths.failures import to_error
-from scheduler.prompt_on_instance import SessionLost
+from scheduler.prompt_on_instance import PromptOnInstance, SessionLost
 from scheduler.prompt_run import PromptRun
 from wire.errors import HandoffFailed
-from wire.messages import Failed, FetchAndGenerate, PrefillAndHold, PrefillHeld, Refused
+from wire.messages import Failed, FetchAndGenerate, HandedOff, PrefillAndHold, PrefillBegun, PrefillHeld, Refused
 
 
 class PrefillFirstPath:
-    """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used."""
+    """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
+
+    Until then, whatever happens to P fails the attempt: D may wait for KV that never comes.
+    """
 
     def __init__(
         self, prompt: PromptRun, prefill: Instance, decode: Instance, *, on_output: Callable[[], None]
@@ -25,42 +30,72 @@ class PrefillFirstPath:
         self._prefill = prefill
         self._decode = decode
         self._on_output = on_output
+        self._decode_started = False
+        self._until_sent = ExitStack()
 
     async def run(self) -> None:
         """Run the prompt until all its sequences are finished. Raises the error that ended it."""
-        held, held_at = await self._prefill_and_hold()
         prompt = self._prompt
-        with prompt.open_on(self._decode, self._on_first_token) as on_decode:
-            prompt.enter(f"handing off from {self._prefill} to {self._decode}")
-            if not self._prefill.is_living or asyncio.get_running_loop().time() - held_at > held.lease_s:
-                raise HandoffFailed(f"{self._prefill} may no longer hold the KV")
-            on_decode.post(FetchAndGenerate(prompt.state, held.references))
-            while (arrival := await prompt.next_event()) is not None:
-                match arrival:
-                    case _, Refused() | Failed() | SessionLost() as failure:
-                        raise to_error(failure, self._decode, prompt)
-            on_decode.ended |= prompt.output.all_finished
+        with self._until_sent:
+            on_prefill = self._until_sent.enter_context(prompt.open_on(self._prefill, generates=False))
+            found = await self._ask_prefill(on_prefill)
+            with prompt.open_on(self._decode, partial(self._on_first_token, on_prefill)) as on_decode:
+                if not self._prefill.is_living:
+                    raise HandoffFailed(f"{self._prefill} may no longer hold the KV")
+                on_decode.post(FetchAndGenerate(prompt.state, found.references))
+                while (arrival := await prompt.next_event()) is not None:
+                    match arrival:
+                        case _, HandedOff():
+                            self._on_sent(on_prefill, found.lease_s)
+                        case on_instance, Refused() | Failed() | SessionLost() as failure:
+                            if on_instance is on_decode:
+                                raise to_error(failure, self._decode, prompt)
+                            if not self._decode_started:
+                                raise to_error(failure, self._prefill, prompt)
+                            self._release(on_prefill)
+                on_decode.ended |= prompt.output.all_finished
 
-    async def _prefill_and_hold(self) -> tuple[PrefillHeld, float]:
+    async def _ask_prefill(self, on_prefill: PromptOnInstance) -> PrefillHeld | PrefillBegun:
         prompt = self._prompt
-        with prompt.open_on(self._prefill, generates=False) as on_prefill:
-            prompt.enter(f"in prefill on {self._prefill}", computes=True)
-            on_prefill.post(PrefillAndHold(prompt.state))
-            self._prefill.in_flight.prefill_sent(prompt.prompt_id)
-            while True:
-                match await prompt.next_event():
-                    case _, PrefillHeld(times=times) as held:
-                        self._prefill.in_flight.prefilled(prompt.prompt_id)
-                        prompt.add_times(times)
-                        return held, asyncio.get_running_loop().time()
-                    case _, Refused() | Failed() | SessionLost() as failure:
-                        raise to_error(failure, self._prefill, prompt)
+        prompt.enter(f"in prefill on {self._prefill}", computes=True)
+        on_prefill.post(PrefillAndHold(prompt.state))
+        self._prefill.in_flight.prefill_sent(prompt.prompt_id)
+        while True:
+            match await prompt.next_event():
+                case _, PrefillBegun() as begun:
+                    return begun
+                case _, PrefillHeld(times=times) as held:
+                    self._prefill.in_flight.prefilled(prompt.prompt_id)
+                    prompt.add_times(times)
+                    prompt.enter(f"handing off from {self._prefill} to {self._decode}")
+                    return held
+                case _, Refused() | Failed() | SessionLost() as failure:
+                    raise to_error(failure, self._prefill, prompt)
 
-    def _on_first_token(self) -> None:
-        """D's first token is here: it has fetched the KV, and P has released it."""
+    def _on_sent(self, on_prefill: PromptOnInstance, lease_s: float) -> None:
+        """P has computed the prompt while D waited: D has the KV soon, or never."""
+        prompt = self._prompt
+        self._prefill.in_flight.prefilled(prompt.prompt_id)
+        if self._decode_started:
+            self._release(on_prefill)
+            return
+        prompt.enter(f"handing off from {self._prefill} to {self._decode}")
+        too_late = HandoffFailed(f"{self._decode} got no KV from {self._prefill}")
+        self._until_sent.callback(asyncio.get_running_loop().call_later(lease_s, prompt.fail, too_late).cancel)
+
+    def _on_first_token(self, on_prefill: PromptOnInstance) -> None:
+        """D's first token is here: it has the KV, and P has released it."""
         prompt_id = self._prompt.prompt_id
+        self._decode_started = True
+        self._prefill.in_flight.prefilled(prompt_id)
         self._prefill.in_flight.handed_off(prompt_id)
         self._decode.in_flight.reserved(prompt_id)
         self._decode.in_flight.decoding(prompt_id)
         self._on_output()
         self._prompt.enter(f"decoding on {self._decode}")
+        self._release(on_prefill)
+
+    def _release(self, on_prefill: PromptOnInstance) -> None:
+        """Watch P no longer, once it has answered."""
+        if on_prefill.ended:
+            self._until_sent.close()

@@ -100,8 +100,6 @@ def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
             "it holds no KV for another worker: is its --kv-transfer-config set? MooncakeLayerwiseConnector needs "
             "--connector ascend-layerwise here"
         )
-    if found.get("transfer_mode") == "push":
-        raise HandoffFailed("its connector is NixlPushConnector, which is not supported: use NixlConnector")
     if missing := [name for name in _REFERENCE if not found.get(name)]:
         raise HandoffFailed(f"its reference has no {', '.join(missing)}, without which vLLM's decode worker dies")
     return {name: value for name, value in found.items() if name != "remote_prefill_cached_tokens"}

@@ -4,18 +4,20 @@ describe   GET /version, /v1/models, /metrics          once per session
 session    GET /metrics each second, POST /v1/completions for each sequence (session.py)
 """
 
+import os
 import random
 import secrets
 from functools import partial
 
 from scheduler.membership.worker_ranks import split_address
 from scheduler.workers.callbacks import Callbacks, hosts_of
-from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
+from scheduler.workers.connectors import AUTO, DECODE_FIRST, MOONCAKE, NIXL_PUSH, PATHS
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load, started_at
 from scheduler.workers.served_model import read_cards
 from scheduler.workers.session import Expect, WorkerSession
-from wire.errors import InstanceLost
+from scheduler.workers.transfers import HeldKv, MooncakeKv, PushedKv, Transfer
+from wire.errors import ConfigError, Incompatible, InstanceLost
 from wire.load import LoadSnapshot
 from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, ForeignWorker, InstanceDescription, KvEndpoint, ModelIdentity, Role
@@ -26,18 +28,29 @@ _MAX_NUM_SEQS = 1024
 _CHUNK = 8192
 """What a worker does not say: prompts and tokens that it may be given at once. It queues what it cannot run yet."""
 _UNKNOWN_BLOCKS = KvCache(2**20, 16)
+_BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+_BOOTSTRAP_S = 5.0
+_NIXL = b"vllm:nixl_"
+"""Begins the names of the counters that a worker with a NIXL connector has."""
 
 
 class WorkerConnection:
     """A connection to one data-parallel rank of a worker. Implements wire.connection.Connection."""
 
     def __init__(
-        self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: Callbacks | None = None
-    ) -> None:
-        """`callbacks` are needed where the connector's decode workers are asked first."""
+        self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: Callbacks | None = None,
+        bootstrap_port: int | None = None,
+    ) -> None:  # fmt: skip
+        """`callbacks` are needed where the connector's decode workers are asked first.
+
+        `bootstrap_port` is that of a prefill worker with MooncakeConnector; VLLM_MOONCAKE_BOOTSTRAP_PORT, as there, is
+        its default. Raises ConfigError.
+        """
         self._url, self._rank = split_address(address)
         self._api_key = api_key
+        self._connector = connector
         self._path = PATHS[connector]
+        self._bootstrap = _bootstrap_of(self._url, bootstrap_port) if connector == MOONCAKE else None
         self._callbacks = callbacks
         self._expect: Expect | None = None
         self._control = WorkerHttp(self._url, api_key=api_key)
@@ -57,6 +70,8 @@ class WorkerConnection:
         served = read_cards(self._url, await self._control.get_json("/v1/models", timeout_s))
         metrics = await self._control.get("/metrics", timeout_s)
         self._engines, self._started_at = engine_labels(metrics), started_at(metrics)
+        if self._connector == MOONCAKE and _NIXL in metrics:  # as decode, it would die of a request without blocks
+            raise Incompatible(f"{self._url} runs a NIXL connector, not MooncakeConnector: --connector is another one")
         num_ranks = max(1, len(self._engines))
         if self._rank >= num_ranks:
             raise InstanceLost(f"{self._url} has no data-parallel rank {self._rank}: it has {num_ranks}")
@@ -99,13 +114,24 @@ class WorkerConnection:
         load = await self._read_load(timeout_s)
         headers = {_RANK: str(self._rank)} if len(self._engines) > 1 else {}
         http = WorkerHttp(self._url, api_key=self._api_key, headers=headers)
-        session = WorkerSession(self._description, self._model, http, self._read_load, load, self._expect)
+        session = WorkerSession(
+            self._description, self._model, http, self._read_load, load, self._expect, self._transfer()
+        )
         self._control.on_idle_lost = http.on_idle_lost = session.look_now
         return session
 
     async def close(self) -> None:
         """Close the connections."""
         await self._control.close()
+        if self._bootstrap is not None:
+            await self._bootstrap.close()
+
+    def _transfer(self) -> Transfer:
+        """Return what hands off KV from this worker, until its next session."""
+        if self._bootstrap is not None:
+            query = partial(self._bootstrap.get_json, "/query", _BOOTSTRAP_S)
+            return MooncakeKv(self._bootstrap.url, self._rank, query)
+        return PushedKv() if self._connector == NIXL_PUSH else HeldKv()
 
     @property
     def _engine(self) -> bytes:
@@ -117,3 +143,11 @@ class WorkerConnection:
         if self._engines != engine_labels(metrics) or self._started_at != started_at(metrics):
             raise InstanceLost(f"{self._url} is another process: its start or its data-parallel ranks have changed")
         return read_load(metrics, self._cache, self._engine)
+
+
+def _bootstrap_of(url: str, port: int | None) -> WorkerHttp:
+    """Return HTTP with the bootstrap server on a worker's host. Raises ConfigError."""
+    text = str(port or os.environ.get(_BOOTSTRAP_PORT) or 8998)
+    if not (text.isdecimal() and 0 < int(text) < 65536):
+        raise ConfigError(f"{_BOOTSTRAP_PORT}={text} is not a port")
+    return WorkerHttp(f"http:{url.partition(':')[2].rpartition(':')[0]}:{text}")

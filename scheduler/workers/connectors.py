@@ -2,13 +2,13 @@
 
 PREFILL_FIRST = "prefill_first"
 DECODE_FIRST = "decode_first"
+AT_ONCE = "both_at_once"
 AUTO = "auto"
+MOONCAKE = "mooncake"
+NIXL_PUSH = "nixl-push"
 
-PATHS = {AUTO: PREFILL_FIRST, "nixl": PREFILL_FIRST, "ascend": PREFILL_FIRST, "ascend-layerwise": DECODE_FIRST}
+PATHS = {
+    AUTO: PREFILL_FIRST, "nixl": PREFILL_FIRST, "ascend": PREFILL_FIRST, "ascend-layerwise": DECODE_FIRST,
+    NIXL_PUSH: AT_ONCE, MOONCAKE: AT_ONCE,
+}  # fmt: skip
 """The path of each connector's name. `auto`: any that answers a prefill with a reference."""
-
-NOT_SERVED = {
-    "nixl-push": "NixlPushConnector is asked on both workers at once, which is not supported: use NixlConnector",
-    "mooncake": "MooncakeConnector is asked on both workers at once, which is not supported: use NixlConnector",
-}
-"""Why a connector cannot be used."""

@@ -9,12 +9,6 @@ import orjson
 
 from wire.types import KvEndpoint, PromptState, Ticket
 
-HELD = {
-    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-    "remote_host": None, "remote_port": None,
-}  # fmt: skip
-"""What asks a worker to hold the prompt's KV for another one (NixlConnector, MooncakeConnectorV1)."""
-
 
 def new_request_id() -> str:
     """Return an id for both legs of a sequence: new for each attempt, as connectors find KV by it."""
@@ -23,14 +17,18 @@ def new_request_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """One request to a worker: its id, and the `kv_transfer_params` of its body, None without a hand-off."""
+    """One request to a worker: its id, and the `kv_transfer_params` of its body, None without a hand-off.
+
+    `is_early`: the other leg is computing the prompt.
+    """
 
     request_id: str
     params: dict[str, Any] | None = None
+    is_early: bool = False
 
     def pack(self) -> bytes:
         """Return it as bytes for the worker of the other leg."""
-        return orjson.dumps([self.request_id, self.params])
+        return orjson.dumps([self.request_id, self.params, self.is_early])
 
 
 def unpack(packed: bytes | str) -> WorkerRequest:

@@ -80,6 +80,17 @@ def continued_ids(prompt: PromptState, sequence: int) -> tuple[int, ...]:
     return (*prompt.token_ids, *output) if output and _appends(prompt.params) else prompt.token_ids
 
 
+def unfinished(prompt: PromptState) -> list[int]:
+    """Return the sequences that need more tokens."""
+    params, outputs = prompt.params, prompt.outputs or ((),) * prompt.params.num_sequences
+    return [
+        sequence
+        for sequence, output in enumerate(outputs)
+        if len(output) < params.max_tokens
+        and not (output and output[-1] in params.stop_token_ids and len(output) > params.min_tokens)
+    ]
+
+
 def _appends(params: SamplingParams) -> bool:
     return (
         params.temperature == 0

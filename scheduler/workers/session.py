@@ -1,6 +1,7 @@
 """The session with a worker of another engine: each command about a prompt becomes HTTP requests, one a sequence.
 
 PrefillAndHold    POST max_tokens 1, do_remote_decode   -> PrefillHeld(references) | Refused | Failed
+                  the same, decode asked meanwhile      -> PrefillBegun(references), HandedOff | Refused | Failed
 FetchAndGenerate  POST with the reference, streamed     -> Step | Refused | Failed
 Generate          POST without, streamed                -> Step | Refused | Failed
 Reserve           POST with a URL to call back to, ...  -> Reserved(what it called back with) | Refused | Failed
@@ -13,14 +14,16 @@ each second       GET /metrics                          -> Heartbeat(load)
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from scheduler.workers.answers import SequenceStream, cached_tokens, kv_transfer_params, prompt_logprobs
+from scheduler.workers.answers import SequenceStream, cached_tokens, prompt_logprobs
 from scheduler.workers.callbacks import Callback
+from scheduler.workers.failure import failure_of
 from scheduler.workers.http import WorkerHttp
-from scheduler.workers.legs import HELD, WorkerRequest, asking, new_request_id, requests_of, ticket_of, unpack
+from scheduler.workers.legs import WorkerRequest, asking, new_request_id, requests_of, ticket_of, unpack
 from scheduler.workers.progress import Progress
-from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, prefill_body
+from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, prefill_body, unfinished
+from scheduler.workers.transfers import HeldKv, Transfer
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import (
@@ -29,17 +32,14 @@ from wire.errors import (
     Incompatible,
     InstanceLost,
     InternalError,
-    InvalidRequest,
     NoCapacity,
     PdserveError,
-    Unavailable,
 )
 from wire.load import LoadSnapshot
 from wire.messages import (
     Cancel,
     Command,
     Event,
-    Failed,
     FetchAndGenerate,
     Generate,
     HandedOff,
@@ -48,8 +48,8 @@ from wire.messages import (
     MeasureLink,
     Prefill,
     PrefillAndHold,
+    PrefillBegun,
     PrefillHeld,
-    Refused,
     Reserve,
     Reserved,
     SessionOpen,
@@ -66,6 +66,7 @@ _POLL_TIMEOUT_S = 60.0
 LEASE_S = 20.0
 """For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
 
+_T = TypeVar("_T")
 Expect = Callable[[], contextlib.AbstractAsyncContextManager[Callback]]
 
 
@@ -75,14 +76,16 @@ class WorkerSession:
     def __init__(
         self, description: InstanceDescription, model: str, http: WorkerHttp,
         read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot, expect: Expect | None = None,
+        transfer: Transfer | None = None,
     ) -> None:  # fmt: skip
         """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError.
 
-        `expect` a callback of this worker, where decode workers are asked first.
+        `expect` a callback of this worker, where decode workers are asked first; `transfer` is HeldKv by default.
         """
         self._description = description
         self._model = model
         self._expect = expect
+        self._transfer = transfer or HeldKv()
         self._http = http
         self._read_load = read_load
         self._progress = Progress(asyncio.get_running_loop().time)
@@ -91,6 +94,7 @@ class WorkerSession:
         self._events.put_nowait(SessionOpen(description.instance_id, description.epoch, load))
         self._prompts: dict[str, asyncio.Task[None]] = {}
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._uncancelled: set[asyncio.Task[Any]] = set()
         self._poll_now = asyncio.Event()
         self._recomputed = CappedLog(_log)
         self._polling = asyncio.create_task(self._poll())
@@ -119,7 +123,7 @@ class WorkerSession:
     async def close(self) -> None:
         """End the session, and with it all its requests on the worker."""
         self._over = True
-        tasks = [self._polling, *self._prompts.values()]
+        tasks = [self._polling, *self._prompts.values(), *self._uncancelled]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,55 +158,65 @@ class WorkerSession:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - the task's outermost frame: a bug must end the prompt
-            self._emit(self._failure(prompt, error))
-
-    def _failure(self, prompt: PromptState, error: Exception) -> Refused | Failed:
-        """Return the event for what ended a prompt: all but a wrong request and a full worker is tried elsewhere."""
-        prompt_id = prompt.prompt_id
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
-        match error:
-            case InvalidRequest() | NoCapacity():
-                return Refused(prompt_id, type(error).__name__, str(error))
-            case HandoffFailed():
-                return Failed(prompt_id, HandoffFailed.__name__, str(error))
-            case Unavailable():
+            failure = failure_of(prompt, error)
+            if failure.error == InstanceLost.__name__:
                 self.look_now()
-                return Failed(prompt_id, InstanceLost.__name__, str(error))
-            case PdserveError():
-                return Failed(prompt_id, InternalError.__name__, str(error))
-        _log.error("worker_prompt_failed", error, request_id=prompt.request_id, prompt_id=prompt_id)
-        return Failed(prompt_id, InternalError.__name__, f"internal error: {error!r}")
+            self._emit(failure)
 
     async def _prefill_and_hold(self, prompt: PromptState) -> None:
-        requests = [WorkerRequest(new_request_id(), HELD) for _ in _unfinished(prompt)]
-        answers, times = await self._prefill(prompt, requests)
-        held = [
-            WorkerRequest(request.request_id, kv_transfer_params(answer)).pack()
-            for request, answer in zip(requests, answers, strict=True)
-        ]
-        self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
+        """Compute the prompt; where decode can be asked meanwhile, name what it needs first.
+
+        Not with log probabilities of the prompt: they come with prefill's answer, and before any token.
+        """
+        check_prompt(prompt)
+        transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
+        await transfer.prepare()
+        work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids])
+        early = [WorkerRequest(one, transfer.early_reference(one), is_early=True) for one in ids]
+        is_early = prompt.params.prompt_logprobs is None and all(one.params for one in early)
+        if is_early:
+            self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
+            work = self._to_its_end(work)
+        answers, times = await work
+        references = [transfer.reference(one, answer) for one, answer in zip(ids, answers, strict=True)]
+        if is_early:
+            self._emit(HandedOff(prompt.prompt_id, times))
+        else:
+            held = (WorkerRequest(*one).pack() for one in zip(ids, references, strict=True))
+            self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do the work even if the prompt is cancelled, until the session ends.
+
+        Decode keeps the blocks of a request that waits, cancelled or not, until its KV has come (vLLM 0.32).
+        """
+        task = asyncio.create_task(work)
+        self._uncancelled.add(task)
+        task.add_done_callback(self._uncancelled.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
 
     async def _prefill_and_send(self, prompt: PromptState, ticket: Ticket) -> None:
+        check_prompt(prompt)
         _, times = await self._prefill(prompt, requests_of(ticket))
         self._emit(HandedOff(prompt.prompt_id, times))
 
     async def _prefill(
         self, prompt: PromptState, requests: Sequence[WorkerRequest]
     ) -> tuple[list[dict[str, Any]], StageTimes]:
-        """Compute the prompt once for each sequence that needs more tokens; all but the first find it cached."""
-        check_prompt(prompt)
+        """Compute the prompt once for each sequence that needs more tokens: the first alone, then the others."""
         clock = asyncio.get_running_loop().time
-        began, cached = clock(), 0
-        answers: list[dict[str, Any]] = []
-        for sequence, request in zip(_unfinished(prompt), requests, strict=True):
-            body = prefill_body(self._model, prompt, sequence, request.params)
-            answer = await self._post(body, request.request_id, 0 if answers else len(prompt.token_ids))
-            if not answers:
-                cached = cached_tokens(answer)
-                self._emit_scores(answer, prompt)
-            answers.append(answer)
-        return answers, StageTimes(prefill_s=clock() - began, cached_tokens=cached)
+        began = clock()
+        bodies = [
+            (prefill_body(self._model, prompt, sequence, request.params), request.request_id)
+            for sequence, request in zip(unfinished(prompt), requests, strict=True)
+        ]
+        first = await self._post(*bodies[0], len(prompt.token_ids))
+        self._emit_scores(first, prompt)
+        async with asyncio.TaskGroup() as tasks:
+            others = [tasks.create_task(self._post(*one, 0)) for one in bodies[1:]]
+        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
+        return [first, *(one.result() for one in others)], times
 
     async def _post(self, body: bytes, request_id: str, num_tokens: int) -> dict[str, Any]:
         async with self._progress.leg(num_tokens) as leg:
@@ -221,7 +235,7 @@ class WorkerSession:
         if prompt.params.prompt_logprobs is not None and not prompt.outputs:
             body = prefill_body(self._model, prompt, 0)
             self._emit_scores(await self._post(body, new_request_id(), len(prompt.token_ids)), prompt)
-        await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in _unfinished(prompt)])
+        await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in unfinished(prompt)])
 
     async def _ask_and_generate(self, prompt: PromptState) -> None:
         """Start the prompt on this worker, and report what it wants to be sent once all its requests called back."""
@@ -230,7 +244,7 @@ class WorkerSession:
         check_prompt(prompt)
         reserved = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-            callbacks = [await stack.enter_async_context(self._expect()) for _ in _unfinished(prompt)]
+            callbacks = [await stack.enter_async_context(self._expect()) for _ in unfinished(prompt)]
             requests = [asking(new_request_id(), callback.url) for callback in callbacks]
             tasks.create_task(self._reserve(prompt, requests, callbacks, reserved))
             await self._generate(prompt, requests, reserved)
@@ -253,7 +267,7 @@ class WorkerSession:
         self, prompt: PromptState, requests: Sequence[WorkerRequest], reserved: asyncio.Event | None = None
     ) -> None:  # fmt: skip
         """Generate all sequences that need more tokens; with `reserved`, none before that is set."""
-        sequences = _unfinished(prompt)
+        sequences = unfinished(prompt)
         if len(requests) != len(sequences):
             raise InternalError(f"{len(requests)} references for {len(sequences)} sequences")
         if len(sequences) == 1:
@@ -274,8 +288,8 @@ class WorkerSession:
         body = generate_body(self._model, prompt, sequence, request.params)
         start = len(continued_ids(prompt, sequence)) - len(prompt.token_ids)
         stream = SequenceStream(prompt, sequence, start)
-        num_tokens = len(prompt.token_ids) if reserved is None else 0
-        async with self._progress.leg(num_tokens, receives=reserved is not None) as leg:
+        waits = reserved is not None or request.is_early
+        async with self._progress.leg(0 if waits else len(prompt.token_ids), receives=waits) as leg:
 
             def take(data: bytes) -> None:
                 leg.heard()
@@ -331,14 +345,3 @@ class WorkerSession:
         except PdserveError as error:
             self._over = True
             self._events.put_nowait(InstanceLost(str(error)))
-
-
-def _unfinished(prompt: PromptState) -> list[int]:
-    """Return the sequences that need more tokens."""
-    params, outputs = prompt.params, prompt.outputs or ((),) * prompt.params.num_sequences
-    return [
-        sequence
-        for sequence, output in enumerate(outputs)
-        if len(output) < params.max_tokens
-        and not (output and output[-1] in params.stop_token_ids and len(output) > params.min_tokens)
-    ]

@@ -9,8 +9,8 @@ from aiohttp import web
 from testing.vllm_worker.answer_body import AnswerBody, FakeChoice, event
 from testing.vllm_worker.faults import ENDLESS, FAILED, Fault, Faults
 from testing.vllm_worker.generation import FakeGeneration
+from testing.vllm_worker.push import LoadFailed
 from testing.vllm_worker.rank import WorkerRank
-from testing.vllm_worker.side_channel import LoadFailed
 
 _DONE = b"data: [DONE]\n\n"
 

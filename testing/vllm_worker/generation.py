@@ -11,11 +11,12 @@ import aiohttp
 from engine.finish import finish_at
 from testing.vllm_worker.answer_body import FakeChoice
 from testing.vllm_worker.continuation import FakeContinuation, KvEntry
-from testing.vllm_worker.layerwise import receive_kv, send_kv
+from testing.vllm_worker.layerwise import SUFFIX, receive_kv, send_kv
+from testing.vllm_worker.push import LoadFailed, is_registered, offer_kv, wait_for_kv
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.request import FakeBody
 from testing.vllm_worker.settings import WorkerSettings
-from testing.vllm_worker.side_channel import LoadFailed, RemoteBlocks
+from testing.vllm_worker.side_channel import RemoteBlocks
 from wire.types import FinishReason
 
 
@@ -36,15 +37,15 @@ class FakeGeneration:
         """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
         params, fake = self.body.params, self.settings.fake
         room = len(self.prompt) + params.max_tokens * params.n
-        is_remote = self.body.leg == "decode" and self.settings.is_pull
+        is_remote = self.body.leg == "decode" and self.settings.connector == "nixl"
         remote = RemoteBlocks(self.session, self.body.transfer) if is_remote else None
         try:
             async with self.rank.run(room) as block_ids:
                 kv = await self._kv(remote, block_ids)
                 remote = None
                 self.rank.write(block_ids, kv)
-                if self.settings.layerwise and self.body.leg == "prefill":
-                    await send_kv(self.session, self.body.transfer, self.request_id, kv)
+                if self.settings.connector == "ascend-layerwise" and self.body.leg == "prefill":
+                    await send_kv(self.session, self.body.transfer, self.request_id[:-SUFFIX], kv)
                 first = FakeContinuation(fake, self.prompt, kv)
                 live = {index: first.fork() for index in range(params.n)}
                 for position in range(params.max_tokens):
@@ -52,8 +53,8 @@ class FakeGeneration:
                         await asyncio.sleep(fake.step_seconds + fake.token_seconds * len(live))
                     step = [self._piece(one, index, position) for index, one in live.items()]
                     live = {one.index: live[one.index] for one in step if one.finish_reason is None}
-                    if not live and self.body.leg == "prefill" and self.settings.is_pull:
-                        self._hold(block_ids)
+                    if not live and self.body.leg == "prefill":
+                        await self._hand_off(block_ids, kv)
                     yield step
                     if not live:
                         break
@@ -63,12 +64,16 @@ class FakeGeneration:
                     await remote.end()
 
     async def _kv(self, remote: RemoteBlocks | None, block_ids: list[int]) -> list[KvEntry]:
-        url = self.body.transfer.get("metaserver")
+        settings, transfer = self.settings, self.body.transfer
+        url = transfer.get("metaserver")
         if remote is not None:
             return await self._read(remote)
-        if url is None or not (self.settings.layerwise and self.settings.connector):
+        if url is not None and settings.connector == "ascend-layerwise":
+            kv = await receive_kv(settings, self.rank, self.session, url, self.request_id, block_ids)
+        elif self.body.leg == "decode" and is_registered(settings, transfer):
+            kv = await wait_for_kv(settings, self.rank, self.session, transfer, self.request_id, block_ids)
+        else:
             return await self._compute()
-        kv = await receive_kv(self.settings, self.rank, self.session, url, self.request_id, block_ids)
         self.cached_tokens = len(self.prompt)
         return kv
 
@@ -110,9 +115,21 @@ class FakeGeneration:
         self.rank.counts.generation_tokens += 1
         return piece
 
-    def _hold(self, block_ids: list[int]) -> None:
+    async def _hand_off(self, block_ids: list[int], kv: list[KvEntry]) -> None:
+        """Hold the KV, and send it where a decode worker has registered or will."""
+        connector, transfer = self.settings.connector, self.body.transfer
+        is_known = transfer.get("transfer_id") if connector == "mooncake" else connector.startswith("nixl")
+        if not is_known:
+            return
         held = self.rank.hold(self.request_id, block_ids, len(self.prompt), self.settings.lease_s)
-        self.transfer = {
+        if connector != "mooncake":
+            self.transfer = self._reference(held)
+        if connector != "nixl":
+            await offer_kv(self.rank, self.session, transfer, self.request_id, kv)
+
+    def _reference(self, held: list[int]) -> dict[str, Any]:
+        is_pull = self.settings.connector == "nixl"
+        return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [held],
@@ -124,7 +141,7 @@ class FakeGeneration:
             "dcp_size": 1,
             "pp_size": 1,
             "remote_num_tokens": len(self.prompt),
-            "remote_blocks_expiry_time": None,
-            "transfer_mode": "pull",
+            **({"remote_blocks_expiry_time": None} if is_pull else {}),
+            "transfer_mode": "pull" if is_pull else "push",
             "remote_prefill_cached_tokens": 0,
         }

@@ -18,7 +18,8 @@ from testing.vllm_worker.continuation import KvEntry
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.settings import WorkerSettings
 
-_SUFFIX = 9
+SUFFIX = 9
+"""Characters of a request's id that are random."""
 _TRIES = 3
 _LIMIT = aiohttp.ClientTimeout(total=10)
 
@@ -28,7 +29,7 @@ async def receive_kv(
     block_ids: Sequence[int],
 ) -> list[KvEntry]:  # fmt: skip
     """Say what is wanted for a request with these blocks, and wait for its KV, as long as it takes."""
-    external_id = request_id[:-_SUFFIX]
+    external_id = request_id[:-SUFFIX]
     arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
     rank.arrivals[external_id] = arrival
     rank.running, rank.waiting = rank.running - 1, rank.waiting + 1  # as the engine counts it (WAITING_FOR_REMOTE_KVS)
@@ -41,12 +42,12 @@ async def receive_kv(
 
 
 async def send_kv(
-    session: aiohttp.ClientSession, wanted: dict[str, Any], request_id: str, kv: Sequence[KvEntry]
-) -> None:  # fmt: skip
+    session: aiohttp.ClientSession, wanted: dict[str, Any], external_id: str, kv: Sequence[KvEntry]
+) -> None:
     """Send the KV of a request to the decode worker that wants it; one that is gone is not noticed."""
     message = {
         "verb": "push", "checked": False, "engine_id": wanted["remote_engine_id"],
-        "request_id": request_id[:-_SUFFIX], "kv": kv[wanted["remote_cached_tokens"] :],
+        "request_id": external_id, "kv": kv[wanted["remote_cached_tokens"] :],
     }  # fmt: skip
     with suppress(aiohttp.ClientError, TimeoutError):
         url = f"http://{wanted['remote_host']}:{wanted['remote_port']}/"

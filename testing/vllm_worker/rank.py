@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from testing.vllm_worker.continuation import KvEntry
 
@@ -58,6 +59,9 @@ class WorkerRank:
         self._memory: list[list[KvEntry]] = [[] for _ in range(num_blocks)]
         self._held: dict[str, HeldPrefill] = {}
         self.arrivals: dict[str, asyncio.Future[list[KvEntry]]] = {}
+        self.registrations: dict[str, dict[str, Any]] = {}
+        self.offers: dict[str, tuple[str, Sequence[KvEntry]]] = {}
+        self.known_engines: set[str] = set()
         self._freed = asyncio.Event()
 
     @property
@@ -97,6 +101,11 @@ class WorkerRank:
         held, block_ids[:] = block_ids[:count], block_ids[count:]
         self._held[request_id] = HeldPrefill(held, self._clock() + lease_s)
         return held
+
+    def keep_until(self, arrival: asyncio.Future[list[KvEntry]], block_ids: list[int]) -> None:
+        """Take the blocks out of `block_ids`, and free them once the KV is here."""
+        kept, block_ids[:] = list(block_ids), []
+        arrival.add_done_callback(lambda _: self._release(kept))
 
     def read(self, block_ids: Sequence[int]) -> list[KvEntry]:
         """Return what lies in these blocks now."""

@@ -40,10 +40,9 @@ class FakeBody:
             return "decode"
         return "prefill" if self.transfer.get("do_remote_decode") else "local"
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the reference names all that a read needs."""
-        return bool(self.transfer.get("remote_block_ids")) and all(name in self.transfer for name in _NEEDED)
+    def names_engine(self, *more: str) -> bool:
+        """Return whether the reference names the engine of the KV, and has the fields `more`."""
+        return all(self.transfer.get(name) for name in (*_NEEDED, *more))
 
 
 def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> FakeBody:

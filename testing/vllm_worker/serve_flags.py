@@ -8,6 +8,11 @@ from typing import Any
 
 from testing.vllm_worker.settings import WorkerSettings, settings_from
 
+_CONNECTORS = {
+    None: "none", "NixlConnector": "nixl", "MooncakeConnectorV1": "nixl", "NixlPushConnector": "nixl-push",
+    "MooncakeLayerwiseConnector": "ascend-layerwise", "MooncakeConnector": "mooncake",
+}  # fmt: skip
+
 
 def settings_of(argv: Sequence[str]) -> WorkerSettings:
     """Return the settings of `[--settings JSON] serve MODEL [flags]`; without `serve` only the flags count."""
@@ -24,7 +29,7 @@ def settings_of(argv: Sequence[str]) -> WorkerSettings:
     args, _ = parser.parse_known_args(argv)
     settings = settings_from(args.settings)
     model = args.served_model_name[0] if args.served_model_name else args.command[1] if args.command[1:] else None
-    connector = bool(args.kv_transfer_config) if args.command else None
+    connector = _CONNECTORS[(args.kv_transfer_config or {}).get("kv_connector")] if args.command else None
     found: dict[str, Any] = {
         "host": args.host, "port": args.port, "model": model, "api_key": args.api_key, "connector": connector,
         "num_ranks": args.data_parallel_size,

@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from testing.engine.fake_model import FakeConfig
+
+Connector = Literal["none", "nixl", "ascend-layerwise", "nixl-push", "mooncake"]
 
 _FAKE = FakeConfig(num_layers=1)
 
@@ -13,10 +15,11 @@ _FAKE = FakeConfig(num_layers=1)
 class WorkerSettings:
     """Parameters of a worker. `fake` is the model: its `salt`, which other workers may share, its sizes and delays.
 
-    Without a `connector` it ignores `kv_transfer_params`. A decode worker reads the blocks that a reference names, held
-    or not, as vLLM does: once they are freed the answer is right until another prompt takes them. `wrong_200`: freed
-    blocks of this prefill worker are garbage at once (vllm#52234). A chunk of a stream carries `tokens_per_chunk`.
-    `layerwise`: decode is asked first (layerwise.py); `side_channel_host`: the host it then names, if not `host`.
+    With `connector` none it ignores `kv_transfer_params`. With nixl a decode worker reads the blocks that a reference
+    names, held or not, as vLLM does: once they are freed the answer is right until another prompt takes them.
+    `wrong_200`: freed blocks of this prefill worker are garbage at once (vllm#52234). A chunk of a stream carries
+    `tokens_per_chunk`. With ascend-layerwise decode is asked first (layerwise.py), and names `side_channel_host`, else
+    `host`; with nixl-push and mooncake both are asked at once (push.py), mooncake's engines found at `bootstrap_port`.
     """
 
     fake: FakeConfig = _FAKE
@@ -24,20 +27,15 @@ class WorkerSettings:
     version: str = "0.32.0"
     host: str = "127.0.0.1"
     port: int = 0
-    connector: bool = True
+    connector: Connector = "nixl"
     api_key: str | None = None
     num_ranks: int = 1
     max_num_seqs: int = 64
     lease_s: float = 30.0
     wrong_200: bool = False
     tokens_per_chunk: int = 1
-    layerwise: bool = False
     side_channel_host: str | None = None
-
-    @property
-    def is_pull(self) -> bool:
-        """Whether a decode worker reads the KV that a prefill worker holds."""
-        return self.connector and not self.layerwise
+    bootstrap_port: int = 0
 
 
 def settings_from(text: str) -> WorkerSettings:

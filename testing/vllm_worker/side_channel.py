@@ -8,23 +8,25 @@ from aiohttp import web
 
 from testing.vllm_worker.continuation import KvEntry
 from testing.vllm_worker.layerwise import take_kv
+from testing.vllm_worker.push import LoadFailed, take_registration
 from testing.vllm_worker.rank import WorkerRank
 
 _LIMIT = aiohttp.ClientTimeout(total=10)
 
 
-class LoadFailed(Exception):
-    """The KV of a reference cannot be read."""
-
-
-async def serve_rank(request: web.Request, rank: WorkerRank, *, wrong_200: bool) -> web.Response:
-    """Answer one message of a decode worker: `read`, or `end`, which frees the blocks unread; or take a push of KV."""
+async def serve_rank(
+    request: web.Request, rank: WorkerRank, session: aiohttp.ClientSession, *, wrong_200: bool
+) -> web.Response:
+    """Answer one message: `read`, or `end`, which frees the blocks unread; `register` for KV, or a `push` of it."""
     message = await request.json()
     request_id = message["request_id"]
     if message["engine_id"] != rank.engine_id:
         raise web.HTTPConflict(text="engine id")
-    if message["verb"] == "push":
-        take_kv(rank, message)
+    if message["verb"] in ("push", "register"):
+        if message["verb"] == "push":
+            take_kv(rank, message)
+        else:
+            await take_registration(rank, session, message)
         return web.json_response({"kv": []})
     is_garbage = wrong_200 and not rank.holds(request_id)
     kv = rank.read(message["block_ids"]) if message["verb"] == "read" and not is_garbage else []

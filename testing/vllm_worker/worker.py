@@ -25,14 +25,16 @@ from testing.vllm_worker.answer import FakeAnswer
 from testing.vllm_worker.answer_body import AnswerBody, error_body
 from testing.vllm_worker.faults import Fault, Faults
 from testing.vllm_worker.generation import FakeGeneration
+from testing.vllm_worker.push import LoadFailed, engines
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.request import BadRequest, FakeBody, Leg, read_body
 from testing.vllm_worker.settings import WorkerSettings
-from testing.vllm_worker.side_channel import LoadFailed, RemoteBlocks, serve_rank
+from testing.vllm_worker.side_channel import RemoteBlocks, serve_rank
 from testing.vllm_worker.worker_metrics import metrics_text
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _MAX_BODY = 64 * 2**20
+_NEEDED = {"nixl": "remote_block_ids", "nixl-push": "tp_size"}
 _SHUTDOWN_S = 0.05  # for handlers whose client is already cut off; 0 would be no limit
 
 
@@ -74,7 +76,11 @@ class FakeVllmWorker:
         ]
         for rank in self.ranks:
             rank.side_channel_port = await self._listen(self._side_channel(rank), 0)
-        self.settings = replace(settings, port=await self._listen(self._app(), settings.port))
+        bootstrap_port = 0
+        if settings.connector == "mooncake":
+            bootstrap_port = await self._listen(self._bootstrap(), settings.bootstrap_port)
+        port = await self._listen(self._app(), settings.port)
+        self.settings = replace(settings, port=port, bootstrap_port=bootstrap_port)
 
     async def stop(self) -> None:
         """Break every connection at once, as the end of the process does. Idempotent."""
@@ -102,10 +108,19 @@ class FakeVllmWorker:
 
     def _side_channel(self, rank: WorkerRank) -> web.Application:
         async def serve(request: web.Request) -> web.Response:
-            return await serve_rank(request, rank, wrong_200=self.settings.wrong_200)
+            assert self._session is not None, "it is started"
+            return await serve_rank(request, rank, self._session, wrong_200=self.settings.wrong_200)
 
         app = web.Application()
         app.router.add_post("/", serve)
+        return app
+
+    def _bootstrap(self) -> web.Application:
+        async def serve(_: web.Request) -> web.Response:
+            return web.json_response(engines(self.ranks, self.settings.host))
+
+        app = web.Application()
+        app.router.add_get("/query", serve)
         return app
 
     def _app(self) -> web.Application:
@@ -157,8 +172,9 @@ class FakeVllmWorker:
             await self._free_remote(raw.get("kv_transfer_params"))
             return web.json_response(error_body(str(error), error.kind, error.status, error.param), status=error.status)
         self.received.append(Received(body.leg, {name.lower(): value for name, value in request.headers.items()}, raw))
-        if body.leg == "decode" and self.settings.is_pull and not body.is_complete:
-            return await self.faults.crash(at_once=not body.transfer.get("remote_block_ids"))
+        needed = _NEEDED.get(self.settings.connector)
+        if body.leg == "decode" and needed is not None and not body.names_engine(needed):
+            return await self.faults.crash(at_once=not body.transfer.get(needed))
         fault = self.faults.take(body.leg)
         if fault is not None and fault.point == "before":
             return await self.faults.meet(fault, request)

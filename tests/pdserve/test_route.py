@@ -46,8 +46,6 @@ def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*_NEAR, "--connector", "mooncake"), "--connector mooncake: MooncakeConnector is asked on both workers at"),
-        ((*_NEAR, "--connector", "nixl-push"), "--connector nixl-push: NixlPushConnector is asked on both workers at"),
         ((*_NEAR, "--worker-callback", "127.0.0.1:0"), "with --connector auto no worker calls back"),
         ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1"), "10.0.0.1 is not HOST:PORT"),
         ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1:x"), "10.0.0.1:x is not HOST:PORT"),
@@ -74,7 +72,7 @@ def test_a_taken_port_for_callbacks_is_refused(tmp_path: Path) -> None:
             serve_scheduler(config, plan)
 
 
-@pytest.mark.parametrize("connector", ["auto", "nixl", "ascend", "ascend-layerwise"])
+@pytest.mark.parametrize("connector", ["auto", "nixl", "ascend", "ascend-layerwise", "nixl-push", "mooncake"])
 def test_these_connectors_are_served(connector: str, tmp_path: Path) -> None:
     _cluster((*_NEAR, "--connector", connector), tmp_path)
 
@@ -109,7 +107,7 @@ async def _running(cluster: Cluster) -> AsyncIterator[Control]:
 @pytest.mark.anyio
 async def test_layerwise_workers_with_a_key_serve_and_leave_by_the_table(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
-    settings = replace(SETTINGS, layerwise=True, api_key="secret")
+    settings = replace(SETTINGS, connector="ascend-layerwise", api_key="secret")
     workers = [FakeVllmWorker(settings) for _ in "PDD"]
     for worker in workers:
         await worker.start()

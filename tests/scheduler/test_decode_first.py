@@ -29,7 +29,7 @@ LOCAL = frozenset({"localhost"})
 
 
 def _layerwise(settings: WorkerSettings = SETTINGS, **changes: Any) -> WorkerSettings:
-    return dataclasses.replace(settings, layerwise=True, **changes)
+    return dataclasses.replace(settings, **{"connector": "ascend-layerwise"} | changes)
 
 
 def _greedy(**changes: Any) -> GenerationRequest:
@@ -96,7 +96,7 @@ async def test_a_leg_that_fails_is_done_again(leg: Any, point: Point, action: Ac
 @pytest.mark.parametrize(
     ("decode", "why"),
     [
-        ({"connector": False}, "it generated before it had requested the KV: does it run MooncakeLayerwiseConnector"),
+        ({"connector": "none"}, "it generated before it had requested the KV: does it run MooncakeLayerwiseConnector"),
         ({"side_channel_host": "10.9.9.9"}, "it wants the KV sent to another host than that of its URL"),
         ({"fake": dataclasses.replace(SETTINGS.fake, salt=1)}, "have not answered like decode-0 alone: token 0 is"),
     ],

@@ -9,10 +9,10 @@ import pytest
 
 from scheduler.request import GenerationRequest
 from scheduler.workers.answers import kv_transfer_params
-from scheduler.workers.legs import HELD
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import generate_body, prefill_body
+from scheduler.workers.transfers import HeldKv
 from testing.engine.fake_model import expected_tokens
 from testing.vllm_worker.faults import Action, Fault, Point
 from testing.vllm_worker.worker import Received
@@ -114,7 +114,7 @@ async def test_a_pair_that_answers_otherwise_than_decode_alone_never_serves() ->
 
 @pytest.mark.anyio
 async def test_a_decode_worker_that_computes_the_prompt_itself_is_counted() -> None:
-    deaf = dataclasses.replace(SETTINGS, connector=False)
+    deaf = dataclasses.replace(SETTINGS, connector="none")
     async with WorkerCluster("PD", SETTINGS, deaf).serving() as cluster:
         assert (await cluster.answer(_greedy())).tokens == {(0, 0): _right(PROMPT, LENGTH)}
         decode = cluster.control.registry.instance(1)
@@ -227,7 +227,7 @@ def test_a_decode_leg_keeps_every_parameter(
 )
 def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str, Any], extra: dict[str, Any]) -> None:
     state = dataclasses.replace(_STATE, params=dataclasses.replace(_STATE.params, **params), cache_salt="s", outputs=())
-    made = orjson.loads(prefill_body("m", state, 0, HELD))
+    made = orjson.loads(prefill_body("m", state, 0, HeldKv().prefill_leg("a")))
     assert made.pop("kv_transfer_params")["do_remote_decode"] is True
     plain = {"model": "m", "prompt": [1, 2, 3], "temperature": 0.0, "max_tokens": 1, "min_tokens": 1, "cache_salt": "s"}
     assert made == plain | extra
@@ -326,7 +326,6 @@ _ANSWER = {
     [
         ({}, None),
         ({"do_remote_prefill": False}, "it holds no KV.*MooncakeLayerwiseConnector needs --connector ascend-layerwise"),
-        ({"transfer_mode": "push"}, "its connector is NixlPushConnector, which is not supported"),
         ({"remote_host": None}, "no remote_host, without which vLLM's decode worker dies"),
         ({"remote_block_ids": [], "remote_port": None}, "no remote_port, remote_block_ids"),
     ],

@@ -4,13 +4,13 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.kv_pairs import KvGap
+from scheduler.membership.worker_ranks import split_address
 from scheduler.request import GenerationRequest
 from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
@@ -34,6 +34,7 @@ class WorkerCluster:
         self.workers = [FakeVllmWorker(given[min(index, len(given) - 1)]) for index in range(len(roles))]
         self._roles = roles
         self._limits = limits or ControlLimits()
+        self.connector: str = self.workers[0].settings.connector
         self.callbacks = Callbacks()
         self.control: Control
 
@@ -50,6 +51,13 @@ class WorkerCluster:
         workers = [worker for letter, worker in zip(self._roles, self.workers, strict=True) if _ROLES[letter] is role]
         return sum(rank.kv_usage for worker in workers for rank in worker.ranks)
 
+    def _connect(self, address: str) -> WorkerConnection:
+        ports = {worker.url: worker.settings.bootstrap_port for worker in self.workers}
+        return WorkerConnection(
+            address, connector=self.connector, callbacks=self.callbacks,
+            bootstrap_port=ports[split_address(address)[0]],
+        )  # fmt: skip
+
     @asynccontextmanager
     async def serving(self, path_s: float = 30.0) -> AsyncIterator["WorkerCluster"]:
         """Start the workers and the control half; on exit nothing may be left on a worker that lives."""
@@ -59,11 +67,7 @@ class WorkerCluster:
             ExpectedInstance(at, f"{_ROLES[one]}-{self._roles[:at].count(one)}", _ROLES[one], worker.url, "", ())
             for at, (one, worker) in enumerate(zip(self._roles, self.workers, strict=True))
         ]
-        layerwise = self.workers[0].settings.layerwise
-        connect = partial(
-            WorkerConnection, connector="ascend-layerwise" if layerwise else "auto", callbacks=self.callbacks
-        )
-        self.control = control = control_over(expected, connect, self._limits)
+        self.control = control = control_over(expected, self._connect, self._limits)
         running = asyncio.create_task(control.run())
         try:
             await control.registry.wait_path(path_s)

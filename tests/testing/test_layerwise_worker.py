@@ -15,7 +15,7 @@ from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.virtual_time import until
 
 PROMPT = list(range(10, 30))
-SETTINGS = WorkerSettings(FakeConfig(num_layers=1, vocab_size=1000), layerwise=True)
+SETTINGS = WorkerSettings(FakeConfig(num_layers=1, vocab_size=1000), connector="ascend-layerwise")
 
 
 class Pair:

@@ -1,12 +1,14 @@
 """The fake vLLM worker and a real pair answer alike: one table of requests.
 
 A real pair is named by PDSERVE_VLLM_PREFILL and PDSERVE_VLLM_DECODE: NixlConnector, kv_load_failure_policy fail,
---enable-prompt-tokens-details, any model of at least 200 token ids and 256 positions.
+--enable-prompt-tokens-details, any model of at least 200 token ids and 256 positions. One with NixlPushConnector is
+named by PDSERVE_VLLM_PUSH_PREFILL and PDSERVE_VLLM_PUSH_DECODE.
 """
 
 import asyncio
 import os
 import random
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,7 @@ import aiohttp
 import pytest
 
 from testing.engine.fake_model import FakeConfig
-from testing.vllm_worker.settings import WorkerSettings
+from testing.vllm_worker.settings import Connector, WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker
 from tests.testing.vllm_client import LIMIT, WorkerClient
 
@@ -24,6 +26,7 @@ GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "
 LEASE_S = 60.0
 """Longer than a lease, which a row before may have left to run out."""
 REAL = ("PDSERVE_VLLM_PREFILL", "PDSERVE_VLLM_DECODE")
+REAL_PUSH = ("PDSERVE_VLLM_PUSH_PREFILL", "PDSERVE_VLLM_PUSH_DECODE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,63 @@ async def it_describes_itself(pair: Pair) -> None:
     assert await pair.client.gauge(pair.decode, "process_start_time_seconds") > 0
 
 
+async def push_answers_asked_at_once(pair: Pair) -> None:
+    engine, prompt = await _engine_of(pair), _unseen()
+    alone = await pair.client.stream(pair.prefill, **GREEDY | {"prompt": prompt})
+    headers = {"X-Request-Id": secrets.token_hex(16)}
+
+    answer, first = await asyncio.gather(
+        pair.client.stream(pair.decode, headers=headers, **GREEDY | {"prompt": prompt}, kv_transfer_params=engine),
+        pair.client.prefill(pair.prefill, headers=headers, **GREEDY | {"prompt": prompt}),
+    )
+
+    assert answer.token_ids == alone.token_ids
+    assert answer.usage["prompt_tokens_details"]["cached_tokens"] == len(prompt)
+    assert first.body["kv_transfer_params"]["transfer_mode"] == "push"
+    for url in (pair.prefill, pair.decode):
+        await pair.client.until(url, "vllm:kv_cache_usage_perc", lambda value: value == 0)
+
+
+async def push_answers_prefill_first(pair: Pair) -> None:
+    prompt, headers = _unseen(), {"X-Request-Id": secrets.token_hex(16)}
+    alone = await pair.client.stream(pair.prefill, **GREEDY | {"prompt": prompt})
+
+    handed = await pair.client.hand_off(pair.prefill, pair.decode, headers=headers, **GREEDY | {"prompt": prompt})
+
+    assert handed.token_ids == alone.token_ids
+
+
+async def push_keeps_the_blocks_of_an_aborted_request_until_its_kv_comes(pair: Pair) -> None:
+    engine, prompt, usage = await _engine_of(pair), _unseen(), "vllm:kv_cache_usage_perc"
+    headers = {"X-Request-Id": secrets.token_hex(16)}
+    fields = GREEDY | {"prompt": prompt, "kv_transfer_params": engine}
+    waiting = asyncio.create_task(pair.client.stream(pair.decode, headers=headers, **fields))
+    await pair.client.until(pair.decode, "vllm:num_requests_waiting", lambda value: value == 1)
+
+    waiting.cancel()
+
+    await pair.client.until(pair.decode, "vllm:num_requests_waiting", lambda value: value == 0)
+    assert await pair.client.gauge(pair.decode, usage) > 0
+    await pair.client.prefill(pair.prefill, headers=headers, **GREEDY | {"prompt": prompt})
+    await pair.client.until(pair.decode, usage, lambda value: value == 0)
+
+
+async def push_to_an_unknown_engine_is_an_error(pair: Pair) -> None:
+    engine = await _engine_of(pair) | {"remote_engine_id": "another"}
+
+    answer = await pair.client.complete(pair.decode, **GREEDY | {"prompt": _unseen()}, kv_transfer_params=engine)
+
+    assert (answer.status, answer.error["type"]) == (500, "InternalServerError")
+
+
+async def _engine_of(pair: Pair) -> dict[str, Any]:
+    """Return what a decode worker needs to know of prefill's engine, once that has no block in use."""
+    first = await pair.client.prefill(pair.prefill, **GREEDY | {"prompt": _unseen()})
+    await pair.client.until(pair.prefill, "vllm:kv_cache_usage_perc", lambda value: value == 0, LEASE_S)
+    reference: dict[str, Any] = first.body["kv_transfer_params"]
+    return {name: value for name, value in reference.items() if name != "remote_prefill_cached_tokens"}
+
+
 ROWS: list[Row] = [
     same_tokens_as_alone,
     a_prefill_answers_a_reference,
@@ -223,6 +283,12 @@ ROWS: list[Row] = [
     a_request_refused_by_decode_frees_prefill,
     it_describes_itself,
 ]
+PUSH_ROWS: list[Row] = [
+    push_answers_asked_at_once,
+    push_answers_prefill_first,
+    push_keeps_the_blocks_of_an_aborted_request_until_its_kv_comes,
+    push_to_an_unknown_engine_is_an_error,
+]
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "another"}, 404, "NotFoundError"),
     ({"max_tokens": 100_000}, 400, "BadRequestError"),
@@ -239,6 +305,11 @@ def test_the_fake_pair_keeps_the_contract(row: Row) -> None:
     asyncio.run(_on_fakes(row))
 
 
+@pytest.mark.parametrize("row", PUSH_ROWS, ids=lambda row: row.__name__)
+def test_the_fake_push_pair_keeps_the_contract(row: Row) -> None:
+    asyncio.run(_on_fakes(row, "nixl-push"))
+
+
 @pytest.mark.parametrize(("fields", "status", "kind"), REFUSED, ids=lambda value: str(value)[:40])
 def test_the_fake_refuses(fields: dict[str, Any], status: int, kind: str) -> None:
     asyncio.run(_on_fakes(_refusal(fields, status, kind)))
@@ -248,6 +319,12 @@ def test_the_fake_refuses(fields: dict[str, Any], status: int, kind: str) -> Non
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
 def test_a_real_pair_keeps_the_contract(row: Row) -> None:
     asyncio.run(_on_real(row))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", PUSH_ROWS, ids=lambda row: row.__name__)
+def test_a_real_push_pair_keeps_the_contract(row: Row) -> None:
+    asyncio.run(_on_real(row, REAL_PUSH))
 
 
 @pytest.mark.long
@@ -270,9 +347,11 @@ def _refusal(fields: dict[str, Any], status: int, kind: str) -> Row:
     return refused
 
 
-async def _on_fakes(row: Row) -> None:
+async def _on_fakes(row: Row, connector: Connector = "nixl") -> None:
     fake = FakeConfig(num_layers=1, step_seconds=0.001)
-    prefill, decode = (FakeVllmWorker(WorkerSettings(fake=fake)) for _ in range(2))
+    lease_s = 0.5 if connector == "nixl-push" else 30.0
+    settings = WorkerSettings(fake=fake, connector=connector, lease_s=lease_s)
+    prefill, decode = (FakeVllmWorker(settings) for _ in range(2))
     await prefill.start()
     await decode.start()
     try:
@@ -282,10 +361,10 @@ async def _on_fakes(row: Row) -> None:
         await prefill.stop()
 
 
-async def _on_real(row: Row) -> None:
-    urls = [os.environ.get(name, "") for name in REAL]
+async def _on_real(row: Row, names: tuple[str, str] = REAL) -> None:
+    urls = [os.environ.get(name, "") for name in names]
     if not all(urls):
-        pytest.skip(f"{' and '.join(REAL)} name no running pair")
+        pytest.skip(f"{' and '.join(names)} name no running pair")
     await _run(row, *urls)
 
 

@@ -250,7 +250,7 @@ def test_without_a_connector_nothing_is_handed_off() -> None:
 
         assert answer.body["kv_transfer_params"] is None
 
-    run(test, WorkerSettings(fake=FAKE, connector=False))
+    run(test, WorkerSettings(fake=FAKE, connector="none"))
 
 
 def test_a_header_pins_the_rank() -> None:

@@ -13,7 +13,7 @@ _KV = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
     [
         (("--port", "8101"), WorkerSettings(port=8101)),
         (("serve", "/m", "--tensor-parallel-size", "2", *_KV), WorkerSettings(model="/m")),
-        (("serve", "/m", "--served-model-name", "a", "b"), WorkerSettings(model="a", connector=False)),
+        (("serve", "/m", "--served-model-name", "a", "b"), WorkerSettings(model="a", connector="none")),
         (("--settings", '{"lease_s": 1}', "serve", "/m", "-dp", "2", *_KV), WorkerSettings(
             model="/m", lease_s=1, num_ranks=2,
         )),
