@@ -70,7 +70,7 @@ class PromptRun:
         self.state = PromptState(
             self._new_id(), request.request_id, request.prompts[index], request.params_of(index), self.output.so_far,
             request.probe, cache_salt=request.cache_salt,
-            pooling=request.poolings[index] if request.poolings else None,
+            pooling=request.poolings[index] if request.poolings else None, traceparent=request.traceparent,
         )  # fmt: skip
         self.stage, self._computes = "waiting in the queue", False
         self.queue_entry = QueueEntry(

@@ -18,6 +18,7 @@ class GenerationRequest:
     `params.seed` and `params.max_tokens` are set; `seeds`, if given, has one per prompt instead. Timeouts in
     seconds: to the first token, and without progress. `poolings`, if given, has one per prompt: then nothing is
     generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same one.
+    `traceparent` is the trace that workers of other engines continue, empty without one.
     `tenant` is whose share of the cluster it uses, the name of an API key or empty; a lower `priority` runs earlier.
     """
 
@@ -32,6 +33,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     tenant: str = ""
+    traceparent: str = ""
 
     @property
     def prefill_only(self) -> bool:

@@ -20,6 +20,11 @@ class TraceContext:
     is_sampled: bool
     state: str = ""
 
+    @property
+    def header(self) -> str:
+        """The value of `traceparent`."""
+        return f"00-{self.trace_id.hex()}-{self.parent_id.hex()}-{_SAMPLED if self.is_sampled else 0:02x}"
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -181,7 +181,8 @@ class PromptState:
     `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search uses `beams`
     instead, live and done ones, empty before its first step. With `pooling` nothing is generated: the result is the
     vector or score. Commit, retry and resume carry this state; all else is rebuilt
-    from it. Prompts with different `cache_salt` never share cached KV.
+    from it. Prompts with different `cache_salt` never share cached KV. `traceparent` goes to workers of other engines
+    only.
     """
 
     prompt_id: str
@@ -193,6 +194,7 @@ class PromptState:
     cache_salt: str = ""
     beams: tuple[Beam, ...] = ()
     pooling: Pooling | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from scheduler.api.sampling import read_sampling
 from scheduler.api.structured import read_structured
 from scheduler.api.text_options import read_text_options
 from scheduler.app_context import AppContext
+from scheduler.observability.traces import traceparent_of
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
 from scheduler.tokenizer.truncation import truncate_prompt
@@ -39,6 +40,7 @@ class PreparedRequest:
     tenant: str
     cache_salt: str
     priority: int
+    traceparent: str
 
     def generation(
         self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
@@ -48,6 +50,7 @@ class PreparedRequest:
         request = GenerationRequest(
             request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
+            traceparent=self.traceparent,
         )  # fmt: skip
         text = dataclasses.replace(self.text, echo=echo) if echo else self.text
         return Generation(self.context, request, text, shape, self.options)
@@ -75,6 +78,7 @@ async def prepare_generation(
             listed=bool(params.logprob_token_ids),
         ),
         tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),
+        traceparent_of(context.traces, request.scope["headers"]),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from scheduler.observability.counters import STAGES
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
-from telemetry.spans import Attribute, Span, TraceContext
+from telemetry.spans import Attribute, Span, TraceContext, read_context
 
 MAX_PROMPTS = 16
 _NS = 1_000_000_000
@@ -27,12 +27,13 @@ def spans_of(
 ) -> list[Span]:
     """Return the request's span and its children, for the first MAX_PROMPTS prompts; it ended at `end_ns` since 1970.
 
-    It continues the client's trace if there is one. `new_id(n)` returns n random bytes.
+    It continues the client's trace if there is one; its id is the one passed on. `new_id(n)` returns n random bytes.
     """
     start_ns = end_ns - int(done.seconds * _NS)
+    own = read_context(done.request.traceparent)
     request = Span(
-        trace_id=context.trace_id if context else new_id(16),
-        span_id=new_id(8),
+        trace_id=own.trace_id if own else context.trace_id if context else new_id(16),
+        span_id=own.parent_id if own else new_id(8),
         parent_id=context.parent_id if context else b"",
         name="llm_request",
         start_ns=start_ns,

@@ -32,6 +32,11 @@ class Traces:
         """Return the observer of one request: it updates the counters and continues the trace of the HTTP headers."""
         return Traced(counters, self, _trace_context(headers))
 
+    def child_of(self, context: TraceContext | None) -> TraceContext:
+        """Return the context of a request's own span, in the client's trace or a new one."""
+        trace_id = self._new_id(16) if context is None else context.trace_id
+        return TraceContext(trace_id, self._new_id(8), context is None or context.is_sampled)
+
     def export(self, done: RequestDone, context: TraceContext | None) -> None:
         """Queue the spans of a request that just finished; none if its client's trace is not sampled."""
         if context is not None and not context.is_sampled:
@@ -63,6 +68,14 @@ class Traced:
         """Count the finished request and export its trace."""
         self._counters.request_done(done)
         self._traces.export(done, self._context)
+
+
+def traceparent_of(traces: Traces | None, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the `traceparent` of what is called for a request with these HTTP headers; empty if nothing is traced."""
+    context = _trace_context(headers)
+    if traces is not None:
+        context = traces.child_of(context)
+    return "" if context is None else context.header
 
 
 def check_traces(url: str | None, environ: Mapping[str, str]) -> OtlpEndpoint | None:

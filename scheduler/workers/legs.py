@@ -15,6 +15,11 @@ def new_request_id() -> str:
     return secrets.token_hex(16)
 
 
+def headers_of(prompt: PromptState, request_id: str) -> dict[str, str]:
+    """Return the headers of a request to a worker."""
+    return {"X-Request-Id": request_id} | ({"traceparent": prompt.traceparent} if prompt.traceparent else {})
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
     """One request to a worker: its id, and the `kv_transfer_params` of its body, None without a hand-off.

@@ -20,7 +20,7 @@ from scheduler.workers.answers import SequenceStream, cached_tokens, prompt_logp
 from scheduler.workers.callbacks import Callback
 from scheduler.workers.failure import failure_of
 from scheduler.workers.http import WorkerHttp
-from scheduler.workers.legs import WorkerRequest, asking, new_request_id, requests_of, ticket_of, unpack
+from scheduler.workers.legs import WorkerRequest, asking, headers_of, new_request_id, requests_of, ticket_of, unpack
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, prefill_body, unfinished
 from scheduler.workers.transfers import HeldKv, Transfer
@@ -208,7 +208,7 @@ class WorkerSession:
         clock = asyncio.get_running_loop().time
         began = clock()
         bodies = [
-            (prefill_body(self._model, prompt, sequence, request.params), request.request_id)
+            (prefill_body(self._model, prompt, sequence, request.params), headers_of(prompt, request.request_id))
             for sequence, request in zip(unfinished(prompt), requests, strict=True)
         ]
         first = await self._post(*bodies[0], len(prompt.token_ids))
@@ -218,9 +218,9 @@ class WorkerSession:
         times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
         return [first, *(one.result() for one in others)], times
 
-    async def _post(self, body: bytes, request_id: str, num_tokens: int) -> dict[str, Any]:
+    async def _post(self, body: bytes, headers: dict[str, str], num_tokens: int) -> dict[str, Any]:
         async with self._progress.leg(num_tokens) as leg:
-            answer = await self._http.post_json(_COMPLETIONS, body, {"X-Request-Id": request_id})
+            answer = await self._http.post_json(_COMPLETIONS, body, headers)
             leg.heard(cached_tokens(answer))
             return answer
 
@@ -233,8 +233,8 @@ class WorkerSession:
         """Generate without a hand-off; a stream has no log probabilities of the prompt, so these come first."""
         check_prompt(prompt)
         if prompt.params.prompt_logprobs is not None and not prompt.outputs:
-            body = prefill_body(self._model, prompt, 0)
-            self._emit_scores(await self._post(body, new_request_id(), len(prompt.token_ids)), prompt)
+            body, headers = prefill_body(self._model, prompt, 0), headers_of(prompt, new_request_id())
+            self._emit_scores(await self._post(body, headers, len(prompt.token_ids)), prompt)
         await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in unfinished(prompt)])
 
     async def _ask_and_generate(self, prompt: PromptState) -> None:
@@ -301,7 +301,7 @@ class WorkerSession:
                     )
                 self._emit_tokens(tokens)
 
-            await self._http.post_stream(_COMPLETIONS, body, {"X-Request-Id": request.request_id}, take)
+            await self._http.post_stream(_COMPLETIONS, body, headers_of(prompt, request.request_id), take)
         stream.end()
         if request.params and stream.was_recomputed:
             self._progress.prompts_recomputed += 1

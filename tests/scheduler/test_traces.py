@@ -148,6 +148,8 @@ async def test_a_clients_trace_is_continued(serve: Any, collecting: Any, path: s
     assert set(spans) == {"llm_request", "queue", "reserve", "prefill", "send", "first_step", "decode"}
     request = spans["llm_request"]
     assert (request.trace_id.hex(), request.parent_span_id.hex(), request.trace_state) == (TRACE, PARENT, "k=v")
+    (passed_on,) = served.dispatcher.requests
+    assert passed_on.traceparent == f"00-{TRACE}-{request.span_id.hex()}-01"
     assert request.kind == SpanMessage.SPAN_KIND_SERVER
     assert {span.trace_id for span in spans.values()} == {request.trace_id}
     durations = {name: span.end_time_unix_nano - span.start_time_unix_nano for name, span in spans.items()}

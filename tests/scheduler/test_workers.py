@@ -53,6 +53,15 @@ async def test_a_pair_answers_as_the_decode_worker_alone() -> None:
         assert "r" not in ids
 
 
+@pytest.mark.parametrize("traceparent", ["", f"00-{'a' * 32}-{'b' * 16}-01"])
+@pytest.mark.anyio
+async def test_both_legs_continue_the_requests_trace(traceparent: str) -> None:
+    async with WorkerCluster("PD").serving() as cluster:
+        await cluster.answer(dataclasses.replace(_greedy(), traceparent=traceparent))
+        sent = [one.headers.get("traceparent", "") for worker in cluster.workers for one in worker.received]
+        assert sent == [traceparent, traceparent]
+
+
 @pytest.mark.anyio
 async def test_each_sequence_of_a_prompt_has_legs_of_its_own() -> None:
     async with WorkerCluster("PD").serving() as cluster:
