@@ -46,6 +46,8 @@ POINTS = {
 }
 ACTIONS = {"die": "killed", "stop": "stopped", "drop": "connection cut", "hang": "answers nothing", "error": "HTTP 500"}
 ROWS = [(point, action) for point in POINTS for action in ACTIONS if action == "die" or "no request" not in point]
+PUSH_ROWS = [(point, "die") for point in POINTS if "no request" not in point]
+"""The rows that run with NixlPushConnector too."""
 OFTEN = frozenset({("D in mid-stream", "die"), ("P has computed, its answer unfinished", "drop")})
 """The rows that run every time."""
 
@@ -53,8 +55,9 @@ OFTEN = frozenset({("D in mid-stream", "die"), ("P has computed, its answer unfi
 class Processes:
     """The workers and the scheduler as processes; a worker that has died is started again on its port."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, connector: str) -> None:
         self.ports = free_ports(5)
+        self._connector = connector
         self._folder = folder
         self._model = model
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
@@ -68,6 +71,7 @@ class Processes:
         self._scheduler = self._spawn(
             "scheduler", "pdserve", "route", "--prefill", *urls[:2], "--decode", *urls[2:], "--model",
             str(self._model), "--served-model-name", "tiny", "--port", str(self.ports[-1]),
+            "--connector", self._connector,
             "--run-dir", str(self._folder / "route"),
         )  # fmt: skip
         self.wait_whole()
@@ -85,7 +89,7 @@ class Processes:
     def start(self, name: str) -> None:
         """Start a worker."""
         fake = {"num_layers": 1, "vocab_size": VOCAB_SIZE, "step_seconds": 0.005}
-        settings = json.dumps({"model": "tiny", "fake": fake})
+        settings = json.dumps({"model": "tiny", "fake": fake, "connector": self._connector})
         port = str(self.ports[NAMES.index(name)])
         self._workers[name] = self._spawn(name, "testing.vllm_worker", "--port", port, "--settings", settings)
 
@@ -142,13 +146,13 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
-    """Two P, two D and a scheduler."""
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    """Two P, two D and a scheduler, with the connector of the row."""
     folder = tmp_path_factory.mktemp("workers")
     save_tiny_tokenizer(folder)
     config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 512, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config))
-    with Processes(folder, folder) as processes:
+    with Processes(folder, folder, request.param) as processes:
         right = asyncio.run(_request_all(processes))
         assert [one.outcome for one in right] == [ANSWER] * REQUESTS, right
         yield Whole(processes, right)
@@ -167,8 +171,12 @@ async def _request_all(processes: Processes) -> list[StreamResult]:
 
 
 @pytest.mark.parametrize(
-    ("point", "action"),
-    [pytest.param(*row, marks=() if row in OFTEN else pytest.mark.long, id=" ".join(row)) for row in ROWS],
+    ("whole", "point", "action"),
+    [
+        *(pytest.param("nixl", *row, marks=() if row in OFTEN else pytest.mark.long, id=" ".join(row)) for row in ROWS),
+        *(pytest.param("nixl-push", *row, marks=pytest.mark.long, id=f"push {' '.join(row)}") for row in PUSH_ROWS),
+    ],
+    indirect=["whole"],
 )
 def test_a_fault_of_a_worker_loses_no_request(whole: Whole, point: str, action: str) -> None:
     processes = whole.processes
