@@ -8,7 +8,7 @@ from scheduler.observability.request_done import RequestDone
 from scheduler.observability.request_log import reporting
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from scheduler.text.best_of import BestOf, ranked
-from scheduler.text.choice import Choice
+from scheduler.text.called_choice import choice_of
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.tokens import Tokens
 from wire.errors import InternalError, PdserveError
@@ -59,7 +59,7 @@ class TextOutput:
         n = request.params.n
         echoes = options.echo or ("",) * len(request.prompts)
         self._choices = [
-            Choice(at * count + sequence, prompt, tokens, options, echo=echoes[at])
+            choice_of(at * count + sequence, prompt, tokens, options, echo=echoes[at])
             for at, prompt in enumerate(request.prompts)
             for sequence in range(count)
         ]

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from scheduler.api.sse import StreamFormat
 from scheduler.text.pieces import TextPiece
 from scheduler.text_output import TextOutput
+from scheduler.tools.deltas import CallDelta
 from wire.types import TokenLogprobs
 
 Usage = dict[str, Any]
@@ -20,7 +21,10 @@ CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
 
 @dataclass(frozen=True, slots=True)
 class CompleteChoice:
-    """One complete choice; `logprobs` are lists by name in the API's format, None if not requested."""
+    """One complete choice; `logprobs` are lists by name in the API's format, None if not requested.
+
+    `calls` have a name, an id and all arguments each.
+    """
 
     index: int
     text: str
@@ -28,6 +32,7 @@ class CompleteChoice:
     stop_reason: str | int | None
     logprobs: Mapping[str, Any] | None = None
     token_ids: tuple[int, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

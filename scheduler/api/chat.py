@@ -18,10 +18,11 @@ from scheduler.api.prepared_request import prepare_generation
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.sse import SSE, event
+from scheduler.api.tool_calls import call_options, calls_in_delta, calls_in_message, choice_of_chat, forced_constraint
 from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.text.pieces import TextPiece
-from scheduler.tools.choice import ChoiceMode, read_choice
+from scheduler.tools.call_options import CallOptions
 from scheduler.tools.definitions import Tool, read_tools
 from wire.errors import InvalidRequest
 
@@ -39,12 +40,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
-    choice = read_choice(
-        tools, body.tool_choice, body.function_call, parallel=body.parallel_tool_calls,
-        legacy=body.functions is not None,
-    )  # fmt: skip
-    if choice.mode is not ChoiceMode.NONE:
-        raise InvalidRequest("tool calls are not supported yet: only tool_choice none is", "tool_choice")
+    choice = choice_of_chat(body, tools)
     options = chat_options(body, tools)
     prompt = await context.tokens.encode_chat(messages, options)
     if not prompt:
@@ -52,12 +48,14 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     prepared = await prepare_generation(
         context, body, request, [prompt],
         default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
-        param="messages", continues_prompt=False,
+        param="messages", continues_prompt=False, forced=forced_constraint(choice),
     )  # fmt: skip
     role = context.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
-    shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.formatter, prepared.options)
-    return prepared.generation(request_id, shape, echo=_echoed_text(body, messages, role))
+    answer_id = shown_id(request_id, request, body.request_id)
+    calls = call_options(choice, answer_id, prompt)
+    shape = ChatShape(answer_id, model, role, prepared.formatter, prepared.options, calls, legacy=choice.legacy)
+    return prepared.generation(request_id, shape, echo=_echoed_text(body, messages, role), calls=calls)
 
 
 def chat_options(body: ConversationBody, tools: Sequence[Tool] = ()) -> ChatOptions:
@@ -95,15 +93,18 @@ class ChatShape:
     stream_format = SSE
 
     def __init__(
-        self, answer_id: str, model: str, role: str, formatter: TokenFormatter, options: AnswerOptions
-    ) -> None:
+        self, answer_id: str, model: str, role: str, formatter: TokenFormatter, options: AnswerOptions,
+        calls: CallOptions | None = None, *, legacy: bool = False,
+    ) -> None:  # fmt: skip
+        """`legacy`: calls are a `function_call`."""
         self._head = {
             "id": answer_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
         }  # fmt: skip
         self._role = role
         self._formatter = formatter
         self._options = options
-        self._is_plain = options.logprobs is None and not options.token_ids
+        self._calls, self._legacy = calls, legacy
+        self._is_plain = options.logprobs is None and not options.token_ids and calls is None
         self._before: dict[int, bytes] = {}
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
@@ -121,9 +122,12 @@ class ChatShape:
         if self._is_plain and usage is None and piece.finish_reason is None:
             before = self._before.get(piece.index) or self._event_prefix(piece.index)
             return before + orjson.dumps(piece.text) + _AFTER_CONTENT
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta |= calls_in_delta(piece.calls, legacy=self._legacy)
         choice: dict[str, Any] = {
             "index": piece.index,
-            "delta": {"content": piece.text} if piece.text else {},
+            "delta": delta,
             "logprobs": self.logprobs(piece, prompt),
             "finish_reason": piece.finish_reason,
         }
@@ -156,9 +160,12 @@ class ChatShape:
         return answer
 
     def _choice_object(self, one: CompleteChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self._role, "content": one.text} | _MESSAGE_NULLS
+        if one.calls:
+            message |= calls_in_message(one.calls, legacy=self._legacy)
         choice: dict[str, Any] = CHOICE_NULLS | {
             "index": one.index,
-            "message": {"role": self._role, "content": one.text} | _MESSAGE_NULLS,
+            "message": message,
             "logprobs": one.logprobs,
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,

@@ -12,6 +12,7 @@ import orjson
 from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.answer_shape import AnswerShape, CompleteChoice, PromptReport
 from scheduler.text.pieces import TextPiece
+from scheduler.tools.deltas import CallDelta, joined
 from wire.errors import InvalidRequest
 
 _TOKEN_ID_BYTES = 7
@@ -57,6 +58,7 @@ class _Choice:
     lists: dict[str, list[bytes]] = field(default_factory=dict)
     is_scored: bool = False
     last: TextPiece | None = None
+    calls: list[CallDelta] = field(default_factory=list)
 
     def add(self, piece: TextPiece, logprobs: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
         """Add a piece; return roughly how many bytes it adds to the answer."""
@@ -65,6 +67,9 @@ class _Choice:
         self.texts.append(piece.text)
         self.token_ids += ids
         added = len(piece.text.encode("utf-8", "replace")) + _TOKEN_ID_BYTES * len(ids)
+        if piece.calls:
+            self.calls += piece.calls
+            added += sum(len(delta.arguments.encode("utf-8", "replace")) for delta in piece.calls)
         if logprobs is None:
             return added
         self.is_scored = True
@@ -81,5 +86,5 @@ class _Choice:
         logprobs = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self.lists.items()}
         return CompleteChoice(
             self.index, "".join(self.texts), self.last.finish_reason, self.last.stop_reason,
-            logprobs if self.is_scored else None, tuple(self.token_ids),
+            logprobs if self.is_scored else None, tuple(self.token_ids), joined(self.calls),
         )  # fmt: skip

@@ -14,13 +14,14 @@ from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.logprobs import TokenFormatter
 from scheduler.api.sampling import read_sampling
-from scheduler.api.structured import read_structured
+from scheduler.api.structured import Constraint, read_structured
 from scheduler.api.text_options import read_text_options
 from scheduler.app_context import AppContext
 from scheduler.observability.traces import traceparent_of
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
 from scheduler.tokenizer.truncation import truncate_prompt
+from scheduler.tools.call_options import CallOptions
 from wire.errors import InvalidRequest
 from wire.types import SamplingParams
 
@@ -43,29 +44,37 @@ class PreparedRequest:
     traceparent: str
 
     def generation(
-        self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
-    ) -> Generation:
-        """Return the response in the format of `shape`; `echo` has the text before each prompt's choices."""
+        self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = (),
+        calls: CallOptions | None = None,
+    ) -> Generation:  # fmt: skip
+        """Return the response in the format of `shape`; `echo` has the text before each prompt's choices.
+
+        `calls` says how their text becomes tool calls.
+        """
         options = self.context.config.options
         request = GenerationRequest(
             request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
             traceparent=self.traceparent,
         )  # fmt: skip
-        text = dataclasses.replace(self.text, echo=echo) if echo else self.text
+        text = dataclasses.replace(self.text, echo=echo, calls=calls) if echo or calls else self.text
         return Generation(self.context, request, text, shape, self.options)
 
 
 async def prepare_generation(
     context: AppContext, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
     default_max_tokens: int | None, param: str, continues_prompt: bool,
+    forced: Constraint | None = None,
 ) -> PreparedRequest:  # fmt: skip
-    """Check everything that needs the model, the prompts or the config. Raises InvalidRequest."""
+    """Check everything that needs the model, the prompts or the config. Raises InvalidRequest.
+
+    `forced` is the constraint of an answer that must be calls.
+    """
     room = max(1, context.tokens.max_model_len - (body.max_output or 1))
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
     cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
     text = read_text_options(body, context.tokens, context.config.options, continues_prompt=continues_prompt)
-    constraint = read_structured(body)
+    constraint = read_structured(body, forced)
     request.scope["state"]["structured_by"] = constraint and constraint[0]
     params = await read_sampling(context, body, cut, constraint, default_max_tokens=default_max_tokens, param=param)
     options = read_answer_options(body, context.config.options)

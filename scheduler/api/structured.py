@@ -19,17 +19,23 @@ Constraint = tuple[str, StructuredOutput]
 """The name of the field that constrains the output, and the constraint."""
 
 
-def read_structured(body: GenerationBody) -> Constraint | None:
+def read_structured(body: GenerationBody, forced: Constraint | None = None) -> Constraint | None:
     """Return the constraining field and the constraint; None for free text. Raises InvalidRequest.
 
-    Whether a grammar can be compiled is checked later, before anything is computed.
+    Calls that are `forced` replace response_format, which is for content, and exclude the other forms. Whether a
+    grammar can be compiled is checked later, before anything is computed.
     """
     read = (_from_format(body.response_format), _from_structured_outputs(body.structured_outputs), _from_guided(body))
     constraints = [constraint for constraint in read if constraint is not None]
     if len(constraints) > 1:
         names = [name for name, _ in constraints]
         raise InvalidRequest(f"{' and '.join(names)} both constrain the output: use one", names[0])
-    return constraints[0] if constraints else None
+    if forced is None:
+        return constraints[0] if constraints else None
+    if constraints and constraints[0][0] != "response_format":
+        raise InvalidRequest(f"{constraints[0][0]} and tool_choice both constrain the output: use one", "tool_choice")
+    _check_size(forced[0], forced[1].value)
+    return forced
 
 
 def _from_format(given: Any) -> Constraint | None:

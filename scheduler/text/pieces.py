@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from scheduler.tools.call_options import CallOptions
+from scheduler.tools.deltas import CallDelta
 from wire.types import TokenOutput
 
 
@@ -10,7 +12,8 @@ class TextOptions:
     """How output tokens become text. `silent_stop_ids` (EOS) finish a choice without being its stop_reason.
 
     `echo`, if given, has the text of each prompt, which is put before each of its choices. With `prompt_only` there
-    is nothing else: the one token computed after the prompt is neither sent nor counted.
+    is nothing else: the one token computed after the prompt is neither sent nor counted. With `calls` the text is
+    parsed for tool calls.
     """
 
     stops: tuple[str, ...] = ()
@@ -22,6 +25,7 @@ class TextOptions:
     continues_prompt: bool = False
     echo: tuple[str, ...] = ()
     prompt_only: bool = False
+    calls: CallOptions | None = None
 
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
@@ -29,7 +33,7 @@ class TextPiece:
     """New text of choice `index` (prompt * n + number among its choices); `finish_reason` is set on its last piece.
 
     `tokens` are those since the choice's last piece: their text may still be held back. `cumulative_logprob` sums the
-    log probabilities of all the choice's tokens so far, None if they are unknown.
+    log probabilities of all the choice's tokens so far, None if they are unknown. `calls` follow the text.
     """
 
     index: int
@@ -38,3 +42,4 @@ class TextPiece:
     stop_reason: str | int | None = None
     tokens: tuple[TokenOutput, ...] = ()
     cumulative_logprob: float | None = None
+    calls: tuple[CallDelta, ...] = ()

@@ -22,11 +22,13 @@ class ChoiceMode(StrEnum):
 class ToolChoice:
     """`tools` are those that may be called: the named one, or all of the request.
 
-    `parallel`: one answer may have several calls. `legacy`: the answer has a `function_call`, not `tool_calls`.
+    `field` is the path of what they come from. `parallel`: one answer may have several calls. `legacy`: the answer has
+    a `function_call`, not `tool_calls`.
     """
 
     mode: ChoiceMode
     tools: tuple[Tool, ...] = ()
+    field: str = "tools"
     parallel: bool = True
     legacy: bool = False
 
@@ -43,17 +45,18 @@ def read_choice(
         if given is not None and given != "none":
             raise InvalidRequest(f"{field} needs {'functions' if legacy else 'tools'}", field)
         return ToolChoice(ChoiceMode.NONE)
-    several = parallel is not False and not legacy
+    plural, several = "functions" if legacy else "tools", parallel is not False and not legacy
     if given is None:
-        return ToolChoice(ChoiceMode.AUTO, tuple(tools), several, legacy)
+        return ToolChoice(ChoiceMode.AUTO, tuple(tools), plural, several, legacy)
     modes = [ChoiceMode.NONE, ChoiceMode.AUTO, *([] if legacy else [ChoiceMode.REQUIRED])]
     if isinstance(given, str) and given in modes:
-        return ToolChoice(ChoiceMode(given), tuple(tools), several, legacy)
+        return ToolChoice(ChoiceMode(given), tuple(tools), plural, several, legacy)
     name, path = _chosen_name(given, field, modes)
-    chosen = tuple(tool for tool in tools if tool["function"]["name"] == name)
-    if not chosen:
+    at = next((at for at, tool in enumerate(tools) if tool["function"]["name"] == name), None)
+    if at is None:
         raise InvalidRequest(f"{path} is {name[:80]!r}, which none of the tools has", path)
-    return ToolChoice(ChoiceMode.NAMED, chosen, parallel=False, legacy=legacy)
+    schema_path = f"{plural}.{at}.parameters" if legacy else f"{plural}.{at}.function.parameters"
+    return ToolChoice(ChoiceMode.NAMED, (tools[at],), schema_path, parallel=False, legacy=legacy)
 
 
 def _chosen_name(given: Any, field: str, modes: Sequence[str]) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """A2: what clients of the legacy API expect of an OpenAI server, combined and over P/D."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import openai
 import pytest
 
 from tests.cluster.conftest import ENGINE_FLAGS
-from tests.conformance.served import CHAT, PROMPT, Oracle, Served
+from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 
 pytestmark = pytest.mark.cluster
 
@@ -99,13 +100,29 @@ def test_a_suffix_is_refused_with_a_reason(served: Served) -> None:
 
 
 @pytest.mark.covers("B.chat.5", "A2.38")
-def test_tools_are_refused_with_a_reason_and_never_a_500(served: Served) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}):
-        refused = served.refused("/v1/chat/completions", tools=tools, **fields)
-        assert refused["param"] in ("tools", "tool_choice")
-        assert "not supported yet" in refused["message"]
-    assert served.chat_text(tool_choice="none") == served.chat_text()
+def test_a_forced_tool_call_fits_its_schema_whole_and_streamed(served: Served) -> None:
+    cities = {"type": "string", "enum": ["Paris", "Rome"]}
+    weather = {"type": "object", "properties": {"city": cities, "cold": {"type": "boolean"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": weather}}]
+    forced = {"tools": tools, "parallel_tool_calls": False, "temperature": 1, "seed": 7, "max_tokens": 300}
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice, finish in (("required", "tool_calls"), (named, "stop")):
+        body = forced | {"tool_choice": choice}
+        (whole,) = served.chat(**body)["choices"]
+        (call,) = whole["message"]["tool_calls"]
+        response = served.post("/v1/chat/completions", messages=CHAT, stream=True, **body)
+        deltas = [part["choices"][0]["delta"].get("tool_calls") for part in events(response)]
+        first, *others = [delta[0] for delta in deltas if delta]
+
+        assert (call["type"], call["function"]["name"], whole["finish_reason"]) == ("function", "f", finish)
+        arguments = json.loads(call["function"]["arguments"])
+        assert arguments["city"] in cities["enum"]
+        assert set(arguments) <= set(weather["properties"])
+        assert (first["type"], first["function"]["name"]) == ("function", "f")
+        assert not any("id" in part for part in others)
+        streamed = "".join(part["function"]["arguments"] for part in (first, *others))
+        assert streamed == call["function"]["arguments"]
+    assert served.refused("/v1/chat/completions", tools=[])["param"] == "tools"
 
 
 @pytest.mark.covers("A2.39")

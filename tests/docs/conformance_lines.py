@@ -20,7 +20,7 @@ LINES: dict[str, dict[int, str]] = {
         29: "POST /v1/chat/completions as printed", 30: "POST /v1/completions as printed",
         31: "another model's name is 404", 32: "keys by flag and environment", 33: "no key: any or none is taken",
         34: "the official client", 35: "the fields of OpenAI's chat", 36: "the fields of OpenAI's completions",
-        37: "suffix is refused", 38: "tools are refused, never 500", 39: "extra fields by extra_body or merged JSON",
+        37: "suffix is refused", 38: "tools: forced calls, or refused", 39: "extra fields by extra_body or merged JSON",
         40: "images are refused, never 500", 41: "start by Docker", 42: "models from ModelScope",
     },
     "A3": {

@@ -16,7 +16,7 @@ SURFACES: dict[str, dict[int, str]] = {
     "B.chat": {
         1: "max_completion_tokens wins over max_tokens", 2: "top_logprobs: null is 0, -1 is all where allowed",
         3: "seed: the bounds of int64", 4: "stop: at most four strings",
-        5: "tools are refused with a message, never 500",
+        5: "forced tool calls; bad tools refused with a message",
         6: "reasoning_effort and include_reasoning are accepted", 7: "chat_template and chat_template_kwargs",
         8: "continue_final_message, never together with add_generation_prompt", 9: "documents", 10: "echo",
         11: "messages[].reasoning and reasoning_content are one", 12: "unknown fields are ignored",

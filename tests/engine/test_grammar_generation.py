@@ -12,6 +12,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
+from scheduler.tools.choice import ToolChoice, read_choice
+from scheduler.tools.definitions import read_tools
+from scheduler.tools.deltas import joined
+from scheduler.tools.forced import RequiredCalls, forced_schema
 from tests.engine.grammar_tools import accepts, compiled, random_texts, tokenizer_of
 from tests.engine.tiny_models import make_tiny_model
 from wire.structured_output import json_output
@@ -66,6 +70,56 @@ class _Label(_Strict):
 class _Picture(_Strict):
     parts: Annotated[list[Annotated[_Circle | _Label, Field(discriminator="kind")]], Field(min_length=1, max_length=3)]
     made: date | None = None
+
+
+_LINKED: dict[str, Any] = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "definitions": {"node": {
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}, "next": {"$ref": "#/definitions/node"}},
+        "required": ["on"],
+        "additionalProperties": False,
+    }},
+    "properties": {"first": {"$ref": "#/definitions/node"}},
+    "required": ["first"],
+}  # fmt: skip
+_PARAMETERS = {"size": _SCHEMA, "list": _LINKED, "now": None, "empty": {}}
+
+
+def _choice(tool_choice: Any, parallel: bool = True) -> ToolChoice:
+    tools = [{"function": {"name": name, "parameters": schema}} for name, schema in _PARAMETERS.items()]
+    return read_choice(read_tools(tools, None), tool_choice, None, parallel=parallel, legacy=False)
+
+
+def _check_arguments(name: str, arguments: str) -> None:
+    """Raise unless the arguments fit the schema as the client wrote it; without one there are none."""
+    jsonschema.validate(json.loads(arguments), _PARAMETERS[name] or {"maxProperties": 0, "type": "object"})
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_required_calls_fit_the_schemas_of_their_tools(folder: Path, parallel: bool) -> None:
+    option = json_output(forced_schema(_choice("required", parallel)), whitespace_pattern="[ ]?")
+    names, counts = set(), set()
+    for text in random_texts(folder, compiled(tokenizer_of(folder), option)):
+        parsed = RequiredCalls().push(text)
+        calls = joined(parsed.calls)
+        assert parsed.content == ""
+        counts.add(len(calls))
+        for call in calls:
+            names.add(call.name)
+            _check_arguments(call.name or "", call.arguments)
+
+    assert names == set(_PARAMETERS)
+    assert (max(counts) > 1) is parallel
+    assert min(counts) == 1
+
+
+@pytest.mark.parametrize("name", _PARAMETERS)
+def test_a_named_call_fits_the_schema_of_its_tool(folder: Path, name: str) -> None:
+    option = json_output(forced_schema(_choice({"function": {"name": name}})), whitespace_pattern="")
+
+    for text in random_texts(folder, compiled(tokenizer_of(folder), option), count=10):
+        _check_arguments(name, text)
 
 
 def test_json_of_a_pydantic_class_is_read_by_it(folder: Path) -> None:

@@ -1,0 +1,71 @@
+"""A chat's tools: what the answer may call, how its text becomes calls, and calls in OpenAI's format."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from scheduler.api.generation_body import ChatBody
+from scheduler.api.structured import Constraint
+from scheduler.tools.call_options import CallOptions, call_origin
+from scheduler.tools.choice import ChoiceMode, ToolChoice, read_choice
+from scheduler.tools.definitions import Tool
+from scheduler.tools.deltas import CallDelta
+from scheduler.tools.forced import NamedCall, RequiredCalls, forced_schema
+from wire.errors import InvalidRequest
+from wire.structured_output import json_output
+
+
+def choice_of_chat(body: ChatBody, tools: Sequence[Tool]) -> ToolChoice:
+    """Return which tools the answer calls. Raises InvalidRequest with the path of the field."""
+    choice = read_choice(
+        tools, body.tool_choice, body.function_call, parallel=body.parallel_tool_calls,
+        legacy=body.functions is not None,
+    )  # fmt: skip
+    if choice.mode is ChoiceMode.AUTO:
+        field = "function_call" if choice.legacy else "tool_choice"
+        raise InvalidRequest(
+            f"{field} auto, the default, is not supported yet: use none, or force a call by "
+            f"{'' if choice.legacy else 'required or '}the name of one",
+            field,
+        )
+    return choice
+
+
+def forced_constraint(choice: ToolChoice) -> Constraint | None:
+    """Return the constraint of an answer that must be calls, and the field it comes from."""
+    if choice.mode in (ChoiceMode.NONE, ChoiceMode.AUTO):
+        return None
+    return choice.field, json_output(forced_schema(choice))
+
+
+def call_options(choice: ToolChoice, request_id: str, prompt: tuple[int, ...]) -> CallOptions | None:
+    """Return how the text of an answer becomes calls, None if it has none. OpenAI's named calls finish with `stop`."""
+    origin = call_origin(request_id, prompt)
+    if choice.mode is ChoiceMode.REQUIRED:
+        return CallOptions(RequiredCalls, origin, only_first=not choice.parallel, forced=True)
+    if choice.mode is ChoiceMode.NAMED:
+        name = choice.tools[0]["function"]["name"]
+        return CallOptions(lambda: NamedCall(name), origin, finish_reason=None, forced=True)
+    return None
+
+
+def calls_in_delta(calls: Sequence[CallDelta], *, legacy: bool) -> dict[str, Any]:
+    """Return the fields of a stream's delta: id, type and name are in the first delta of each call."""
+    if legacy:
+        return {"function_call": _function(calls[0])}
+    return {"tool_calls": [{"index": call.index} | _call(call) for call in calls]}
+
+
+def calls_in_message(calls: Sequence[CallDelta], *, legacy: bool) -> dict[str, Any]:
+    """Return the fields of a complete message."""
+    if legacy:
+        return {"function_call": _function(calls[0])}
+    return {"tool_calls": [_call(call) for call in calls]}
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    named = {} if call.name is None else {"id": call.call_id, "type": "function"}
+    return named | {"function": _function(call)}
+
+
+def _function(call: CallDelta) -> dict[str, Any]:
+    return ({} if call.name is None else {"name": call.name}) | {"arguments": call.arguments}

@@ -1,0 +1,31 @@
+"""How one request's text becomes calls, and the ids of its calls."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.tools.deltas import ToolCallParser
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """`make_parser` returns a parser for each choice; `origin` identifies the request in the ids of its calls.
+
+    `finish_reason` replaces `stop` where a choice has calls, None: it stays. `only_first`: further calls are left out.
+    `forced`: the text has only calls, so that stop strings have no content to end.
+    """
+
+    make_parser: Callable[[], ToolCallParser]
+    origin: bytes
+    finish_reason: str | None = "tool_calls"
+    only_first: bool = False
+    forced: bool = False
+
+    def call_id(self, choice: int, call: int) -> str:
+        """Return the id of a choice's call: the same whenever the same request is repeated."""
+        return "call_" + hashlib.sha256(b"%b %d %d" % (self.origin, choice, call)).hexdigest()[:24]
+
+
+def call_origin(request_id: str, prompt: tuple[int, ...]) -> bytes:
+    """Return what identifies a request: a client may send the same id with each turn of a conversation."""
+    return hashlib.sha256(f"{request_id} {prompt}".encode()).digest()

@@ -1,0 +1,63 @@
+"""What a parser of tool calls returns, and the interface of all parsers. Pure: text in, text and calls out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """New text of call `index` of a choice: its name, in its first delta alone, and more of its arguments.
+
+    The stage that runs the parser sets `call_id` in the first one.
+    """
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+    call_id: str | None = None
+
+
+@dataclass(slots=True)
+class ParsedText:
+    """New content and new text of calls; the content is before the calls."""
+
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def begin_call(self, index: int, name: str) -> None:
+        """Add the first delta of a call."""
+        self.calls.append(CallDelta(index, name))
+
+    def add_arguments(self, index: int, text: str) -> None:
+        """Add arguments, to the last delta if it is of the same call."""
+        if self.calls and self.calls[-1].index == index:
+            self.calls[-1].arguments += text
+        elif text:
+            self.calls.append(CallDelta(index, arguments=text))
+
+
+def joined(deltas: Iterable[CallDelta]) -> tuple[CallDelta, ...]:
+    """Return each call as one delta with all of its arguments."""
+    texts: dict[int, list[str]] = {}
+    first: dict[int, CallDelta] = {}
+    for delta in deltas:
+        first.setdefault(delta.index, delta)
+        texts.setdefault(delta.index, []).append(delta.arguments)
+    return tuple(CallDelta(at, one.name, "".join(texts[at]), one.call_id) for at, one in first.items())
+
+
+class ToolCallParser(Protocol):
+    """Finds the calls in one choice's text, which arrives in pieces.
+
+    What it returns joins to the same content and calls however the text is split. It never raises: what is no call
+    stays content. Text that may become a marker is held back until it is clear, at the latest until `flush`.
+    """
+
+    def push(self, text: str) -> ParsedText:
+        """Return what is new after `text`."""
+        ...
+
+    def flush(self) -> ParsedText:
+        """Return what was held back, at the end of the text."""
+        ...

@@ -1,0 +1,168 @@
+"""Forced tool calls over a scripted dispatcher: whole and streamed, their ids, and how they finish."""
+
+import json
+from typing import Any
+
+import pytest
+
+from scheduler.request import GenerationRequest
+from testing.scheduler.scripted_dispatcher import Line, Script
+from tests.scheduler.test_chat import events
+from tests.scheduler.test_tool_history import SCHEMA, TOOL, USER, WEATHER
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+
+ARGUMENTS = '{"city": "Paris"}'
+ONE = f'[{{"name": "weather", "parameters": {ARGUMENTS}}}]'
+TWO = f'[{{"name": "weather", "parameters": {ARGUMENTS}}}, {{"name": "now", "parameters": {{}}}}]'
+NOW = {"type": "function", "function": {"name": "now"}}
+REQUIRED = {"tools": [TOOL, NOW], "tool_choice": "required"}
+NAMED = {"tools": [NOW, TOOL], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+LEGACY = {"functions": [WEATHER], "function_call": {"name": "weather"}}
+
+
+def ended(text: str, served: list[Any]) -> Script:
+    """Return a script of `text` and the model's end token; `served` gets the server."""
+
+    def script(request: GenerationRequest, prompt: int, sequence: int) -> Line:
+        end = served[0].context.tokens.eos_token_ids[0]
+        return Line((*served[0].ids(text), end), stop_token_id=end)
+
+    return script
+
+
+async def answers(
+    serve: Any, text: str, fields: dict[str, Any], *, cut: int = 0, headers: Any = None
+) -> tuple[list[Any], list[Any], Any]:
+    """Return the choices of the answer as a whole, those joined from a stream, and the request."""
+    got: list[Any] = []
+    script = ended(text, got)
+    if cut:
+        script = lambda request, prompt, sequence: Line(got[0].ids(text)[:cut])  # noqa: E731
+    async with serve(script) as served:
+        got.append(served)
+        body = {"messages": [USER], "temperature": 1} | fields
+        whole = await served.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert whole.status_code == 200, whole.text
+        stream = await served.client.post("/v1/chat/completions", json=body | {"stream": True}, headers=headers)
+        return whole.json()["choices"], stream_choices(stream.text), served.dispatcher.requests[0]
+
+
+def stream_choices(text: str) -> list[Any]:
+    """Return the choices that a stream's deltas join to, in the form of a whole answer."""
+    found: dict[int, Any] = {}
+    for chunk in events(text)[:-1]:
+        (part,) = chunk["choices"]
+        choice = found.setdefault(part["index"], {"message": {"content": ""}, "finish_reason": None})
+        message, delta = choice["message"], part["delta"]
+        assert choice["finish_reason"] is None
+        choice["finish_reason"] = part["finish_reason"]
+        message["content"] += delta.get("content") or ""
+        for call in delta.get("tool_calls", ()):
+            calls = message.setdefault("tool_calls", [])
+            if "id" in call:
+                assert call["index"] == len(calls)
+                calls.append({"id": call["id"], "type": call["type"], "function": call["function"]})
+            else:
+                assert (set(call), set(call["function"])) == ({"index", "function"}, {"arguments"})
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+        if "function_call" in delta:
+            known = message.setdefault("function_call", {"arguments": ""})
+            known |= delta["function_call"] | {"arguments": known["arguments"] + delta["function_call"]["arguments"]}
+    return [found[index] for index in sorted(found)]
+
+
+def shown(choices: list[Any]) -> list[Any]:
+    """Return what answers and streams have in common: content, calls without ids, finish reason."""
+    return [
+        (
+            one["message"]["content"],
+            [call["function"] for call in one["message"].get("tool_calls", ())],
+            one["message"].get("function_call"),
+            one["finish_reason"],
+        )
+        for one in choices
+    ]
+
+
+PARIS = {"name": "weather", "arguments": ARGUMENTS}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "cut", "expected"),
+    [
+        (ONE, REQUIRED, 0, ("", [PARIS], None, "tool_calls")),
+        (TWO, REQUIRED, 0, ("", [PARIS, {"name": "now", "arguments": "{}"}], None, "tool_calls")),
+        (TWO, REQUIRED | {"parallel_tool_calls": False}, 0, ("", [PARIS], None, "tool_calls")),
+        (ARGUMENTS, NAMED, 0, ("", [PARIS], None, "stop")),
+        (ARGUMENTS, LEGACY, 0, ("", [], PARIS, "stop")),
+        (ONE, REQUIRED | {"stop": ["Paris", "name"]}, 0, ("", [PARIS], None, "tool_calls")),
+        (ARGUMENTS, NAMED | {"stop": "Paris", "min_tokens": 1}, 0, ("", [PARIS], None, "stop")),
+        (ONE, REQUIRED | {"response_format": {"type": "json_object"}}, 0, ("", [PARIS], None, "tool_calls")),
+        (ONE, REQUIRED | {"logprobs": True, "return_token_ids": True}, 0, ("", [PARIS], None, "tool_calls")),
+        (ONE, REQUIRED, 4, ("", [], None, "length")),
+        ("I will not.", REQUIRED, 0, ("I will not.", [], None, "stop")),
+    ],
+)
+async def test_a_forced_answer_is_its_calls(
+    serve: Any, text: str, fields: Any, cut: int, expected: tuple[Any, ...]
+) -> None:
+    whole, streamed, _ = await answers(serve, text, fields, cut=cut)
+
+    assert shown(whole) == shown(streamed) == [expected]
+
+
+async def test_a_call_cut_by_length_has_the_partial_arguments(serve: Any) -> None:
+    for cut in range(1, 60):
+        whole, streamed, _ = await answers(serve, ONE, REQUIRED, cut=cut)
+
+        assert shown(whole) == shown(streamed)
+        assert whole[0]["finish_reason"] == "length"
+        for call in whole[0]["message"].get("tool_calls", ()):
+            assert ARGUMENTS.startswith(call["function"]["arguments"])
+        if whole[0]["message"].get("tool_calls") and call["function"]["arguments"] == ARGUMENTS:
+            return
+    pytest.fail("no cut has the call")
+
+
+async def test_ids_depend_on_request_choice_and_call(serve: Any) -> None:
+    mine = {"x-request-id": "mine"}
+    first, streamed, _ = await answers(serve, TWO, REQUIRED | {"n": 3}, headers=mine)
+    again, _, _ = await answers(serve, TWO, REQUIRED | {"n": 3}, headers=mine)
+    later, _, _ = await answers(serve, TWO, REQUIRED | {"n": 3, "messages": [USER, USER]}, headers=mine)
+    other, _, _ = await answers(serve, TWO, REQUIRED | {"n": 3})
+
+    sets = [[call["id"] for one in choices for call in one["message"]["tool_calls"]] for choices in (first, again)]
+    assert sets[0] == sets[1] == [call["id"] for one in streamed for call in one["message"]["tool_calls"]]
+    assert len(set(sets[0])) == 6
+    assert all(call_id.startswith("call_") for call_id in sets[0])
+    for choices in (later, other):
+        assert not set(sets[0]) & {call["id"] for one in choices for call in one["message"]["tool_calls"]}
+
+
+async def test_the_grammar_is_the_schema_of_the_tools(serve: Any) -> None:
+    _, _, required = await answers(serve, ONE, REQUIRED)
+    _, _, named = await answers(serve, ARGUMENTS, NAMED)
+
+    assert json.loads(named.params.structured.value) == SCHEMA | {"additionalProperties": False}
+    schema = json.loads(required.params.structured.value)
+    assert schema["minItems"] == 1
+    assert "maxItems" not in schema
+    assert [one["properties"]["name"]["enum"] for one in schema["items"]["anyOf"]] == [["weather"], ["now"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (REQUIRED | {"guided_choice": ["a"]}, "tool_choice"),
+        (REQUIRED | {"structured_outputs": {"regex": "a"}}, "tool_choice"),
+        (NAMED | {"use_beam_search": True, "n": 2, "temperature": 0}, "use_beam_search"),
+        ({"tools": [TOOL]}, "tool_choice"),
+        ({"functions": [WEATHER]}, "function_call"),
+    ],
+)
+async def test_what_excludes_forced_calls_is_refused(serve: Any, fields: Any, param: str) -> None:
+    async with serve() as served:
+        answer = await served.client.post("/v1/chat/completions", json={"messages": [USER]} | fields)
+
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
