@@ -17,7 +17,7 @@ from engine.token_counts import has_penalty
 def lets_follow(schedule: Sequence[ScheduledTokens]) -> bool:
     """Return whether another step may be launched before the step with this schedule is collected.
 
-    False where the host needs a sampled token to decide what may follow it: one such sequence would either delay the
+    False if the host needs a sampled token to decide what may follow it: one such sequence would either delay the
     others by the host's work between two steps, or take two steps per token.
     """
     return not any(scheduled.reaches_end and needs_history(scheduled) for scheduled in schedule)

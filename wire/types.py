@@ -287,7 +287,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ForeignWorker:
-    """A worker of another engine, such as `vLLM 0.32.0`, its path (scheduler/paths) and its data-parallel ranks."""
+    """What is known of a worker of another engine: `engine`, such as `vLLM 0.32.0`, and its path (scheduler/paths)."""
 
     engine: str
     path: str
@@ -300,7 +300,7 @@ class InstanceDescription:
 
     `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
     `kv_transports` lists the transports used by default or named, best first: `shm` if offered, else `shm: reason`.
-    `worker` is set for another engine's, of which much else is unknown; no instance sends it.
+    `worker` is set for workers of other engines, whose other properties are mostly unknown; no instance sends it.
     """
 
     instance_id: str
@@ -335,5 +335,5 @@ class InstanceDescription:
 
     @property
     def engine(self) -> str:
-        """The program that it is, such as `vLLM 0.32.0`."""
+        """The engine's name and version, such as `vLLM 0.32.0`."""
         return "pdserve" if self.worker is None else self.worker.engine

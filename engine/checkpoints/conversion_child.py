@@ -13,7 +13,7 @@ TIMEOUT_S = 3600.0
 _REFUSED = 3  # exit status of a refusal, whose reason is the last line of stderr
 
 
-def convert_apart(module: str, source: Path, target: Path, parts: Sequence[str] = ()) -> None:
+def convert_in_child(module: str, source: Path, target: Path, parts: Sequence[str] = ()) -> None:
     """Run `python -m module SOURCE TARGET PARTS`. Raises ConfigError with the last line of its stderr."""
     command = [sys.executable, "-P", "-m", module, str(source.resolve()), str(target), *parts]
     try:
@@ -27,7 +27,7 @@ def convert_apart(module: str, source: Path, target: Path, parts: Sequence[str] 
         raise ConfigError(last if done.returncode == _REFUSED else f"{source} cannot be converted: {last}")
 
 
-def answer_caller(source: Path, convert: Callable[[], None]) -> int:
+def run_conversion(source: Path, convert: Callable[[], None]) -> int:
     """In the child: convert and return the exit status. Ends with its parent. A refusal is stderr's last line."""
     signal_at_parent_end(signal.SIGKILL)
     try:

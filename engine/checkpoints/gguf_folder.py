@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.checkpoints.conversion_child import TIMEOUT_S, answer_caller, convert_apart
+from engine.checkpoints.conversion_child import TIMEOUT_S, convert_in_child, run_conversion
 from engine.checkpoints.file_digest import file_digest
 from engine.checkpoints.model_cache import make_once
 from wire.errors import ConfigError
@@ -44,7 +44,7 @@ def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None
 
     def make(staging: Path) -> Path:
         progress(f"converting {file.name} to safetensors (once)")
-        convert_apart("engine.checkpoints.gguf_folder", file, staging / target.name)
+        convert_in_child("engine.checkpoints.gguf_folder", file, staging / target.name)
         return staging / target.name
 
     return make_once(target, make, progress, timeout_s=TIMEOUT_S)
@@ -53,7 +53,7 @@ def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None
 def main(argv: Sequence[str]) -> int:
     """Convert FILE into the new folder TARGET; a refusal is the last line of stderr."""
     file, target = map(Path, argv)
-    return answer_caller(file, lambda: _convert(file, target))
+    return run_conversion(file, lambda: _convert(file, target))
 
 
 def _convert(file: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.checkpoints.bin_files import BIN_INDEX, BinFiles, check_archive, find_bin_files
-from engine.checkpoints.conversion_child import TIMEOUT_S, answer_caller, convert_apart
+from engine.checkpoints.conversion_child import TIMEOUT_S, convert_in_child, run_conversion
 from engine.checkpoints.file_digest import DIGEST_DIGITS, file_digest
 from engine.checkpoints.model_cache import make_once
 from engine.checkpoints.model_identity import read_json
@@ -42,7 +42,7 @@ def ensure_plain(
 
     def make(staging: Path) -> Path:
         progress(f"{_description(folder, parts)} (once, into {target})")
-        convert_apart("engine.checkpoints.plain_folder", folder, staging / target.name, parts)
+        convert_in_child("engine.checkpoints.plain_folder", folder, staging / target.name, parts)
         return staging / target.name
 
     try:
@@ -107,7 +107,7 @@ def _linked(folder: Path) -> list[Path]:
 def main(argv: Sequence[str]) -> int:
     """Convert FOLDER into TARGET with PARTS; a refusal is the last line of stderr."""
     folder, target, parts = Path(argv[0]), Path(argv[1]), argv[2:]
-    return answer_caller(folder, lambda: _make(folder, target, parts))
+    return run_conversion(folder, lambda: _make(folder, target, parts))
 
 
 def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:

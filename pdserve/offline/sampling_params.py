@@ -27,7 +27,8 @@ class RequestOutputKind(Enum):
 class RepetitionDetectionParams:
     """When to stop an output that repeats itself; never for `max_pattern_size` 0. The server checks it.
 
-    It stops when it ends in a pattern of `min_pattern_size` (0: 1) to `max_pattern_size` tokens `min_count` times.
+    It stops when it ends in `min_count` repetitions of a pattern of `min_pattern_size` (0: 1) to `max_pattern_size`
+    tokens.
     """
 
     max_pattern_size: int = 0

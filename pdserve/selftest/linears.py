@@ -86,9 +86,9 @@ def _result(tried: list[str], reasons: list[str]) -> str:
 
 def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, torch.dtype | None]]:
     """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros), W8A8 with inputs rounded by token and by
-    a stored step, and fp8 (8 bits, one scale a row).
+    a stored step, and fp8 with one scale per row and with scales by block.
 
-    The last is fp8 with scales by block. The last of each is the type of rounded inputs.
+    Each comes with its name, and the type to which inputs are rounded, if they are.
     """
     numbers = torch.Generator().manual_seed(1)
 

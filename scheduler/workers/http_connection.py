@@ -86,7 +86,7 @@ class HttpConnection(asyncio.Protocol):
                 parts, self._parts = self._parts, []
                 answer.feed(answer, parts[0] if len(parts) == 1 else b"".join(parts))
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._end(ConnectionError(f"its answer is no HTTP: {error}"))
+            self._end(ConnectionError(f"its answer is not HTTP: {error}"))
         except Exception as error:  # noqa: BLE001 - passed to the request's task
             self._end(error)
         else:

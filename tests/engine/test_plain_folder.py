@@ -184,7 +184,7 @@ def stop(module, folder, target, parts):
     print("half", flush=True)
     time.sleep(600)
 
-plain_folder.convert_apart = stop
+plain_folder.convert_in_child = stop
 plain_folder.ensure_plain(Path(sys.argv[1]), Path(sys.argv[2]), lambda words: None, name="opt", weights=False)
 """
 
@@ -228,10 +228,11 @@ def test_broken_merges_are_named_with_their_line(opt: Path, tmp_path: Path) -> N
 
 def test_a_conversion_ends_with_its_waiting_process(opt: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizers.py").write_text("import time\nprint(flush=True)\ntime.sleep(600)\n")
-    code = "import sys; from engine.checkpoints.conversion_child import convert_apart; from pathlib import Path\n" + (
+    code = (
+        "import sys; from engine.checkpoints.conversion_child import convert_in_child; from pathlib import Path\n"
         "import subprocess; run = subprocess.run\n"
         "subprocess.run = lambda *a, capture_output, **k: run(*a, **k)  # its stdout is ours\n"
-        "convert_apart('engine.checkpoints.plain_folder', Path(sys.argv[1]), Path(sys.argv[2]), ['tokenizer'])"
+        "convert_in_child('engine.checkpoints.plain_folder', Path(sys.argv[1]), Path(sys.argv[2]), ['tokenizer'])"
     )
     command = [sys.executable, "-P", "-c", code, str(opt), str(tmp_path / "made")]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}

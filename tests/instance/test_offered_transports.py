@@ -73,7 +73,7 @@ def test_a_requested_transport_that_is_missing_is_refused_with_advice(tmp_path: 
         ("cuda:0", ("tcp",), 2, {ORDER: "1"}, None), ("npu:0", ("hccl",), 2, {ORDER: "1"}, None),
     ],
 )  # fmt: skip
-def test_a_variable_that_makes_operations_fail_or_end_the_process_is_reported(
+def test_a_variable_that_fails_operations_or_the_process_is_reported(
     device: str, named: tuple[str, ...], num_ranks: int, environ: dict[str, str], warning: str | None,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
