@@ -89,11 +89,11 @@ async def test_a_stream_arrives_whole_however_its_bytes_are_cut(size: int) -> No
     ("answer", "error", "message"),
     [
         (b"", InstanceLost, "closed before its answer"),
-        (HEAD + b"9\r\ndata: 1\n\n\r\n<", InstanceLost, "no HTTP|was complete"),
+        (HEAD + b"9\r\ndata: 1\n\n\r\n<", InstanceLost, "not HTTP|was complete"),
         (HEAD + b"9\r\ndata<", InstanceLost, "was complete"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n<", InstanceLost, "no HTTP"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n<", InstanceLost, "not HTTP"),
         (OK, Incompatible, "not an event stream"),
-        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", InstanceLost, "no HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", InstanceLost, "not HTTP"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://x\r\nContent-Length: 0\r\n\r\n", Incompatible, "answered 302"),
         (b"HTTP/1.1 400 No\r\nContent-Length: 26\r\n\r\n" + b'{"error":{"message":"no"}}', InvalidRequest, "^no$"),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", Incompatible, "--worker-api-key-file"),
@@ -117,7 +117,7 @@ async def test_an_answer_that_is_no_stream_names_what_came(
 @pytest.mark.anyio
 async def test_a_second_answer_does_not_wait_for_the_next_request() -> None:
     async with scripted(OK + OK.replace(b"{}", b"[]"), OK) as (_, http):
-        with pytest.raises(InstanceLost, match="no HTTP"):
+        with pytest.raises(InstanceLost, match="not HTTP"):
             await http.get_json("/version", 5.0)
         assert await http.get_json("/version", 5.0) == {}
 
