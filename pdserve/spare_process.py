@@ -106,7 +106,7 @@ def _read_order() -> bytes:
 
 
 def _take_over(order: dict[str, object], score: str, marks: StartMarks) -> list[str]:
-    """Become the process that the order describes; return its command line."""
+    """Become the process that the received JSON describes; return its command line."""
     env, argv = order["env"], order["argv"]
     assert isinstance(env, dict)
     assert isinstance(argv, list)

@@ -18,7 +18,7 @@ def is_slower(reason: str) -> bool:
 
 
 def without_rates(reason: str) -> str:
-    """Return the reason, the same one whatever was measured."""
+    """Return the reason without the measured rates, so that it stays the same from one measurement to the next."""
     return reason.partition(" (")[0] if is_slower(reason) else reason
 
 
