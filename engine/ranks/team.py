@@ -37,7 +37,7 @@ PROGRAM = "engine.ranks.process"
 _SEND_S = 10.0
 _START_S = 30.0
 _VERDICT_S = 1.0  # from a broken connection to the report that its process ended
-_ENDING_S = 30.0  # the same where the kernel says that one is ending: a starved process reports it late
+_ENDING_S = 30.0  # the same if the kernel shows one exiting: a starved process reports it late
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
 _POLL_S = 0.5
@@ -183,7 +183,7 @@ class Team:
             os.close(fd)
 
     def _await_report(self) -> None:
-        """Wait a moment for the report that a process ended; longer if one is ending."""
+        """Wait a moment for the report that a process ended; longer if one is exiting."""
         if not self._lost.wait(_VERDICT_S) and any(map(_is_ending, self._children)):
             self._lost.wait(_ENDING_S)
 

@@ -44,7 +44,7 @@ class HeldKv:
         """Nothing is needed."""
 
     def prefill_leg(self, request_id: str) -> dict[str, Any]:
-        """Ask for a reference."""
+        """Request a reference."""
         return _HELD
 
     def early_reference(self, request_id: str) -> None:
@@ -65,7 +65,7 @@ class PushedKv:
         """Nothing can be done: the first answer names the engine."""
 
     def prefill_leg(self, request_id: str) -> dict[str, Any]:
-        """Ask for a reference."""
+        """Request a reference."""
         return _HELD
 
     def early_reference(self, request_id: str) -> dict[str, Any] | None:

@@ -175,7 +175,7 @@ async def test_a_client_that_leaves_in_prefill_frees_both(connector: Connector) 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
 @pytest.mark.anyio
-async def test_prefill_that_restarts_is_asked_for_its_engine_again(connector: Connector) -> None:
+async def test_prefill_that_restarts_is_queried_for_its_engine_again(connector: Connector) -> None:
     async with WorkerCluster("PD", _of(connector)).serving() as cluster:
         registry, worker = cluster.control.registry, cluster.workers[0]
         others = {one.description.epoch for one in registry.living()}
