@@ -1,19 +1,21 @@
 """Send small requests over pairs not used recently: a pair is healthy if a request succeeded on it."""
 
 import asyncio
+import contextlib
 import secrets
 
 from scheduler.dispatch import Dispatch
 from scheduler.limits import ControlLimits
+from scheduler.membership.kv_pairs import KvGap
 from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.recorded_output import RecordedOutput
 from scheduler.request import GenerationRequest
-from scheduler.workers.proof import difference, proof_request
+from scheduler.workers.proof import difference, next_proofs, proof_request
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
-from wire.errors import DeadlineExceeded, NoCapacity, PdserveError
+from wire.errors import DeadlineExceeded, InstanceLost, NoCapacity, PdserveError
 from wire.types import Pooling, SamplingParams, TokenOutput
 
 _log = EventLogger("probe")
@@ -23,11 +25,10 @@ _PROBE_PARAMS = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
 _POOLINGS = {ModelKind.VECTORS: (Pooling(),), ModelKind.SCORES: (Pooling("score", second_text=2),)}
 _ROUND_S = 1.0
 _EAGER_ROUND_S = 0.05
-_PROOFS_AT_ONCE = 8
 
 
 class PathProbe:
-    """Probes all due pairs, one at a time, until cancelled; the kind of request fits the model."""
+    """Probes all due pairs, one at a time, and beside that proves pairs of workers; the requests fit the model."""
 
     def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits, kind: ModelKind) -> None:
         self._dispatch = dispatch
@@ -37,10 +38,14 @@ class PathProbe:
         self._failures = CappedLog(_log)
 
     async def run(self) -> None:
-        """Probe until cancelled; while nothing is ready, probe new pairs almost at once."""
+        """Probe and prove until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._prove_pairs())
+            tasks.create_task(self._probe_pairs())
+
+    async def _probe_pairs(self) -> None:
+        """Probe the due pairs; while nothing is ready, probe new pairs almost at once."""
         while True:
-            proofs = (self._prove(gap.sender, gap.receiver) for gap in self._readiness.unproven()[:_PROOFS_AT_ONCE])
-            await asyncio.gather(*proofs)
             answered = [await self._probe(plan) for plan in self._readiness.due()]
             eager = not self._readiness.ready() and all(answered)
             await asyncio.sleep(_EAGER_ROUND_S if eager else _ROUND_S)
@@ -65,9 +70,32 @@ class PathProbe:
             return False
         return True
 
+    async def _prove_pairs(self) -> None:
+        """Keep the due proofs under way: when one ends, the next one starts."""
+        running: set[KvGap] = set()
+        ended = asyncio.Event()
+
+        async def prove(gap: KvGap) -> None:
+            await self._prove(gap.sender, gap.receiver)
+            running.discard(gap)
+            ended.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for gap in next_proofs(self._readiness.unproven(), running):
+                    running.add(gap)
+                    tasks.create_task(prove(gap))
+                ended.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ROUND_S if self._readiness.ready() else _EAGER_ROUND_S):
+                        await ended.wait()
+
     async def _prove(self, prefill: int, decode: int) -> None:
         """Let a pair of workers serve if it answers like its decode worker alone."""
-        path = self._readiness.description(prefill).path
+        try:
+            path = self._readiness.description(prefill).path
+        except InstanceLost:
+            return
         plans = [Plan("local", None, decode, "proof"), Plan(path, prefill, decode, "proof")]
         names = self._readiness.names(plans[1])
         try:

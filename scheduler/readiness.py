@@ -69,12 +69,10 @@ class Readiness:
     def unproven(self) -> list[KvGap]:
         """Return the pairs of living workers that are due to be tried: each at most once in `refused_retry_s`."""
         now, wait_s = asyncio.get_running_loop().time(), self._limits.refused_retry_s
-        gaps = [gap for gap in self._registry.gaps() if gap.kind in UNPROVEN]
-        return [gap for gap in gaps if now - self._tried_at.get(self._tried(gap), -math.inf) >= wait_s]
-
-    def _tried(self, gap: KvGap) -> _Epochs:
+        self._tried_at = {tried: at for tried, at in self._tried_at.items() if now - at < wait_s}
         epochs = self._living_epochs()
-        return epochs.get(gap.sender), epochs.get(gap.receiver)
+        gaps = [gap for gap in self._registry.gaps() if gap.kind in UNPROVEN]
+        return [gap for gap in gaps if (epochs.get(gap.sender), epochs.get(gap.receiver)) not in self._tried_at]
 
     def set_proof(self, plan: Plan, why: str | None) -> bool:
         """Record the result of a pair's proof, None if its answers are equal; return whether it may serve."""
@@ -84,7 +82,8 @@ class Readiness:
         if gap is None:  # an instance left or came back
             return False
         if why is not None:
-            self._tried_at[self._tried(gap)] = asyncio.get_running_loop().time()
+            epochs = self._living_epochs()
+            self._tried_at[epochs.get(gap.sender), epochs.get(gap.receiver)] = asyncio.get_running_loop().time()
             pairs.disprove(plan.prefill, decode, why)
             return False
         pairs.prove(plan.prefill, decode)

@@ -3,8 +3,10 @@
 Both answers are of one process, so they are equal but for rounding; KV that was read from a wrong place is not.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
+from scheduler.membership.kv_pairs import GapKind, KvGap
 from scheduler.request import GenerationRequest
 from wire.types import SamplingParams, TokenOutput
 
@@ -12,6 +14,27 @@ MAX_GAP = 0.25
 """Largest difference of two log probabilities that rounding explains, in nats."""
 _PARAMS = SamplingParams(max_tokens=4, min_tokens=4, temperature=0.0, logprobs=5)
 _SMALL_VOCABULARY = 250
+_MOST_AT_ONCE = 8
+
+
+def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[KvGap]:
+    """Return the pairs to prove now, beside those that are `running`: at most 8 in all, and one for each worker.
+
+    Pairs that have failed come last, and those of the workers that lack most pairs come first: every worker can serve
+    after its first proof.
+    """
+    lacking = Counter(end for gap in unproven for end in (gap.sender, gap.receiver))
+    busy = {end for gap in running for end in (gap.sender, gap.receiver)}
+    found: list[KvGap] = []
+    for gap in sorted(
+        unproven, key=lambda gap: (gap.kind is GapKind.DISPROVEN, -lacking[gap.sender] - lacking[gap.receiver])
+    ):
+        if len(running) + len(found) == _MOST_AT_ONCE:
+            break
+        if busy.isdisjoint((gap.sender, gap.receiver)):
+            found.append(gap)
+            busy |= {gap.sender, gap.receiver}
+    return found
 
 
 def proof_request(block_size: int, max_model_len: int, salt: str, timeout_s: float) -> GenerationRequest:

@@ -2,13 +2,24 @@
 
 import asyncio
 import dataclasses
+import itertools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from scheduler.limits import ControlLimits
-from tests.scheduler.fake_cluster import FakeCluster, collect, request
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.kv_pairs import GapKind, KvGap, KvPairs
+from scheduler.placement import Plan
+from scheduler.readiness import Readiness
+from scheduler.workers.proof import next_proofs
+from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.messages import Heartbeat, Reserve
+from wire.types import Role
 
 
 @virtual
@@ -220,3 +231,60 @@ async def test_probes_leave_nothing_in_the_ledger() -> None:
         for instance in registry.living():
             assert instance.in_flight._prefixes._running == {}
             assert instance.in_flight._chains == {}
+
+
+def _unproven(num_prefill: int, num_decode: int) -> list[KvGap]:
+    pairs = itertools.product(range(num_prefill), range(100, 100 + num_decode))
+    return [KvGap(sender, receiver, "", GapKind.UNPROVEN) for sender, receiver in pairs]
+
+
+@pytest.mark.parametrize(("num_prefill", "num_decode"), [(30, 30), (2, 30), (30, 1), (1, 1)])
+def test_proofs_run_one_for_each_worker_and_reach_every_worker_first(num_prefill: int, num_decode: int) -> None:
+    unproven, proven, rounds = _unproven(num_prefill, num_decode), list[KvGap](), 0
+    most, rarer = max(num_prefill, num_decode), min(num_prefill, num_decode)
+    while unproven:
+        started = next_proofs(unproven, ())
+        ends = [end for gap in started for end in (gap.sender, gap.receiver)]
+        assert len(ends) == len(set(ends))
+        assert 0 < len(started) <= 8
+        unproven = [gap for gap in unproven if gap not in started]
+        proven += started
+        rounds += 1
+        if rounds == math.ceil(most / min(8, rarer)):
+            assert {gap.sender for gap in proven} | {gap.receiver for gap in proven} == {
+                *range(num_prefill), *range(100, 100 + num_decode)
+            }  # fmt: skip
+
+    assert len(proven) == num_prefill * num_decode
+
+
+def test_proofs_fill_what_others_leave_and_failed_pairs_come_last() -> None:
+    unproven = _unproven(12, 12)
+    failed = [replace(gap, kind=GapKind.DISPROVEN) for gap in unproven if gap.sender == 0]
+    running = next_proofs(unproven, ())
+
+    assert next_proofs(unproven, running) == []
+    assert [gap.sender for gap in next_proofs([*failed, *unproven[12:]], running[1:])] == [8]
+    assert [gap.sender for gap in next_proofs(failed, running[1:])] == [0]
+
+
+@virtual
+async def test_a_failed_pair_is_tried_again_later_and_not_remembered_longer() -> None:
+    epochs, plan, pairs = itertools.count(), Plan("prefill_first", 0, 100, "proof"), KvPairs()
+    registry: Any = SimpleNamespace(kv_pairs=pairs, gaps=lambda: pairs.gaps({0, 100}), living=list)
+    readiness = Readiness(registry, ControlLimits())
+    for index, role in ((0, Role.PREFILL), (100, Role.DECODE)):
+        expected = ExpectedInstance(index, str(role), role, "http://h:1", "h", ())
+        pairs.add(expected, describe(index, role))
+    for _ in range(20):  # a worker that starts again and again
+        lives = [SimpleNamespace(index=at, description=SimpleNamespace(epoch=next(epochs))) for at in (0, 100)]
+        registry.living = lambda lives=lives: lives
+        assert len(readiness.unproven()) == 1
+        readiness.set_proof(plan, "another answer")
+        assert readiness.unproven() == []
+        await asyncio.sleep(1.0)
+
+    assert len(readiness._tried_at) <= 1 + ControlLimits().refused_retry_s
+    await asyncio.sleep(ControlLimits().refused_retry_s)
+    assert len(readiness.unproven()) == 1
+    assert readiness._tried_at == {}
