@@ -2,18 +2,20 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from devices.table import AUTO
 from pdserve.ports import free_ports
 from pdserve.preset_cards import deal_to_instances
 from pdserve.process_plan import ProcessPlan, environment, launch_command
+from pdserve.running_workers import NO_WORKERS, RunningWorkers, write_tables
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import kind_named
 from ranktable_tools.generate import Generated
+from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
 from ranktable_tools.secret import ensure_secret
+from ranktable_tools.table_file import read_global, write_global
 from ranktable_tools.tables import WorkerKind
 from ranktable_tools.worker_kind import VARIABLE
 from ranktable_tools.worker_ports import PORT_NAMES
@@ -27,7 +29,7 @@ __all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
 class ClusterShape:
     """The number of instances and ranks, and the flags of all their processes.
 
-    With a `worker` the instances are another engine's, and have `worker_flags`.
+    With a `worker` the instances are another engine's, and have `worker_flags`; `running` workers are beside them.
     """
 
     num_prefill: int
@@ -39,6 +41,7 @@ class ClusterShape:
     num_ranks: int = 1
     worker: WorkerKind | None = None
     worker_flags: tuple[str, ...] = ()
+    running: RunningWorkers = NO_WORKERS
 
 
 def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
@@ -47,19 +50,31 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     Raises ConfigError if an environment variable exposes too few cards.
     """
     num_instances = shape.num_prefill + shape.num_decode
+    if num_instances == 0:
+        return (
+            _process("scheduler", shape.host, shape.port, shape.flags, write_tables(shape.running, shape.port, tables)),
+        )
     dealt = deal_to_instances(shape.device, num_instances, shape.num_ranks, os.environ)
     ports = free_ports(num_instances, HOST)
     generated = _generate(shape, ports, tables)
+    global_path = tables / generated.global_name
+    if shape.running.urls:
+        made = read_global(str(global_path))
+        prefill, decode = made.prefill + shape.running.prefill, made.decode + shape.running.decode
+        write_global(global_path, replace(made, prefill=prefill, decode=decode))
     ensure_secret(tables)
     names = [f"prefill-{i}" for i in range(shape.num_prefill)] + [f"decode-{i}" for i in range(shape.num_decode)]
     flags = shape.flags if shape.worker is None else shape.worker_flags
+
+    def files(local: str) -> dict[str, str]:
+        return {GLOBAL_VARIABLE: str(global_path), LOCAL_VARIABLE: str(tables / local)}
+
     instances = [
-        _process(tables, generated, local.file_name, name, HOST, port, flags, {**cards, **_of_worker(shape.worker)})
+        _process(name, HOST, port, flags, {**files(local.file_name), **cards, **_of_worker(shape.worker)})
         for name, local, port, cards in zip(names, generated.instances, ports, dealt, strict=True)
     ]
     assert generated.host is not None, "gen was called with api_server=True"
-    host_file = generated.host.file_name
-    return (*instances, _process(tables, generated, host_file, "scheduler", shape.host, shape.port, shape.flags))
+    return (*instances, _process("scheduler", shape.host, shape.port, shape.flags, files(generated.host.file_name)))
 
 
 def _of_worker(worker: WorkerKind | None) -> dict[str, str]:
@@ -86,18 +101,11 @@ def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Genera
     return gen(arguments, lambda line: None, os.environ)
 
 
-def _process(
-    tables: Path, generated: Generated, local: str, name: str, host: str, port: int, flags: tuple[str, ...],
-    variables: Mapping[str, str] = MappingProxyType({}),
-) -> ProcessPlan:  # fmt: skip
+def _process(name: str, host: str, port: int, flags: tuple[str, ...], variables: Mapping[str, str]) -> ProcessPlan:
     return ProcessPlan(
         name=name,
         role=name.partition("-")[0],
         address=url_of(host, port) if VARIABLE in variables else f"{host}:{port}",
         command=launch_command(host, port, flags),
-        env={
-            "GLOBAL_RANK_TABLE_FILE_PATH": str(tables / generated.global_name),
-            "RANK_TABLE_FILE_PATH": str(tables / local),
-            **variables,
-        },
+        env=variables,
     )

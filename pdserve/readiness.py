@@ -1,7 +1,7 @@
 """Wait until a cluster is ready, watching its processes meanwhile."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pdserve.client import Client, Reply
 from pdserve.processes import POLL_S, Watched
@@ -14,9 +14,12 @@ _WRONG_INPUT = 2
 
 
 def wait_ready(
-    children: Sequence[Watched], client: Client, timeout_s: float, say: Callable[[str], None]
+    children: Sequence[Watched], client: Client, timeout_s: float, say: Callable[[str], None],
+    running: Collection[str] = (),
 ) -> None:  # fmt: skip
     """Return when their own scheduler's /ready reports ready; `say` prints what the start waits for meanwhile.
+
+    `running` are the URLs of its workers that are none of the processes.
 
     Raises Unavailable with the last log line of a process that ends (ConfigError if its status means wrong
     input), and DeadlineExceeded after `timeout_s`.
@@ -24,6 +27,7 @@ def wait_ready(
     say(f"starting {', '.join(child.record.name for child in children)}")
     deadline = time.monotonic() + timeout_s
     last, capturing = "", set[str]()
+    own = {_without_brackets(address) for address in (*running, *(child.record.address for child in children))}
     while True:
         for child in children:
             end, name = child.ended(), child.record.name
@@ -34,7 +38,7 @@ def wait_ready(
                 say(f"{name} is capturing the graphs of its decode steps")
         reply = _reply(client)
         ready, missing = _parse_readiness(reply)
-        if ready and _is_of(children, reply):
+        if ready and not _addresses(reply).isdisjoint(own):
             return
         if ready:  # it took the port after our check: our own scheduler will report that and exit
             missing = f"another cluster serves at {client.base_url}"
@@ -70,11 +74,6 @@ def _parse_readiness(reply: Reply | None) -> tuple[bool, str]:
     if reply is None:
         return False, ""
     return reply.status == 200, "" if reply.status == 200 else _missing_reason(reply.json())
-
-
-def _is_of(children: Sequence[Watched], reply: Reply | None) -> bool:
-    """Return whether /ready lists one of these processes as an instance."""
-    return not _addresses(reply).isdisjoint(_without_brackets(child.record.address) for child in children)
 
 
 def _addresses(reply: Reply | None, state: str | None = None) -> set[str]:

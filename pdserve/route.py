@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flags.options import EngineOptions, add_flags, flag, from_namespace
@@ -12,16 +12,12 @@ from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
 from pdserve.run_folder import RunFolder, default_run_dir
-from pdserve.running_workers import RunningWorkers, running_workers, with_model_of
+from pdserve.running_workers import running_workers, with_model_of, write_tables
 from pdserve.start_lines import say
-from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE, LaunchPlan, resolve
-from ranktable_tools.secret import ensure_secret
-from ranktable_tools.table_file import write_global, write_local
-from ranktable_tools.tables import GlobalTable, LocalTable, TableServer
+from ranktable_tools.launch_plan import resolve
 from scheduler.config import DEFAULT_PORT, SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
 
-_HOST = "127.0.0.1"
 EPILOG = """\
 examples:
   pdserve route --prefill http://10.0.0.1:8100 --decode http://10.0.0.2:8200
@@ -57,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     folder = _folder(routes, engine.port)
     with folder.lock():
         try:
-            plan = write_plan(workers, engine.port, folder.tables, {"USE_OPENAI": options.use_openai})
+            tables = write_tables(workers, engine.port, folder.tables)
+            plan = resolve(tables | {"USE_OPENAI": options.use_openai})
             say((f"workers: {plan.global_path} (edit this table to add, drain or move them)",))
             return role_process.serve_scheduler(SchedulerConfig(engine, options), plan)
         finally:
@@ -86,20 +83,6 @@ def parse(argv: Sequence[str]) -> tuple[RouteOptions, EngineOptions, SchedulerOp
         raise ConfigError("no worker can serve: give --prefill URL and --decode URL, or --combined URL")
     engine = from_namespace(EngineOptions, namespace)
     return routes, engine, from_namespace(SchedulerOptions, namespace, dict(os.environ))
-
-
-def write_plan(workers: RunningWorkers, port: int, tables: Path, environ: Mapping[str, str]) -> LaunchPlan:
-    """Write the ranktable of a scheduler and its workers into a new folder, and return the scheduler's part in it.
-
-    Raises RanktableError.
-    """
-    scheduler = TableServer(_HOST, _HOST, server_port=port or None)
-    tables.mkdir(mode=0o700, parents=True, exist_ok=True)
-    global_path, local_path = tables / "global_ranktable.json", tables / "local_ranktable_host.json"
-    write_global(global_path, GlobalTable(scheduler, workers.prefill, workers.decode))
-    write_local(local_path, LocalTable(scheduler))
-    ensure_secret(tables)
-    return resolve({**environ, GLOBAL_VARIABLE: str(global_path), LOCAL_VARIABLE: str(local_path)})
 
 
 def _folder(routes: RouteOptions, port: int) -> RunFolder:

@@ -4,14 +4,20 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from flags.options import EngineOptions
-from ranktable_tools.tables import TableServer, WorkerKind
+from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
+from ranktable_tools.secret import ensure_secret
+from ranktable_tools.table_file import write_global, write_local
+from ranktable_tools.tables import GlobalTable, LocalTable, TableServer, WorkerKind
 from ranktable_tools.worker_urls import url_place, worker_url
 from scheduler.config import SchedulerOptions
 from scheduler.worker_access import read_worker_key
 from scheduler.workers.served_model import find_served_model
 from wire.errors import ConfigError, Unavailable
+
+_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +33,22 @@ class RunningWorkers:
         return tuple(dict.fromkeys(one.url for one in (*self.prefill, *self.decode) if one.url is not None))
 
 
+NO_WORKERS = RunningWorkers()
+
+
 def running_workers(
-    prefill: Sequence[str], decode: Sequence[str], combined: Sequence[str], connector: str
+    prefill: Sequence[str], decode: Sequence[str], combined: Sequence[str], connector: str, flags: str = "--{}"
 ) -> RunningWorkers:
-    """Return the workers at these URLs. Raises ConfigError for one that is no URL or is given twice."""
+    """Return the workers at these URLs; `flags` is the form of the flags in messages.
+
+    Raises ConfigError for one that is no URL or is given twice.
+    """
     kind: WorkerKind = "vllm-ascend" if connector.startswith("ascend") else "vllm"
     name_by_url: dict[str, str] = {}
     found: dict[str, list[TableServer]] = {}
     for role, given in {"prefill": prefill, "decode": decode, "combined": combined}.items():
         for number, text in enumerate(given):
-            shown = f"--{role} {text.rpartition('@')[2]}"  # without a user and its password
+            shown = f"{flags.format(role)} {text.rpartition('@')[2]}"  # without a user and its password
             try:
                 url = worker_url(text)
             except ValueError as error:
@@ -48,6 +60,17 @@ def running_workers(
             found.setdefault(role, []).append(TableServer(host, host, worker=kind, url=url))
     both = found.get("combined", ())
     return RunningWorkers((*found.get("prefill", ()), *both), (*found.get("decode", ()), *both))
+
+
+def write_tables(workers: RunningWorkers, port: int, tables: Path) -> dict[str, str]:
+    """Write the ranktable of a scheduler and its workers into `tables`; return the variables that name its files."""
+    scheduler = TableServer(_HOST, _HOST, server_port=port or None)
+    tables.mkdir(mode=0o700, parents=True, exist_ok=True)
+    global_path, local_path = tables / "global_ranktable.json", tables / "local_ranktable_host.json"
+    write_global(global_path, GlobalTable(scheduler, workers.prefill, workers.decode))
+    write_local(local_path, LocalTable(scheduler))
+    ensure_secret(tables)
+    return {GLOBAL_VARIABLE: str(global_path), LOCAL_VARIABLE: str(local_path)}
 
 
 def with_model_of(workers: RunningWorkers, engine: EngineOptions, options: SchedulerOptions) -> EngineOptions:

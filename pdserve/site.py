@@ -48,6 +48,8 @@ class LocalSite:
         self._request, self._folder = request, folder
         limits = RestartLimits(max_restarts=request.options.max_restarts, window_s=request.options.restart_window)
         why_none = why_no_spare(request.options.spare, os.environ) if request.worker is None else "--worker"
+        if not request.options.prefill:
+            why_none = "no instance is started"
         self._weights = os.memfd_create(WEIGHTS_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._keeper = SpareKeeper(self._make_spare, Restarts(limits), say, why_none)
 
@@ -56,7 +58,7 @@ class LocalSite:
         engine, options = self._request.engine, self._request.options
         shape = ClusterShape(
             options.prefill, options.decode, engine.host, engine.port, self._request.flags, engine.device,
-            engine.tensor_parallel_size or 1, self._request.worker, self._request.worker_flags,
+            engine.tensor_parallel_size or 1, self._request.worker, self._request.worker_flags, self._request.running,
         )  # fmt: skip
         return lay_out(shape, self._folder.tables)
 

@@ -152,7 +152,10 @@ class _Cluster:
             for plan in site.plans():
                 with self._interrupts.later():
                     supervisor.start([plan])
-            wait_ready(supervisor.children, Client(request.base_url), request.startup_timeout_s, journal.say)
+            wait_ready(
+                supervisor.children, Client(request.base_url), request.startup_timeout_s, journal.say,
+                request.running.urls,
+            )  # fmt: skip
             self._is_starting = False
             self._write(tuple(child.record for child in supervisor.children), journal)
             journal.say(f"ready: {request.base_url}/v1 (logs: {folder.path / 'logs'})")

@@ -16,6 +16,7 @@ from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import download_flags, with_plain_model
 from pdserve.ray_cluster.address import parse_address
+from pdserve.running_workers import NO_WORKERS, RunningWorkers, running_workers, with_model_of
 from pdserve.subprocess_call import run_in_fork
 from pdserve.up_options import UpOptions
 from pdserve.workers.up_flags import check_up, shared_flags, typed_args
@@ -55,6 +56,7 @@ class UpRequest:
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     certfile: str | None = None
     worker_flags: tuple[str, ...] = ()
+    running: RunningWorkers = NO_WORKERS
 
     @property
     def worker(self) -> WorkerKind | None:
@@ -92,7 +94,11 @@ def parse(argv: Sequence[str]) -> UpRequest:
         elif name in namespace:
             raise ConfigError(f"--{name.replace('_', '-')} is set by `pdserve up` itself: leave it out")
     options = from_namespace(UpOptions, namespace)
-    _check_counts(options)
+    running = running_workers(
+        options.prefill_workers, options.decode_workers, options.combined_workers,
+        from_namespace(SchedulerOptions, namespace).connector, "--{}-workers",
+    )  # fmt: skip
+    _check_counts(options, running)
     if options.max_restarts < 0 or not options.restart_window > 0:
         given = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
         raise ConfigError(f"{given}: restarts are 0 or more, the window more than 0 s")
@@ -105,17 +111,30 @@ def parse(argv: Sequence[str]) -> UpRequest:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
     check_up(options, vars(namespace).keys() - set(parser.from_file), os.environ)
-    if not options.ray and options.worker is None:
+    if not options.ray and options.worker is None and options.prefill:
         check_device(from_namespace(EngineOptions, namespace))
         use_cpu_for_few_cards(namespace, options.prefill + options.decode)
     downloads = download_flags(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
-    fill_model(namespace)
+    if running.urls:
+        _take_model(namespace, running)
+    fill_model(namespace, weights=options.prefill > 0)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
     waits = config.options.startup_timeout, config.options.shutdown_timeout
     flags = to_flags(argparse.Namespace(**vars(namespace) | downloads))
     workers = (*to_flags(shared_flags(namespace)), *typed_args(options)) if options.worker else ()
     keys, certificate = config.options.api_key, config.options.ssl_certfile
-    return UpRequest(options, config.engine, *waits, flags, keys, certificate, workers)
+    return UpRequest(options, config.engine, *waits, flags, keys, certificate, workers, running)
+
+
+def _take_model(namespace: argparse.Namespace, running: RunningWorkers) -> None:
+    """Set the model, its names and its length to those of the running workers, where no flag does."""
+    options = from_namespace(SchedulerOptions, namespace)
+    engine = with_model_of(running, from_namespace(EngineOptions, namespace), options)
+    namespace.model = engine.model
+    if engine.served_model_name:
+        namespace.served_model_name = list(engine.served_model_name)
+    if engine.max_model_len is not None:
+        namespace.max_model_len = engine.max_model_len
 
 
 def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> None:
@@ -127,10 +146,14 @@ def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> 
         namespace.device = "cpu"
 
 
-def _check_counts(options: UpOptions) -> None:
+def _check_counts(options: UpOptions, running: RunningWorkers) -> None:
     total, typed = options.prefill + options.decode, f"--prefill {options.prefill} --decode {options.decode}"
+    if running.urls and options.ray:
+        raise ConfigError("--ray with workers that run already is not supported: leave one of them out")
+    if options.prefill == options.decode == 0 and running.prefill and running.decode:
+        return
     if options.prefill < 1 or options.decode < 1:
-        raise ConfigError(f"{typed}: at least one of each")
+        raise ConfigError(f"{typed}: at least one of each, or with workers that run already none of both")
     if options.address is not None and total > _MAX_WITH_RAY:
         raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MAX_WITH_RAY}: use fewer")
     if options.address is None and total > _MAX_HERE:
@@ -139,7 +162,7 @@ def _check_counts(options: UpOptions) -> None:
         raise ConfigError(f"{typed}: {given}")
 
 
-def fill_model(namespace: argparse.Namespace) -> None:
+def fill_model(namespace: argparse.Namespace, *, weights: bool = True) -> None:
     """Set the default model if none is given, and raise --max-num-batched-tokens to the model's length."""
     if not getattr(namespace, "model", ""):
         run_in_fork(
@@ -147,7 +170,7 @@ def fill_model(namespace: argparse.Namespace) -> None:
         )  # building it imports torch, which the supervisor must not
         namespace.model = str(model.ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
-    _make_plain(namespace)
+    _make_plain(namespace, weights)
     step = getattr(namespace, "max_num_batched_tokens", None)
     if step is None:
         return
@@ -157,10 +180,10 @@ def fill_model(namespace: argparse.Namespace) -> None:
         namespace.max_num_batched_tokens = length
 
 
-def _make_plain(namespace: argparse.Namespace) -> None:
+def _make_plain(namespace: argparse.Namespace, weights: bool) -> None:
     """Replace a hub name, GGUF file or .bin weights by the prepared folder, so that no process has to wait for it."""
     options = from_namespace(EngineOptions, namespace)
-    plain = with_plain_model(options, os.environ)
+    plain = with_plain_model(options, os.environ, weights=weights)
     if plain != options:
         namespace.model, namespace.served_model_name = plain.model, list(plain.served_model_name)
         for name in ("quantization", "revision", "download_dir", "hub"):

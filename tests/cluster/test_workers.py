@@ -1,9 +1,10 @@
-"""Workers of another engine, started by the guide's shells and by `pdserve up`: fake ones in place of vLLM."""
+"""Workers of another engine, started by the guide's shells and by `pdserve up` or running: fake ones, not vLLM."""
 
 import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,3 +72,32 @@ def test_up_starts_serves_and_restarts_workers(tmp_path: Path, fake_model: Path)
     finally:
         assert pdserve("down").returncode == 0
     assert "SIGKILL" in (pdserve.folder.log("supervisor")).read_text()
+
+
+@pytest.mark.parametrize("num_own", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_up_serves_workers_that_run_already_and_leaves_them(tmp_path: Path, fake_model: Path, num_own: int) -> None:
+    ports = free_ports(2)
+    workers = [subprocess.Popen([*_PROGRAM, "--port", str(port)]) for port in ports]
+    prefill, decode = (f"http://127.0.0.1:{port}" for port in ports)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        f"prefill: {num_own}\ndecode: {num_own}\nprefill-workers: [{prefill}]\ndecode-workers: [{decode}]\n"
+    )
+    pdserve = Pdserve(tmp_path / "run", fake_model)
+    pdserve.engine = ("--engine", "fake", *_LENGTH)
+    try:
+        up = pdserve.up("--config", str(file))
+        assert up.returncode == 0, up.stderr
+        reply = pdserve.client.post("/v1/completions", _BODY)
+        assert reply.status == 200, reply.body
+        ready = pdserve.client.get("/ready").json()["instances"]
+        assert sum(one["address"] in (prefill, decode) for one in ready) == 2
+        assert len(ready) == 2 + 2 * num_own
+        assert pdserve("status").returncode == 0
+        assert pdserve("down").returncode == 0
+        assert [worker.poll() for worker in workers] == [None, None]
+    finally:
+        pdserve("down")
+        for worker in workers:
+            worker.kill()
+            worker.wait(60)

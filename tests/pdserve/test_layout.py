@@ -6,6 +6,7 @@ import pytest
 
 from pdserve.layout import ClusterShape, environment, lay_out
 from pdserve.membership import TableMembership
+from pdserve.running_workers import running_workers
 from ranktable_tools.launch_plan import resolve
 from wire.errors import ConfigError
 
@@ -38,6 +39,20 @@ def test_workers_of_another_engine_have_flags_and_ports_of_their_own(tmp_path: P
     assert all(TableMembership().has(plan) for plan in workers)
     assert len({plan.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for plan in workers}) == 2
     assert {resolve(environment(plan, {})).own.worker for plan in workers} == {"vllm"}
+
+
+@pytest.mark.parametrize("num_own", [0, 1])
+def test_workers_that_run_already_are_members_beside_the_instances(tmp_path: Path, num_own: int) -> None:
+    running = running_workers(["http://h:1"], ["http://h:2"], ["http://h:3"], "auto")
+    shape = ClusterShape(num_own, num_own, "127.0.0.1", 9000, ("--model", "/m"), running=running)
+
+    *instances, scheduler = lay_out(shape, tmp_path)
+
+    assert [plan.name for plan in instances] == ["prefill-0", "decode-0"][: 2 * num_own]
+    assert [TableMembership().has(plan) for plan in instances] == [True] * len(instances)
+    addresses = resolve(environment(scheduler, {})).instance_addresses
+    listed = {one.name: f"{one.host}:{one.port}" for one in addresses if one.server.url is not None}
+    assert listed == {f"prefill-{num_own}": "h:1", "combined-0": "h:3", f"decode-{num_own}": "h:2"}
 
 
 def test_an_instance_has_a_device_for_each_of_its_ranks(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.role_process import serve_scheduler
-from pdserve.route import parse, write_plan
-from pdserve.running_workers import running_workers
+from pdserve.route import parse
+from pdserve.running_workers import running_workers, write_tables
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.launch_plan import LaunchPlan
+from ranktable_tools.launch_plan import LaunchPlan, resolve
 from ranktable_tools.table_file import write_global
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
@@ -35,7 +35,7 @@ _LAYERWISE = ("--connector", "ascend-layerwise")
 def _plan(words: tuple[str, ...], folder: Path) -> tuple[LaunchPlan, SchedulerOptions]:
     routes, engine, options = parse(words)
     workers = running_workers(routes.prefill, routes.decode, routes.combined, options.connector)
-    return write_plan(workers, engine.port, folder, {}), options
+    return resolve(write_tables(workers, engine.port, folder)), options
 
 
 def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:

@@ -1,6 +1,7 @@
 """What `up` was given reaches its instances as the flags they know."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,38 @@ def test_ray_options_are_only_for_up() -> None:
         True, "10.0.0.18:6379", "pack",
     )  # fmt: skip
     assert request.flags == ("--model", "/m")
+
+
+_RUNNING = "prefill-workers: [http://127.0.0.1:1]\ndecode-workers: [http://127.0.0.1:2, https://h]\n"
+
+
+@pytest.mark.parametrize(("typed", "num_own"), [((), 1), (("--prefill=0", "--decode=0"), 0)])
+def test_workers_that_run_already_are_named_in_the_file(typed: tuple[str, ...], num_own: int, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(_RUNNING)
+
+    request = parse(["--config", str(tmp_path / "cluster.yaml"), "--model=/m", *typed])
+
+    assert request.running.urls == ("http://127.0.0.1:1", "http://127.0.0.1:2", "https://h:443")
+    assert (request.options.prefill, request.options.decode) == (num_own, num_own)
+    assert request.flags == ("--model", "/m")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--decode-workers=h:1",), '--decode-workers h:1 must be "http://HOST:PORT"'),
+        (
+            ("--decode-workers=http://h:1", "--prefill=0", "--decode=0"),
+            "at least one of each, or with workers that run",
+        ),
+        (("--combined-workers=http://h:1", "--prefill=0"), "--prefill 0 --decode 1: at least one of each"),
+        (("--combined-workers=http://h:1", "--ray"), "--ray with workers that run already is not supported"),
+        (("--prefill=0", "--decode=0"), "--prefill 0 --decode 0: at least one of each"),
+    ],
+)
+def test_workers_that_cannot_serve_are_refused(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse((*flags, "--model=/m"))
 
 
 @pytest.mark.parametrize("serves", [True, False])
