@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 from ranktable_tools.addresses import host_problem
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
+from scheduler.tools.parsers.registry import CALL_FORMATS
 from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
 from wire.errors import ConfigError
 from wire.types import Role
@@ -129,6 +130,10 @@ class SchedulerOptions:
     )
     override_generation_config: str | None = flag(None, "JSON whose values override --generation-config's")
     response_role: str = flag("assistant", "role of the answers in chats")
+    tool_call_parser: str | None = flag(
+        None, "format in which the model writes tool calls, for tool_choice auto (default: auto is refused)",
+        choices=tuple(CALL_FORMATS),
+    )  # fmt: skip
     max_logprobs: int = flag(20, "maximum log probabilities per position; -1: the whole vocabulary", parse=int)
     return_tokens_as_token_ids: bool = flag(False, "show tokens in log probabilities by id, such as token_id:42")
     enable_prompt_tokens_details: bool = flag(False, "report in usage how many prompt tokens were cached")

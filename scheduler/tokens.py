@@ -109,6 +109,11 @@ class Tokens:
         """Return each token in the vocabulary's spelling; None for an unknown id."""
         return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
 
+    def special_among(self, texts: Sequence[str]) -> frozenset[int]:
+        """Return the ids of those texts that are special tokens."""
+        found = map(self._tokenizer.token_to_id, texts)
+        return frozenset(token_id for token_id in found if token_id in self.special_ids)
+
     async def start(self) -> None:
         """Start the process that renders chat templates, and compile the model's template.
 

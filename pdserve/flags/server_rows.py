@@ -8,7 +8,6 @@ _NOTHING = Arity.NOTHING
 _KEY = "or set PDSERVE_API_KEY, VLLM_API_KEY or --api-key-file"
 _CORS = "a JSON list; without --allowed-origins pages of other origins are refused"
 _LOGS = "prompts are never logged"
-_TOOLS = "tool calls are not supported yet"
 
 SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--host"),
@@ -37,7 +36,7 @@ SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     refused("--middleware", "third-party code is not run in the scheduler"),
     supported("--return-tokens-as-token-ids", _NOTHING),
     supported("--enable-prompt-tokens-details", _NOTHING),
-    refused("--enable-auto-tool-choice", _TOOLS, _NOTHING),
-    refused("--tool-call-parser", _TOOLS),
-    refused("--tool-parser-plugin", _TOOLS),
+    no_effect("--enable-auto-tool-choice", "--tool-call-parser enables it", _NOTHING),
+    supported("--tool-call-parser"),
+    refused("--tool-parser-plugin", "third-party code is not run in the scheduler"),
 )

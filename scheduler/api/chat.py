@@ -40,7 +40,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
-    choice = choice_of_chat(body, tools)
+    choice = choice_of_chat(body, tools, context.config.options.tool_call_parser)
     options = chat_options(body, tools)
     prompt = await context.tokens.encode_chat(messages, options)
     if not prompt:
@@ -53,7 +53,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     role = context.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
     answer_id = shown_id(request_id, request, body.request_id)
-    calls = call_options(choice, answer_id, prompt)
+    calls = call_options(choice, context.config.options.tool_call_parser, answer_id, prompt)
     shape = ChatShape(answer_id, model, role, prepared.formatter, prepared.options, calls, legacy=choice.legacy)
     return prepared.generation(request_id, shape, echo=_echoed_text(body, messages, role), calls=calls)
 
@@ -103,7 +103,8 @@ class ChatShape:
         self._role = role
         self._formatter = formatter
         self._options = options
-        self._calls, self._legacy = calls, legacy
+        self._legacy = legacy
+        self._no_content = "" if calls is None or calls.forced else None  # beside calls, as in vLLM
         self._is_plain = options.logprobs is None and not options.token_ids and calls is None
         self._before: dict[int, bytes] = {}
 
@@ -162,7 +163,7 @@ class ChatShape:
     def _choice_object(self, one: CompleteChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": self._role, "content": one.text} | _MESSAGE_NULLS
         if one.calls:
-            message |= calls_in_message(one.calls, legacy=self._legacy)
+            message |= {"content": one.text or self._no_content} | calls_in_message(one.calls, legacy=self._legacy)
         choice: dict[str, Any] = CHOICE_NULLS | {
             "index": one.index,
             "message": message,

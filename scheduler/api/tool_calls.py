@@ -10,21 +10,22 @@ from scheduler.tools.choice import ChoiceMode, ToolChoice, read_choice
 from scheduler.tools.definitions import Tool
 from scheduler.tools.deltas import CallDelta
 from scheduler.tools.forced import NamedCall, RequiredCalls, forced_schema
+from scheduler.tools.parsers.registry import CALL_FORMATS
 from wire.errors import InvalidRequest
 from wire.structured_output import json_output
 
 
-def choice_of_chat(body: ChatBody, tools: Sequence[Tool]) -> ToolChoice:
-    """Return which tools the answer calls. Raises InvalidRequest with the path of the field."""
+def choice_of_chat(body: ChatBody, tools: Sequence[Tool], parser: str | None) -> ToolChoice:
+    """Return which tools the answer calls; auto needs a parser. Raises InvalidRequest with the path of the field."""
     choice = read_choice(
         tools, body.tool_choice, body.function_call, parallel=body.parallel_tool_calls,
         legacy=body.functions is not None,
     )  # fmt: skip
-    if choice.mode is ChoiceMode.AUTO:
+    if choice.mode is ChoiceMode.AUTO and parser is None:
         field = "function_call" if choice.legacy else "tool_choice"
         raise InvalidRequest(
-            f"{field} auto, the default, is not supported yet: use none, or force a call by "
-            f"{'' if choice.legacy else 'required or '}the name of one",
+            f"{field} auto, the default, needs --tool-call-parser, the format in which the model writes calls: use "
+            f"none, or force a call by {'' if choice.legacy else 'required or '}the name of one",
             field,
         )
     return choice
@@ -37,7 +38,9 @@ def forced_constraint(choice: ToolChoice) -> Constraint | None:
     return choice.field, json_output(forced_schema(choice))
 
 
-def call_options(choice: ToolChoice, request_id: str, prompt: tuple[int, ...]) -> CallOptions | None:
+def call_options(
+    choice: ToolChoice, parser: str | None, request_id: str, prompt: tuple[int, ...]
+) -> CallOptions | None:  # fmt: skip
     """Return how the text of an answer becomes calls, None if it has none. OpenAI's named calls finish with `stop`."""
     origin = call_origin(request_id, prompt)
     if choice.mode is ChoiceMode.REQUIRED:
@@ -45,6 +48,11 @@ def call_options(choice: ToolChoice, request_id: str, prompt: tuple[int, ...]) -
     if choice.mode is ChoiceMode.NAMED:
         name = choice.tools[0]["function"]["name"]
         return CallOptions(lambda: NamedCall(name), origin, finish_reason=None, forced=True)
+    if choice.mode is ChoiceMode.AUTO and parser is not None:
+        call_format, reason = CALL_FORMATS[parser], "function_call" if choice.legacy else "tool_calls"
+        return CallOptions(
+            call_format.make_parser, origin, reason, only_first=not choice.parallel, markers=call_format.markers
+        )
     return None
 
 

@@ -17,7 +17,8 @@ def choice_of(
     """Return a choice, with a parser of calls only if the request has one."""
     if options.calls is None:
         return Choice(index, prompt, tokens, options, echo=echo)
-    plain = Choice(index, prompt, tokens, dataclasses.replace(options, stops=()))
+    kept = tokens.special_among(options.calls.markers)
+    plain = Choice(index, prompt, tokens, dataclasses.replace(options, stops=(), kept_special_ids=kept))
     return CalledChoice(plain, index, options, options.calls, echo=echo)
 
 

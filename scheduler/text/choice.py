@@ -31,6 +31,7 @@ class Choice:
             skip_special_tokens=options.skip_special_tokens,
             spaces_between_special_tokens=options.spaces_between_special_tokens,
             context=prompt[-_CONTEXT_TOKENS:] if options.continues_prompt else (),
+            kept=options.kept_special_ids,
         )
         self._finder = StopFinder(options.stops, include=options.include_stop) if options.stops else None
 

@@ -28,14 +28,16 @@ class Detokenizer(Protocol):
 
 def detokenizer_of(
     tokens: Tokens, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True,
-    context: Sequence[int] = (),
+    context: Sequence[int] = (), kept: frozenset[int] = frozenset(),
 ) -> Detokenizer:  # fmt: skip
     """Return the detokenizer of one sequence.
 
     `context` are the last prompt ids, so that the first word keeps its space. Without `spaces_between_special_tokens`
-    the space that some decoders insert between two special tokens is removed.
+    the space that some decoders insert between two special tokens is removed. Tokens in `kept` are never skipped.
     """
     skipped = tokens.special_ids if skip_special_tokens else frozenset[int]()
+    if kept:
+        skipped -= kept
     level = tokens.byte_level
     decoder = WindowDecoder(tokens, skipped, context) if level is None else ByteDecoder(level, skipped, context)
     return decoder if spaces_between_special_tokens else WithoutSpaces(decoder, tokens.special_ids)

@@ -13,7 +13,7 @@ class TextOptions:
 
     `echo`, if given, has the text of each prompt, which is put before each of its choices. With `prompt_only` there
     is nothing else: the one token computed after the prompt is neither sent nor counted. With `calls` the text is
-    parsed for tool calls.
+    parsed for tool calls; `kept_special_ids` are their markers, which skipping leaves in the text.
     """
 
     stops: tuple[str, ...] = ()
@@ -26,6 +26,7 @@ class TextOptions:
     echo: tuple[str, ...] = ()
     prompt_only: bool = False
     calls: CallOptions | None = None
+    kept_special_ids: frozenset[int] = field(default_factory=frozenset)
 
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs

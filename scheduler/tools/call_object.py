@@ -22,11 +22,15 @@ class CallState(Enum):
 
 
 class CallObject:
-    """Call `index`, whose arguments have the name `key`. Its text from the start is `held` until its name is known."""
+    """Call `index`, whose arguments have the name `key`. Its text from the start is `held` until its name is known.
 
-    def __init__(self, index: int, key: str) -> None:
+    A `marker` before the arguments ends it, as its length does: then it is no call of this form.
+    """
+
+    def __init__(self, index: int, key: str, marker: str | None = None) -> None:
         self.state = CallState.HEAD
         self.held = ""
+        self._marker = marker
         self._index = index
         self._head = re.compile(rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=["{{\[\-\dtfn])')
         self._end = JsonValueEnd()
@@ -48,9 +52,11 @@ class CallObject:
     def _read_head(self, parsed: ParsedText) -> str:
         """Return the text after the head, where the arguments begin."""
         found = self._head.match(self.held, 0, _MAX_HEAD_CHARS)
+        head = self.held if found is None else found.group()
         name = None if found is None else text_of(found.group(1))
-        if found is None or name is None:
-            if found is not None or len(self.held) > _MAX_HEAD_CHARS:
+        is_marked = self._marker is not None and self._marker in head
+        if found is None or name is None or is_marked:
+            if found is not None or is_marked or len(head) > _MAX_HEAD_CHARS:
                 self.state = CallState.OTHER
             return ""
         self.state = CallState.ARGUMENTS

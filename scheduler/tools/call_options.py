@@ -12,7 +12,8 @@ class CallOptions:
     """`make_parser` returns a parser for each choice; `origin` identifies the request in the ids of its calls.
 
     `finish_reason` replaces `stop` where a choice has calls, None: it stays. `only_first`: further calls are left out.
-    `forced`: the text has only calls, so that stop strings have no content to end.
+    `forced`: the text has only calls, so that stop strings have no content to end. `markers` are the texts that the
+    parser needs even if they are special tokens.
     """
 
     make_parser: Callable[[], ToolCallParser]
@@ -20,6 +21,7 @@ class CallOptions:
     finish_reason: str | None = "tool_calls"
     only_first: bool = False
     forced: bool = False
+    markers: tuple[str, ...] = ()
 
     def call_id(self, choice: int, call: int) -> str:
         """Return the id of a choice's call: the same whenever the same request is repeated."""

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from scheduler.request import GenerationRequest
 from testing.scheduler.scripted_dispatcher import Line, Script
@@ -32,14 +33,14 @@ def ended(text: str, served: list[Any]) -> Script:
 
 
 async def answers(
-    serve: Any, text: str, fields: dict[str, Any], *, cut: int = 0, headers: Any = None
+    serve: Any, text: str, fields: dict[str, Any], *, cut: int = 0, headers: Any = None, **options: Any
 ) -> tuple[list[Any], list[Any], Any]:
     """Return the choices of the answer as a whole, those joined from a stream, and the request."""
     got: list[Any] = []
     script = ended(text, got)
     if cut:
         script = lambda request, prompt, sequence: Line(got[0].ids(text)[:cut])  # noqa: E731
-    async with serve(script) as served:
+    async with serve(script, **options) as served:
         got.append(served)
         body = {"messages": [USER], "temperature": 1} | fields
         whole = await served.client.post("/v1/chat/completions", json=body, headers=headers)
@@ -76,7 +77,7 @@ def shown(choices: list[Any]) -> list[Any]:
     """Return what answers and streams have in common: content, calls without ids, finish reason."""
     return [
         (
-            one["message"]["content"],
+            one["message"]["content"] or "",
             [call["function"] for call in one["message"].get("tool_calls", ())],
             one["message"].get("function_call"),
             one["finish_reason"],
@@ -123,6 +124,54 @@ async def test_a_call_cut_by_length_has_the_partial_arguments(serve: Any) -> Non
         if whole[0]["message"].get("tool_calls") and call["function"]["arguments"] == ARGUMENTS:
             return
     pytest.fail("no cut has the call")
+
+
+AUTO = {"tools": [TOOL, NOW]}
+CALLED = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+CUT = 'Sure. <tool_call>{"name": "weather", "arguments": {"city": "Par'
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "cut", "expected"),
+    [
+        ("Hello there", AUTO, 0, ("Hello there", [], None, "stop")),
+        (CALLED, AUTO, 0, ("", [PARIS], None, "tool_calls")),
+        ("Let me look.\n" + CALLED, AUTO, 0, ("Let me look.\n", [PARIS], None, "tool_calls")),
+        (f"{CALLED}\n{CALLED}", AUTO, 0, ("", [PARIS, PARIS], None, "tool_calls")),
+        (f"{CALLED}\n{CALLED}", AUTO | {"parallel_tool_calls": False}, 0, ("", [PARIS], None, "tool_calls")),
+        (CALLED, {"functions": [WEATHER]}, 0, ("", [], PARIS, "function_call")),
+        (CALLED, AUTO | {"tool_choice": "none"}, 0, (CALLED, [], None, "stop")),
+        (ONE, REQUIRED, 0, ("", [PARIS], None, "tool_calls")),
+        ("a Paris " + CALLED, AUTO | {"stop": "Paris"}, 0, ("a ", [], None, "stop")),
+        ("a " + CALLED, AUTO | {"stop": ["Paris", "tool"]}, 0, ("a ", [PARIS], None, "tool_calls")),
+        ("a Pari" + CALLED, AUTO | {"stop": "Paris"}, 0, ("a Pari", [PARIS], None, "tool_calls")),
+        ("Paris b" + CALLED, AUTO | {"stop": "Paris", "min_tokens": 99}, 0, ("Paris b", [PARIS], None, "tool_calls")),
+        ("<tool_call>no</tool_call>", AUTO, 0, ("<tool_call>no</tool_call>", [], None, "stop")),
+        ("x <tool_", AUTO, 0, ("x <tool_", [], None, "stop")),
+        (CUT, AUTO, 999, ("Sure. ", [PARIS | {"arguments": '{"city": "Par'}], None, "length")),
+    ],
+)  # fmt: skip
+async def test_auto_finds_the_calls_in_the_text(
+    serve: Any, text: str, fields: Any, cut: int, expected: tuple[Any, ...]
+) -> None:
+    for asked in ({}, {"logprobs": True, "return_token_ids": True}):
+        whole, streamed, _ = await answers(serve, text, fields | asked, cut=cut, tool_call_parser="hermes")
+
+        assert shown(whole) == shown(streamed) == [expected]
+        if expected[1]:
+            assert whole[0]["message"]["content"] in (expected[0] or None, "")
+
+
+async def test_markers_that_are_special_tokens_are_parsed(serve: Any, make_model: Any) -> None:
+    folder = make_model()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<tool_call>", "</tool_call>", "<x>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    whole, streamed, _ = await answers(serve, "a<x>" + CALLED, AUTO, folder=folder, tool_call_parser="hermes")
+    plain, _, _ = await answers(serve, "a<x>" + CALLED, {}, folder=folder, tool_call_parser="hermes")
+
+    assert shown(whole) == shown(streamed) == [("a", [PARIS], None, "tool_calls")]
+    assert "<tool_call>" not in plain[0]["message"]["content"]
 
 
 async def test_ids_depend_on_request_choice_and_call(serve: Any) -> None:

@@ -3,12 +3,15 @@
 import json
 import random
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler.tools.deltas import ToolCallParser, joined
 from scheduler.tools.forced import NamedCall, RequiredCalls
+from scheduler.tools.parsers.hermes import HermesParser
+from scheduler.tools.parsers.registry import CALL_FORMATS
 
 Made = tuple[str, list[tuple[str, str]]]
 """The content, and the name and arguments of each call."""
@@ -87,16 +90,60 @@ def test_without_text_there_is_no_named_call() -> None:
     assert parsed(lambda: NamedCall("f"), [""]) == ("", [])
 
 
+TABLE = json.loads((Path(__file__).parent / "hermes_by_vllm.json").read_text(encoding="utf-8"))
+"""What vLLM's own parser makes of texts: hermes_by_vllm.py writes it."""
+MARKED = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>'
+OURS: dict[str, Made] = {
+    '<tool_call>{"name": "", "arguments": {}}</tool_call>':
+        ('<tool_call>{"name": "", "arguments": {}}</tool_call>', []),
+    '<tool_call>{"name": "f", "arguments": {"a": ]}}</tool_call>': ("", [("f", '{"a": ]')]),
+    MARKED: ("", [("f", '{"a": "</tool_call>"}')]),
+    '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>no</tool_call>':
+        ("<tool_call>no</tool_call>", [("f", "{}")]),
+}  # fmt: skip
+"""What we make of texts for which vLLM's whole and streamed answers differ, or a text in the arguments is a marker."""
+
+
+def comparable(made: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """Return content and calls, arguments as objects, of cut ones the text; vLLM's servers drop blank content too."""
+    content, calls = made
+    return "" if calls and content.isspace() else content, [(name, read(arguments)) for name, arguments in calls]
+
+
+def read(arguments: str) -> Any:
+    """Return arguments as an object, the text of those that are cut or malformed."""
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments.rstrip()
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[str(at) for at in range(len(TABLE))])
+def test_hermes_is_as_in_vllm_however_cut(row: dict[str, Any]) -> None:
+    text = row["text"]
+    ours = parsed(HermesParser, [text])
+
+    check_every_cut(HermesParser, text, ours)
+    if text in OURS:
+        assert ours == OURS[text]
+    else:
+        assert comparable(ours) in (comparable(row["whole"]), comparable(row["streamed"]))
+
+
 def texts_of_signs(count: int) -> list[Any]:
     """Return random texts of the signs that parsers look at."""
-    signs = ['{"name": "f", "parameters": ', '{"a": 1}', "{", "}", "[", "]", '"', "\\", ",", " ", "x", "é", "</"]
+    signs = [
+        "<tool_call>", "</tool_call>", '{"name": "f", "arguments": ', '{"name": "f", "parameters": ', '{"a": 1}',
+        "{", "}", "[", "]", '"', "\\", ",", " ", "x", "é", "</",
+    ]  # fmt: skip
     chance = random.Random(7)
     return ["".join(chance.choice(signs) for _ in range(chance.randrange(30))) for _ in range(count)]
 
 
 def test_any_text_is_parsed_the_same_however_cut() -> None:
-    for text in texts_of_signs(200):
-        check_every_cut(RequiredCalls, text, parsed(RequiredCalls, [text]))
+    for make in (RequiredCalls, *(one.make_parser for one in CALL_FORMATS.values())):
+        for text in texts_of_signs(150):
+            check_every_cut(make, text, parsed(make, [text]))
 
 
 def test_arguments_are_sent_as_they_come() -> None:

@@ -1,0 +1,127 @@
+"""Hermes, Qwen2.5 and Qwen3: content, then each call as an object between two markers.
+
+    Let me look.
+    <tool_call>
+    {"name": "weather", "arguments": {"city": "Paris"}}
+    </tool_call>
+
+Text between and after calls is left out, as in vLLM. What is between markers and is no call is content.
+"""
+
+import json
+
+import orjson
+
+from scheduler.tools.call_object import CallObject, CallState
+from scheduler.tools.deltas import ParsedText
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+MARKERS = (BEGIN, END)
+
+
+class HermesParser:
+    """Sends a call's name as soon as it is known and its arguments as they come. A ToolCallParser."""
+
+    def __init__(self) -> None:
+        self._held = ""  # that may become a marker, or white space before the first call
+        self._call: CallObject | None = None
+        self._inside = ""  # of a call that does not begin with its name, or after its arguments
+        self._num_calls = 0
+        self._has_content = False
+
+    def push(self, text: str) -> ParsedText:
+        """Return what is new after `text`."""
+        parsed = ParsedText()
+        while text:
+            text = self._outside(text, parsed) if self._call is None else self._within(self._call, text, parsed)
+        return parsed
+
+    def flush(self) -> ParsedText:
+        """Return what was held back: text, or a call without its end."""
+        parsed = ParsedText()
+        if self._call is None:
+            parsed.content = "" if self._num_calls else self._held
+        elif self._call.state in (CallState.HEAD, CallState.OTHER):
+            self._finish_other(self._call.held + self._inside, "", parsed)
+        return parsed
+
+    def _outside(self, text: str, parsed: ParsedText) -> str:
+        """Pass content on up to a marker; return the text after it."""
+        text = self._held + text
+        before, marker, after = text.partition(BEGIN)
+        if marker:
+            if self._has_content or not before.isspace():
+                self._add_content(before, parsed)
+            self._held, self._inside = "", ""
+            self._call = CallObject(self._num_calls, "arguments", END)
+            return after
+        sure = len(text) - overlap_length(text, BEGIN)
+        if not self._has_content and text[:sure].isspace():
+            sure = 0
+        self._held = text[sure:]
+        self._add_content(text[:sure], parsed)
+        return ""
+
+    def _add_content(self, text: str, parsed: ParsedText) -> None:
+        """Add content, unless it follows a call."""
+        if text and self._num_calls == 0:
+            self._has_content = True
+            parsed.content += text
+
+    def _within(self, call: CallObject, text: str, parsed: ParsedText) -> str:
+        """Read a call up to its end; return the text after it."""
+        if call.state in (CallState.HEAD, CallState.ARGUMENTS):
+            rest = _after_object(call, text, parsed)
+            if rest is None:
+                return ""
+            text = rest
+        start = max(0, len(self._inside) - len(END))
+        self._inside += text
+        at = self._inside.find(END, start)
+        if at < 0:
+            return ""
+        inside, rest = self._inside[:at], self._inside[at + len(END) :]
+        if call.state is CallState.DONE:
+            self._num_calls += 1
+        else:
+            self._finish_other(inside, END, parsed)
+        self._call, self._inside = None, ""
+        return rest
+
+    def _finish_other(self, inside: str, end: str, parsed: ParsedText) -> None:
+        """Send a call that was not sent as it came; if it is none, its text is content."""
+        read = _read_call(inside)
+        if read is None:
+            self._has_content = True
+            parsed.content += BEGIN + inside + end
+            return
+        parsed.begin_call(self._num_calls, read[0])
+        parsed.add_arguments(self._num_calls, read[1])
+        self._num_calls += 1
+
+
+def _after_object(call: CallObject, text: str, parsed: ParsedText) -> str | None:
+    """Return the text after what can be sent as it comes, from the start if that is nothing; None if it goes on."""
+    text = call.push(text, parsed)
+    if call.state is CallState.OTHER:
+        text, call.held = call.held, ""
+        return text
+    return text if call.state is CallState.DONE else None
+
+
+def overlap_length(text: str, marker: str) -> int:
+    """Return the length of the longest suffix of `text` that begins `marker`."""
+    longest = min(len(marker) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)
+
+
+def _read_call(text: str) -> tuple[str, str] | None:
+    """Return the name and the arguments of a call with its fields in any order."""
+    try:
+        call = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(name, str) or not name or "arguments" not in call:
+        return None
+    return name, json.dumps(call["arguments"], ensure_ascii=False)
