@@ -36,6 +36,8 @@ class InFlightLedger:
         self._changed = changed
         self._assigned_blocks = PromptCounts()
         self._held: dict[str, _AssignedPrompt] = {}
+        self._kept_blocks = PromptCounts()
+        self._kept_snapshots: dict[str, int] = {}
         self._tokens = PromptCounts()
         self._unseen = PromptCounts()  # those that no snapshot can include yet: not sent, or just sent
         self._num_snapshots: dict[str, int] = {}
@@ -57,7 +59,8 @@ class InFlightLedger:
         """Free blocks minus pending reservations; 0 after a refusal, until the next snapshot."""
         if self._full:
             return 0
-        used = max(self.load.blocks_used - self._freed_blocks, self._assigned_blocks.total)
+        assigned = self._assigned_blocks.total + self._kept_blocks.total
+        used = max(self.load.blocks_used - self._freed_blocks, assigned)
         return self.load.blocks_total - used - self._blocks.total
 
     @property
@@ -161,6 +164,15 @@ class InFlightLedger:
         self._drop_assigned(prompt_id)
         self._changed()
 
+    def keep(self, prompt_id: str) -> None:
+        """Record that held KV stays although nothing will fetch it: its blocks are used until the instance frees them.
+
+        They count here until a snapshot includes them.
+        """
+        if prompt_id in self._held:
+            self._kept_blocks.set(prompt_id, self._remove_assigned(prompt_id))
+            self._kept_snapshots[prompt_id] = 0
+
     def drop(self, prompt_id: str) -> None:
         """Remove the prompt from this instance. Idempotent."""
         self._drop_tokens(prompt_id)
@@ -178,7 +190,10 @@ class InFlightLedger:
         self._freed_blocks = 0
         for prompt_id in tuple(self._reserved):
             self._drop_blocks(prompt_id)
-        self._count_snapshot()
+        for prompt_id in _counted(self._num_snapshots):
+            self._unseen.drop(prompt_id)
+        for prompt_id in _counted(self._kept_snapshots):
+            self._kept_blocks.drop(prompt_id)
         self._changed()
 
     @property
@@ -190,15 +205,6 @@ class InFlightLedger:
         self._tokens.drop(prompt_id)
         self._unseen.drop(prompt_id)
         self._num_snapshots.pop(prompt_id, None)
-
-    def _count_snapshot(self) -> None:
-        """Count the snapshots since each prompt was sent; after enough of them the instance has counted it."""
-        for prompt_id, seen in tuple(self._num_snapshots.items()):
-            if seen + 1 < _LOADS_UNTIL_SEEN:
-                self._num_snapshots[prompt_id] = seen + 1
-            else:
-                del self._num_snapshots[prompt_id]
-                self._unseen.drop(prompt_id)
 
     def _drop_assigned(self, prompt_id: str) -> None:
         self._freed_blocks += self._remove_assigned(prompt_id)
@@ -213,3 +219,13 @@ class InFlightLedger:
         self._blocks.drop(prompt_id)
         self._whole.pop(prompt_id, None)
         self._reserved.discard(prompt_id)
+
+
+def _counted(num_snapshots: dict[str, int]) -> list[str]:
+    """Count a snapshot for each prompt; remove and return those that the instance's load includes by now."""
+    for prompt_id in num_snapshots:
+        num_snapshots[prompt_id] += 1
+    counted = [prompt_id for prompt_id, number in num_snapshots.items() if number >= _LOADS_UNTIL_SEEN]
+    for prompt_id in counted:
+        del num_snapshots[prompt_id]
+    return counted

@@ -20,7 +20,8 @@ from wire.messages import Failed, FetchAndGenerate, HandedOff, PrefillAndHold, P
 class PrefillFirstPath:
     """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
 
-    Until then, whatever happens to P fails the attempt: D may wait for KV that never comes.
+    Until then, whatever happens to P fails the attempt: D may wait for KV that never comes, or get another prompt's
+    from another process there. KV that D has not fetched stays on P until its lease ends.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class PrefillFirstPath:
         prompt = self._prompt
         with self._until_sent:
             on_prefill = self._until_sent.enter_context(prompt.open_on(self._prefill, generates=False))
+            self._until_sent.callback(self._prefill.in_flight.keep, prompt.prompt_id)
             found = await self._ask_prefill(on_prefill)
             with prompt.open_on(self._decode, partial(self._on_first_token, on_prefill)) as on_decode:
                 if not self._prefill.is_living:

@@ -63,6 +63,8 @@ _COMPLETIONS = "/v1/completions"
 _POLL_S = 1.0
 _POLL_TIMEOUT_S = 60.0
 """A poll that takes longer ends the session; the silence before it is judged by scheduler/instances.py."""
+_LOOK_S = 1.0
+"""For how long a prompt whose connection broke waits to know whether its worker is gone."""
 LEASE_S = 20.0
 """For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
 
@@ -95,7 +97,7 @@ class WorkerSession:
         self._prompts: dict[str, asyncio.Task[None]] = {}
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._uncancelled: set[asyncio.Task[Any]] = set()
-        self._poll_now = asyncio.Event()
+        self._poll_now, self._polled = asyncio.Event(), asyncio.Event()
         self._recomputed = CappedLog(_log)
         self._polling = asyncio.create_task(self._poll())
         self._over = False
@@ -160,7 +162,7 @@ class WorkerSession:
         except Exception as error:  # noqa: BLE001 - the task's outermost frame: a bug must end the prompt
             failure = failure_of(prompt, error)
             if failure.error == InstanceLost.__name__:
-                self.look_now()
+                await self._look()
             self._emit(failure)
 
     async def _prefill_and_hold(self, prompt: PromptState) -> None:
@@ -319,6 +321,14 @@ class WorkerSession:
             self._events.put_nowait(self._step)
         self._step += tokens
 
+    async def _look(self) -> None:
+        """Wait until the load was read: the next attempt must not be placed on a worker that is gone."""
+        self.look_now()
+        self._polled.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self._polled.wait()
+
     async def _next_poll(self) -> None:
         """Wait for the next second, or until a connection broke: the worker may be gone."""
         with contextlib.suppress(TimeoutError):
@@ -336,6 +346,7 @@ class WorkerSession:
                 await self._next_poll()
                 try:
                     load = await self._read_load(_POLL_TIMEOUT_S)
+                    self._polled.set()
                 except (DeadlineExceeded, Incompatible, InternalError, NoCapacity) as error:
                     _log.debug("worker_without_load", url=self._http.url, error=error)
                     continue
@@ -345,3 +356,4 @@ class WorkerSession:
         except PdserveError as error:
             self._over = True
             self._events.put_nowait(InstanceLost(str(error)))
+            self._polled.set()

@@ -13,7 +13,7 @@ from testing.vllm_worker.answer_body import error_body
 from testing.vllm_worker.request import Leg
 
 Action = Literal["hang", "die", "stop", "drop", "cut", "html", "unauthorized", "empty", "error"]
-Point = Literal["before", "during", "after"]
+Point = Literal["before", "during", "after", "read"]
 
 ENDLESS = ("hang", "die", "drop")
 """Actions after which the worker sends nothing more."""
@@ -28,7 +28,8 @@ class Fault:
 
     `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
     token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
-    for all actions but error and those that are ENDLESS.
+    for all actions but error and those that are ENDLESS. At `read` a decode worker meets it that
+    reads this one's KV.
     """
 
     action: Action
@@ -51,11 +52,17 @@ class Faults:
 
     def take(self, leg: Leg) -> Fault | None:
         """Return the fault that a request of this leg meets."""
-        for fault in self._next:
-            if fault.times > 0 and fault.leg in (None, leg):
-                fault.times -= 1
-                return fault
-        return None
+        return self._take(lambda fault: fault.point != "read" and fault.leg in (None, leg))
+
+    def take_read(self) -> Fault | None:
+        """Return the fault that a read of KV meets."""
+        return self._take(lambda fault: fault.point == "read")
+
+    def _take(self, meets: Callable[[Fault], bool]) -> Fault | None:
+        fault = next((one for one in self._next if one.times > 0 and meets(one)), None)
+        if fault is not None:
+            fault.times -= 1
+        return fault
 
     async def crash(self, *, at_once: bool) -> web.Response:
         """Die of a reference that lacks a field, as vLLM 0.32 does: at once, or once the client gives up."""

@@ -132,7 +132,7 @@ class FakeGeneration:
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [held],
+            "remote_block_ids": [[block_id + self.settings.block_offset for block_id in held]],
             "remote_engine_id": self.rank.engine_id,
             "remote_request_id": self.request_id,
             "remote_host": self.settings.host,

@@ -48,10 +48,11 @@ class WorkerRank:
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
+        engine_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number, self.num_blocks, self.block_size = number, num_blocks, block_size
-        self.engine_id = f"{uuid.uuid4()}_dp{number}"
+        self.engine_id = f"{engine_id or uuid.uuid4()}_dp{number}"
         self.counts = Counts()
         self.running = self.waiting = self.side_channel_port = 0
         self._max_num_seqs, self._clock = max_num_seqs, clock

@@ -28,7 +28,10 @@ async def serve_rank(
         else:
             await take_registration(rank, session, message)
         return web.json_response({"kv": []})
-    is_garbage = wrong_200 and not rank.holds(request_id)
+    is_known = all(block_id < rank.num_blocks for block_id in message["block_ids"])
+    if not (is_known or wrong_200):
+        raise web.HTTPConflict(text="block ids")
+    is_garbage = wrong_200 and not (is_known and rank.holds(request_id))
     kv = rank.read(message["block_ids"]) if message["verb"] == "read" and not is_garbage else []
     rank.end(request_id)
     return web.json_response({"kv": kv})

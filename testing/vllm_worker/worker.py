@@ -67,15 +67,16 @@ class FakeVllmWorker:
         return f"http://{self.settings.host}:{self.settings.port}"
 
     async def start(self) -> None:
-        """Listen, on a free port if none is set; later lives have the same port."""
+        """Listen, on free ports if none is set; later lives have the same ones."""
         settings, fake = self.settings, self.settings.fake
         self._session, self._started_at = aiohttp.ClientSession(), time.time()
+        side_ports = [rank.side_channel_port for rank in self.ranks]
         self.ranks = [
-            WorkerRank(number, fake.num_blocks, fake.block_size, settings.max_num_seqs)
+            WorkerRank(number, fake.num_blocks, fake.block_size, settings.max_num_seqs, settings.engine_id)
             for number in range(settings.num_ranks)
         ]
-        for rank in self.ranks:
-            rank.side_channel_port = await self._listen(self._side_channel(rank), 0)
+        for rank, port in zip(self.ranks, [*side_ports, *[0] * settings.num_ranks], strict=False):
+            rank.side_channel_port = await self._listen(self._side_channel(rank), port)
         bootstrap_port = 0
         if settings.connector == "mooncake":
             bootstrap_port = await self._listen(self._bootstrap(), settings.bootstrap_port)
@@ -109,6 +110,9 @@ class FakeVllmWorker:
     def _side_channel(self, rank: WorkerRank) -> web.Application:
         async def serve(request: web.Request) -> web.Response:
             assert self._session is not None, "it is started"
+            fault = self.faults.take_read() if (await request.json())["verb"] == "read" else None
+            if fault is not None:
+                return await self.faults.meet(fault, request)
             return await serve_rank(request, rank, self._session, wrong_200=self.settings.wrong_200)
 
         app = web.Application()

@@ -98,6 +98,22 @@ def test_blocks_of_a_handed_off_prompt_count_until_it_is_gone() -> None:
     assert ledger.blocks_free == 9
 
 
+def test_kept_blocks_count_until_the_loads_include_them() -> None:
+    ledger = InFlightLedger(load(), _Changes(), block_size=16)
+    ledger.assign_hand_off("p", 50, receiver=7, sequences=2)
+    ledger.prefilled("p")
+    ledger.keep("p")
+    ledger.drop("p")
+    assert (ledger.blocks_free, ledger.held_for) == (6, {})
+
+    ledger.update(load())  # taken before the prefill
+    assert ledger.blocks_free == 6
+    ledger.update(load(used=4))
+    assert ledger.blocks_free == 6
+    ledger.update(load())
+    assert ledger.blocks_free == 10
+
+
 def test_held_blocks_are_counted_by_receiver_until_the_prompt_ends() -> None:
     ledger = InFlightLedger(load(), _Changes(), block_size=16)
     for number, receiver in enumerate((7, 7, 8)):

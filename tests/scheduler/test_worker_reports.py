@@ -1,0 +1,239 @@
+"""Failures that were reported of other routers and of vLLM, by the numbers of the reports: none may happen here."""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from scheduler.limits import ControlLimits
+from scheduler.request import GenerationRequest
+from scheduler.workers.answers import SequenceStream
+from testing.vllm_worker.faults import Fault
+from testing.vllm_worker.worker import FakeVllmWorker
+from tests.scheduler.fake_cluster import Answer, request
+from tests.scheduler.virtual_time import until
+from tests.scheduler.worker_cluster import WorkerCluster, with_fake
+from wire.errors import DeadlineExceeded, InstanceLost, InternalError, PdserveError
+from wire.types import PromptState, Role, SamplingParams
+
+PROMPT = tuple(range(10, 60))
+LENGTH = 24
+STEP_S = 0.005
+WRONG_200 = dataclasses.replace(with_fake(step_seconds=STEP_S), wrong_200=True)
+"""Workers that answer a stale reference with garbage and status 200."""
+SOON = ControlLimits(refused_retry_s=0.1)
+
+
+def _wanted(number: int = 0, **fields: Any) -> GenerationRequest:
+    fields = {"temperature": 0.0, "max_tokens": LENGTH} | fields
+    return request((5 + number, *PROMPT), seed=number, **fields)
+
+
+async def _right(*wanted: GenerationRequest) -> list[Any]:
+    async with WorkerCluster("C", with_fake()).serving() as cluster:
+        return [(await cluster.answer(one)).tokens for one in wanted]
+
+
+def _tokens(answers: list[Answer]) -> list[Any]:
+    return [answer.tokens for answer in answers]
+
+
+async def _whole(cluster: WorkerCluster) -> None:
+    registry = cluster.control.registry
+    await until(lambda: not (registry.missing() or registry.gaps()))
+
+
+def _runs(worker: FakeVllmWorker) -> int:
+    return worker.ranks[0].running
+
+
+def _references(*workers: FakeVllmWorker) -> list[str]:
+    found = [one.body.get("kv_transfer_params") for worker in workers for one in worker.received]
+    return [one["remote_request_id"] for one in found if one]
+
+
+async def unknown_request_id() -> None:
+    """P starts again, with the engine id that was typed, while the request waits on D."""
+    prefill = dataclasses.replace(WRONG_200, engine_id="typed")
+    decode = dataclasses.replace(with_fake(step_seconds=0.02), max_num_seqs=1)
+    wanted = [_wanted(1, max_tokens=60), _wanted(2)]
+    right = await _right(*wanted)
+    async with WorkerCluster("PPD", prefill, prefill, decode).serving() as cluster:
+        *starts, end = cluster.workers
+        tasks = [asyncio.create_task(cluster.answer(wanted[0]))]
+        await until(lambda: end.ranks[0].running)
+        for worker in starts:
+            worker.received.clear()
+        tasks.append(asyncio.create_task(cluster.answer(wanted[1])))
+        await until(lambda: end.ranks[0].waiting)
+        (holder,) = [worker for worker in starts if worker.received]
+        await holder.stop()
+        await holder.start()
+
+        assert _tokens(await asyncio.gather(*tasks)) == right
+
+
+async def blocks_out_of_range() -> None:
+    """Such a pair never serves: its proof fails."""
+    prefill = dataclasses.replace(WRONG_200, block_offset=1_000_000)
+    with pytest.raises(DeadlineExceeded, match="have not answered like decode-0 alone: token 0 is"):
+        async with WorkerCluster("PD", prefill, WRONG_200).serving(path_s=2.0):
+            pass
+
+
+async def consumed_reference() -> None:
+    """D fails after it has read the KV: the next attempt gets another reference."""
+    wanted = _wanted(temperature=0.8)
+    right = await _right(wanted)
+    async with WorkerCluster("PDD", WRONG_200).serving() as cluster:
+        cluster.workers[1].faults.add(Fault("error", "during", "decode", after_tokens=5))
+        answers = [await cluster.answer(wanted) for _ in range(3)]
+        used = _references(*cluster.workers[1:])
+
+        assert _tokens(answers) == right * 3
+        assert len(used) == len(set(used)) == sum(answer.done[0].tries for answer in answers) > 3
+
+
+async def stale_reference_of_reused_blocks() -> None:
+    """P has blocks for two prompts, which others take as soon as D, which then fails, has read them."""
+    prefill = dataclasses.replace(WRONG_200, fake=dataclasses.replace(WRONG_200.fake, num_blocks=9))
+    wanted = [_wanted(number, temperature=0.8) for number in range(6)]
+    right = await _right(*wanted)
+    async with WorkerCluster("PDD", prefill, WRONG_200).serving() as cluster:
+        cluster.workers[1].faults.add(Fault("error", "during", "decode", after_tokens=5, times=2))
+        answers = await asyncio.gather(*map(cluster.answer, wanted))
+
+        assert _tokens(answers) == right
+
+
+async def expired_lease() -> None:
+    """KV that D never fetched is over on P; the same prompt comes again."""
+    prefill = dataclasses.replace(WRONG_200, lease_s=0.2)
+    wanted = _wanted()
+    right = await _right(wanted)
+    async with WorkerCluster("PD", prefill, WRONG_200, limits=SOON).serving() as cluster:
+        start, end = cluster.workers
+        end.faults.add(Fault("error", "before", "decode"))
+        first = await cluster.answer(wanted)
+        await until(lambda: not start.ranks[0].kv_usage)
+        assert start.ranks[0].counts.expired == 1
+
+        assert _tokens([first, await cluster.answer(wanted)]) == right * 2
+        assert start.ranks[0].counts.reads_after_expiry == 0
+
+
+CASES = [unknown_request_id, blocks_out_of_range, consumed_reference, stale_reference_of_reused_blocks, expired_lease]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.anyio
+async def test_vllm_52234_no_answer_from_a_stale_reference(case: Callable[[], Awaitable[None]]) -> None:
+    await case()
+
+
+@pytest.mark.anyio
+async def test_vllm_ascend_13140_a_dead_worker_is_left_and_taken_back() -> None:
+    wanted = [_wanted(number) for number in range(8)]
+    right = await _right(*wanted)
+    async with WorkerCluster("PPDD", WRONG_200).serving() as cluster:
+        dead = cluster.workers[0], cluster.workers[2]
+        for worker in dead:
+            await worker.stop()
+        await until(lambda: len(cluster.control.registry.missing()) == 2)
+        answers = [await cluster.answer(one) for one in wanted]
+        assert _tokens(answers) == right
+        assert {answer.done[0].tries for answer in answers} == {1}
+
+        for worker in dead:
+            worker.received.clear()
+            await worker.start()
+        await _whole(cluster)
+        assert _tokens(list(await asyncio.gather(*map(cluster.answer, wanted)))) == right
+        assert all(worker.received for worker in dead)
+
+
+@pytest.mark.anyio
+async def test_vllm_ascend_13140_an_empty_answer_of_decode_is_an_error() -> None:
+    wanted = _wanted()
+    async with WorkerCluster("PD", WRONG_200, limits=SOON).serving() as cluster:
+        cluster.workers[1].faults.add(Fault("empty", "before", "decode", times=2))
+        with pytest.raises(PdserveError):
+            await cluster.answer(wanted)
+        await _whole(cluster)
+        assert (await cluster.answer(wanted)).tokens == (await _right(wanted))[0]
+
+
+@pytest.mark.anyio
+async def test_smg_2382_decode_workers_that_come_and_go_cost_no_answer() -> None:
+    wanted = [_wanted(number, temperature=0.8 if number % 2 else 0.0) for number in range(6)]
+    right = await _right(*wanted)
+    async with WorkerCluster("PPDD", WRONG_200).serving() as cluster:
+        for worker in cluster.workers[2:] * 2:
+            tasks = [asyncio.create_task(cluster.answer(one)) for one in wanted]
+            await until(partial(_runs, worker))
+            await worker.stop()
+            await until(cluster.control.registry.missing)
+            await worker.start()
+            assert _tokens(await asyncio.gather(*tasks)) == right
+            await _whole(cluster)
+
+
+@pytest.mark.anyio
+async def test_smg_2382_pairs_whose_hand_offs_fail_serve_no_more() -> None:
+    wanted = _wanted()
+    (right,) = await _right(wanted)
+    async with WorkerCluster("PPPD", WRONG_200).serving() as cluster:
+        for worker in cluster.workers[:2]:  # all reads of its KV fail from now on, and it reports nothing of it
+            worker.faults.add(Fault("error", "read", times=10_000))
+        failed = 0
+        while {gap.sender for gap in cluster.control.registry.gaps()} != {0, 1}:
+            try:
+                assert (await cluster.answer(wanted)).tokens == right
+            except InternalError:
+                failed += 1
+
+        assert failed <= 2, "a request fails on two pairs, and a pair serves until it has failed twice"
+        assert _tokens([await cluster.answer(wanted) for _ in range(4)]) == [right] * 4
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.anyio
+async def test_the_last_worker_of_a_role_that_dies_costs_no_answer(leg: Any) -> None:
+    wanted = _wanted()
+    limits = ControlLimits(may_lack=frozenset({Role.PREFILL, Role.DECODE}))
+    async with WorkerCluster("PD", WRONG_200, limits=limits).serving() as cluster:
+        cluster.workers[leg == "decode"].faults.add(Fault("die", "before", leg))
+
+        answer = await cluster.answer(wanted)
+
+        assert [answer.tokens] == await _right(wanted)
+        assert (answer.done[0].path, answer.done[0].tries) == ("local", 2)
+
+
+@pytest.mark.anyio
+async def test_kv_that_a_dead_decode_worker_left_counts_as_used() -> None:
+    lasting = dataclasses.replace(WRONG_200, lease_s=3.0)
+    async with WorkerCluster("PD", lasting).serving() as cluster:
+        prefill, ledger = cluster.workers[0].ranks[0], cluster.control.registry.instance(0).in_flight
+        cluster.workers[1].faults.add(Fault("die", "before", "decode"))
+        with pytest.raises(PdserveError):
+            await cluster.answer(_wanted())
+        free: set[int] = set()
+
+        def is_over() -> bool:
+            free.add(ledger.blocks_free)
+            return prefill.kv_usage == 0
+
+        await until(is_over)
+
+        assert max(free) <= ledger.load.blocks_total - 4, "no moment at which the four blocks seemed free"
+        await until(lambda: ledger.blocks_free == ledger.load.blocks_total)
+
+
+def test_smg_2382_an_answer_that_ended_by_an_error_is_no_answer() -> None:
+    stream = SequenceStream(PromptState("a", "r", PROMPT, SamplingParams(max_tokens=9), ((),)), 0, 0)
+    with pytest.raises(InstanceLost, match="it ended the sequence with 'error'"):
+        stream.feed(b'data: {"choices": [{"index": 0, "token_ids": [], "finish_reason": "error"}]}\n\n')
