@@ -14,6 +14,7 @@ from typing import Protocol
 from pdserve import parent_death
 from pdserve.process_plan import ProcessPlan, environment
 from pdserve.run_folder import ProcessRecord, last_line, open_log, start_time
+from ranktable_tools.worker_kind import VARIABLE as WORKER
 from telemetry.start_marks import VARIABLE as START_PIPE
 from telemetry.start_marks import Mark, MarkReader
 
@@ -51,7 +52,8 @@ class Child:
 
     `again`: it replaces one that died, and appends to its log. It starts in `folder`, by
     default ours, with `stdin`, by default none, and the descriptors `pass_fds`. The starting thread must live on: to
-    the kernel, that thread is the parent. Raises OSError.
+    the kernel, that thread is the parent. With a worker of another engine all processes that it has started end: vLLM's
+    engine survives a server that was killed, and keeps its ports and memory. Raises OSError.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Child:
         held, ours = os.pipe()
         weakref.finalize(self, os.close, ours)
         read_end, marked = os.pipe()
+        self._is_worker = WORKER in plan.env
         self._reader = MarkReader(read_end)
         weakref.finalize(self, self._reader.close)
         env = environment(plan, environ) | {parent_death.VARIABLE: str(held), START_PIPE: str(marked)}
@@ -93,7 +96,7 @@ class Child:
 
     def ended(self) -> str | None:
         """Return how the process ended, with its log's last line and path, or None while it runs."""
-        status = self._popen.poll()
+        status = self.exit_status
         if status is None:
             return None
         log = Path(self.record.log)
@@ -102,7 +105,15 @@ class Child:
     @property
     def exit_status(self) -> int | None:
         """Return the exit status, None while it runs."""
+        if self._is_worker and self._popen.returncode is None:
+            if not _has_ended(self._popen.pid):
+                return None
+            os.killpg(self._popen.pid, signal.SIGKILL)  # before it is reaped: until then its id is not reused
         return self._popen.poll()
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _never_stop() -> bool:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pdserve.layout import ProcessPlan
@@ -12,6 +13,7 @@ from pdserve.processes import Child, stop
 from pdserve.run_folder import ProcessRecord
 
 _STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+_WITH_ENGINE = "import os, signal; print(os.fork() or 'up', flush=True); signal.pause()"
 _MEEK = "import signal; print('up', flush=True); signal.pause()"
 
 
@@ -20,13 +22,13 @@ class _Spawner:
         self._folder = folder
         self.children: list[Child] = []
 
-    def __call__(self, code: str, role: str = "decode") -> Child:
-        plan = ProcessPlan(f"{role}-{len(self.children)}", role, "x:1", (sys.executable, "-S", "-c", code), {})
+    def __call__(self, code: str, role: str = "decode", **env: str) -> Child:
+        plan = ProcessPlan(f"{role}-{len(self.children)}", role, "x:1", (sys.executable, "-S", "-c", code), env)
         self.children.append(Child(plan, self._folder / plan.name, os.environ))
         return self.children[-1]
 
-    def when_up(self, code: str, role: str = "decode") -> Child:
-        child = self(code, role)
+    def when_up(self, code: str, role: str = "decode", **env: str) -> Child:
+        child = self(code, role, **env)
         while "up" not in Path(child.record.log).read_text():
             assert child.ended() is None
         return child
@@ -78,6 +80,18 @@ def test_a_reused_pid_is_left_alone(spawn: _Spawner) -> None:
 
     assert stop([reused]) == ()
     assert record.alive
+
+
+def test_a_killed_workers_engine_ends_with_it(spawn: _Spawner) -> None:
+    child = spawn.when_up(_WITH_ENGINE, PDSERVE_WORKER="vllm")
+    server = psutil.Process(child.record.pid)
+    (engine,) = server.children()
+    server.kill()
+    while child.ended() is None:
+        pass
+
+    psutil.wait_procs([engine], timeout=60)
+    assert not engine.is_running()
 
 
 def test_the_last_runs_log_is_kept_beside_the_new_one(spawn: _Spawner, tmp_path: Path) -> None:
