@@ -33,6 +33,7 @@ from tests.pdserve.batches import (
     read,
     request,
     run,
+    run_here,
     texts,
     write,
 )
@@ -57,7 +58,7 @@ def loopback() -> Iterator[Loopback]:
     ids=" ".join,
 )
 def test_a_wrong_command_line_ends_with_2(tmp_path: Path, typed: tuple[str, ...]) -> None:
-    ended = run(tmp_path, *COMMAND, *typed)
+    ended = run_here(tmp_path, *typed)
 
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.startswith("pdserve run-batch: ")
@@ -65,7 +66,7 @@ def test_a_wrong_command_line_ends_with_2(tmp_path: Path, typed: tuple[str, ...]
 
 @pytest.mark.covers("A1.4")
 def test_a_missing_input_is_reported_before_the_model_is_looked_up(tmp_path: Path) -> None:
-    ended = run(tmp_path, *COMMAND, "-i", "none.jsonl", "-o", "out.jsonl", *NO_MODEL)
+    ended = run_here(tmp_path, "-i", "none.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status != 0
     assert "none.jsonl" in ended.err
@@ -79,7 +80,7 @@ def test_malformed_lines_end_the_run_before_the_model_is_looked_up(tmp_path: Pat
     nameless = '{"method": "POST", "url": "/v1/completions", "body": {}}'
     write(tmp_path / "in.jsonl", [first, '{"custom_id": "a"', "", nameless, second, first])
 
-    ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
+    ended = run_here(tmp_path, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status == 2
     assert "nothing was run, because 3 lines cannot be used" in ended.err
@@ -93,7 +94,7 @@ def test_malformed_lines_end_the_run_before_the_model_is_looked_up(tmp_path: Pat
 def test_an_empty_file_has_an_empty_output_and_loads_no_model(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("\n  \n")
 
-    ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
+    ended = run_here(tmp_path, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert (ended.status, (tmp_path / "out.jsonl").read_bytes()) == (0, b""), ended.err
 
@@ -137,8 +138,8 @@ def test_the_page_says_that_this_is_not_the_batch_rest_api() -> None:
 def test_input_and_output_are_different_files(tmp_path: Path, loopback: Loopback) -> None:
     source, url = write(tmp_path / "in.jsonl", BATCH), f"{loopback.url}/in.jsonl"
 
-    same = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", source, *NO_MODEL)
-    same_url = run(tmp_path, *COMMAND, "-i", f"{url}?a=1", "-o", f"{url}?a=2", *NO_MODEL, *LOOPBACK)
+    same = run_here(tmp_path, "-i", "in.jsonl", "-o", source, *NO_MODEL)
+    same_url = run_here(tmp_path, "-i", f"{url}?a=1", "-o", f"{url}?a=2", *NO_MODEL, *LOOPBACK)
 
     assert [one.status for one in (same, same_url)] == [2, 2]
     assert source.read_bytes() == CONTENT
@@ -148,8 +149,8 @@ def test_input_and_output_are_different_files(tmp_path: Path, loopback: Loopback
 def test_errors_are_also_written_to_their_own_file(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH, request("bad", "/bad_url")])
 
-    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--error-file", "errors.jsonl")
-    ended = run(tmp_path, *words, "--base-url", loopback.url)
+    words = ("-i", "in.jsonl", "-o", "out.jsonl", "--error-file", "errors.jsonl")
+    ended = run_here(tmp_path, *words, "--base-url", loopback.url)
 
     assert ended.status == 0, ended.err
     assert [line["custom_id"] for line in read(tmp_path / "errors.jsonl")] == ["bad"]
@@ -157,12 +158,12 @@ def test_errors_are_also_written_to_their_own_file(tmp_path: Path, loopback: Loo
 
 def test_only_failed_lines_are_retried(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
-    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url)
-    first = run(tmp_path, *words)
+    words = ("-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url)
+    first = run_here(tmp_path, *words)
     write(tmp_path / "in.jsonl", BATCH)
 
-    again = run(tmp_path, *words, "--retry-failed")
-    nothing = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL, "--retry-failed")
+    again = run_here(tmp_path, *words, "--retry-failed")
+    nothing = run_here(tmp_path, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL, "--retry-failed")
 
     assert first.err.splitlines()[-1] == (
         "the same command with --retry-failed retries the failed lines; a line that was refused (400 to 422) must "
@@ -182,7 +183,7 @@ def test_a_foreign_file_in_place_of_the_note_ends_the_run(
     write(tmp_path / "in.jsonl", BATCH)
     strange = write(tmp_path / "out.jsonl.asked", ["what I asked"])
 
-    ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
+    ended = run_here(tmp_path, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status == 2
     assert "out.jsonl.asked is not a pdserve note, or is damaged: remove it, or choose an output other" in ended.err
@@ -193,13 +194,13 @@ def test_a_foreign_file_in_place_of_the_note_ends_the_run(
 @pytest.mark.long
 def test_failed_lines_are_not_retried_on_another_model(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
-    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl")
+    words = ("-i", "in.jsonl", "-o", "out.jsonl")
     at_url = (*words, "--base-url", loopback.url)
-    run(tmp_path, *at_url, "--model", "tiny")
+    run_here(tmp_path, *at_url, "--model", "tiny")
     before = (tmp_path / "out.jsonl").read_bytes()
 
-    other = run(tmp_path, *at_url, "--model", "tiny", "--served-model-name", "other", "--retry-failed")
-    here = run(tmp_path, *words, *NO_MODEL, "--retry-failed")
+    other = run_here(tmp_path, *at_url, "--model", "tiny", "--served-model-name", "other", "--retry-failed")
+    here = run_here(tmp_path, *words, *NO_MODEL, "--retry-failed")
 
     assert (other.status, here.status) == (2, 2)
     assert "another run: --served-model-name was (none) and is other now; retry the failed lines with" in other.err
@@ -216,8 +217,8 @@ def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, lo
     answer = {"status_code": 200, "body": {"model": "m-7b"}}
     write(tmp_path / "out.jsonl", [{"custom_id": "id-one", "response": answer, "error": None}])
 
-    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url, "--retry-failed")
-    ended = run(tmp_path, *words)
+    words = ("-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url, "--retry-failed")
+    ended = run_here(tmp_path, *words)
 
     assert ended.status == 2
     assert "out.jsonl has good answers of the model m-7b, and its failed lines would be answered by tiny" in ended.err
@@ -241,7 +242,7 @@ def test_a_stopped_run_prints_how_to_resume_and_resumes(tmp_path: Path, number: 
         first = sum(model.requests.values())
         there = (tmp_path / "out.jsonl").exists()
         model.hold.set()
-        again = run(tmp_path, *words)
+        again = run_here(tmp_path, *words[len(COMMAND) :])
 
     assert (child.returncode, there) == (status, False), err
     message = err.splitlines()
@@ -295,8 +296,8 @@ def test_metrics_are_served_while_it_runs(tmp_path: Path) -> None:
 def test_a_server_of_another_model_is_refused_before_any_line(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", BATCH)
 
-    ended: Ended = run(
-        tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url, "--model", "other"
+    ended: Ended = run_here(
+        tmp_path, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url, "--model", "other"
     )
 
     assert ended.status == 2
@@ -308,12 +309,12 @@ def test_a_server_of_another_model_is_refused_before_any_line(tmp_path: Path, lo
 @pytest.mark.long
 def test_a_missing_server_or_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", BATCH)
-    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url")
+    words = ("-i", "in.jsonl", "-o", "out.jsonl", "--base-url")
     (port,) = free_ports(1)
     with Loopback(key="sk-right") as keyed:
-        gone = run(tmp_path, *words, f"http://127.0.0.1:{port}")
-        wrong = run(tmp_path, *words, keyed.url, env={"VLLM_API_KEY": "sk-wrong"})
-        right = run(tmp_path, *words, keyed.url, env={"VLLM_API_KEY": "sk-right"})
+        gone = run_here(tmp_path, *words, f"http://127.0.0.1:{port}")
+        wrong = run_here(tmp_path, *words, keyed.url, env={"VLLM_API_KEY": "sk-wrong"})
+        right = run_here(tmp_path, *words, keyed.url, env={"VLLM_API_KEY": "sk-right"})
 
     assert (gone.status, wrong.status, right.status) == (1, 2, 0)
     assert f"http://127.0.0.1:{port}: no connection" in gone.err
@@ -327,7 +328,7 @@ def test_a_foreign_server_answers_no_line_and_replaces_no_output(tmp_path: Path,
     source, output = write(tmp_path / "in.jsonl", BATCH), write(tmp_path / "out.jsonl", ["of an earlier run"])
 
     # /somewhere/v1/models is answered 404, as by a file server
-    ended = run(tmp_path, *COMMAND, "-i", source, "-o", output, "--base-url", f"{loopback.url}/somewhere")
+    ended = run_here(tmp_path, "-i", source, "-o", output, "--base-url", f"{loopback.url}/somewhere")
 
     assert ended.status == 2
     assert f"{loopback.url} answers GET /v1/models with 404" in ended.err
@@ -477,8 +478,8 @@ def test_a_line_that_hangs_is_an_error_and_the_others_are_answered(tmp_path: Pat
     write(tmp_path / "in.jsonl", BATCH)
     with Loopback(free=3) as model:
         model.hold.clear()
-        ended = run(
-            tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", model.url, "--request-timeout", "5"
+        ended = run_here(
+            tmp_path, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", model.url, "--request-timeout", "5"
         )  # fmt: skip
 
     assert ended.status == 0, ended.err

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pdserve.batches import BATCH, COMMAND, CONTENT, LOOPBACK, NO_MODEL, SAID, run, texts, write
+from tests.pdserve.batches import BATCH, CONTENT, LOOPBACK, NO_MODEL, SAID, run_here, texts, write
 from tests.pdserve.loopback import Loopback
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ def loopback() -> Iterator[Loopback]:
 def test_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback) -> None:
     source = f"{loopback.url}/in.jsonl{SIGNATURE}"
 
-    ended = run(tmp_path, *COMMAND, "-i", source, "-o", "out.jsonl", "--base-url", loopback.url, *LOOPBACK)
+    ended = run_here(tmp_path, "-i", source, "-o", "out.jsonl", "--base-url", loopback.url, *LOOPBACK)
 
     assert ended.status == 0, ended.err
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
@@ -31,7 +31,7 @@ def test_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback) -> N
 
 @pytest.mark.covers("A1.13")
 def test_a_url_without_a_file_ends_the_run_before_the_model_loads(tmp_path: Path, loopback: Loopback) -> None:
-    ended = run(tmp_path, *COMMAND, "-i", f"{loopback.url}/gone{SIGNATURE}", "-o", "out.jsonl", *NO_MODEL, *LOOPBACK)
+    ended = run_here(tmp_path, "-i", f"{loopback.url}/gone{SIGNATURE}", "-o", "out.jsonl", *NO_MODEL, *LOOPBACK)
 
     assert ended.status != 0
     assert "404" in ended.err
@@ -42,8 +42,8 @@ def test_a_url_without_a_file_ends_the_run_before_the_model_loads(tmp_path: Path
 @pytest.mark.covers("A1.13")
 def test_local_addresses_are_refused_without_a_flag(tmp_path: Path, loopback: Loopback) -> None:
     here, there = f"{loopback.url}/in.jsonl", str(write(tmp_path / "in.jsonl", BATCH))
-    fetched = run(tmp_path, *COMMAND, "-i", here, "-o", "out.jsonl", *NO_MODEL)
-    sent = run(tmp_path, *COMMAND, "-i", there, "-o", f"{loopback.url}/out", *NO_MODEL)
+    fetched = run_here(tmp_path, "-i", here, "-o", "out.jsonl", *NO_MODEL)
+    sent = run_here(tmp_path, "-i", there, "-o", f"{loopback.url}/out", *NO_MODEL)
 
     for ended in (fetched, sent):
         assert ended.status == 2
@@ -58,8 +58,8 @@ def test_an_output_is_uploaded_to_a_url_whole_and_once(tmp_path: Path, loopback:
     loopback.statuses = list(statuses)
     target, waiting = f"{loopback.url}/out{SIGNATURE}", tmp_path / "waiting"
 
-    ended = run(
-        tmp_path, *COMMAND, "-i", write(tmp_path / "in.jsonl", BATCH), "-o", target, "--base-url", loopback.url,
+    ended = run_here(
+        tmp_path, "-i", write(tmp_path / "in.jsonl", BATCH), "-o", target, "--base-url", loopback.url,
         *LOOPBACK, "--output-tmp-dir", waiting,
     )  # fmt: skip
 
@@ -77,13 +77,13 @@ def test_an_output_is_uploaded_to_a_url_whole_and_once(tmp_path: Path, loopback:
 def test_a_refused_upload_ends_the_run_and_can_be_repeated(tmp_path: Path, loopback: Loopback) -> None:
     loopback.statuses, waiting = [403], tmp_path / "waiting"
     source = write(tmp_path / "in.jsonl", BATCH)
-    words = (*COMMAND, "-i", source, "--base-url", loopback.url, *LOOPBACK, "--output-tmp-dir", waiting)
+    words = ("-i", source, "--base-url", loopback.url, *LOOPBACK, "--output-tmp-dir", waiting)
 
-    refused = run(tmp_path, *words, "-o", f"{loopback.url}/out{SIGNATURE}")
+    refused = run_here(tmp_path, *words, "-o", f"{loopback.url}/out{SIGNATURE}")
     fields = dict(loopback.requests)
     (kept,) = (path for path in waiting.iterdir() if path.suffix == ".jsonl")
     strange = write(kept.with_name(f"{kept.name}.asked"), ["of somebody else"])
-    again = run(tmp_path, *words, "-o", f"{loopback.url}/out?X-Amz-Signature=another")
+    again = run_here(tmp_path, *words, "-o", f"{loopback.url}/out?X-Amz-Signature=another")
 
     assert refused.status != 0
     assert "AccessDenied: the bucket says no" in refused.err
@@ -99,7 +99,7 @@ def test_an_expired_output_url_is_refused_before_the_model_loads(tmp_path: Path,
     write(tmp_path / "in.jsonl", BATCH)
     target = f"{loopback.url}/out?AWSAccessKeyId=A&Signature=5ec3e7&Expires=1715800091"
 
-    ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", target, *NO_MODEL, *LOOPBACK)
+    ended = run_here(tmp_path, "-i", "in.jsonl", "-o", target, *NO_MODEL, *LOOPBACK)
 
     assert ended.status == 2
     assert "has expired at 2024-05-15 19:08:11 UTC" in ended.err
