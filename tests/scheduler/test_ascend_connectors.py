@@ -16,7 +16,8 @@ import pytest
 
 from scheduler.workers.answers import kv_transfer_params
 from scheduler.workers.callbacks import Callback
-from scheduler.workers.legs import HELD, WorkerRequest, asking, requests_of, ticket_of
+from scheduler.workers.legs import WorkerRequest, asking, requests_of, ticket_of
+from scheduler.workers.transfers import HeldKv
 from wire.types import PromptState, SamplingParams
 
 SOURCE = "PDSERVE_VLLM_ASCEND"
@@ -53,7 +54,7 @@ def test_the_classes_of_vllm_ascend_make_and_take_these_dictionaries() -> None:
     if not folder:
         pytest.skip(f"{SOURCE} names no sources of vllm-ascend")
     child = Path(__file__).with_name("ascend_connectors.py")
-    given = json.dumps({"held": HELD, "asked": asking("R", URL).params})
+    given = json.dumps({"held": HeldKv().prefill_leg("R"), "asked": asking("R", URL).params})
     done = subprocess.run(
         [sys.executable, "-P", str(child), folder], input=given, capture_output=True, text=True, timeout=60, check=False
     )
