@@ -15,7 +15,7 @@ from wire.messages import Failed, Generate, HandedOff, Prefill, Refused, Reserve
 from wire.types import PromptState, Role, SamplingParams, StageTimes
 
 NUM_TOKENS, CHUNK = 12, 48
-START_S = 100.0  # a session or a ticket waits while its peer or link starts: in processes which import torch
+START_S = 300.0  # a session or a ticket waits while its peer or link starts: in processes which import torch
 _NUMBERS = random.Random(9)
 PROMPTS = [[_NUMBERS.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in (5, 61, 150)]
 

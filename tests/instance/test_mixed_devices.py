@@ -24,7 +24,7 @@ from tests.kvtransfer.rig import until
 from wire.errors import ConfigError
 from wire.types import Role, StageTimes
 
-START_S = 100.0  # ranks are processes which import torch
+START_S = 300.0  # ranks are processes which import torch
 
 
 @pytest.fixture(scope="module")
