@@ -39,7 +39,7 @@ ENDPOINT = PlainMessage(KvEndpoint, pb.KvEndpoint)
 LINK = PlainMessage(LinkStatus, pb.LinkStatus)
 TIMES = PlainMessage(StageTimes, pb.StageTimes)
 _DESCRIPTION = PlainMessage(InstanceDescription, pb.InstanceDescription)
-_PROMPT = PlainMessage(PromptState, pb.PromptState)
+_PROMPT = PlainMessage(PromptState, pb.PromptState, not_sent=("traceparent",))
 _TENSOR = PlainMessage(KvTensor, pb.KvTensor)
 _TICKET = PlainMessage(Ticket, pb.Ticket)
 

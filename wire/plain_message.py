@@ -22,10 +22,12 @@ class PlainMessage(Generic[D, M]):
     Fields of other types, converted, are arguments of both methods.
     """
 
-    def __init__(self, kind: type[D], message: type[M]) -> None:
+    def __init__(self, kind: type[D], message: type[M], *, not_sent: tuple[str, ...] = ()) -> None:
+        """`not_sent` names fields with a default that the message has not."""
         self._kind, self._message = kind, message
+        sent = [field for field in fields(kind) if field.name not in not_sent]
         self._plain, self._optional, self._lists = (
-            tuple(field.name for field in fields(kind) if field.type in types) for types in (_PLAIN, _OPTIONAL, _LISTS)
+            tuple(field.name for field in sent if field.type in types) for types in (_PLAIN, _OPTIONAL, _LISTS)
         )
 
     def to_pb(self, value: D, **others: Any) -> M:

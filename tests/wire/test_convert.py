@@ -166,6 +166,12 @@ def test_a_prompt_description_survives_the_round_trip(state: PromptState) -> Non
     assert read_prompt(describe_prompt(state)) == state
 
 
+def test_a_trace_for_other_engines_stays_here() -> None:
+    traced = replace(PROMPT, traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
+
+    assert read_prompt(describe_prompt(traced)) == PROMPT
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_parse_as_a_prompt_or_an_invalid_request(data: bytes) -> None:
     try:
