@@ -109,6 +109,25 @@ async def test_an_app_and_a_server_give_the_same_lines(text_model: Path, tmp_pat
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ('[{"name": "f", "parameters": {"a": 1}}]', {"tool_choice": "required"}),
+        ('{"a": 1}', {"tool_choice": {"function": {"name": "f"}}}),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', {}),
+    ],
+    ids=["required", "named", "auto"],
+)
+async def test_a_line_may_call_tools(text_model: Path, tmp_path: Path, text: str, choice: dict[str, Any]) -> None:
+    body = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]} | choice
+    async with _backend_and_cluster(text_model, text=text, tool_call_parser="hermes") as (backend, _):
+        lines = await _run(_job(tmp_path, (CHAT, body), (CHAT, body | {"tools": []})), backend)
+
+    (call,) = lines[0]["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert lines[1]["response"]["body"]["error"]["param"] == "tools"
+
+
 async def test_a_lines_id_is_the_one_in_its_answer(text_model: Path, tmp_path: Path) -> None:
     async with _backend_and_cluster(text_model) as (backend, _):
         (line,) = await _run(_job(tmp_path, GOOD[0]), backend)
