@@ -46,9 +46,9 @@ _PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range
 _HOST = ("int4pack-host", "int8")
 _FOUR_BITS = (
     awq(32),
-    gptq(4, 32),
-    gptq(4, 64),  # 96 inputs of a tiny Llama's layers are a group and a half: groups of 32
-    gptq(4, 32, version="gptq_v2", act_order=True),
+    pytest.param(gptq(4, 32), marks=pytest.mark.long),
+    pytest.param(gptq(4, 64), marks=pytest.mark.long),  # 96 inputs of a layer are a group and a half: groups of 32
+    pytest.param(gptq(4, 32, version="gptq_v2", act_order=True), marks=pytest.mark.long),
     gptq(3, 32),
     packed(4, 32),
     packed(4, 32, symmetric=False),
@@ -107,7 +107,7 @@ def test_biases_of_kept_weights_stay(tmp_path: Path) -> None:
     ("scheme", "method", "is_shifted"),
     [
         (w8a8("channel"), "compressed-tensors int8", False),
-        (modelslim("W8A8_MIX"), "ModelSlim W8A8_MIX", False),
+        pytest.param(modelslim("W8A8_MIX"), "ModelSlim W8A8_MIX", False, marks=pytest.mark.long),
         (modelslim("W8A8_DYNAMIC"), "ModelSlim W8A8_DYNAMIC", True),
         (modelslim("W4A8_DYNAMIC"), "ModelSlim W4A8_DYNAMIC", False),
     ],
@@ -138,6 +138,7 @@ def _round_inputs(_layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch
     return ((torch.round(values / steps) * steps).float(),)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("scheme", [awq(32), w8a8("channel")], ids=lambda scheme: scheme.name)
 def test_logits_are_those_of_the_dequantised_network_up_to_roundings(
@@ -233,7 +234,7 @@ def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
     ("scheme", "dtype", "why"),
     [
         (gptq(4, 16), "bfloat16", "int4pack supports groups of 32, 64, 128, 256 inputs, not 16"),
-        (gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes here"),
+        pytest.param(gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes here", marks=pytest.mark.long),
         (fp8(None), "bfloat16", "there is no kernel for float8_e4m3fn codes here"),
         (modelslim("W8A16"), "bfloat16", "there is no kernel for 8-bit codes here"),
         (modelslim("W8A8"), "bfloat16", "there is no kernel for 8-bit codes of W8A8 here"),

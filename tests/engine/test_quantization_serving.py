@@ -39,13 +39,13 @@ from wire.kv_layout import Rank
 
 _PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range(40, 75))]
 _SCHEMES = (
-    gptq(4, 32),
+    pytest.param(gptq(4, 32), marks=pytest.mark.long),
     gptq(4, 16, version="gptq_v2", act_order=True),
     awq(16),
     w8a8("channel"),
     packed(4, 16, symmetric=False),
     fp8((24, 40)),
-    modelslim("W8A8_MIX"),
+    pytest.param(modelslim("W8A8_MIX"), marks=pytest.mark.long),  # its biases are in a test of their own
     modelslim("W4A8_DYNAMIC"),
 )
 
