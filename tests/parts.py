@@ -39,6 +39,7 @@ PARTS = {
     "commands": ("pdserve", "conformance", "docs", "scripts", "benchmarks"),
     "cluster": ("cluster", "deploy", "ray"),
     "faults": ("faults",),
+    "workers": ("workers",),
 }
 """Folders below tests/ by part; tests/scripts/test_suite.py holds that none is missing."""
 _ROOT = Path(__file__).parents[1]

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -22,9 +23,13 @@ class StreamResult:
 
 
 async def request_stream(
-    client: httpx.AsyncClient, prompt: list[int], max_tokens: int, **fields: float
-) -> StreamResult:
-    """Send one request and read its answer to the end. Fails if the stream ends in any other way."""
+    client: httpx.AsyncClient, prompt: list[int], max_tokens: int,
+    on_token: Callable[[int], None] = lambda count: None, **fields: float,
+) -> StreamResult:  # fmt: skip
+    """Send one request and read its answer to the end. Fails if the stream ends in any other way.
+
+    `on_token` gets the number of events with a token so far.
+    """
     result = StreamResult()
     body = {
         "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
@@ -33,7 +38,7 @@ async def request_stream(
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code == 200:
-                await _read(response, result)
+                await _read(response, result, on_token)
             else:
                 result.message = json.loads(await response.aread())["error"]["message"]
                 result.outcome = ERROR
@@ -43,8 +48,8 @@ async def request_stream(
     return result
 
 
-async def _read(response: httpx.Response, result: StreamResult) -> None:
-    reason = None
+async def _read(response: httpx.Response, result: StreamResult, on_token: Callable[[int], None]) -> None:
+    reason, num_events = None, 0
     async for line in response.aiter_lines():
         if not line.startswith("data:"):
             continue
@@ -66,4 +71,6 @@ async def _read(response: httpx.Response, result: StreamResult) -> None:
         result.tokens += choice["text"].split()
         assert reason is None, f"{line} came after finish_reason {reason}"
         reason = choice["finish_reason"]
+        num_events += 1
+        on_token(num_events)
     assert result.outcome, f"the stream ended without an outcome after {result.tokens}, finish_reason {reason}"

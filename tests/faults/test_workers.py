@@ -14,30 +14,35 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
+import openai
 import pytest
 
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER, CLOSED
+from tests.faults.results import note
+from tests.faults.slow import starve
 from tests.faults.stream_request import StreamResult, request_stream
+from tests.pdserve.batches import BATCH, COMMAND, WORDS, read, run, write
 from wire.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
 
-RESULTS = "WORKER_FAULT_RESULTS"
-"""A file's name here gets a line of Markdown for each row."""
 REQUESTS = 20
 AT_ONCE = 5
 LENGTH = 24
+STARVED_S = 300.0
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 POINTS = {
     "P before its answer": ("prefill", "before", 0),
     "P has computed, its answer unfinished": ("prefill", "after", 0),
+    "P has answered, D begins to read": ("prefill", "read", 0),
     "D before its answer": ("decode", "before", 0),
+    "D has read the KV": ("decode", "during", 0),
     "D after its first token": ("decode", "during", 1),
     "D in mid-stream": ("decode", "during", 12),
     "D after its last token": ("decode", "after", 0),
@@ -46,10 +51,11 @@ POINTS = {
 }
 ACTIONS = {"die": "killed", "stop": "stopped", "drop": "connection cut", "hang": "answers nothing", "error": "HTTP 500"}
 ROWS = [(point, action) for point in POINTS for action in ACTIONS if action == "die" or "no request" not in point]
-PUSH_ROWS = [(point, "die") for point in POINTS if "no request" not in point]
+PUSH_ROWS = [(point, "die") for point, (_, when, _) in POINTS.items() if when not in ("idle", "read")]
 """The rows that run with NixlPushConnector too."""
 OFTEN = frozenset({("D in mid-stream", "die"), ("P has computed, its answer unfinished", "drop")})
 """The rows that run every time."""
+STARVED = ("prefill-0", "decode-0", "scheduler")
 
 
 class Processes:
@@ -60,15 +66,14 @@ class Processes:
         self._connector = connector
         self._folder = folder
         self._model = model
-        self._workers: dict[str, subprocess.Popen[bytes]] = {}
-        self._scheduler: subprocess.Popen[bytes] | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.client = Client(f"http://127.0.0.1:{self.ports[-1]}")
 
     def __enter__(self) -> Self:
         for name in NAMES:
             self.start(name)
         urls = [self.url(name) for name in NAMES]
-        self._scheduler = self._spawn(
+        self._spawn(
             "scheduler", "pdserve", "route", "--prefill", *urls[:2], "--decode", *urls[2:], "--model",
             str(self._model), "--served-model-name", "tiny", "--port", str(self.ports[-1]),
             "--connector", self._connector,
@@ -78,8 +83,7 @@ class Processes:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        processes = [*self._workers.values(), *filter(None, [self._scheduler])]
-        for process in processes:
+        for process in self._processes.values():
             process.kill()
             process.wait(60)
 
@@ -91,19 +95,23 @@ class Processes:
         fake = {"num_layers": 1, "vocab_size": VOCAB_SIZE, "step_seconds": 0.005}
         settings = json.dumps({"model": "tiny", "fake": fake, "connector": self._connector})
         port = str(self.ports[NAMES.index(name)])
-        self._workers[name] = self._spawn(name, "testing.vllm_worker", "--port", port, "--settings", settings)
+        self._spawn(name, "testing.vllm_worker", "--port", port, "--settings", settings)
 
     def heal(self, name: str) -> None:
         """Let a stopped worker go on, and start one that has died again."""
-        process = self._workers[name]
+        process = self._processes[name]
         process.send_signal(signal.SIGCONT)
         if process.poll() is not None:
             self.start(name)
 
     def kill(self, name: str) -> None:
         """End a worker at once."""
-        self._workers[name].kill()
-        self._workers[name].wait(60)
+        self._processes[name].kill()
+        self._processes[name].wait(60)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a worker or of the scheduler."""
+        return self._processes[name].pid
 
     def wait_whole(self) -> None:
         """Wait until every worker is living and every pair is proven."""
@@ -115,23 +123,18 @@ class Processes:
                     return
             except Unavailable:
                 ready = None
-            assert self._scheduler is None or self._scheduler.poll() is None, "the scheduler has ended"
+            assert self._processes["scheduler"].poll() is None, "the scheduler has ended"
             assert time.monotonic() < deadline, ready
             time.sleep(0.1)
 
-    def counts(self) -> dict[str, float]:
-        """Return how many requests ended in which way."""
-        samples = self.client.metrics()
-        return {
-            one.name.removeprefix("pdserve_requests_").removesuffix("_total"): one.value
-            for one in samples
-            if one.name.startswith("pdserve_requests_") and not one.labels
-        }
+    def num_lost(self) -> int:
+        """Return how often the scheduler has lost a worker."""
+        return (self._folder / "scheduler.log").read_text().count(" instance_lost ")
 
-    def _spawn(self, name: str, module: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    def _spawn(self, name: str, module: str, *arguments: str) -> None:
         root = str(Path(__file__).parents[2])
         with (self._folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
+            self._processes[name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": root},
             )  # fmt: skip
@@ -193,19 +196,60 @@ def test_a_fault_of_a_worker_loses_no_request(whole: Whole, point: str, action: 
     processes.heal(victim)
     processes.wait_whole()
 
-    answered = [one for one in results if one.outcome == ANSWER]
-    wrong = [
-        (one, right)
-        for one, right in zip(results, whole.right, strict=True)
-        if one in answered and one.text != right.text
-    ]
-    assert not wrong
-    assert all(one.num_tokens == LENGTH for one in answered)
+    answered = _check(results, whole.right)
+    note(f"| {point} | {ACTIONS[action]} | {answered} | {REQUESTS - answered} | {took_s:.1f} |")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whole", ["nixl"], indirect=True)
+@pytest.mark.parametrize("victim", STARVED)
+def test_a_process_stopped_nine_tenths_of_the_time_is_not_lost(whole: Whole, victim: str) -> None:
+    processes = whole.processes
+    lost = processes.num_lost()
+
+    async def run() -> list[StreamResult]:
+        starving = asyncio.create_task(starve([processes.pid(victim)], time.monotonic() + STARVED_S))
+        try:
+            return await _request_all(processes)
+        finally:
+            starving.cancel()
+            await asyncio.wait({starving})
+
+    began = time.monotonic()
+    results = asyncio.run(run())
+    took_s = time.monotonic() - began
+
+    assert _check(results, whole.right) == REQUESTS
+    assert processes.num_lost() == lost
+    note(f"| {victim} | stopped 0.9 s of every second | {REQUESTS} | 0 | {took_s:.1f} |")
+
+
+@pytest.mark.parametrize("whole", ["nixl"], indirect=True)
+def test_openais_client_and_run_batch_work_unchanged(whole: Whole, tmp_path: Path) -> None:
+    url = whole.processes.client.base_url
+    chat: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
+        plain = client.chat.completions.create(**chat)
+        chunks = list(client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True}))
+        texts = {
+            word: client.completions.create(model="tiny", prompt=word, temperature=0).choices[0].text for word in WORDS
+        }
+    source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
+    ended = run(tmp_path, *COMMAND, "-i", source, "-o", output, "--base-url", url)
+
+    assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == (
+        plain.choices[0].message.content
+    )
+    assert chunks[-1].usage == plain.usage
+    assert ended.status == 0, ended.err
+    batched = {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in read(output)}
+    assert batched == {f"id-{word}": text for word, text in texts.items()}
+
+
+def _check(results: list[StreamResult], right: list[StreamResult]) -> int:
+    """Check that every request ended once, with the right answer or an error; return how many were answered."""
+    answered = [(one, correct) for one, correct in zip(results, right, strict=True) if one.outcome == ANSWER]
+    assert not [(one, correct) for one, correct in answered if one.text != correct.text]
+    assert all(one.num_tokens == LENGTH for one, _ in answered)
     assert not [one for one in results if one.outcome == CLOSED]
-    _note(f"| {point} | {ACTIONS[action]} | {len(answered)} | {REQUESTS - len(answered)} | {took_s:.1f} |")
-
-
-def _note(line: str) -> None:
-    if path := os.environ.get(RESULTS):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+    return len(answered)

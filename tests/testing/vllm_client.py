@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-LIMIT = aiohttp.ClientTimeout(total=60)
+LIMIT = aiohttp.ClientTimeout(total=300)  # real workers compile kernels for the first request of a kind
 PREFILL = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")) | {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -94,7 +94,7 @@ class WorkerClient:
             text = await response.text()
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
 
-    async def until(self, url: str, name: str, accept: Callable[[float], bool], limit_s: float = 30.0) -> float:
+    async def until(self, url: str, name: str, accept: Callable[[float], bool], limit_s: float = 120.0) -> float:
         """Wait until a metric has a value that `accept` accepts; return it."""
         async with asyncio.timeout(limit_s):
             while not accept(value := await self.gauge(url, name)):  # noqa: ASYNC110 - it may be another process

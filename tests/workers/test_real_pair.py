@@ -1,0 +1,199 @@
+"""A pair of real vLLM workers with NIXL and a tiny random model: the contract of the double, and a kill in each leg.
+
+vLLM is the program of PDSERVE_VLLM_COMMAND, or `vllm` on the PATH. The contract alone runs on a pair that is named by
+PDSERVE_VLLM_PREFILL and PDSERVE_VLLM_DECODE too (tests/testing/vllm_contract.py says how it must run), and its rows for
+NixlPushConnector on one that is named by PDSERVE_VLLM_PUSH_PREFILL and PDSERVE_VLLM_PUSH_DECODE.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pdserve.workers.program import find_program
+from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
+from tests.faults.cases import ANSWER
+from tests.faults.results import note
+from tests.faults.stream_request import StreamResult, request_stream
+from tests.testing.vllm_contract import PUSH_ROWS, REFUSED, ROWS, Row, refusal, run_row
+from tests.workers.real_pair import RealPair, Routed, warm
+from wire.errors import ConfigError
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
+
+NAMED = ("PDSERVE_VLLM_PREFILL", "PDSERVE_VLLM_DECODE")
+NAMED_PUSH = ("PDSERVE_VLLM_PUSH_PREFILL", "PDSERVE_VLLM_PUSH_DECODE")
+PROMPT = [5, 9, 13, *range(20, 140)]
+LENGTH = 96
+IN_MID_STREAM = 12
+HELD, RUNNING = "vllm:kv_cache_usage_perc", "vllm:num_requests_running"
+LOCAL = (
+    "--when-prefill-is-gone", "local", "--when-decode-is-gone", "local", "--stall-timeout", "300",
+    "--first-token-timeout", "600",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose heads have the size that vLLM's CPU attention wants."""
+    folder = tmp_path_factory.mktemp("real") / "tiny"
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, intermediate_size=384, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2,
+        pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in network.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.08)
+    network.save_pretrained(folder)
+    save_tiny_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started(model: Path) -> Iterator[RealPair]:
+    """A pair that this run starts."""
+    try:
+        program = find_program("vllm", os.environ)
+    except ConfigError as error:
+        pytest.skip(f"{error}; docs/route.md has the commands")
+    pair = RealPair(program, model.parent, model)
+    try:
+        pair.start("prefill", "decode")
+        warm(pair)
+        yield pair
+    finally:
+        pair.end()
+
+
+@pytest.fixture(scope="module")
+def urls(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The URLs of P and D: of a named pair, or of one that is started."""
+    prefill, decode = (os.environ.get(name, "") for name in NAMED)
+    if prefill and decode:
+        return prefill, decode
+    pair = request.getfixturevalue("started")
+    return pair.url("prefill"), pair.url("decode")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+def test_a_real_pair_keeps_the_contract(row: Row, urls: tuple[str, str]) -> None:
+    asyncio.run(run_row(row, *urls))
+
+
+@pytest.mark.parametrize("row", PUSH_ROWS, ids=lambda row: row.__name__)
+def test_a_real_push_pair_keeps_the_contract(row: Row) -> None:
+    urls = [os.environ.get(name, "") for name in NAMED_PUSH]
+    if not all(urls):
+        pytest.skip(f"{' and '.join(NAMED_PUSH)} name no running pair")
+    asyncio.run(run_row(row, *urls))
+
+
+@pytest.mark.parametrize(("fields", "status", "kind"), REFUSED, ids=lambda value: str(value)[:40])
+def test_a_real_worker_refuses(fields: dict[str, Any], status: int, kind: str, urls: tuple[str, str]) -> None:
+    asyncio.run(run_row(refusal(fields, status, kind), *urls))
+
+
+@pytest.fixture(scope="module")
+def routed(started: RealPair) -> Iterator[Routed]:
+    """`pdserve route`, whose workers serve alone while the other is gone."""
+    with started.routed(*LOCAL) as routed:
+        yield routed
+
+
+@pytest.fixture(scope="module")
+def right(routed: Routed) -> str:
+    """The answer without a fault."""
+    result = asyncio.run(_ask(routed))
+    assert result.outcome == ANSWER, result
+    return result.text
+
+
+Kill = Callable[[Routed], Coroutine[Any, Any, StreamResult]]
+
+
+async def prefill_before_its_leg(routed: Routed) -> StreamResult:
+    routed.pair.send("prefill", signal.SIGKILL)
+    return await _ask(routed)
+
+
+async def prefill_in_its_leg(routed: Routed) -> StreamResult:
+    return await _ask_while_stopped(routed, "prefill", "prefill")
+
+
+async def prefill_after_its_leg(routed: Routed) -> StreamResult:
+    return await _ask_while_stopped(routed, "decode", "prefill")
+
+
+async def decode_before_its_leg(routed: Routed) -> StreamResult:
+    return await _ask_while_stopped(routed, "prefill", "decode")
+
+
+async def decode_in_its_leg(routed: Routed) -> StreamResult:
+    return await _ask_while_stopped(routed, "decode", "decode")
+
+
+async def decode_in_mid_stream(routed: Routed) -> StreamResult:
+    def take(num_tokens: int) -> None:
+        if num_tokens == IN_MID_STREAM:
+            routed.pair.send("decode", signal.SIGKILL)
+
+    return await _ask(routed, take)
+
+
+KILLS: list[tuple[str, Kill]] = [
+    ("prefill", prefill_before_its_leg),
+    ("prefill", prefill_in_its_leg),
+    ("prefill", prefill_after_its_leg),
+    ("decode", decode_before_its_leg),
+    ("decode", decode_in_its_leg),
+    ("decode", decode_in_mid_stream),
+]
+
+
+@pytest.mark.parametrize(("role", "kill"), KILLS, ids=[kill.__name__ for _, kill in KILLS])
+def test_a_killed_worker_costs_no_answer(role: str, kill: Kill, routed: Routed, right: str) -> None:
+    began = time.monotonic()
+    result = asyncio.run(kill(routed))
+    took_s = time.monotonic() - began
+    routed.pair.start(role)
+    routed.wait_whole()
+    fetched = routed.pair.gauge("decode", "vllm:external_prefix_cache_hits_total")
+    after = asyncio.run(_ask(routed))
+
+    assert (result.outcome, result.text) == (ANSWER, right), result.message
+    assert (after.outcome, after.text) == (ANSWER, right), after.message
+    assert routed.pair.gauge("decode", "vllm:external_prefix_cache_hits_total") > fetched, "the pair served it"
+    note(f"| real vLLM: {kill.__name__} | killed | {result.outcome} | {took_s:.1f} |")
+
+
+async def _ask(routed: Routed, on_token: Callable[[int], None] = lambda count: None) -> StreamResult:
+    async with httpx.AsyncClient(base_url=routed.client.base_url, timeout=600.0) as client:
+        return await request_stream(client, PROMPT, LENGTH, on_token=on_token)
+
+
+async def _ask_while_stopped(routed: Routed, stopped: str, killed: str) -> StreamResult:
+    """Send a request while one worker is stopped, which keeps it in that worker's leg, and kill one there."""
+    pair = routed.pair
+    pair.send(stopped, signal.SIGSTOP)
+    asking = asyncio.create_task(_ask(routed))
+    await routed.until_running()
+    if stopped == "decode":
+        async with asyncio.timeout(60.0):
+            while not pair.gauge("prefill", HELD) or pair.gauge("prefill", RUNNING):  # noqa: ASYNC110 - no event has it
+                await asyncio.sleep(0.02)
+    pair.send(killed, signal.SIGKILL)
+    if stopped != killed:
+        pair.send(stopped, signal.SIGCONT)
+    return await asking
