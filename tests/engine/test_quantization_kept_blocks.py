@@ -34,6 +34,7 @@ def _kept(weight: KeptWeight, form: KeptFormat, dtype: torch.dtype) -> KeptLinea
     return KeptLinear(nn.Linear(inputs, outputs, bias=False), form.pack(weight, dtype), weight.order)
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("count", [1, 16, 40])
 @pytest.mark.parametrize(("outputs", "inputs"), [(128, 256), (256, 128), (384, 640), (128, 1024)])
@@ -217,6 +218,7 @@ def _round_by_block(_layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[tor
     return (((parts / steps).to(_FLOAT8).float() * steps).flatten(-2),)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("block", [(32, 32), (24, 40), (64, 48)])
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_ranks_that_widen_their_blocks_are_the_dequantised_model(

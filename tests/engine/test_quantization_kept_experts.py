@@ -268,7 +268,7 @@ def test_experts_are_kept_beside_layers_without_a_kernel(scheme: Scheme, kept: i
     ("family", "scheme", "num_ranks"),
     [
         ("mixtral", awq(32), 2),  # of 96 inner inputs a rank has one and a half groups
-        ("mixtral", hf_fp8((32, 32)), 2),
+        pytest.param("mixtral", hf_fp8((32, 32)), 2, marks=pytest.mark.long),
         ("mixtral", hf_fp8((24, 40)), 4),
         ("qwen3_moe", hf_fp8((32, 32)), 2),
         ("deepseek_v3", hf_fp8((32, 32)), 2),

@@ -102,6 +102,7 @@ def test_a_model_recomputes_per_sequence_in_any_chunks(length: int, chunk: int, 
     assert [answers.tokens["p", index] for index in range(2)] == expected * 2
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
 @pytest.mark.parametrize("given", [1, 9])
 def test_a_sequence_continues_elsewhere_as_it_would_have(name: str, given: int, tmp_path: Path) -> None:
