@@ -111,15 +111,18 @@ def token_to_pb(token: TokenOutput) -> pb.TokenOutput:
 
 def token_from_pb(message: pb.TokenOutput) -> TokenOutput:
     """Convert one token."""
-    return TokenOutput(
-        prompt_id=message.prompt_id,
-        sequence=message.sequence,
-        index=message.index,
-        token_id=message.token_id if message.HasField("token_id") else None,
-        finish=_enum_value(FinishReason, message.finish) if message.finish else None,
-        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
-        logprobs=logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None,
+    token = TokenOutput(
+        message.prompt_id,
+        message.sequence,
+        message.index,
+        message.token_id or (0 if message.HasField("token_id") else None),
     )
+    if message.finish:  # the last token alone
+        token.finish = _enum_value(FinishReason, message.finish)
+        token.stop_token_id = message.stop_token_id if message.HasField("stop_token_id") else None
+    if message.HasField("logprobs"):
+        token.logprobs = logprobs_from_pb(message.logprobs)
+    return token
 
 
 _LOAD_FIELDS = tuple(field.name for field in fields(LoadSnapshot) if field.type in (int, float))
