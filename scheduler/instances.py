@@ -9,7 +9,7 @@ living --suspect_s without a message--> suspect (no new work, streams kept) --si
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from scheduler.limits import ControlLimits
@@ -39,7 +39,7 @@ from wire.messages import (
     TableRead,
 )
 from wire.shared_limits import progress_limit
-from wire.types import InstanceDescription, PromptLogprobs, Role, TokenOutput
+from wire.types import InstanceDescription, Role
 
 _log = EventLogger("instances")
 
@@ -264,19 +264,14 @@ def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
         raise _Found(f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limit_s:.3g} s)")
 
 
-def _split(step: Step) -> list[PromptStep]:
+def _split(step: Step) -> Collection[PromptStep]:
     """Split a Step into one part per prompt, in token order."""
-    if len(step.tokens) == 1 and not step.times and not step.prompt_logprobs:
-        return [PromptStep(step.tokens[0].prompt_id, step.tokens)]
-    times = dict(step.times)
-    by_prompt: dict[str, list[TokenOutput]] = {prompt_id: [] for prompt_id in times}
-    scored: dict[str, list[PromptLogprobs]] = {}
+    parts = {prompt_id: PromptStep(prompt_id, [], times) for prompt_id, times in step.times}
     for token in step.tokens:
-        by_prompt.setdefault(token.prompt_id, []).append(token)
-    for part in step.prompt_logprobs:
-        by_prompt.setdefault(part.prompt_id, [])
-        scored.setdefault(part.prompt_id, []).append(part)
-    return [
-        PromptStep(prompt_id, tuple(tokens), times.get(prompt_id), tuple(scored.get(prompt_id, ())))
-        for prompt_id, tokens in by_prompt.items()
-    ]
+        part = parts.get(token.prompt_id)
+        if part is None:
+            part = parts[token.prompt_id] = PromptStep(token.prompt_id, [])
+        part.tokens.append(token)
+    for scored in step.prompt_logprobs:
+        parts.setdefault(scored.prompt_id, PromptStep(scored.prompt_id, [])).prompt_logprobs += (scored,)
+    return parts.values()

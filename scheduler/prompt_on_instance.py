@@ -14,7 +14,7 @@ class PromptStep:
     """One prompt's part of a Step."""
 
     prompt_id: str
-    tokens: tuple[TokenOutput, ...]
+    tokens: list[TokenOutput]
     times: StageTimes | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 

@@ -25,7 +25,7 @@ class Sink(RecordedOutput):
 
 
 def step(index: int, finish: FinishReason | None = None) -> PromptStep:
-    return PromptStep("p", (TokenOutput("p", 0, index, 5, finish),))
+    return PromptStep("p", [TokenOutput("p", 0, index, 5, finish)])
 
 
 def started_prompt(*, short_of_blocks: bool, sink: RecordedOutput | None = None) -> tuple[PromptRun, PromptOnInstance]:
