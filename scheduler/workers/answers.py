@@ -39,7 +39,7 @@ class SequenceStream:
         tokens = list[TokenOutput]()
         for line in lines:
             if line.startswith(_DATA) and not line.startswith(_DONE, len(_DATA)):
-                self._take(_load(line[len(_DATA) :]), tokens)
+                self._take(line[len(_DATA) :], tokens)
         return tokens
 
     def end(self) -> None:
@@ -47,7 +47,13 @@ class SequenceStream:
         if not self.finished:
             raise InstanceLost(f"its stream ended after {self._index} tokens without a finish reason")
 
-    def _take(self, chunk: dict[str, Any], tokens: list[TokenOutput]) -> None:
+    def _take(self, data: bytes, tokens: list[TokenOutput]) -> None:
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise InstanceLost(f"its stream has an event that is not JSON: {data[:80]!r}") from None
+        if not isinstance(chunk, dict):
+            raise InstanceLost(f"its stream has an event that is not an object: {data[:80]!r}")
         if "error" in chunk:
             raise _reported(chunk["error"])
         if usage := chunk.get("usage"):
@@ -138,16 +144,6 @@ def _logprobs(found: dict[str, Any], at: int, wanted: int | tuple[int, ...]) -> 
     rank = next((number for number, (one, _) in enumerate(best, 1) if one == int(name[_TOKEN_ID:])), len(best) + 1)
     best = [(one, top[one]) for one in wanted if one in top] if isinstance(wanted, tuple) else best[:wanted]
     return TokenLogprobs(value, rank, tuple(one for one, _ in best), tuple(logprob for _, logprob in best))
-
-
-def _load(data: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise InstanceLost(f"its stream has an event that is not JSON: {data[:80]!r}") from None
-    if not isinstance(found, dict):
-        raise InstanceLost(f"its stream has an event that is not an object: {data[:80]!r}")
-    return found
 
 
 def _reported(error: Any) -> InvalidRequest | InternalError:

@@ -1,6 +1,7 @@
 """HTTP with one worker: no proxy, no redirect, no cookie, and errors that name the URL and what came."""
 
 import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from scheduler.workers.http_connection import AnswerCut, HttpAnswer, HttpConnection
+from scheduler.workers.http_connection import AnswerCut, AnswerRefused, HttpAnswer, HttpConnection
 from wire.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -24,7 +25,6 @@ from wire.errors import (
 
 _KEEP_ALIVE_S = 2.0
 """An idle connection is used again for this long: less than uvicorn's 5 s, after which the worker closes it."""
-_MAX_ERROR_BYTES = 4096
 _MAX_ANSWER_BYTES = 64 * 2**20
 _EVENT_STREAM = "text/event-stream"
 _SHOWN = 200
@@ -72,20 +72,7 @@ class WorkerHttp:
 
         Raises a PdserveError, also for what breaks while the body is read, and what `feed` raises.
         """
-        refused = bytearray()
-
-        def take(answer: HttpAnswer, data: bytes) -> None:
-            if answer.status == 200 and answer.content_type == _EVENT_STREAM:
-                feed(data)
-            else:
-                refused.extend(data)
-                if len(refused) > _MAX_ERROR_BYTES:
-                    raise self._refusal(path, answer, bytes(refused))
-
-        answer = HttpAnswer(take)
-        await self._exchange("POST", path, body, headers, answer)
-        if answer.status != 200 or answer.content_type != _EVENT_STREAM:
-            raise self._refusal(path, answer, bytes(refused))
+        await self._request("POST", path, body, headers, HttpAnswer(feed, _EVENT_STREAM))
 
     async def close(self) -> None:
         """Close the connections that no request uses."""
@@ -96,18 +83,22 @@ class WorkerHttp:
     async def _whole(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         found = bytearray()
 
-        def take(answer: HttpAnswer, data: bytes) -> None:
+        def take(data: bytes) -> None:
             found.extend(data)
-            if answer.status != 200 and len(found) > _MAX_ERROR_BYTES:
-                raise self._error(path, answer.status, bytes(found))
             if len(found) > _MAX_ANSWER_BYTES:
                 raise InternalError(f"{self.url}{path} answered more than {_MAX_ANSWER_BYTES} bytes")
 
-        answer = HttpAnswer(take)
-        await self._exchange(method, path, body, headers, answer)
-        if answer.status != 200:
-            raise self._error(path, answer.status, bytes(found))
+        await self._request(method, path, body, headers, HttpAnswer(take))
         return bytes(found)
+
+    async def _request(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer: HttpAnswer
+    ) -> None:
+        """Send a request and pass on its answer. Raises a PdserveError, also if it is not the wanted one."""
+        with contextlib.suppress(AnswerRefused):
+            await self._exchange(method, path, body, headers, answer)
+        if not answer.is_wanted:
+            raise self._refusal(path, answer)
 
     async def _exchange(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer: HttpAnswer
@@ -150,10 +141,10 @@ class WorkerHttp:
             raise ConnectionError(f"no connection within {self._connect_s:g} s") from None
         return connection
 
-    def _refusal(self, path: str, answer: HttpAnswer, body: bytes) -> PdserveError:
-        """Return the error of an answer that is no event stream."""
+    def _refusal(self, path: str, answer: HttpAnswer) -> PdserveError:
+        """Return the error of an answer that is not the wanted one."""
         if answer.status != 200:
-            return self._error(path, answer.status, body)
+            return self._error(path, answer.status, bytes(answer.refused))
         return Incompatible(f"{self.url}{path} answered {answer.content_type}, not an event stream")
 
     def _error(self, path: str, status: int, body: bytes) -> PdserveError:

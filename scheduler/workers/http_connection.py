@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import httptools
 
+MAX_REFUSED_BYTES = 4096
+
 
 class AnswerCut(ConnectionError):
     """The connection closed before the end of the answer. `is_empty`: before its first byte."""
@@ -15,16 +17,34 @@ class AnswerCut(ConnectionError):
         self.is_empty = is_empty
 
 
-class HttpAnswer:
-    """The answer to one request. `feed` gets the parts of the body, once `content_type` and `status` are known.
+class AnswerRefused(Exception):
+    """The answer is not the wanted one, and its body is longer than an error's."""
 
-    What `feed` raises ends the request.
+
+class HttpAnswer:
+    """The answer to one request: `take` gets the parts of the body of a 200 of the type `wanted`, any if empty.
+
+    The start of any other body is kept in `refused`. What `take` raises ends the request.
     """
 
-    def __init__(self, feed: Callable[["HttpAnswer", bytes], None]) -> None:
+    def __init__(self, take: Callable[[bytes], None], wanted: str = "") -> None:
         self.status = 0
         self.content_type = ""
-        self.feed = feed
+        self.is_wanted = False
+        self.refused = bytearray()
+        self.take = take
+        self._wanted = wanted
+
+    def begin(self, status: int) -> None:
+        """Take the status, once `content_type` is known."""
+        self.status = status
+        self.is_wanted = status == 200 and self._wanted in ("", self.content_type)
+
+    def refuse(self, data: bytes) -> None:
+        """Keep a part of a body that is not wanted. Raises AnswerRefused once it is long."""
+        self.refused += data
+        if len(self.refused) > MAX_REFUSED_BYTES:
+            raise AnswerRefused
 
 
 class HttpConnection(asyncio.Protocol):
@@ -84,7 +104,11 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
             if self._parts:
                 parts, self._parts = self._parts, []
-                answer.feed(answer, parts[0] if len(parts) == 1 else b"".join(parts))
+                content = parts[0] if len(parts) == 1 else b"".join(parts)
+                if answer.is_wanted:
+                    answer.take(content)
+                else:
+                    answer.refuse(content)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._end(ConnectionError(f"its answer is not HTTP: {error}"))
         except Exception as error:  # noqa: BLE001 - passed to the request's task
@@ -116,7 +140,7 @@ class HttpConnection(asyncio.Protocol):
         """Keep the status, and whether the connection can be used again."""
         self._keeps_alive = self._parser.should_keep_alive()
         if self._answer is not None:
-            self._answer.status = self._parser.get_status_code()
+            self._answer.begin(self._parser.get_status_code())
 
     def on_body(self, part: bytes) -> None:
         """Keep a part of the body until all that has arrived is parsed."""
