@@ -12,12 +12,14 @@ scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tok
     latency    64 streams of 64 to 192 tokens, a step every 20 ms: of a first token, and of the others after their step;
                `direct` is the same client talking to the workers without a router
     many       1,000 streams at 20 tokens/s: the lag of tokens in the first and the last quarter of the full load
-    placement  one decision among 1,000 members, in this process: CPU time
+    placement  among 1,000 members, in this process: CPU time of one decision, and of placing and releasing a prompt,
+               which also reads the members' loads and books the prompt
 
 Our own instances (gRPC, front_door/instances.py) set another pace, so their latency is not measured.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -32,10 +34,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.front_door.cpu import cpu_by_thread, idle_cpu
+from benchmarks.front_door.members import place_and_release, registry_of
 from benchmarks.front_door.servers import Server, start_ours, start_route, start_router
 from benchmarks.frontdoor import ask, cpu_name, spent
 from benchmarks.hop import command_output
 from benchmarks.kv.control import ROOT, Child
+from scheduler.grants import Placer
 from scheduler.load.loads import InstanceLoad, PromptFacts
 from scheduler.placement import place
 from wire.types import Role
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each server; print a JSON line for each figure and a table."""
     args = parse(arguments)
     model = args.model or command_output("model", "path")
-    rows = list(placement()) if "placement" in args.only else []
+    rows = [*placement(), *asyncio.run(whole_placement())] if "placement" in args.only else []
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})  # the children's too
     for name in args.server:
@@ -174,10 +178,24 @@ def placement(num_members: int = 1000, decisions: int = 300) -> Iterator[dict[st
         began = time.thread_time()
         assert place(loads, prompt) is not None
         times_s.append(time.thread_time() - began)
-    times_s.sort()
-    p50, p99 = (1000 * times_s[percent * decisions // 100] for percent in (50, 99))
-    yield row("placement", f"decision among {num_members:,}, p50", "placement_p50_ms", p50)
-    yield row("placement", f"decision among {num_members:,}, p99", "placement_p99_ms", p99)
+    yield from _placement_rows(f"decision among {num_members:,}", "placement", times_s)
+
+
+async def whole_placement(num_members: int = 1000, decisions: int = 300) -> list[dict[str, Any]]:
+    """Return the time of placing and releasing a prompt. The loop runs nothing meanwhile."""
+    rng, times_s = random.Random(1), []
+    placer = Placer(registry_of(num_members, rng))
+    for _ in range(decisions):
+        began = time.thread_time()
+        place_and_release(placer, rng)
+        times_s.append(time.thread_time() - began)
+    return list(_placement_rows(f"prompt placed and released among {num_members:,}", "whole_placement", times_s))
+
+
+def _placement_rows(figure: str, kind: str, times_s: list[float]) -> Iterator[dict[str, Any]]:
+    for percent in (50, 99):
+        value_ms = 1000 * sorted(times_s)[percent * len(times_s) // 100]
+        yield row("placement", f"{figure}, p{percent}", f"{kind}_p{percent}_ms", value_ms)
 
 
 def _load(index: int, rng: random.Random) -> InstanceLoad:

@@ -9,12 +9,13 @@ living --suspect_s without a message--> suspect (no new work, streams kept) --si
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
+from scheduler.load.loads import InstanceLoad
 from scheduler.prompt_on_instance import PromptOnInstance, PromptOwner, PromptStep, SessionLost
 from scheduler.starvation import Slowness
 from telemetry.logs import EventLogger
@@ -83,6 +84,8 @@ class Instance:
         self._sending_since: float | None = None
         self._stepped_at = float("-inf")
         self.is_suspect = False
+        self._placement_load: InstanceLoad | None = None
+        self._placed_version = -1
 
     def __str__(self) -> str:
         """Return its name for clients, without the address."""
@@ -92,6 +95,40 @@ class Instance:
     def load(self) -> LoadSnapshot:
         """The instance's last reported load."""
         return self.in_flight.load
+
+    def placement_load(self, no_transport_to: Container[int]) -> InstanceLoad:
+        """Return the load for placement: made anew only after a change, as a large cluster has many instances."""
+        load, version = self._placement_load, self.in_flight.version
+        if (
+            load is None
+            or version != self._placed_version
+            or load.role is not self.role
+            or load.is_suspect is not self.is_suspect
+        ):
+            load, self._placed_version = self.new_placement_load(), version
+            self._placement_load = load
+        load.no_transport_to = no_transport_to
+        return load
+
+    def new_placement_load(self) -> InstanceLoad:
+        """Return the load for placement by what is known now."""
+        description, ledger = self.description, self.in_flight
+        return InstanceLoad(
+            index=self.index,
+            name=self.name,
+            role=self.role,
+            outstanding_tokens=ledger.outstanding_tokens,
+            prefill_chunk_size=description.prefill_chunk_size,
+            blocks_total=ledger.load.blocks_total,
+            blocks_free=ledger.blocks_free,
+            block_size=description.block_size,
+            sequences=ledger.sequences,
+            waiting=ledger.load.waiting,
+            max_num_seqs=description.max_num_seqs,
+            held_for=ledger.held_for,
+            is_suspect=self.is_suspect,
+            path=description.path,
+        )
 
     @property
     def is_living(self) -> bool:

@@ -124,7 +124,8 @@ class Registry:
 
     def living(self) -> list[Instance]:
         """Return the living instances of the table, in its order."""
-        return [member.instance for member in self.members if member.instance is not None and member.is_living]
+        members = self._members.current
+        return [one for member in members if (one := member.instance) is not None and one.is_living]
 
     def instance(self, index: int) -> Instance:
         """Return a living instance by its table index. Raises InstanceLost."""
@@ -140,10 +141,7 @@ class Registry:
 
     def loads(self) -> list[InstanceLoad]:
         """Return the load of every living instance, for placement."""
-        no_transport_to: dict[int, dict[int, str]] = {}
-        for gap in self._all_gaps():
-            no_transport_to.setdefault(gap.sender, {})[gap.receiver] = gap.why
-        return [_load(instance, no_transport_to.get(instance.index, {})) for instance in self.living()]
+        return [one.placement_load(self.kv_pairs.gaps_from(one.index)) for one in self.living()]
 
     def slowness(self, indices: Collection[int | None]) -> float:
         """Return the largest slowness of these instances that are living; 1 if none is."""
@@ -271,24 +269,3 @@ class Registry:
         self.kv_pairs.forget(index)
         if len(self._accepted) > 1:
             self._accepted.pop(index, None)
-
-
-def _load(instance: Instance, no_transport_to: dict[int, str]) -> InstanceLoad:
-    description, ledger = instance.description, instance.in_flight
-    return InstanceLoad(
-        index=instance.index,
-        name=instance.name,
-        role=instance.role,
-        outstanding_tokens=ledger.outstanding_tokens,
-        prefill_chunk_size=description.prefill_chunk_size,
-        blocks_total=ledger.load.blocks_total,
-        blocks_free=ledger.blocks_free,
-        block_size=description.block_size,
-        sequences=ledger.sequences,
-        waiting=ledger.load.waiting,
-        max_num_seqs=description.max_num_seqs,
-        held_for=ledger.held_for,
-        no_transport_to=no_transport_to,
-        is_suspect=instance.is_suspect,
-        path=description.path,
-    )

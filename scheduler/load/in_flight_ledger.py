@@ -30,6 +30,7 @@ class InFlightLedger:
 
     def __init__(self, load: LoadSnapshot, changed: Callable[[], None], *, block_size: int = 1) -> None:
         self.load = load
+        self.version = 0  # counts the changes: placement's view of the instance is made once for each
         self._block_size = block_size
         self._assigned: dict[str, _AssignedPrompt] = {}
         self._freed_blocks = 0
@@ -103,6 +104,7 @@ class InFlightLedger:
 
     def assign_prefill(self, prompt_id: str, num_tokens: int) -> None:
         """Count a prompt about to be sent for prefill."""
+        self.version += 1
         self._tokens.set(prompt_id, num_tokens)
         self._unseen.set(prompt_id, num_tokens)
         self._num_snapshots.pop(prompt_id, None)
@@ -117,6 +119,7 @@ class InFlightLedger:
 
     def unassign(self, prompt_id: str) -> None:
         """Release the prompt's share of the next step and its blocks for others, until it is assigned again."""
+        self.version += 1
         self._drop_tokens(prompt_id)
         self._remove_assigned(prompt_id)
         self._changed()
@@ -128,6 +131,7 @@ class InFlightLedger:
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
         """Book blocks and sequences before requesting a reservation; blocks shared with running prompts are free."""
+        self.version += 1
         shared = self.tokens_shared(self._chains.get(prompt_id, ())) // self._block_size
         self._blocks.set(prompt_id, blocks - shared)
         self._whole[prompt_id] = blocks
@@ -135,6 +139,7 @@ class InFlightLedger:
 
     def reserved(self, prompt_id: str, held_tokens: int | None = None) -> None:
         """Record a granted reservation, which the next snapshot includes; `held_tokens` were cached on the instance."""
+        self.version += 1
         self._reserved.add(prompt_id)
         if prompt_id in self._blocks and held_tokens is not None:
             unshared = self._whole[prompt_id] - held_tokens // self._block_size
@@ -142,15 +147,18 @@ class InFlightLedger:
 
     def refused(self) -> None:
         """Assign nothing more to the instance, which had no room, until its next snapshot."""
+        self.version += 1
         self._full = True
 
     def decoding(self, prompt_id: str) -> None:
         """Record that the prompt's sequences are running: the instance counts them, and others may share its blocks."""
+        self.version += 1
         self._prefixes.run(prompt_id, self._chains.get(prompt_id, ()))
         self._sequences.drop(prompt_id)
 
     def prefilled(self, prompt_id: str) -> None:
         """Record that the prompt's first tokens have arrived."""
+        self.version += 1
         if prompt_id in self._tokens:
             self._drop_tokens(prompt_id)
             self._prefixes.note(self._chains.get(prompt_id, ()))
@@ -160,6 +168,7 @@ class InFlightLedger:
 
     def handed_off(self, prompt_id: str) -> None:
         """Record that the prompt's KV was sent and its blocks are free."""
+        self.version += 1
         self._drop_tokens(prompt_id)
         self._drop_assigned(prompt_id)
         self._changed()
@@ -175,6 +184,7 @@ class InFlightLedger:
 
     def drop(self, prompt_id: str) -> None:
         """Remove the prompt from this instance. Idempotent."""
+        self.version += 1
         self._drop_tokens(prompt_id)
         self._drop_assigned(prompt_id)
         self._drop_blocks(prompt_id)
@@ -185,6 +195,7 @@ class InFlightLedger:
 
     def update(self, load: LoadSnapshot) -> None:
         """Replace the load snapshot."""
+        self.version += 1
         self.load = load
         self._full = False
         self._freed_blocks = 0

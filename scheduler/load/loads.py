@@ -1,6 +1,6 @@
 """Input of placement: each living instance's load, and the prompt to place. Plain data and arithmetic."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.load.prefixes import Chain
@@ -22,8 +22,8 @@ class InstanceLoad:
 
     `outstanding_tokens` are prompt tokens assigned and not yet prefilled; `sequences` are running, waiting or booked;
     `waiting` of them were preempted from a full pool, or wait for their prefill there. `held_for` is finished KV
-    waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers without a common KV transport,
-    and why. An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
+    waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers to which it cannot hand off.
+    An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
     """
 
     index: int
@@ -38,7 +38,7 @@ class InstanceLoad:
     waiting: int
     max_num_seqs: int
     held_for: Mapping[int, HeldPrompts] = field(default_factory=dict)
-    no_transport_to: Mapping[int, str] = field(default_factory=dict)
+    no_transport_to: Container[int] = ()
     is_suspect: bool = False
     path: str = "handoff"
 

@@ -4,7 +4,7 @@ Known as soon as both have been described, before a prompt is placed on the pair
 must also have answered like its decode worker alone (scheduler/workers/proof.py).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -41,12 +41,15 @@ class KvGap:
         return self.why
 
 
+_NO_GAPS: Mapping[int, KvGap] = {}
+
+
 class KvPairs:
     """Owner of the known pairs; logs each gap when it appears and when it closes."""
 
     def __init__(self) -> None:
         self._accepted: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
-        self._gaps: dict[tuple[int, int], KvGap] = {}
+        self._gaps: dict[int, dict[int, KvGap]] = {}  # by sender, then by receiver
 
     def add(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check a newly accepted instance against all accepted earlier."""
@@ -58,26 +61,38 @@ class KvPairs:
     def forget(self, index: int) -> None:
         """Drop the pairs of an instance that left."""
         self._accepted.pop(index, None)
-        self._gaps = {pair: gap for pair, gap in self._gaps.items() if index not in pair}
+        self._gaps.pop(index, None)
+        for gaps in self._gaps.values():
+            gaps.pop(index, None)
 
     def gap(self, sender: int, receiver: int) -> KvGap | None:
         """Return why this pair cannot transfer KV; None if it may."""
-        return self._gaps.get((sender, receiver))
+        return self._gaps.get(sender, _NO_GAPS).get(receiver)
+
+    def gaps_from(self, sender: int) -> Mapping[int, KvGap]:
+        """Return why this sender cannot transfer KV, by receiver."""
+        return self._gaps.get(sender, _NO_GAPS)
 
     def gaps(self, living: Collection[int]) -> list[KvGap]:
         """Return the gaps between these instances, in table order."""
-        return [self._gaps[pair] for pair in sorted(self._gaps) if pair[0] in living and pair[1] in living]
+        between = [gap for gaps in self._gaps.values() for gap in gaps.values()]
+        between = [gap for gap in between if gap.sender in living and gap.receiver in living]
+        return sorted(between, key=lambda gap: (gap.sender, gap.receiver))
 
     def prove(self, sender: int, receiver: int) -> None:
         """Record that this pair of workers answers like its decode worker alone."""
-        if (sender, receiver) in self._gaps and self._gaps[sender, receiver].kind in UNPROVEN:
-            del self._gaps[sender, receiver]
+        gap = self.gap(sender, receiver)
+        if gap is not None and gap.kind in UNPROVEN:
+            del self._gaps[sender][receiver]
 
     def disprove(self, sender: int, receiver: int, why: str, kind: GapKind = GapKind.DISPROVEN) -> None:
         """Record that it does not, or is not known to."""
         start, end = self._accepted[sender][0], self._accepted[receiver][0]
         text = f"{start.name} and {end.name} have not answered like {end.name} alone: {why}"
-        self._gaps[sender, receiver] = KvGap(sender, receiver, text, kind)
+        self._set(KvGap(sender, receiver, text, kind))
+
+    def _set(self, gap: KvGap) -> None:
+        self._gaps.setdefault(gap.sender, {})[gap.receiver] = gap
 
     def _check(self, sender: int, receiver: int) -> None:
         (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]
@@ -85,9 +100,9 @@ class KvPairs:
             return
         if start.is_worker != end.is_worker:
             why = f"{start.name} and {end.name} are of different engines"
-            self._gaps[sender, receiver] = KvGap(sender, receiver, why, GapKind.OTHER_ENGINE)
+            self._set(KvGap(sender, receiver, why, GapKind.OTHER_ENGINE))
             return
-        before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, receiving)
+        before, lacking = self._gaps.get(sender, {}).pop(receiver, None), missing_transport(sending, receiving)
         if lacking is None and start.is_worker:
             self.disprove(sender, receiver, "not tried yet", GapKind.UNPROVEN)
             return
@@ -96,7 +111,8 @@ class KvPairs:
                 _log.info("kv_transport_found", prefill=start, decode=end)
             return
         have = f"{start.name} has {_names(sending)} and {end.name} has {_names(receiving)}"
-        gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"they cannot transfer KV: {have}; {lacking}")
+        gap = KvGap(sender, receiver, f"they cannot transfer KV: {have}; {lacking}")
+        self._set(gap)
         if gap != before:
             hosts = ", ".join(sorted({one.host_id for side in (sending, receiving) for one in side.endpoints} - {""}))
             _log.warning("no_kv_transport", prefill=start, decode=end, reason=gap, hosts=hosts)

@@ -43,9 +43,12 @@ async def test_a_worker_replays_as_many_events_as_requested() -> None:
 
 
 def test_a_decision_is_timed_among_all_members() -> None:
-    rows = list(route.placement(num_members=10, decisions=5))
+    rows = [*route.placement(num_members=10, decisions=5), *asyncio.run(route.whole_placement(10, 5))]
 
-    assert [row["figure"] for row in rows] == ["decision among 10, p50", "decision among 10, p99"]
+    assert [row["figure"] for row in rows] == [
+        "decision among 10, p50", "decision among 10, p99", "prompt placed and released among 10, p50",
+        "prompt placed and released among 10, p99",
+    ]  # fmt: skip
     assert all(row["value"] > 0 for row in rows)
 
 

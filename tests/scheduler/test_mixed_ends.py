@@ -1,6 +1,7 @@
 """Hundreds of requests with every possible outcome, over instances that break: all gauges return to zero."""
 
 import asyncio
+import dataclasses
 import logging
 import random
 from collections import Counter
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.limits import ControlLimits
+from scheduler.load.loads import InstanceLoad
 from scheduler.tokens import Tokens
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.mixed_ends import Clients, left_behind
@@ -23,6 +25,13 @@ MORE = [pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12)]
 def _tasks() -> Counter[str]:
     coroutines = [task.get_coro() for task in asyncio.all_tasks()]
     return Counter(getattr(one, "__qualname__", type(one).__name__) for one in coroutines)
+
+
+def _stale_loads(cluster: FakeCluster) -> list[InstanceLoad]:
+    """Return the kept loads of placement that are not the current ones."""
+    registry = cluster.control.registry
+    kept = [dataclasses.replace(load, no_transport_to=()) for load in registry.loads()]
+    return [load for load, one in zip(kept, registry.living(), strict=True) if load != one.new_placement_load()]
 
 
 @pytest.mark.parametrize("seed", [0, 1, *MORE])
@@ -43,6 +52,7 @@ async def test_every_gauge_is_zero_once_all_requests_have_ended(
         requests = []
         for _ in range(NUM_REQUESTS):
             requests.append(asyncio.create_task(clients.ask()))
+            assert not _stale_loads(cluster)
             await asyncio.sleep(0.0 if rng.random() < 0.95 else 3.0 * rng.random())  # in bursts, longer than the queue
         await asyncio.gather(*requests)
         await breaking
