@@ -52,11 +52,11 @@ class Dispatch:
 
     def check_room(self, tenant: str) -> None:
         """Raise Overloaded if not even a one-token prompt may wait; `run` reports all other errors."""
-        if self._draining or not self._registry.has_path():
-            return
         try:
             self.admission.check_room(1, 1, tenant)
         except Overloaded:
+            if self._draining or not self._registry.has_path():
+                return
             self.ledger.rejected += 1
             raise
 

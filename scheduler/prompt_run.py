@@ -9,7 +9,7 @@ from typing import Any
 
 from scheduler.instances import Instance
 from scheduler.load.loads import PromptFacts
-from scheduler.load.prefixes import Chain, chain_of
+from scheduler.load.prefixes import DIGEST_TOKENS, Chain, chain_of
 from scheduler.ordering import OrderedOutput, OrderedScores
 from scheduler.prompt_on_instance import PromptEvent, PromptOnInstance, PromptStep
 from scheduler.queue.queue_entry import QueueEntry
@@ -235,7 +235,10 @@ class PromptRun:
         request = self.request
         if request.probe or request.params.prompt_logprobs is not None:
             return ()
-        return chain_of((*request.prompts[self.index], *output), request.cache_salt)
+        ids = (*request.prompts[self.index], *output)
+        if output and len(ids) // DIGEST_TOKENS == len(self._chain):
+            return self._chain  # the output does not complete another digest
+        return chain_of(ids, request.cache_salt)
 
     @property
     def _is_generating(self) -> bool:

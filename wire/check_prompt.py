@@ -1,6 +1,7 @@
 """Check the prompts that instances receive: the same rules over gRPC, in process and in a commit. Pure."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from wire.errors import InvalidGrammar, InvalidRequest
 from wire.parameters import MAX_BIAS, MAX_COUNT, Bounds, rules_of
@@ -23,6 +24,7 @@ POOLING_HOW = ("last", "mean", "cls")
 
 _Rule = tuple[str, object, bool, str]  # a field, its value, whether that is valid, and what it must be
 _RULES, _BEAM_RULES = rules_of(SamplingParams), rules_of(BeamSearch)
+_values = attrgetter(*_RULES)
 
 
 def check_prompt(state: PromptState) -> None:
@@ -43,8 +45,9 @@ def check_prompt(state: PromptState) -> None:
 
 def check_params(params: SamplingParams) -> None:
     """Raise InvalidRequest naming the field, its value and the limit. Comparisons fail for NaN."""
-    for name, rule in _RULES.items():
-        _check_bounds(name, getattr(params, name), rule.instance)
+    for (name, rule), value in zip(_RULES.items(), _values(params), strict=True):
+        if value != rule.default:
+            _check_bounds(name, value, rule.instance)
     n, best_of = params.n, params.best_of
     _refuse((
         ("best_of", best_of, best_of is None or best_of >= n, f"at least n = {n}"),

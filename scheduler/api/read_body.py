@@ -1,5 +1,6 @@
 """Read a request's body as its route's class: each field is implemented, refused, or harmless to ignore."""
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -41,8 +42,13 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
     return body
 
 
+@functools.cache
+def _known_fields(kind: type[Body]) -> frozenset[str]:
+    return frozenset((*kind.model_fields, *kind.not_served, *WITHOUT_EFFECT))
+
+
 def _misspelt_fields(raw: Mapping[str, Any], kind: type[Body]) -> list[tuple[str, str]]:
     """Return unknown names, at most the first few, each with the known name that it nearly matches."""
-    known = {*kind.model_fields, *kind.not_served, *WITHOUT_EFFECT}
+    known = _known_fields(kind)
     unknown = [name for name in raw if name not in known and len(name) <= _LONGEST and _NAME.fullmatch(name)]
     return [(name, meant) for name in unknown[:_MAX_UNKNOWN] if (meant := near_name(name, known))]
