@@ -33,9 +33,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.front_door.cpu import Pings, cpu_by_thread, idle_cpu
-from benchmarks.front_door.servers import Server, start_ours, start_router, start_vllm
+from benchmarks.front_door.servers import Server, parser_of, start_child, start_ours, start_router, start_vllm
 from benchmarks.hop import command_output
-from benchmarks.kv.control import ROOT, Child
+from benchmarks.kv.control import Child
 
 IDLE_S = 1.0
 GOALS = {"request_us": 1200.0, "token_us": 50.0, "first_byte_ms": 3.0, "lag_p99_ms": 20.0}
@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     model = args.model or command_output("model", "path")
     with ExitStack() as stack:
-        load = Child([sys.executable, str(ROOT / "benchmarks" / "front_door" / "load.py")])
-        stack.callback(load.close)
+        load = start_child(stack, "load")
         servers = [start_ours(stack, model, args.flag, args.profile)]
         if args.router:
             servers.append(start_router(stack, args.router))
@@ -62,13 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder whose tokenizer is used (default: the default model)")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="default: all")
-    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the requests to send (default: 1)")
-    parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, as --flag=--sse-x")
-    parser.add_argument("--profile", help="file for cProfile's figures of our scheduler; CPU figures are then too high")
-    parser.add_argument("--router", help="path of vllm-router")
+    parser = parser_of(__doc__, CASES, "requests")
     parser.add_argument("--vllm", help="path of vllm")
     return parser.parse_args(arguments)
 

@@ -13,7 +13,7 @@ scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tok
                `direct` is the same client talking to the workers without a router
     many       1,000 streams at 20 tokens/s: the lag of tokens in the first and the last quarter of the full load
     placement  among 1,000 members, in this process: CPU time of one decision, and of placing and releasing a prompt,
-               which also reads the members' loads and books the prompt
+               which also reads the members' loads and adds to their in-flight ledgers
 
 Our own instances (gRPC, front_door/instances.py) set another pace, so their latency is not measured.
 """
@@ -35,10 +35,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.front_door.cpu import cpu_by_thread, idle_cpu
 from benchmarks.front_door.members import place_and_release, registry_of
-from benchmarks.front_door.servers import Server, start_ours, start_route, start_router
+from benchmarks.front_door.servers import Server, parser_of, start_child, start_ours, start_route, start_router
 from benchmarks.frontdoor import ask, cpu_name, spent
 from benchmarks.hop import command_output
-from benchmarks.kv.control import ROOT, Child
+from benchmarks.kv.control import Child
 from scheduler.grants import Placer
 from scheduler.load.loads import InstanceLoad, PromptFacts
 from scheduler.placement import place
@@ -67,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             for task in Path(f"/proc/{server.pid}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {cores[0]})
-            load = Child([sys.executable, str(ROOT / "benchmarks" / "front_door" / "paced_load.py")])
-            stack.callback(load.close)
+            load = start_child(stack, "paced_load")
             rows += measure(server, load, args)
     for row in rows:
         print(json.dumps(row), flush=True)
@@ -77,15 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder whose tokenizer is used (default: the default model)")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="default: all")
+    parser = parser_of(__doc__, CASES, "tokens")
     servers = ("route", "instances", "router")
     parser.add_argument("--server", nargs="+", choices=servers, default=servers, help="default: all")
-    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the tokens to send (default: 1)")
-    parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, as --flag=--sse-x")
-    parser.add_argument("--profile", help="file for cProfile's figures of `pdserve route`, whose CPU is too high")
-    parser.add_argument("--router", help="path of vllm-router")
     return parser.parse_args(arguments)
 
 

@@ -1,5 +1,6 @@
-"""Start and stop the servers that `benchmarks/frontdoor.py` measures, each with the fake workers it needs."""
+"""Start and stop the servers that frontdoor.py and route.py measure, their client, and the fake workers they need."""
 
+import argparse
 import http.client
 import json
 import os
@@ -21,6 +22,18 @@ _VLLM_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACH
 _SCRIPTS = ROOT / "benchmarks" / "front_door"
 
 
+def parser_of(description: str | None, cases: Sequence[str], num_sent: str) -> argparse.ArgumentParser:
+    """Return a parser of the flags that both benchmarks have; `num_sent`: what --scale is a fraction of."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder whose tokenizer is used (default: the default model)")
+    parser.add_argument("--only", nargs="+", choices=cases, default=cases, help="default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help=f"fraction of the {num_sent} to send (default: 1)")
+    parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, as --flag=--sse-x")
+    parser.add_argument("--profile", help="file for cProfile's figures of our scheduler; CPU figures are then too high")
+    parser.add_argument("--router", help="path of vllm-router")
+    return parser
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """One server under measurement: where it listens, its process, and the workers behind it (None: its own engine)."""
@@ -39,7 +52,7 @@ class Server:
 
 def start_ours(stack: ExitStack, model: str, flags: Sequence[str], profile: str | None) -> Server:
     """Start our scheduler over two fake instances."""
-    workers = _child(stack, "instances")
+    workers = start_child(stack, "instances")
     (port,) = free_ports(1)
     command = [sys.executable, str(_SCRIPTS / "front.py"), "--model", model, "--port", str(port)]
     command += ["--prefill", str(workers.ready["prefill"]), "--decode", str(workers.ready["decode"])]
@@ -49,7 +62,7 @@ def start_ours(stack: ExitStack, model: str, flags: Sequence[str], profile: str 
 
 def start_router(stack: ExitStack, program: str) -> Server:
     """Start vllm-router over two fake HTTP workers, a prefill and a decode one."""
-    workers = _child(stack, "http_workers")
+    workers = start_child(stack, "http_workers")
     port, metrics = free_ports(2)
     prefill, decode = (f"http://127.0.0.1:{workers.ready[name]}" for name in ("prefill", "decode"))
     command = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
@@ -60,7 +73,7 @@ def start_router(stack: ExitStack, program: str) -> Server:
 
 def start_route(stack: ExitStack, model: str, flags: Sequence[str], profile: str | None) -> Server:
     """Start `pdserve route` over two fake HTTP workers, a prefill and a decode one."""
-    workers = _child(stack, "http_workers")
+    workers = start_child(stack, "http_workers")
     (port,) = free_ports(1)
     prefill, decode = (f"http://127.0.0.1:{workers.ready[name]}" for name in ("prefill", "decode"))
     command = [sys.executable, "-P", *(["-m", "cProfile", "-o", profile] if profile else []), "-m", "pdserve", "route"]
@@ -90,7 +103,8 @@ def write_tiny_model(folder: Path, tokenizer: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **small, "num_key_value_heads": 2, "head_dim": 64}))
 
 
-def _child(stack: ExitStack, name: str) -> Child:
+def start_child(stack: ExitStack, name: str) -> Child:
+    """Start a script of this folder: the client or fake workers."""
     child = Child([sys.executable, str(_SCRIPTS / f"{name}.py")])
     stack.callback(child.close)
     return child
