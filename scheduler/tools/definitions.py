@@ -96,9 +96,9 @@ def _check_schema(schema: Any, path: str) -> None:
         if (kind := part.get("type")) is not None:
             kinds = kind if isinstance(kind, list) else [kind]
             if not kinds or not all(isinstance(one, str) and one in _TYPES for one in kinds):
-                raise InvalidRequest(f"{where}.type is {str(kind)[:40]!r}, which is no JSON type", f"{where}.type")
-        reference = part.get("$ref")
-        if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
+                raise InvalidRequest(f"{where}.type is {str(kind)[:40]!r}, not a type of JSON schema", f"{where}.type")
+        reference = part.get("$ref", "#")
+        if not (isinstance(reference, str) and reference.startswith("#")):
             raise InvalidRequest(
                 f"{where}.$ref is {str(reference)[:100]!r}; it must be within the schema, as #/$defs/name",
                 f"{where}.$ref",

@@ -148,6 +148,7 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     (parameters(properties={"a": {"anyOf": [{"type": []}]}}), f"{PARAMETERS}.properties.a.anyOf.0.type"),
     (parameters(items={"$ref": "http://x"}), f"{PARAMETERS}.items.$ref"),
     (parameters(**{"$defs": {"a": {"$ref": 3}}}), f"{PARAMETERS}.$defs.a.$ref"),
+    (parameters(properties={"a": {"$ref": None}}), f"{PARAMETERS}.properties.a.$ref"),
 ]
 BAD_MESSAGES: list[tuple[list[Any], str]] = [
     ([RESULT], "messages.1.role"),
