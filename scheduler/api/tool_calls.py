@@ -42,6 +42,8 @@ def call_options(
     choice: ToolChoice, parser: str | None, request_id: str, prompt: tuple[int, ...]
 ) -> CallOptions | None:  # fmt: skip
     """Return how the text of an answer becomes calls, None if it has none. OpenAI's named calls finish with `stop`."""
+    if choice.mode is ChoiceMode.NONE:
+        return None
     origin = call_origin(request_id, prompt)
     if choice.mode is ChoiceMode.REQUIRED:
         return CallOptions(RequiredCalls, origin, only_first=not choice.parallel, forced=True)

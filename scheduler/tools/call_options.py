@@ -1,6 +1,7 @@
 """How one request's text becomes calls, and the ids of its calls."""
 
 import hashlib
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,4 +31,4 @@ class CallOptions:
 
 def call_origin(request_id: str, prompt: tuple[int, ...]) -> bytes:
     """Return what identifies a request: a client may send the same id with each turn of a conversation."""
-    return hashlib.sha256(f"{request_id} {prompt}".encode()).digest()
+    return hashlib.sha256(request_id.encode() + b" " + array("I", prompt).tobytes()).digest()

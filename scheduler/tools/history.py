@@ -43,7 +43,7 @@ def check_results(messages: Sequence[Mapping[str, Any]]) -> None:
         called, known = message.get("tool_call_id"), {call.get("id") for call in calls}
         if called is not None and called not in known and None not in known:
             raise InvalidRequest(
-                f"messages.{at}.tool_call_id is {called[:80]!r}, but the message before has no call with this id",
+                f"messages.{at}.tool_call_id is {called[:80]!r}, but no call before it has this id",
                 f"messages.{at}.tool_call_id",
             )
 

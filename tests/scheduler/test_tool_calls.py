@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from scheduler.api.tool_calls import call_options
 from scheduler.request import GenerationRequest
+from scheduler.tools.choice import ChoiceMode, ToolChoice
 from testing.scheduler.scripted_dispatcher import Line, Script
 from tests.scheduler.test_chat import events
 from tests.scheduler.test_tool_history import SCHEMA, TOOL, USER, WEATHER
@@ -187,6 +189,24 @@ async def test_ids_depend_on_request_choice_and_call(serve: Any) -> None:
     assert all(call_id.startswith("call_") for call_id in sets[0])
     for choices in (later, other):
         assert not set(sets[0]) & {call["id"] for one in choices for call in one["message"]["tool_calls"]}
+
+
+class UnreadPrompt(tuple[int, ...]):
+    """A prompt that fails if it is formatted, as 8,000 ids take longer than the rest of a request."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise AssertionError("a prompt is formatted")
+
+
+async def test_ids_of_calls_do_not_format_the_prompt() -> None:
+    prompt = UnreadPrompt(range(3))
+
+    assert call_options(ToolChoice(ChoiceMode.NONE), "hermes", "id", prompt) is None
+    auto = call_options(ToolChoice(ChoiceMode.AUTO), "hermes", "id", prompt)
+    assert auto is not None
+    assert len(auto.origin) == 32
 
 
 async def test_the_grammar_is_the_schema_of_the_tools(serve: Any) -> None:
