@@ -1,10 +1,26 @@
 """Find where a JSON value that arrives in pieces ends. Pure; every character is read once."""
 
+import json
 import re
 
 _SIGN = re.compile(r'["{}\[\]]')
 _IN_TEXT = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s<]")
+
+
+_KEY = re.compile(r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*')
+
+
+def raw_field(text: str, name: str) -> str | None:
+    """Return the text of the value of a JSON object's field, the last one of that name. The object must be valid."""
+    at, value = 0, None
+    while (key := _KEY.match(text, at)) is not None:
+        end = JsonValueEnd().find(text, key.end())
+        assert end is not None
+        if json.loads(key.group(1)) == name:
+            value = text[key.end() : end]
+        at = end
+    return value
 
 
 class JsonValueEnd:
@@ -16,15 +32,14 @@ class JsonValueEnd:
         self._is_escaped = False
         self._is_scalar = False
 
-    def find(self, text: str) -> int | None:
-        """Return how much of `text`, the next piece, belongs to the value, None if it may go on."""
-        at = 0
+    def find(self, text: str, at: int = 0) -> int | None:
+        """Return where in `text`, the next piece, which begins at `at`, the value ends, None if it may go on."""
         if self._is_escaped and text:
-            self._is_escaped, at = False, 1
+            self._is_escaped, at = False, at + 1
         if not (self._depth or self._is_text or self._is_scalar) and text:
-            self._is_scalar = text[0] not in '"{['
+            self._is_scalar = text[at] not in '"{['
         if self._is_scalar:
-            found = _SCALAR_END.search(text)
+            found = _SCALAR_END.search(text, at)
             return None if found is None else found.start()
         while (found := (_IN_TEXT if self._is_text else _SIGN).search(text, at)) is not None:
             at = found.end()

@@ -130,6 +130,25 @@ def test_hermes_is_as_in_vllm_however_cut(row: dict[str, Any]) -> None:
         assert comparable(ours) in (comparable(row["whole"]), comparable(row["streamed"]))
 
 
+LONG = '{"id": 123456789012345678901234, "x": 1e2, "s": "\\u00e9}"}'
+DEEP = "[" * 990 + "]" * 990
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f'<tool_call>{{"arguments": {LONG} , "name": "f"}}</tool_call>', ("", [("f", LONG)])),
+        (f'<tool_call>{{"arguments": 1, "name": "f", "arguments":{LONG}}}</tool_call>', ("", [("f", LONG)])),
+        (f'<tool_call>{{"arguments": {DEEP}, "name": "f"}}</tool_call>', ("", [("f", DEEP)])),
+    ],
+    ids=["long number", "twice", "deep"],
+)  # fmt: skip
+def test_hermes_passes_on_the_text_of_arguments(text: str, expected: Made) -> None:
+    if len(text) < 1000:
+        check_every_cut(HermesParser, text, expected)
+    assert parsed(HermesParser, text) == parsed(HermesParser, [text]) == expected
+
+
 def texts_of_signs(count: int) -> list[Any]:
     """Return random texts of the signs that parsers look at."""
     signs = [

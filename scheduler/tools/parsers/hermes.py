@@ -8,12 +8,11 @@
 Text between and after calls is left out, as in vLLM. What is between markers and is no call is content.
 """
 
-import json
-
 import orjson
 
 from scheduler.tools.call_object import CallObject, CallState
 from scheduler.tools.deltas import ParsedText
+from scheduler.tools.json_value import raw_field
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKERS = (BEGIN, END)
@@ -116,12 +115,11 @@ def overlap_length(text: str, marker: str) -> int:
 
 
 def _read_call(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments of a call with its fields in any order."""
+    """Return the name and the arguments, as they are written, of a call with its fields in any order."""
     try:
         call = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
     name = call.get("name") if isinstance(call, dict) else None
-    if not isinstance(name, str) or not name or "arguments" not in call:
-        return None
-    return name, json.dumps(call["arguments"], ensure_ascii=False)
+    arguments = raw_field(text, "arguments") if isinstance(call, dict) else None
+    return (name, arguments) if isinstance(name, str) and name and arguments is not None else None
