@@ -3,7 +3,7 @@
 import json
 import re
 
-_SIGN = re.compile(r'["{}\[\]]')
+_SIGN = re.compile(r'["{}\[\]<]')
 _IN_TEXT = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s<]")
 
@@ -24,7 +24,10 @@ def raw_field(text: str, name: str) -> str | None:
 
 
 class JsonValueEnd:
-    """Counts brackets and quotes of one value, which need not be valid: its end is where the first one closes."""
+    """Counts brackets and quotes of one value, which need not be valid: its end is where the first one closes.
+
+    A `<` outside of texts, which JSON never has, ends it too: it begins the marker after a value that is not closed.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -49,6 +52,8 @@ class JsonValueEnd:
                 continue
             if sign == '"':
                 self._is_text = not self._is_text
+            elif sign == "<":
+                return found.start()
             else:
                 self._depth += 1 if sign in "{[" else -1
             if not self._is_text and self._depth <= 0:

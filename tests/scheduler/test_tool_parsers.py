@@ -132,6 +132,8 @@ def test_hermes_is_as_in_vllm_however_cut(row: dict[str, Any]) -> None:
 
 LONG = '{"id": 123456789012345678901234, "x": 1e2, "s": "\\u00e9}"}'
 DEEP = "[" * 990 + "]" * 990
+F, G = (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}' for name in "fg")
+END = "</tool_call>"
 
 
 @pytest.mark.parametrize(
@@ -140,10 +142,16 @@ DEEP = "[" * 990 + "]" * 990
         (f'<tool_call>{{"arguments": {LONG} , "name": "f"}}</tool_call>', ("", [("f", LONG)])),
         (f'<tool_call>{{"arguments": 1, "name": "f", "arguments":{LONG}}}</tool_call>', ("", [("f", LONG)])),
         (f'<tool_call>{{"arguments": {DEEP}, "name": "f"}}</tool_call>', ("", [("f", DEEP)])),
+        (F[:-2] + '"a": {"b": 1}' + f"{END}\n{G}{END}", ("", [("f", '{"a": {"b": 1}'), ("g", "{}")])),
+        (f"{F}\n{G}{END}{F}", ("", [("f", "{}"), ("g", "{}"), ("f", "{}")])),
+        (F + "<tool_<b></" + G, ("", [("f", "{}"), ("g", "{}")])),
+        (f"\n \n<tool_call>no{END}", (f"\n \n<tool_call>no{END}", [])),
+        (f"\n<tool_call>no{END}\n {F}", (f"\n<tool_call>no{END}\n ", [("f", "{}")])),
+        ("\n <tool_call>", ("\n <tool_call>", [])),
     ],
-    ids=["long number", "twice", "deep"],
+    ids=["long number", "twice", "deep", "not closed", "no end", "markers", "blanks", "blanks after", "begun"],
 )  # fmt: skip
-def test_hermes_passes_on_the_text_of_arguments(text: str, expected: Made) -> None:
+def test_hermes_reads_calls_and_content_however_cut(text: str, expected: Made) -> None:
     if len(text) < 1000:
         check_every_cut(HermesParser, text, expected)
     assert parsed(HermesParser, text) == parsed(HermesParser, [text]) == expected

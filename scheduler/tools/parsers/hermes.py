@@ -5,7 +5,8 @@
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Text between and after calls is left out, as in vLLM. What is between markers and is no call is content.
+Text between and after calls is left out, as in vLLM. What is between markers and is no call is content. A call that has
+all of its arguments ends at the next marker of either kind.
 """
 
 import orjson
@@ -22,9 +23,10 @@ class HermesParser:
     """Sends a call's name as soon as it is known and its arguments as they come. A ToolCallParser."""
 
     def __init__(self) -> None:
-        self._held = ""  # that may become a marker, or white space before the first call
+        self._held = ""  # that may become a marker
+        self._blanks: list[str] = []  # before the first call, which are content only if more follows
         self._call: CallObject | None = None
-        self._inside = ""  # of a call that does not begin with its name, or after its arguments
+        self._inside: list[str] = []  # of a call that does not begin with its name
         self._num_calls = 0
         self._has_content = False
 
@@ -39,33 +41,29 @@ class HermesParser:
         """Return what was held back: text, or a call without its end."""
         parsed = ParsedText()
         if self._call is None:
-            parsed.content = "" if self._num_calls else self._held
+            parsed.content = "" if self._num_calls else "".join(self._blanks) + self._held
         elif self._call.state in (CallState.HEAD, CallState.OTHER):
-            self._finish_other(self._call.held + self._inside, "", parsed)
+            self._finish_other("".join([self._call.held, *self._inside, self._held]), "", parsed)
         return parsed
 
     def _outside(self, text: str, parsed: ParsedText) -> str:
         """Pass content on up to a marker; return the text after it."""
-        text = self._held + text
-        before, marker, after = text.partition(BEGIN)
+        before, marker, after = self._until(text, BEGIN)
+        self._add_content(before, parsed)
         if marker:
-            if self._has_content or not before.isspace():
-                self._add_content(before, parsed)
-            self._held, self._inside = "", ""
             self._call = CallObject(self._num_calls, "arguments", END)
-            return after
-        sure = len(text) - overlap_length(text, BEGIN)
-        if not self._has_content and text[:sure].isspace():
-            sure = 0
-        self._held = text[sure:]
-        self._add_content(text[:sure], parsed)
-        return ""
+        return after
 
     def _add_content(self, text: str, parsed: ParsedText) -> None:
         """Add content, unless it follows a call."""
-        if text and self._num_calls == 0:
-            self._has_content = True
-            parsed.content += text
+        if not text or self._num_calls:
+            return
+        if not self._has_content and text.isspace():
+            self._blanks.append(text)
+            return
+        self._has_content = True
+        parsed.content += "".join(self._blanks) + text
+        self._blanks.clear()
 
     def _within(self, call: CallObject, text: str, parsed: ParsedText) -> str:
         """Read a call up to its end; return the text after it."""
@@ -74,25 +72,38 @@ class HermesParser:
             if rest is None:
                 return ""
             text = rest
-        start = max(0, len(self._inside) - len(END))
-        self._inside += text
-        at = self._inside.find(END, start)
-        if at < 0:
+        is_done = call.state is CallState.DONE
+        before, marker, rest = self._until(text, *(MARKERS if is_done else (END,)))
+        if not is_done:
+            self._inside.append(before)
+        if not marker:
             return ""
-        inside, rest = self._inside[:at], self._inside[at + len(END) :]
-        if call.state is CallState.DONE:
+        if is_done:
             self._num_calls += 1
         else:
-            self._finish_other(inside, END, parsed)
-        self._call, self._inside = None, ""
-        return rest
+            self._finish_other("".join(self._inside), END, parsed)
+        self._call, self._inside = None, []
+        return rest if marker == END else BEGIN + rest
+
+    def _until(self, text: str, *markers: str) -> tuple[str, str, str]:
+        """Return what is before the first marker, the marker, and the text after it; hold back what may begin one."""
+        text, self._held = self._held + text, ""
+        found = min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=None)
+        if found is not None:
+            at, marker = found
+            return text[:at], marker, text[at + len(marker) :]
+        sure = len(text) - max(overlap_length(text, marker) for marker in markers)
+        self._held = text[sure:]
+        return text[:sure], "", ""
 
     def _finish_other(self, inside: str, end: str, parsed: ParsedText) -> None:
         """Send a call that was not sent as it came; if it is none, its text is content."""
         read = _read_call(inside)
         if read is None:
+            blanks = [] if self._num_calls else self._blanks
             self._has_content = True
-            parsed.content += BEGIN + inside + end
+            parsed.content += "".join([*blanks, BEGIN, inside, end])
+            self._blanks = []
             return
         parsed.begin_call(self._num_calls, read[0])
         parsed.add_arguments(self._num_calls, read[1])
