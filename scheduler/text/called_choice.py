@@ -39,7 +39,7 @@ class CalledChoice:
         self._min_tokens = options.min_tokens
         self._finder = StopFinder(() if calls.forced else options.stops, include=options.include_stop)
         self._unsent = echo
-        self._tokens: tuple[TokenOutput, ...] = ()
+        self._tokens: list[TokenOutput] = []
         self._has_calls = False
 
     @property
@@ -66,12 +66,12 @@ class CalledChoice:
             return None
         self.finished, self.finish_reason = reason is not None, reason
         made = TextPiece(
-            self._index, self._unsent + content, reason, piece.stop_reason if stop is None else stop, self._tokens,
-            piece.cumulative_logprob, tuple(self._identified(delta) for delta in parsed.calls),
+            self._index, self._unsent + content, reason, piece.stop_reason if stop is None else stop,
+            tuple(self._tokens), piece.cumulative_logprob, tuple(self._identified(delta) for delta in parsed.calls),
         )  # fmt: skip
         if reason == "stop" and self._has_calls:
             made.finish_reason = self._calls.finish_reason or reason
-        self._unsent, self._tokens = "", ()
+        self._unsent, self._tokens = "", []
         return made
 
     def _parse(self, piece: TextPiece) -> ParsedText:
