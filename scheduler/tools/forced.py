@@ -53,9 +53,17 @@ def _arguments_schema(tool: Tool) -> dict[str, Any]:
     schema.pop("$schema", None)
     schema.pop("$id", None)
     schema.setdefault("type", "object")
-    if "properties" in schema and not schema.keys() & _OPEN_FIELDS:
+    if not schema.keys() & _OPEN_FIELDS and _has_all_required(schema):
         schema["additionalProperties"] = False
     return schema
+
+
+def _has_all_required(schema: dict[str, Any]) -> bool:
+    """Return whether a schema has properties, those that it requires among them, so that it may exclude others."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    return all(isinstance(name, str) and name in properties for name in required)
 
 
 class RequiredCalls:

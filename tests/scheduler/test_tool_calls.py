@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 from scheduler.api.tool_calls import call_options
 from scheduler.request import GenerationRequest
 from scheduler.tools.choice import ChoiceMode, ToolChoice
+from scheduler.tools.forced import forced_schema
 from testing.scheduler.scripted_dispatcher import Line, Script
 from tests.scheduler.test_chat import events
 from tests.scheduler.test_tool_history import SCHEMA, TOOL, USER, WEATHER
@@ -218,6 +219,24 @@ async def test_the_grammar_is_the_schema_of_the_tools(serve: Any) -> None:
     assert schema["minItems"] == 1
     assert "maxItems" not in schema
     assert [one["properties"]["name"]["enum"] for one in schema["items"]["anyOf"]] == [["weather"], ["now"]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "closed"),
+    [
+        ({"properties": {"a": {}}, "required": ["a"]}, True),
+        ({"properties": {"a": {}}, "required": ["a", "b"]}, False),
+        ({"properties": None}, False),
+        ({"properties": {"a": {}}, "required": True}, False),
+        ({"properties": {"a": {}}, "required": [{}]}, False),
+        ({"required": ["b"]}, False),
+    ],
+)
+async def test_a_schema_is_closed_if_it_names_what_it_requires(parameters: Any, closed: bool) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    schema = forced_schema(ToolChoice(ChoiceMode.NAMED, (tool,)))
+
+    assert ("additionalProperties" in schema) == closed
 
 
 @pytest.mark.parametrize(
