@@ -78,7 +78,8 @@ class CalledChoice:
         parsed = self._parser.push(piece.text)
         if piece.finish_reason is not None:
             last = self._parser.flush()
-            parsed.content += last.content
+            if not (self._calls.forced and piece.finish_reason == "length"):  # a call that was cut is no content
+                parsed.content += last.content
             parsed.calls += last.calls
         if self._calls.only_first:
             parsed.calls = [delta for delta in parsed.calls if delta.index == 0]

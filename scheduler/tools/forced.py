@@ -86,8 +86,12 @@ class RequiredCalls:
         return parsed
 
     def flush(self) -> ParsedText:
-        """Return nothing: of a call that was cut before its arguments nothing is sent."""
-        return ParsedText()
+        """Return the text if no call began in it; nothing of a further call that was cut before its arguments."""
+        if self._num_calls or self._is_content:
+            return ParsedText()
+        if self._call is None:
+            return ParsedText(self._before)
+        return ParsedText(self._before + self._call.held if self._call.state is CallState.HEAD else "")
 
     def _between(self, text: str) -> str:
         """Skip the list's own signs; return the text from the next call on."""

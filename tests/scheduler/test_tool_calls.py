@@ -106,6 +106,9 @@ PARIS = {"name": "weather", "arguments": ARGUMENTS}
         (ONE, REQUIRED | {"logprobs": True, "return_token_ids": True}, 0, ("", [PARIS], None, "tool_calls")),
         (ONE, REQUIRED, 4, ("", [], None, "length")),
         ("I will not.", REQUIRED, 0, ("I will not.", [], None, "stop")),
+        ('{"error": "no"}', REQUIRED, 0, ('{"error": "no"}', [], None, "stop")),
+        ('[{"error": "no"}, ', REQUIRED, 0, ('[{"error": "no"}, ', [], None, "stop")),
+        (TWO[:-22], REQUIRED, 0, ("", [PARIS], None, "tool_calls")),
     ],
 )
 async def test_a_forced_answer_is_its_calls(
