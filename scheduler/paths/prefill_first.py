@@ -20,8 +20,8 @@ from wire.messages import Failed, FetchAndGenerate, HandedOff, PrefillAndHold, P
 class PrefillFirstPath:
     """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
 
-    Until then, whatever happens to P fails the attempt: D may wait for KV that never comes, or get another prompt's
-    from another process there. KV that D has not fetched stays on P until its lease ends.
+    Until each sequence has one, whatever happens to P fails the attempt: D may wait for KV that never comes, or get
+    another prompt's from another process there. KV that D has not fetched stays on P until its lease ends.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PrefillFirstPath:
             on_prefill = self._until_sent.enter_context(prompt.open_on(self._prefill, generates=False))
             self._until_sent.callback(self._prefill.in_flight.keep, prompt.prompt_id)
             found = await self._ask_prefill(on_prefill)
-            with prompt.open_on(self._decode, partial(self._on_first_token, on_prefill)) as on_decode:
+            with prompt.open_on(self._decode, partial(self._on_first_token, on_prefill, found)) as on_decode:
                 if not self._prefill.is_living:
                     raise HandoffFailed(f"{self._prefill} may no longer hold the KV")
                 on_decode.post(FetchAndGenerate(prompt.state, found.references))
@@ -52,7 +52,7 @@ class PrefillFirstPath:
                         case on_instance, Refused() | Failed() | SessionLost() as failure:
                             if on_instance is on_decode:
                                 raise to_error(failure, self._decode, prompt)
-                            if not self._decode_started:
+                            if not self._all_fetched():
                                 raise to_error(failure, self._prefill, prompt)
                             self._release(on_prefill)
                 on_decode.ended |= prompt.output.all_finished
@@ -85,8 +85,8 @@ class PrefillFirstPath:
         too_late = HandoffFailed(f"{self._decode} got no KV from {self._prefill}")
         self._until_sent.callback(asyncio.get_running_loop().call_later(lease_s, prompt.fail, too_late).cancel)
 
-    def _on_first_token(self, on_prefill: PromptOnInstance) -> None:
-        """D's first token is here: it has the KV, and P has released it."""
+    def _on_first_token(self, on_prefill: PromptOnInstance, found: PrefillHeld | PrefillBegun) -> None:
+        """D's first token is here: it has the KV of that sequence, and P has released it."""
         prompt_id = self._prompt.prompt_id
         self._decode_started = True
         self._prefill.in_flight.prefilled(prompt_id)
@@ -95,7 +95,15 @@ class PrefillFirstPath:
         self._decode.in_flight.decoding(prompt_id)
         self._on_output()
         self._prompt.enter(f"decoding on {self._decode}")
-        self._release(on_prefill)
+        if len(found.references) == 1:
+            self._release(on_prefill)
+
+    def _all_fetched(self) -> bool:
+        """Whether D has sent a new token of each sequence. An attempt starts with those of earlier ones."""
+        before, output = self._prompt.state.outputs, self._prompt.output
+        return self._decode_started and all(
+            len(output.so_far[one]) > (len(before[one]) if before else 0) for one in output.open
+        )
 
     def _release(self, on_prefill: PromptOnInstance) -> None:
         """Watch P no longer, once it has answered."""

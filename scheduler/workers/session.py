@@ -168,14 +168,15 @@ class WorkerSession:
     async def _prefill_and_hold(self, prompt: PromptState) -> None:
         """Compute the prompt; where decode can be asked meanwhile, name what it needs first.
 
-        Not with log probabilities of the prompt: they come with prefill's answer, and before any token.
+        Not with log probabilities of the prompt: they come with prefill's answer, and before any token. Not with
+        several sequences: while one of them streams, nothing would show that another one's KV never comes.
         """
         check_prompt(prompt)
         transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
         await transfer.prepare()
         work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids])
         early = [WorkerRequest(one, transfer.early_reference(one), is_early=True) for one in ids]
-        is_early = prompt.params.prompt_logprobs is None and all(one.params for one in early)
+        is_early = len(early) == 1 and early[0].params is not None and prompt.params.prompt_logprobs is None
         if is_early:
             self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
             work = self._to_its_end(work)

@@ -100,6 +100,26 @@ async def test_each_sequence_has_a_transfer_of_its_own(connector: Connector) -> 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
 @pytest.mark.anyio
+async def test_a_second_sequence_whose_prefill_fails_is_done_again(
+    connector: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, limits, legs = request(PROMPT, n=2, max_tokens=LENGTH, seed=5), ControlLimits(probe_after_s=3600.0), []
+
+    def take(leg: str) -> Fault | None:
+        legs.append(leg)
+        return Fault("error") if len(legs) == 2 else None
+
+    settings = _of(connector, with_fake(step_seconds=0.01))
+    async with WorkerCluster("PPDD", settings, limits=limits).serving() as cluster:
+        right = (await cluster.answer(wanted)).tokens
+        for worker in cluster.workers[:2]:
+            monkeypatch.setattr(worker.faults, "take", take)
+        answer = await asyncio.wait_for(cluster.answer(wanted), 10.0)
+        assert (answer.tokens, answer.done[0].tries) == (right, 2)
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.anyio
 async def test_log_probabilities_of_the_prompt_come_first(connector: Connector) -> None:
     async with WorkerCluster("PD", _of(connector)).serving() as cluster:
         answer = await cluster.answer(_greedy(prompt_logprobs=1))

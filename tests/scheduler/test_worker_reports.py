@@ -13,7 +13,7 @@ from scheduler.request import GenerationRequest
 from scheduler.workers.answers import SequenceStream
 from testing.vllm_worker.faults import Fault
 from testing.vllm_worker.worker import FakeVllmWorker
-from tests.scheduler.fake_cluster import Answer, request
+from tests.scheduler.fake_cluster import Answer, Running, request
 from tests.scheduler.virtual_time import until
 from tests.scheduler.worker_cluster import WorkerCluster, with_fake
 from wire.errors import DeadlineExceeded, InstanceLost, InternalError, PdserveError
@@ -76,6 +76,24 @@ async def unknown_request_id() -> None:
         assert _tokens(await asyncio.gather(*tasks)) == right
 
 
+async def unknown_request_id_of_a_second_sequence() -> None:
+    """P starts again while the first sequence runs on D, and the second one waits there."""
+    prefill = dataclasses.replace(WRONG_200, engine_id="typed")
+    decode = dataclasses.replace(with_fake(step_seconds=0.02), max_num_seqs=1)
+    wanted = _wanted(n=2, temperature=0.8)
+    right = await _right(wanted)
+    async with WorkerCluster("PPD", prefill, prefill, decode).serving() as cluster:
+        *starts, end = cluster.workers
+        running = Running(cluster.control.dispatch, wanted)
+        await until(lambda: running.tokens and end.ranks[0].waiting)
+        (holder,) = [worker for worker in starts if worker.received]
+        await holder.stop()
+        await holder.start()
+
+        await running.task
+        assert [running.tokens] == right
+
+
 async def blocks_out_of_range() -> None:
     """Such a pair never serves: its proof fails."""
     prefill = dataclasses.replace(WRONG_200, block_offset=1_000_000)
@@ -125,7 +143,10 @@ async def expired_lease() -> None:
         assert start.ranks[0].counts.reads_after_expiry == 0
 
 
-CASES = [unknown_request_id, blocks_out_of_range, consumed_reference, stale_reference_of_reused_blocks, expired_lease]
+CASES = [
+    unknown_request_id, unknown_request_id_of_a_second_sequence, blocks_out_of_range, consumed_reference,
+    stale_reference_of_reused_blocks, expired_lease,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
