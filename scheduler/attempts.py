@@ -71,7 +71,8 @@ class Attempts:
                     if asyncio.get_running_loop().time() >= min(stalls_at, prompt.deadline):
                         raise prompt.deadline_error() from error
                 except RETRYABLE as error:
-                    self._readiness.note_failure(grant.plan)
+                    if grant.plan.pair not in prompt.avoid:  # else this prompt has failed there before
+                        self._readiness.note_failure(grant.plan)
                     num_failures += 1
                     if num_failures >= self._limits.max_tries:
                         raise

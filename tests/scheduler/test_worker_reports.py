@@ -220,6 +220,17 @@ async def test_smg_2382_pairs_whose_hand_offs_fail_serve_no_more() -> None:
         assert _tokens([await cluster.answer(wanted) for _ in range(4)]) == [right] * 4
 
 
+@pytest.mark.anyio
+async def test_a_pair_serves_until_two_requests_failed_on_it() -> None:
+    limits = ControlLimits(probe_after_s=3600.0)
+    async with WorkerCluster("PD", WRONG_200, limits=limits).serving() as cluster:
+        for is_out in (False, True):
+            cluster.workers[1].faults.add(Fault("error", "before", "decode", times=2))
+            with pytest.raises(InternalError):
+                await cluster.answer(_wanted())
+            assert bool(cluster.gaps()) is is_out
+
+
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.anyio
 async def test_the_last_worker_of_a_role_that_dies_costs_no_answer(leg: Any) -> None:
