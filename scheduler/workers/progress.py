@@ -78,20 +78,24 @@ class Progress:
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
         """Return the load with what this side knows of the worker's progress; end the requests it has forgotten.
 
-        While requests wait there, or for another worker's prefill, silence is no sign.
+        While requests wait there, or for another worker's prefill, silence is no sign. The latter do not count as
+        waiting, as vLLM counts them: they say nothing of free blocks, or of the other requests' silence.
         """
         now = self._clock()
         elapsed_s, self._looked_at = min(now - self._looked_at, _MAX_STEP_S), now
-        if load.steps != self.steps or load.running + load.waiting <= sum(leg.receives for leg in self._legs):
+        receiving = sum(leg.receives for leg in self._legs)
+        waiting = max(0, load.waiting - receiving)
+        if load.steps != self.steps or load.running + load.waiting <= receiving:
             self.steps, self._moved_at = load.steps, now
         uncomputed = sum(leg.num_tokens for leg in self._legs)
         expected_s = uncomputed / min(self._rates) if self._rates else _FIRST_ANSWER_S
-        for leg in [leg for leg in self._legs if not (load.waiting or leg.receives)]:
+        for leg in [leg for leg in self._legs if not (waiting or leg.receives)]:
             leg.silent_s += elapsed_s
             if leg.silent_s > progress_limit(expected_s if leg.num_tokens else 0.0, least_s=self._least_s):
                 leg.end(now)
         return dataclasses.replace(
             load,
+            waiting=waiting,
             uncomputed_tokens=uncomputed,
             progress_age_s=now - self._moved_at,
             prompts_recomputed=self.prompts_recomputed,

@@ -1,6 +1,7 @@
 """The scheduler in front of fake vLLM workers on real sockets: every request ends once, with the right tokens."""
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -289,19 +290,29 @@ def test_the_load_is_that_of_one_engine_or_of_all(engine: bytes, num_blocks: int
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "rate", "waiting", "look_s", "ends_after_s"),
+    ("num_tokens", "rate", "waiting", "receiving", "look_s", "ends_after_s"),
     [
-        (100, 1000.0, 0, 1.0, 9),
-        (100, 10.0, 0, 1.0, 41),
-        (0, 1.0, 0, 1.0, 9),
-        (100, 1000.0, 1, 1.0, None),
-        (100, 1000.0, 0, 30.0, 150),
+        (100, 1000.0, 0, 0, 1.0, 9),
+        (100, 10.0, 0, 0, 1.0, 41),
+        (0, 1.0, 0, 0, 1.0, 9),
+        (100, 1000.0, 1, 0, 1.0, None),
+        (100, 1000.0, 1, 1, 1.0, 9),
+        (100, 1000.0, 2, 1, 1.0, None),
+        (100, 1000.0, 0, 0, 30.0, 150),
     ],
-    ids=["fast worker", "slow worker", "in mid-stream", "requests wait there", "this process could not run"],
+    ids=[
+        "fast worker",
+        "slow worker",
+        "in mid-stream",
+        "requests wait there",
+        "one waits for its KV",
+        "another one waits too",
+        "this process could not run",
+    ],
 )
 @virtual
 async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
-    num_tokens: int, rate: float, waiting: int, look_s: float, ends_after_s: int | None
+    num_tokens: int, rate: float, waiting: int, receiving: int, look_s: float, ends_after_s: int | None
 ) -> None:
     clock = asyncio.get_running_loop().time
     progress = Progress(clock)
@@ -317,11 +328,15 @@ async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
         return clock() - began
 
     leg = asyncio.create_task(wait_for_an_answer())
-    for step in range(200):
-        await asyncio.sleep(look_s)
-        progress.judged(LoadSnapshot(running=1, waiting=waiting, steps=step))
-        if leg.done():
-            break
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(receiving):
+            await stack.enter_async_context(progress.leg(0, receives=True))
+        for step in range(200):
+            await asyncio.sleep(look_s)
+            load = progress.judged(LoadSnapshot(running=1, waiting=waiting, steps=step))
+            assert load.waiting == waiting - receiving, "what waits for a free block"
+            if leg.done():
+                break
     if ends_after_s is None:
         assert not leg.done()
         leg.cancel()
