@@ -12,8 +12,9 @@ from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
 from pdserve.run_folder import RunFolder, default_run_dir
-from pdserve.running_workers import running_workers, with_model_of, write_tables
+from pdserve.running_workers import remove_tables, running_workers, with_model_of, write_tables
 from pdserve.start_lines import say
+from pdserve.up import require_none
 from ranktable_tools.launch_plan import resolve
 from scheduler.config import DEFAULT_PORT, SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
@@ -51,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
     options.callback_place()  # a wrong flag is known before the workers are asked
     engine = with_plain_model(with_model_of(workers, engine, options), os.environ, weights=False)
     folder = _folder(routes, engine.port)
+    require_none(folder)
     with folder.lock():
         try:
             tables = write_tables(workers, engine.port, folder.tables)
@@ -58,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             say((f"workers: {plan.global_path} (edit this table to add, drain or move them)",))
             return role_process.serve_scheduler(SchedulerConfig(engine, options), plan)
         finally:
-            folder.clear()
+            remove_tables(folder.tables)
 
 
 def parse(argv: Sequence[str]) -> tuple[RouteOptions, EngineOptions, SchedulerOptions]:

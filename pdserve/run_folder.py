@@ -18,6 +18,7 @@ from pdserve.replacement import Phase
 from wire.errors import ConfigError
 
 _BESIDE = ("supervisor", "spare")
+_ADVICE = "choose another one with --run-dir or PDSERVE_RUN_DIR"
 _OWN = frozenset(("lock", "logs", "state.json", "state.new", "tables", "route"))
 
 
@@ -119,7 +120,10 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder. Raises ConfigError if another `pdserve up` holds it or it cannot be created."""
+        """Lock the folder.
+
+        Raises ConfigError if another pdserve holds it, it cannot be created, or its tables were there before the first.
+        """
         with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,9 +132,12 @@ class RunFolder:
             yield
 
     def _lock_file(self) -> TextIO:
+        lock = self.path / "lock"  # stays, and so shows that the tables are ours to replace
+        if self.tables.exists() and not lock.exists():
+            raise ConfigError(f"the run folder {self.path} has tables that pdserve did not write there: {_ADVICE}")
         try:
             self._make()
-            return open(self.path / "lock", "w", opener=_open_private)
+            return open(lock, "w", opener=_open_private)
         except OSError as error:
             raise self._cannot_be_used(error) from error
 
@@ -143,8 +150,7 @@ class RunFolder:
                 self.path.chmod(0o700)
 
     def _cannot_be_used(self, error: OSError) -> ConfigError:
-        problem = f"the run folder {self.path} cannot be used: {error.strerror}"
-        return ConfigError(f"{problem}: choose another one with --run-dir or PDSERVE_RUN_DIR")
+        return ConfigError(f"the run folder {self.path} cannot be used: {error.strerror}: {_ADVICE}")
 
     def read(self) -> ClusterState | None:
         """Return the cluster's state, or None when there is none. Raises ConfigError for an unreadable one."""

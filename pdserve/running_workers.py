@@ -3,12 +3,13 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from flags.options import EngineOptions
 from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
-from ranktable_tools.secret import ensure_secret
+from ranktable_tools.secret import SECRET_NAME, ensure_secret
 from ranktable_tools.table_file import write_global, write_local
 from ranktable_tools.tables import GlobalTable, LocalTable, TableServer, WorkerKind
 from ranktable_tools.worker_urls import url_place, worker_url
@@ -18,6 +19,7 @@ from scheduler.workers.served_model import find_served_model
 from wire.errors import ConfigError, Unavailable
 
 _HOST = "127.0.0.1"
+_GLOBAL, _LOCAL = "global_ranktable.json", "local_ranktable_host.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,19 @@ def write_tables(workers: RunningWorkers, port: int, tables: Path) -> dict[str, 
     """Write the ranktable of a scheduler and its workers into `tables`; return the variables that name its files."""
     scheduler = TableServer(_HOST, _HOST, server_port=port or None)
     tables.mkdir(mode=0o700, parents=True, exist_ok=True)
-    global_path, local_path = tables / "global_ranktable.json", tables / "local_ranktable_host.json"
+    global_path, local_path = tables / _GLOBAL, tables / _LOCAL
     write_global(global_path, GlobalTable(scheduler, workers.prefill, workers.decode))
     write_local(local_path, LocalTable(scheduler))
     ensure_secret(tables)
     return {GLOBAL_VARIABLE: str(global_path), LOCAL_VARIABLE: str(local_path)}
+
+
+def remove_tables(tables: Path) -> None:
+    """Delete what `write_tables` wrote, and the folder unless it has other files."""
+    for name in (_GLOBAL, _LOCAL, SECRET_NAME):
+        (tables / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        tables.rmdir()
 
 
 def with_model_of(workers: RunningWorkers, engine: EngineOptions, options: SchedulerOptions) -> EngineOptions:

@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
+import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pdserve.role_process import serve_scheduler
-from pdserve.route import parse
+from pdserve.route import main, parse
+from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, start_time
 from pdserve.running_workers import running_workers, write_tables
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
@@ -61,6 +63,36 @@ def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:
 def test_what_cannot_work_is_refused_before_the_start(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, RanktableError), match=message):
         _cluster(words, tmp_path)
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Path], int], *flags: str) -> int:
+    monkeypatch.setattr("pdserve.route.with_model_of", lambda workers, engine, options: replace(engine, model="m"))
+    monkeypatch.setattr("pdserve.route.with_plain_model", lambda engine, environ, weights: engine)
+    monkeypatch.setattr(
+        "pdserve.role_process.serve_scheduler", lambda config, plan: serve(Path(plan.global_path).parent)
+    )
+    return main((*_NEAR, "--port=0", *flags))
+
+
+def test_files_beside_its_tables_stay_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(tables: Path) -> int:
+        assert len([*tables.iterdir()]) == 3
+        (tables / "edited.json").touch()
+        return 0
+
+    RunFolder(tmp_path).write(ClusterState("http://127.0.0.1:1", "m", ()))  # of a killed `pdserve up`
+
+    assert _run(monkeypatch, serve, f"--run-dir={tmp_path}") == 0
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["lock", "state.json", "tables/edited.json"]
+
+
+def test_the_folder_of_a_running_cluster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), start_time(os.getpid()) or 0, "", "")
+    RunFolder(tmp_path).write(ClusterState("http://127.0.0.1:1", "m", (), watcher))
+
+    with pytest.raises(ConfigError, match="a cluster already runs at"):
+        _run(monkeypatch, lambda tables: 0, f"--run-dir={tmp_path}")
 
 
 def test_a_taken_port_for_callbacks_is_refused(tmp_path: Path) -> None:

@@ -275,3 +275,17 @@ def test_a_folder_with_the_locks_name_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="cannot be used: Is a directory"), RunFolder(tmp_path).lock():
         pass
+
+
+def test_a_folder_whose_tables_are_not_ours_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.tables.mkdir()
+
+    with pytest.raises(ConfigError, match="has tables that pdserve did not write there"), folder.lock():
+        pass
+    assert [*tmp_path.iterdir()] == [folder.tables]
+
+    folder.tables.rmdir()
+    for _ in "killed", "starts again":
+        with folder.lock():
+            folder.tables.mkdir(exist_ok=True)
