@@ -133,6 +133,18 @@ def stop(
     return (*_stop(schedulers, scheduler_grace_s, at_once), *_stop(others, INSTANCE_GRACE_S, at_once))
 
 
+def stop_children(
+    children: Sequence[Watched], scheduler_grace_s: float = SCHEDULER_GRACE_S,
+    at_once: Callable[[], bool] = _never_stop,
+) -> tuple[ProcessRecord, ...]:  # fmt: skip
+    """Stop those of these processes that are here, as `stop` does, and what a worker's server leaves running."""
+    here = [child for child in children if child.record.is_here]
+    killed = stop([child.record for child in here], scheduler_grace_s, at_once)
+    for child in here:
+        child.ended()  # reaps it, and before that kills its group
+    return killed
+
+
 def _stop(
     processes: Sequence[ProcessRecord], grace_s: float, at_once: Callable[[], bool]
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip

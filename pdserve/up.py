@@ -14,7 +14,7 @@ from pdserve.kv_memory_check import check_kv_room
 from pdserve.membership import TableMembership
 from pdserve.model_flags import check_model
 from pdserve.ports import require_free
-from pdserve.processes import POLL_S, Watched, stop
+from pdserve.processes import POLL_S, Watched, stop_children
 from pdserve.readiness import serves, wait_ready
 from pdserve.restarts import RestartLimits
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir, start_time
@@ -185,8 +185,7 @@ class _Cluster:
 
     def _stop(self, site: Site, children: Sequence[Watched], grace_s: float, journal: SupervisorLog) -> None:
         at_once = self._interrupts.hold()
-        records = [child.record for child in children]
-        for process in stop([record for record in records if record.is_here], grace_s, at_once):
+        for process in stop_children(children, grace_s, at_once):
             journal.say(f"{process.name} did not stop in time and was killed (log: {process.log})")
         try:
             for name in site.close(at_once):

@@ -1,15 +1,16 @@
 """Children are started in their own sessions, watched, and stopped by SIGTERM or, if they ignore it, by SIGKILL."""
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pdserve.layout import ProcessPlan
-from pdserve.processes import Child, stop
+from pdserve.processes import Child, stop, stop_children
 from pdserve.run_folder import ProcessRecord
 
 _STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
@@ -82,13 +83,22 @@ def test_a_reused_pid_is_left_alone(spawn: _Spawner) -> None:
     assert record.alive
 
 
-def test_a_killed_workers_engine_ends_with_it(spawn: _Spawner) -> None:
-    child = spawn.when_up(_WITH_ENGINE, PDSERVE_WORKER="vllm")
-    server = psutil.Process(child.record.pid)
-    (engine,) = server.children()
-    server.kill()
+def _see_its_death(child: Child) -> None:
+    os.kill(child.record.pid, signal.SIGKILL)
     while child.ended() is None:
         pass
+
+
+def _stop_in_order(child: Child) -> None:
+    assert stop_children([child]) == ()
+
+
+@pytest.mark.parametrize("end", [_see_its_death, _stop_in_order])
+def test_a_workers_engine_ends_with_its_server(end: Callable[[Child], None], spawn: _Spawner) -> None:
+    child = spawn.when_up(_WITH_ENGINE, PDSERVE_WORKER="vllm")
+    (engine,) = psutil.Process(child.record.pid).children()
+
+    end(child)
 
     psutil.wait_procs([engine], timeout=60)
     assert not engine.is_running()
