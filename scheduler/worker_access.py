@@ -50,6 +50,9 @@ def read_worker_key(options: SchedulerOptions) -> str:
     if path is None:
         return ""
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        key = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--worker-api-key-file {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not key:
+        raise ConfigError(f"--worker-api-key-file {path}: it is empty")
+    return key

@@ -55,6 +55,7 @@ def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:
         ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1:1/x"), "10.0.0.1:1/x is not HOST:PORT"),
         ((*_NEAR, *_LAYERWISE, "--worker-callback", "0.0.0.0:1"), "an address to listen on, not one to reach a host"),
         ((*_FAR, *_LAYERWISE), "10.255.255.254:8200 is on another host and cannot call back to 127.0.0.1"),
+        ((*_NEAR, "--worker-api-key-file=/dev/null"), "--worker-api-key-file /dev/null: it is empty"),
         (("--prefill", "http://127.0.0.1:1", "--decode", "HTTP://127.0.0.1:1/"), "127.0.0.1:1/ is prefill-0 already"),
         (("--combined", "http://u:secret@127.0.0.1:1"), "--combined 127.0.0.1:1 must be .*, without a user"),
         (("--combined", "http://127.0.0.1:9000"), "uses already"),
