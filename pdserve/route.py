@@ -3,7 +3,9 @@
 import argparse
 import dataclasses
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from flags.options import EngineOptions, add_flags, flag, from_namespace
@@ -12,9 +14,9 @@ from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
 from pdserve.run_folder import RunFolder, default_run_dir
-from pdserve.running_workers import remove_tables, running_workers, with_model_of, write_tables
+from pdserve.running_workers import RunningWorkers, remove_tables, running_workers, with_model_of, write_tables
 from pdserve.start_lines import say
-from pdserve.up import require_none
+from pdserve.up import Interrupts, require_none
 from ranktable_tools.launch_plan import resolve
 from scheduler.config import DEFAULT_PORT, SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
@@ -52,15 +54,30 @@ def main(argv: Sequence[str]) -> int:
     options.callback_place()  # a wrong flag is known before the workers are asked
     engine = with_plain_model(with_model_of(workers, engine, options), os.environ, weights=False)
     folder = _folder(routes, engine.port)
+    is_kept = bool(routes.run_dir or engine.port)  # else no other run uses the folder
     require_none(folder)
-    with folder.lock():
-        try:
-            tables = write_tables(workers, engine.port, folder.tables)
+    interrupts = Interrupts()
+    interrupts.take()  # until the scheduler's loop does
+    try:
+        with folder.lock(), _tables(workers, engine.port, folder, is_kept) as tables:
             plan = resolve(tables | {"USE_OPENAI": options.use_openai})
             say((f"workers: {plan.global_path} (edit this table to add, drain or move them)",))
             return role_process.serve_scheduler(SchedulerConfig(engine, options), plan)
-        finally:
-            remove_tables(folder.tables)
+    except KeyboardInterrupt:
+        return interrupts.status
+    finally:
+        interrupts.ignore()
+
+
+@contextmanager
+def _tables(workers: RunningWorkers, port: int, folder: RunFolder, is_kept: bool) -> Iterator[dict[str, str]]:
+    """Write the tables, and delete them at the end, with the folder unless it is kept."""
+    try:
+        yield write_tables(workers, port, folder.tables)
+    finally:
+        remove_tables(folder.tables)
+        if not is_kept:
+            shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def parse(argv: Sequence[str]) -> tuple[RouteOptions, EngineOptions, SchedulerOptions]:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,16 +67,34 @@ def test_what_cannot_work_is_refused_before_the_start(words: tuple[str, ...], me
         _cluster(words, tmp_path)
 
 
-def _run(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Path], int], *flags: str) -> int:
-    monkeypatch.setattr("pdserve.route.with_model_of", lambda workers, engine, options: replace(engine, model="m"))
-    monkeypatch.setattr("pdserve.route.with_plain_model", lambda engine, environ, weights: engine)
-    monkeypatch.setattr(
-        "pdserve.role_process.serve_scheduler", lambda config, plan: serve(Path(plan.global_path).parent)
-    )
-    return main((*_NEAR, "--port=0", *flags))
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def test_files_beside_its_tables_stay_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class _Route:
+    """Runs `pdserve route` with a function of the tables' folder in place of the scheduler."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr("pdserve.route.with_model_of", lambda workers, engine, options: replace(engine, model="m"))
+        monkeypatch.setattr("pdserve.route.with_plain_model", lambda engine, environ, weights: engine)
+
+    def __call__(self, serve: Callable[[Path], int], *flags: str) -> int:
+        self._monkeypatch.setattr(
+            "pdserve.role_process.serve_scheduler", lambda config, plan: serve(Path(plan.global_path).parent)
+        )
+        return main((*_NEAR, "--port=0", *flags))
+
+
+@pytest.fixture
+def route(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Route]:
+    before = {number: signal.signal(number, lambda *given: None) for number in _SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else nohup has set it
+    yield _Route(monkeypatch)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_files_beside_its_tables_stay_at_the_end(tmp_path: Path, route: _Route) -> None:
     def serve(tables: Path) -> int:
         assert len([*tables.iterdir()]) == 3
         (tables / "edited.json").touch()
@@ -83,17 +102,31 @@ def test_files_beside_its_tables_stay_at_the_end(tmp_path: Path, monkeypatch: py
 
     RunFolder(tmp_path).write(ClusterState("http://127.0.0.1:1", "m", ()))  # of a killed `pdserve up`
 
-    assert _run(monkeypatch, serve, f"--run-dir={tmp_path}") == 0
+    assert route(serve, f"--run-dir={tmp_path}") == 0
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["lock", "state.json", "tables/edited.json"]
 
 
-def test_the_folder_of_a_running_cluster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", _SIGNALS)
+def test_a_signal_before_it_serves_leaves_no_files(
+    number: signal.Signals, route: _Route, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(tables: Path) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
+
+    assert route(serve) == 128 + number
+    assert [*(tmp_path / "route").iterdir()] == []
+
+
+def test_the_folder_of_a_running_cluster_is_refused(tmp_path: Path, route: _Route) -> None:
     watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), start_time(os.getpid()) or 0, "", "")
     RunFolder(tmp_path).write(ClusterState("http://127.0.0.1:1", "m", (), watcher))
 
     with pytest.raises(ConfigError, match="a cluster already runs at"):
-        _run(monkeypatch, lambda tables: 0, f"--run-dir={tmp_path}")
+        route(lambda tables: 0, f"--run-dir={tmp_path}")
 
 
 def test_a_taken_port_for_callbacks_is_refused(tmp_path: Path) -> None:
