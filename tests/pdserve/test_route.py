@@ -32,6 +32,7 @@ from wire.errors import ConfigError
 
 _NEAR = ("--prefill", "http://127.0.0.1:8100", "--decode", "http://127.0.0.1:8200")
 _FAR = ("--prefill", "http://127.0.0.1:8100", "--decode", "http://10.255.255.254:8200")
+_MOONCAKE = ("--connector", "mooncake")
 _LAYERWISE = ("--connector", "ascend-layerwise")
 
 
@@ -56,6 +57,11 @@ def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:
         ((*_NEAR, *_LAYERWISE, "--worker-callback", "10.0.0.1:1/x"), "10.0.0.1:1/x is not HOST:PORT"),
         ((*_NEAR, *_LAYERWISE, "--worker-callback", "0.0.0.0:1"), "an address to listen on, not one to reach a host"),
         ((*_FAR, *_LAYERWISE), "10.255.255.254:8200 is on another host and cannot call back to 127.0.0.1"),
+        ((*_FAR, *_MOONCAKE), "10.255.255.254:8200, on another host, cannot find the bootstrap server of prefill-0"),
+        (
+            (*_NEAR, *_MOONCAKE, "--prefill", "http://a:1", "http://A:2"),
+            "http://a:2 and prefill-0 at http://a:1 are on one host",
+        ),
         ((*_NEAR, "--worker-api-key-file=/dev/null"), "--worker-api-key-file /dev/null: it is empty"),
         (("--prefill", "http://127.0.0.1:1", "--decode", "HTTP://127.0.0.1:1/"), "127.0.0.1:1/ is prefill-0 already"),
         (("--combined", "http://u:secret@127.0.0.1:1"), "--combined 127.0.0.1:1 must be .*, without a user"),
@@ -141,6 +147,12 @@ def test_a_taken_port_for_callbacks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("connector", ["auto", "nixl", "ascend", "ascend-layerwise", "nixl-push", "mooncake"])
 def test_these_connectors_are_served(connector: str, tmp_path: Path) -> None:
     _cluster((*_NEAR, "--connector", connector), tmp_path)
+
+
+def test_mooncake_serves_other_hosts_and_combined_workers(tmp_path: Path) -> None:
+    words = ("--prefill", "http://10.255.255.253:1", "http://10.255.255.254:1", "--decode", "http://10.255.255.254:2")
+
+    _cluster((*words, "--combined", "http://10.255.255.253:3", *_MOONCAKE), tmp_path)
 
 
 def test_a_combined_worker_is_one_member_in_both_groups(tmp_path: Path) -> None:
