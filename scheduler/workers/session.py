@@ -174,7 +174,7 @@ class WorkerSession:
         check_prompt(prompt)
         transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
         await transfer.prepare()
-        work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids])
+        work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids], LEASE_S)
         early = [WorkerRequest(one, transfer.early_reference(one), is_early=True) for one in ids]
         is_early = len(early) == 1 and early[0].params is not None and prompt.params.prompt_logprobs is None
         if is_early:
@@ -205,9 +205,12 @@ class WorkerSession:
         self._emit(HandedOff(prompt.prompt_id, times))
 
     async def _prefill(
-        self, prompt: PromptState, requests: Sequence[WorkerRequest]
+        self, prompt: PromptState, requests: Sequence[WorkerRequest], lease_s: float | None = None
     ) -> tuple[list[dict[str, Any]], StageTimes]:
-        """Compute the prompt once for each sequence that needs more tokens: the first alone, then the others."""
+        """Compute the prompt once for each sequence that needs more tokens: the first alone, then the others.
+
+        The worker holds the first one's KV for `lease_s`, counted from its own answer.
+        """
         clock = asyncio.get_running_loop().time
         began = clock()
         bodies = [
@@ -216,8 +219,11 @@ class WorkerSession:
         ]
         first = await self._post(*bodies[0], len(prompt.token_ids))
         self._emit_scores(first, prompt)
-        async with asyncio.TaskGroup() as tasks:
-            others = [tasks.create_task(self._post(*one, 0)) for one in bodies[1:]]
+        try:
+            async with asyncio.timeout(lease_s), asyncio.TaskGroup() as tasks:
+                others = [tasks.create_task(self._post(*one, 0)) for one in bodies[1:]]
+        except TimeoutError:
+            raise HandoffFailed("it did not compute all sequences while it held the KV of the first") from None
         times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
         return [first, *(one.result() for one in others)], times
 

@@ -98,23 +98,25 @@ async def test_each_sequence_has_a_transfer_of_its_own(connector: Connector) -> 
         assert len({leg_id(one) for one in cluster.workers[1].received}) == 6
 
 
+@pytest.mark.parametrize("action", ["error", "hang"])
 @pytest.mark.parametrize("connector", CONNECTORS)
 @pytest.mark.anyio
 async def test_a_second_sequence_whose_prefill_fails_is_done_again(
-    connector: Connector, monkeypatch: pytest.MonkeyPatch
+    connector: Connector, action: Action, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, limits, legs = request(PROMPT, n=2, max_tokens=LENGTH, seed=5), ControlLimits(probe_after_s=3600.0), []
 
     def take(leg: str) -> Fault | None:
         legs.append(leg)
-        return Fault("error") if len(legs) == 2 else None
+        return Fault(action) if len(legs) == 2 else None
 
     settings = _of(connector, with_fake(step_seconds=0.01))
     async with WorkerCluster("PPDD", settings, limits=limits).serving() as cluster:
         right = (await cluster.answer(wanted)).tokens
         for worker in cluster.workers[:2]:
             monkeypatch.setattr(worker.faults, "take", take)
-        answer = await asyncio.wait_for(cluster.answer(wanted), 10.0)
+        monkeypatch.setattr("scheduler.workers.session.LEASE_S", 1.0)
+        answer = await asyncio.wait_for(cluster.answer(wanted), 7.0)
         assert (answer.tokens, answer.done[0].tries) == (right, 2)
 
 
