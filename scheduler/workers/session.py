@@ -329,12 +329,12 @@ class WorkerSession:
         self._step += tokens
 
     async def _look(self) -> None:
-        """Wait until the load was read: the next attempt must not be placed on a worker that is gone."""
+        """Wait until the load was read again: the next attempt must not be placed on a worker that is gone."""
+        next_polled = self._polled
         self.look_now()
-        self._polled.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
-                await self._polled.wait()
+                await next_polled.wait()
 
     async def _next_poll(self) -> None:
         """Wait for the next second, or until a connection broke: the worker may be gone."""
@@ -351,9 +351,10 @@ class WorkerSession:
         try:
             while True:
                 await self._next_poll()
+                polled, self._polled = self._polled, asyncio.Event()  # who looks from now on waits for the next one
                 try:
                     load = await self._read_load(_POLL_TIMEOUT_S)
-                    self._polled.set()
+                    polled.set()
                 except (DeadlineExceeded, Incompatible, InternalError, NoCapacity) as error:
                     _log.debug("worker_without_load", url=self._http.url, error=error)
                     continue
@@ -363,4 +364,5 @@ class WorkerSession:
         except PdserveError as error:
             self._over = True
             self._events.put_nowait(InstanceLost(str(error)))
+            polled.set()
             self._polled.set()

@@ -11,12 +11,16 @@ import pytest
 from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
 from scheduler.workers.answers import SequenceStream
+from scheduler.workers.http import WorkerHttp
+from scheduler.workers.session import WorkerSession
 from testing.vllm_worker.faults import Fault
 from testing.vllm_worker.worker import FakeVllmWorker
-from tests.scheduler.fake_cluster import Answer, Running, request
-from tests.scheduler.virtual_time import until
+from tests.scheduler.fake_cluster import Answer, Running, describe, request
+from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import WorkerCluster, with_fake
 from wire.errors import DeadlineExceeded, InstanceLost, InternalError, PdserveError
+from wire.load import LoadSnapshot
+from wire.messages import Heartbeat, PrefillAndHold, SessionOpen
 from wire.types import PromptState, Role, SamplingParams
 
 PROMPT = tuple(range(10, 60))
@@ -269,3 +273,37 @@ def test_smg_2382_an_answer_that_ended_by_an_error_is_no_answer() -> None:
     stream = SequenceStream(PromptState("a", "r", PROMPT, SamplingParams(max_tokens=9), ((),)), 0, 0)
     with pytest.raises(InstanceLost, match="it ended the sequence with 'error'"):
         stream.feed(b'data: {"choices": [{"index": 0, "token_ids": [], "finish_reason": "error"}]}\n\n')
+
+
+@virtual
+async def test_a_failure_waits_for_a_look_that_began_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = 0
+
+    async def read_load(timeout_s: float) -> LoadSnapshot:
+        nonlocal began
+        began += 1
+        if began > 1:
+            await asyncio.sleep(0.1)
+            raise InstanceLost("it is gone")
+        await asyncio.sleep(0.5)
+        return LoadSnapshot()
+
+    async def break_off(*_: object) -> None:
+        raise InstanceLost("the connection broke")
+
+    http = WorkerHttp("http://127.0.0.1:1")
+    monkeypatch.setattr(http, "post_json", break_off)
+    session = WorkerSession(describe(0, Role.PREFILL), "m", http, read_load, LoadSnapshot())
+    session.look_now()
+    await until(lambda: began)
+    await session.send(PrefillAndHold(PromptState("a", "r", PROMPT, SamplingParams(max_tokens=9), ((),))))
+    events = []
+
+    async def read_events() -> None:
+        async for event in session.events():
+            events.append(type(event))
+
+    with pytest.raises(InstanceLost, match="it is gone"):
+        await read_events()
+    assert events == [SessionOpen, Heartbeat]
+    await session.close()
