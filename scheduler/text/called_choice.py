@@ -25,7 +25,8 @@ def choice_of(
 class CalledChoice:
     """Takes the pieces of `choice`, which looks for no stop strings, and passes on content and calls.
 
-    Stop strings end the content; arguments may contain them. Mutable, owned by the stream, as Choice.
+    Stop strings are found in content and in skipped text; calls may contain them. Mutable, owned by the stream, as
+    Choice.
     """
 
     def __init__(self, choice: Choice, index: int, options: TextOptions, calls: CallOptions, *, echo: str = "") -> None:
@@ -37,7 +38,9 @@ class CalledChoice:
         self._calls = calls
         self._parser = calls.make_parser()
         self._min_tokens = options.min_tokens
-        self._finder = StopFinder(() if calls.forced else options.stops, include=options.include_stop)
+        self._finder = StopFinder(options.stops, include=options.include_stop)
+        self._skipped_finder = StopFinder(options.stops)
+        self._num_calls_before = 0  # the text in which it searches
         self._unsent = echo
         self._tokens: list[TokenOutput] = []
         self._has_calls = False
@@ -54,13 +57,15 @@ class CalledChoice:
             return None
         self._tokens += piece.tokens
         parsed, reason = self._parse(piece), piece.finish_reason
-        content, stop = parsed.content, None
+        content, stop, num_calls = parsed.content, None, 0
         if token.index >= self._min_tokens:
             content, stop = self._finder.push(content)
+            if stop is None:
+                stop, num_calls = self._stop_in_skipped(parsed)
         if stop is not None:
-            parsed.calls.clear()
+            parsed.calls = [delta for delta in parsed.calls if delta.index < num_calls]
             reason = "stop"
-        elif reason is not None or parsed.calls:
+        if reason is not None or parsed.calls:
             content += self._finder.flush()
         if not content and not parsed.calls and reason is None:
             return None
@@ -84,6 +89,16 @@ class CalledChoice:
         if self._calls.only_first:
             parsed.calls = [delta for delta in parsed.calls if delta.index == 0]
         return parsed
+
+    def _stop_in_skipped(self, parsed: ParsedText) -> tuple[str | None, int]:
+        """Return the stop string in skipped text, None if there is none, and the number of calls before it."""
+        for num_calls, text in parsed.skipped:
+            if num_calls != self._num_calls_before:
+                self._skipped_finder.flush()
+                self._num_calls_before = num_calls
+            if (stop := self._skipped_finder.push(text)[1]) is not None:
+                return stop, num_calls
+        return None, 0
 
     def _identified(self, delta: CallDelta) -> CallDelta:
         self._has_calls = True

@@ -13,8 +13,7 @@ class CallOptions:
     """`make_parser` returns a parser for each choice; `origin` identifies the request in the ids of its calls.
 
     `finish_reason` replaces `stop` where a choice has calls, None: it stays. `only_first`: further calls are left out.
-    `forced`: the text has only calls, so that stop strings have no content to end. `markers` are the texts that the
-    parser needs even if they are special tokens.
+    `forced`: a grammar allows calls alone. `markers` are texts that the parser needs even if they are special tokens.
     """
 
     make_parser: Callable[[], ToolCallParser]

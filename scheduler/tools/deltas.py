@@ -20,10 +20,14 @@ class CallDelta:
 
 @dataclass(slots=True)
 class ParsedText:
-    """New content and new text of calls; the content is before the calls."""
+    """New content and new text of calls; the content is before the calls.
+
+    `skipped` is text between and after calls, which the client does not get, each with the number of calls before it.
+    """
 
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    skipped: list[tuple[int, str]] = field(default_factory=list)
 
     def begin_call(self, index: int, name: str) -> None:
         """Add the first delta of a call."""

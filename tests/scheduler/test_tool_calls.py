@@ -108,6 +108,7 @@ PARIS = {"name": "weather", "arguments": ARGUMENTS}
         ("I will not.", REQUIRED, 0, ("I will not.", [], None, "stop")),
         ('{"error": "no"}', REQUIRED, 0, ('{"error": "no"}', [], None, "stop")),
         ('[{"error": "no"}, ', REQUIRED, 0, ('[{"error": "no"}, ', [], None, "stop")),
+        ("I will not. Never.", REQUIRED | {"stop": "not"}, 0, ("I will ", [], None, "stop")),
         (TWO[:-22], REQUIRED, 0, ("", [PARIS], None, "tool_calls")),
     ],
 )
@@ -152,6 +153,9 @@ CUT = 'Sure. <tool_call>{"name": "weather", "arguments": {"city": "Par'
         ("a " + CALLED, AUTO | {"stop": ["Paris", "tool"]}, 0, ("a ", [PARIS], None, "tool_calls")),
         ("a Pari" + CALLED, AUTO | {"stop": "Paris"}, 0, ("a Pari", [PARIS], None, "tool_calls")),
         ("Paris b" + CALLED, AUTO | {"stop": "Paris", "min_tokens": 99}, 0, ("Paris b", [PARIS], None, "tool_calls")),
+        (CALLED + " User: " + CALLED, AUTO | {"stop": ["User:"]}, 0, ("", [PARIS], None, "tool_calls")),
+        (CALLED + "\nObservation: warm", AUTO | {"stop": "vation"}, 999, ("", [PARIS], None, "tool_calls")),
+        (CALLED + " Us" + CALLED + "er: ", AUTO | {"stop": "User:"}, 0, ("", [PARIS, PARIS], None, "tool_calls")),
         ("<tool_call>no</tool_call>", AUTO, 0, ("<tool_call>no</tool_call>", [], None, "stop")),
         ("x <tool_", AUTO, 0, ("x <tool_", [], None, "stop")),
         (CUT, AUTO, 999, ("Sure. ", [PARIS | {"arguments": '{"city": "Par'}], None, "length")),

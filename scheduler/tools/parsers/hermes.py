@@ -55,8 +55,11 @@ class HermesParser:
         return after
 
     def _add_content(self, text: str, parsed: ParsedText) -> None:
-        """Add content, unless it follows a call."""
-        if not text or self._num_calls:
+        """Add content, which is skipped if it follows a call."""
+        if not text:
+            return
+        if self._num_calls:
+            parsed.skipped.append((self._num_calls, text))
             return
         if not self._has_content and text.isspace():
             self._blanks.append(text)
