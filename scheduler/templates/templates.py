@@ -1,6 +1,7 @@
 """Render chat templates in two killable processes: one for the model's template, one for those of requests."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,8 +46,8 @@ class TemplateRenderer:
         }
         param = "chat_template" if of_request else "messages"
         try:
-            source, message = template.encode(), orjson.dumps(job)
-        except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
+            source, message = template.encode(), _encoded(job)
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the conversation cannot be passed to its chat template: {error}", param) from None
         queue = self._slow if of_request or len(message) > _QUICK_BYTES else self._quick
         return await queue.render(source, message, param)
@@ -67,3 +68,10 @@ class TemplateRenderer:
     def pids(self) -> tuple[int, ...]:
         """The ids of the living processes, the model's first."""
         return tuple(pid for queue in (self._quick, self._slow) if (pid := queue.pid) is not None)
+
+
+def _encoded(job: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(job)
+    except orjson.JSONEncodeError:  # it writes no integers beyond 64 bits, which arguments of calls may have
+        return json.dumps(job, ensure_ascii=False).encode()

@@ -1,5 +1,6 @@
 """Read tool calls and their results in a conversation into the form that chat templates expect. Pure."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import orjson
 
 from wire.errors import InvalidRequest
 
+_MAX_LEVELS = 200
+"""Of arguments: the process that renders templates cannot read or write many more."""
 TOOL_ROLES = ("tool", "function")
 """The role of a call's result, and its legacy name."""
 
@@ -14,8 +17,8 @@ TOOL_ROLES = ("tool", "function")
 def read_calls(message: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     """Return an assistant's calls, with arguments as objects; `function_call`, the legacy form, is a call without id.
 
-    As in vLLM, arguments that are not a JSON object become {}: they were written by a model, and refusing them would
-    end the conversation. Raises InvalidRequest with the path of a field.
+    As in vLLM, arguments that are not a JSON object become {}, and so do those nested too deep: they were written by a
+    model, and refusing them would end the conversation. Raises InvalidRequest with the path of a field.
     """
     legacy = message.get("function_call")
     if legacy is not None:
@@ -72,7 +75,16 @@ def _function(value: Any, path: str) -> dict[str, Any]:
 def _arguments(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            orjson.loads(value)  # stricter: it refuses NaN and lone surrogates, but rounds integers beyond 64 bits
+            value = json.loads(value)
+        except (ValueError, RecursionError):
             return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and not _is_deeper(value, _MAX_LEVELS) else {}
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether objects and lists are nested in more levels."""
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)

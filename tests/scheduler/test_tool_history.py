@@ -17,6 +17,7 @@ CALLED = {"name": "weather", "arguments": '{"city": "Paris"}'}
 CALL = {"id": "call_1", "type": "function", "function": CALLED}
 READ = {"name": "weather", "arguments": {"city": "Paris"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+LONG = 123456789012345678901234
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "18 degrees"}
 
 
@@ -63,6 +64,11 @@ async def rendered(served: Any, body: dict[str, Any]) -> tuple[Any, Any]:
         ([call("[1]")], [read(function=READ | {"arguments": {}})]),
         ([call('{"city": ')], [read(function=READ | {"arguments": {}})]),
         ([call("[" * 5000)], [read(function=READ | {"arguments": {}})]),
+        ([call('{"a": ' + "[" * 260 + "]" * 260 + "}")], [read(function=READ | {"arguments": {}})]),
+        ([call('{"a": ' + "[" * 980 + "]" * 980 + "}")], [read(function=READ | {"arguments": {}})]),
+        ([call('{"a": "\\ud800"}')], [read(function=READ | {"arguments": {}})]),
+        ([call('{"a": NaN}')], [read(function=READ | {"arguments": {}})]),
+        ([call('{"city": 123456789012345678901234}')], [read(function=READ | {"arguments": {"city": LONG}})]),
         (
             [CALLS, RESULT | {"content": [{"type": "text", "text": "18"}, {"type": "text", "text": "degrees"}]}],
             [read(), RESULT | {"content": "18\ndegrees"}],
