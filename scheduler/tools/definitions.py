@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from wire.errors import InvalidRequest
 
@@ -41,19 +42,46 @@ def name_path(field: str, at: int) -> str:
     return f"{field}.{at}.name" if field == "functions" else f"{field}.{at}.function.name"
 
 
-def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object that is a schema within `schema`, itself included, with its path."""
+def subschemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object that is a schema within `schema`, itself included, or that one refers to, with its path."""
+    seen = set[int]()
+    waiting: list[tuple[str, Any]] = [(path, schema)]
+    for at, one in waiting:
+        if id(one) in seen or not isinstance(one, dict):
+            continue
+        for where, part in _nested_schemas(one, at):
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield where, part
+            if isinstance(reference := part.get("$ref"), str) and reference.startswith("#/"):
+                waiting.append(_target(schema, path, reference))
+
+
+def _nested_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(schema, list):
         for at, item in enumerate(schema):
-            yield from subschemas(item, f"{path}.{at}")
+            yield from _nested_schemas(item, f"{path}.{at}")
     elif isinstance(schema, dict):
         yield path, schema
         for key, value in schema.items():
             if key in _SCHEMAS:
-                yield from subschemas(value, f"{path}.{key}")
+                yield from _nested_schemas(value, f"{path}.{key}")
             elif key in _NAMED_SCHEMAS and isinstance(value, dict):
                 for name, one in value.items():
-                    yield from subschemas(one, f"{path}.{key}.{name}")
+                    yield from _nested_schemas(one, f"{path}.{key}.{name}")
+
+
+def _target(value: Any, path: str, reference: str) -> tuple[str, Any]:
+    """Return the path and the value of a JSON pointer (RFC 6901), None if there is none."""
+    for part in unquote(reference[2:]).split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        path = f"{path}.{name}"
+        if isinstance(value, list):
+            value = value[int(name)] if name.isdecimal() and len(name) < 9 and int(name) < len(value) else None
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return path, value
 
 
 def _tool(value: Any, path: str, *, legacy: bool) -> Tool:
@@ -98,7 +126,7 @@ def _check_schema(schema: Any, path: str) -> None:
             if not kinds or not all(isinstance(one, str) and one in _TYPES for one in kinds):
                 raise InvalidRequest(f"{where}.type is {str(kind)[:40]!r}, not a type of JSON schema", f"{where}.type")
         reference = part.get("$ref", "#")
-        if not (isinstance(reference, str) and reference.startswith("#")):
+        if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
             raise InvalidRequest(
                 f"{where}.$ref is {str(reference)[:100]!r}; it must be within the schema, as #/$defs/name",
                 f"{where}.$ref",

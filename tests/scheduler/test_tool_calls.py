@@ -246,6 +246,24 @@ async def test_a_schema_is_closed_if_it_names_what_it_requires(parameters: Any, 
     assert ("additionalProperties" in schema) == closed
 
 
+async def test_references_move_with_the_schema_of_their_tool() -> None:
+    parts: dict[str, Any] = {
+        "z": {"properties": {"b": {"$ref": "#/components/w~1%C3%A9"}, "c": {"$ref": "#/components/l/0"}}},
+        "w/é": {"items": {"$ref": "#/components/z"}},
+        "l": [{"$ref": "#"}, {"$ref": "#/components/other"}],
+        "other": {"enum": [{"$ref": "#"}]},
+    }
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/components/z"}}, "components": parts}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    moved = forced_schema(ToolChoice(ChoiceMode.REQUIRED, (tool,)))["$defs"]["f"]
+
+    assert moved["properties"]["a"]["$ref"] == "#/$defs/f/components/z"
+    assert moved["components"]["z"]["properties"]["b"]["$ref"] == "#/$defs/f/components/w~1%C3%A9"
+    assert moved["components"]["w/é"]["items"]["$ref"] == "#/$defs/f/components/z"
+    assert moved["components"]["l"] == [{"$ref": "#/$defs/f"}, {"$ref": "#/components/other"}]
+    assert moved["components"]["other"] == parts["other"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

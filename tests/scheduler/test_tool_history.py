@@ -155,6 +155,8 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     (parameters(items={"$ref": "http://x"}), f"{PARAMETERS}.items.$ref"),
     (parameters(**{"$defs": {"a": {"$ref": 3}}}), f"{PARAMETERS}.$defs.a.$ref"),
     (parameters(properties={"a": {"$ref": None}}), f"{PARAMETERS}.properties.a.$ref"),
+    (parameters(items={"$ref": "#anchor"}), f"{PARAMETERS}.items.$ref"),
+    (parameters(items={"$ref": "#/x/y"}, x={"y": {"$ref": "#a"}}), f"{PARAMETERS}.x.y.$ref"),
 ]
 BAD_MESSAGES: list[tuple[list[Any], str]] = [
     ([RESULT], "messages.1.role"),
