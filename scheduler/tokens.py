@@ -79,6 +79,8 @@ class Tokens:
         """Return the rendered text of a conversation. Raises InvalidRequest, Overloaded, Unavailable."""
         self._settings.check(options)
         template = self.files.chat_template if options.template is None else options.template
+        if options.tools and options.template is None and self.files.tool_template is not None:
+            template = self.files.tool_template
         if template is None:
             raise InvalidRequest(
                 "the model has no chat template: start the scheduler with --chat-template, or use /v1/completions",

@@ -17,7 +17,10 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Properties of one model folder. `vocab_size` is the width of the model's output, not the tokenizer's size."""
+    """Properties of one model folder. `vocab_size` is the width of the model's output, not the tokenizer's size.
+
+    `tool_template`, if the model has one of its own, is the chat template of conversations with tools.
+    """
 
     folder: Path
     vocab_size: int | None
@@ -28,6 +31,7 @@ class ModelFiles:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
     chat_template_given: bool = False
+    tool_template: str | None = None
     kind: ModelKind = ModelKind.TEXT
     add_eos_token: bool | None = None
 
@@ -46,9 +50,9 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
     generation_config = _read_json(path / "generation_config.json", required=False)
     special = _special_tokens(tokenizer_config, _read_json(path / "special_tokens_map.json", required=False))
     if chat_template:
-        template: str | None = given_template(chat_template, path, tokenizer_config)
+        templates = [given_template(chat_template, path, tokenizer_config), None]
     else:
-        template = own_template(path, tokenizer_config)
+        templates = [own_template(path, tokenizer_config, name) for name in ("default", "tool_use")]
     return ModelFiles(
         folder=path,
         vocab_size=text_config.get("vocab_size"),
@@ -57,8 +61,9 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         eos_token=special.get("eos_token"),
         add_bos_token=tokenizer_config.get("add_bos_token"),
         special_tokens=special,
-        chat_template=template,
+        chat_template=templates[0],
         chat_template_given=bool(chat_template),
+        tool_template=templates[1],
         kind=kind_of(config),
         add_eos_token=tokenizer_config.get("add_eos_token"),
     )

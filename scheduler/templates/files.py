@@ -11,9 +11,9 @@ from wire.errors import ConfigError
 _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
 
-def own_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+def own_template(folder: Path, tokenizer_config: Mapping[str, Any], name: str = "default") -> str | None:
     """Return the model's template, from its own file or from tokenizer_config.json. Raises ConfigError."""
-    return _named_templates(folder, tokenizer_config).get("default")
+    return _named_templates(folder, tokenizer_config).get(name)
 
 
 def given_template(given: str, folder: Path, tokenizer_config: Mapping[str, Any]) -> str:

@@ -102,6 +102,18 @@ async def test_a_model_without_template_accepts_only_the_requests_template(make_
         assert await tokens.render_chat(TALK, ChatOptions(template="{{ messages[0].content }}")) == "hello world"
 
 
+async def test_a_chat_with_tools_has_the_models_template_for_tools(make_model: MakeModel) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
+    folder, tools = make_model(chat_template=named), ({"type": "function", "function": {"name": "f"}},)
+    async with opened(folder) as tokens:
+        assert await tokens.render_chat(TALK) == "plain"
+        assert await tokens.render_chat(TALK, ChatOptions(tools=tools)) == "1 tools"
+        assert await tokens.render_chat(TALK, ChatOptions(tools=tools, template="mine")) == "mine"
+
+    assert read_model_files(str(folder), chat_template="default").tool_template is None
+    assert read_model_files(str(make_model())).tool_template is None
+
+
 async def test_a_conversation_longer_than_the_model_is_an_error_of_messages(model_folder: Path) -> None:
     async with opened(model_folder) as tokens:
         with pytest.raises(PromptTooLong) as refused:
