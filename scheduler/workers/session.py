@@ -96,7 +96,7 @@ class WorkerSession:
         self._events.put_nowait(SessionOpen(description.instance_id, description.epoch, load))
         self._prompts: dict[str, asyncio.Task[None]] = {}
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._uncancelled: set[asyncio.Task[Any]] = set()
+        self._uncancelled: dict[asyncio.Task[Any], int] = {}  # prompt tokens; 0 while placement counts them
         self._poll_now, self._polled = asyncio.Event(), asyncio.Event()
         self._recomputed = CappedLog(_log)
         self._polling = asyncio.create_task(self._poll())
@@ -172,6 +172,8 @@ class WorkerSession:
         several sequences: while one of them streams, nothing would show that another one's KV never comes.
         """
         check_prompt(prompt)
+        if (abandoned := sum(self._uncancelled.values())) > self._description.prefill_chunk_size:  # as placement does
+            raise NoCapacity(f"it still computes {abandoned} tokens of prompts that were cancelled")
         transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
         await transfer.prepare()
         work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids], LEASE_S)
@@ -179,7 +181,7 @@ class WorkerSession:
         is_early = len(early) == 1 and early[0].params is not None and prompt.params.prompt_logprobs is None
         if is_early:
             self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
-            work = self._to_its_end(work)
+            work = self._to_its_end(work, len(prompt.token_ids))
         answers, times = await work
         references = [transfer.reference(one, answer) for one, answer in zip(ids, answers, strict=True)]
         if is_early:
@@ -188,16 +190,21 @@ class WorkerSession:
             held = (WorkerRequest(*one).pack() for one in zip(ids, references, strict=True))
             self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
         """Do the work even if the prompt is cancelled, until the session ends.
 
         Decode keeps the blocks of a request that waits, cancelled or not, until its KV has come (vLLM 0.32).
         """
         task = asyncio.create_task(work)
-        self._uncancelled.add(task)
-        task.add_done_callback(self._uncancelled.discard)
+        self._uncancelled[task] = 0
+        task.add_done_callback(self._uncancelled.pop)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task in self._uncancelled:
+                self._uncancelled[task] = num_tokens
+            raise
 
     async def _prefill_and_send(self, prompt: PromptState, ticket: Ticket) -> None:
         check_prompt(prompt)

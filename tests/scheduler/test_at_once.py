@@ -195,6 +195,23 @@ async def test_a_client_that_leaves_in_prefill_frees_both(connector: Connector) 
         assert cluster.workers[0].ranks[0].counts.requests["length"] > 0, "prefill went on, for decode's blocks"
 
 
+@pytest.mark.anyio
+async def test_prefills_that_clients_left_delay_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.workers.connection._CHUNK", len(PROMPT))
+    async with WorkerCluster("PD", _of("mooncake", with_fake(step_seconds=0.4))).serving() as cluster:
+        prefill = cluster.workers[0].ranks[0]
+        left = [asyncio.create_task(cluster.answer(_greedy())) for _ in range(2)]
+        await until(lambda: prefill.running == 2)
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+        computed = prefill.counts.requests["length"]
+        running = asyncio.create_task(cluster.answer(request(PROMPT, temperature=0.0, max_tokens=2)))
+        await until(lambda: len(cluster.workers[0].received) == 3)
+        assert prefill.counts.requests["length"] > computed
+        assert (await running).tokens == {(0, 0): _right()[:2]}
+
+
 @pytest.mark.parametrize("connector", CONNECTORS)
 @pytest.mark.anyio
 async def test_prefill_that_restarts_is_queried_for_its_engine_again(connector: Connector) -> None:
