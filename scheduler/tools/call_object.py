@@ -3,8 +3,6 @@
 import re
 from enum import Enum
 
-import orjson
-
 from scheduler.tools.deltas import ParsedText
 from scheduler.tools.json_value import JsonValueEnd
 
@@ -67,6 +65,8 @@ class CallObject:
 
 def text_of(literal: str) -> str | None:
     """Return the text of a JSON string, None if it is empty or invalid."""
+    import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
+
     try:
         text = orjson.loads(literal)
     except orjson.JSONDecodeError:

@@ -152,8 +152,9 @@ def test_only_one_field_may_constrain_the_output(served: Served) -> None:
     both = {"guided_json": "{}", "guided_regex": "a"}
     assert served.refused(**both)["param"] == "guided_json"
     assert served.refused(guided_regex="a", response_format={"type": "json_object"})["param"] == "response_format"
-    tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function"}}
-    assert served.refused("/v1/chat/completions", guided_json="{}", **tools)["param"] == "tools"
+    named = {"type": "function", "function": {"name": "f"}}
+    refused = served.refused("/v1/chat/completions", guided_json="{}", tools=[named], tool_choice=named)
+    assert refused["param"] == "tool_choice"
 
 
 def test_a_field_that_constrains_nothing_is_not_blamed_for_another(served: Served) -> None:

@@ -9,8 +9,6 @@ Text between and after calls is left out, as in vLLM. What is between markers an
 all of its arguments ends at the next marker of either kind.
 """
 
-import orjson
-
 from scheduler.tools.call_object import CallObject, CallState
 from scheduler.tools.deltas import ParsedText
 from scheduler.tools.json_value import raw_field
@@ -130,6 +128,8 @@ def overlap_length(text: str, marker: str) -> int:
 
 def _read_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments, as they are written, of a call with its fields in any order."""
+    import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
+
     try:
         call = orjson.loads(text)
     except orjson.JSONDecodeError:
