@@ -83,7 +83,7 @@ async def test_each_sequence_has_a_callback_of_its_own() -> None:
 )
 @pytest.mark.anyio
 async def test_a_leg_that_fails_is_done_again(leg: Any, point: Point, action: Action) -> None:
-    limits = ControlLimits(reserve_s=0.5)
+    limits = ControlLimits(reserve_s=2.0)  # of which only the one that hangs uses all
     async with WorkerCluster("PPDD", _layerwise(with_fake(step_seconds=0.002)), limits=limits).serving() as cluster:
         at = 0 if leg == "prefill" else 2
         cluster.workers[at].faults.add(Fault(action, point, leg, after_tokens=5 if point == "during" else 0))
