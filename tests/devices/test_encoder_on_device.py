@@ -1,5 +1,6 @@
 """Encoders on every device: the same vectors and scores as on the CPU, with weights and inputs on the device."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_scores_equal_those_of_the_cpu(device: Device, cross_encoder: Path) -> N
 
 def test_weights_are_on_the_device_and_the_note_has_their_size(bert: Path) -> None:
     device = CardDevice()
+    gc.collect()  # tensors of earlier tests
     before = device.memory().free
 
     encoder, notes = load_encoder(bert, dtype="bfloat16", device=device)

@@ -83,7 +83,7 @@ def test_wrong_ebnf_is_refused_with_its_line(grammar: str, words: str) -> None:
 
 
 def test_a_grammar_of_neither_notation_gets_both_errors(folder: Path) -> None:
-    with pytest.raises(InvalidGrammar, match=r"(?s)neither: as Lark: .*as EBNF: no rule is named root"):
+    with pytest.raises(InvalidGrammar, match=r"(?s)neither Lark nor EBNF: as Lark: .*as EBNF: no rule is named root"):
         compiled(tokenizer_of(folder), StructuredOutput("grammar", "blah"))
 
 
