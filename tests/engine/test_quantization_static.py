@@ -223,7 +223,7 @@ def test_the_cpu_dequantises_static_layers_with_their_biases(num_ranks: int, tmp
     assert _note(_load(path)).startswith("warning: ModelSlim W8A8 weights are dequantised to float32 at load, ")
 
 
-def test_dynamic_layers_beside_static_ones_are_dequantised_without_a_kernel(tmp_path: Path) -> None:
+def test_dynamic_layers_beside_static_ones_are_dequantised(tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "llama")
     quantise_checkpoint(modelslim("W8A8_MIX"), path)
     description = path / "quant_model_description.json"
