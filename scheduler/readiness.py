@@ -9,7 +9,7 @@ import math
 
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import InstanceLoad
-from scheduler.membership.kv_pairs import UNPROVEN, GapKind, KvGap
+from scheduler.membership.kv_pairs import UNPROVEN, KvGap
 from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
@@ -18,8 +18,6 @@ from wire.shared_limits import hold_limit
 from wire.types import InstanceDescription, Role
 
 Pair = tuple[int | None, int]
-_MAX_FAILURES = 2
-"""Hand-offs of a pair of workers that may fail in a row: one may be the request's own fault."""
 _Epochs = tuple[int | None, ...]
 """The epochs of a pair's processes: a use says nothing about processes started later."""
 
@@ -36,29 +34,21 @@ class Readiness:
         self._limits = limits
         self._tried_at: dict[_Epochs, float] = {}
         self._last_use: dict[Pair, tuple[_Epochs, float]] = {}
-        self._failures: dict[Pair, int] = {}
 
     def note_use(self, plan: Plan) -> None:
         """Record that a token arrived over this plan's pair."""
-        self._failures.pop(plan.pair, None)
+        if plan.prefill is not None:
+            self._registry.kv_pairs.note_use(plan.prefill, plan.decode)
         self._last_use[plan.pair] = _epochs_of(plan, self._living_epochs()), asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 
     def note_failure(self, plan: Plan) -> None:
-        """Record that a request failed on this pair: workers on which too many do must prove themselves again.
-
-        NIXL may fail all transfers of a pair while both workers look well.
-        """
+        """Record that a request failed on this pair: workers on which too many do must prove themselves again."""
         if plan.path not in PATHS.values() or plan.prefill is None:
             return
-        count = self._failures[plan.pair] = self._failures.get(plan.pair, 0) + 1
         living = {one.index for one in self._registry.living()}
-        if count < _MAX_FAILURES or not {plan.prefill, plan.decode} <= living:
-            return
-        del self._failures[plan.pair]
-        why = f"{count} requests in a row failed"
-        self._registry.kv_pairs.disprove(plan.prefill, plan.decode, why, GapKind.UNPROVEN)
-        self._registry.changed()
+        if {plan.prefill, plan.decode} <= living and self._registry.kv_pairs.note_failure(plan.prefill, plan.decode):
+            self._registry.changed()
 
     def names(self, plan: Plan) -> dict[str, str]:
         """Return the names of a plan's instances by role."""

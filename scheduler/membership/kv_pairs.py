@@ -42,6 +42,8 @@ class KvGap:
 
 
 _NO_GAPS: Mapping[int, KvGap] = {}
+_MAX_FAILURES = 2
+"""Hand-offs of a pair of workers that may fail in a row: one may be the request's own fault."""
 
 
 class KvPairs:
@@ -50,10 +52,12 @@ class KvPairs:
     def __init__(self) -> None:
         self._accepted: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
         self._gaps: dict[int, dict[int, KvGap]] = {}  # by sender, then by receiver
+        self._failures: dict[tuple[int, int], int] = {}  # of two processes, in a row
 
     def add(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check a newly accepted instance against all accepted earlier."""
         self._accepted[expected.index] = expected, description
+        self._forget_failures(expected.index)
         for other in list(self._accepted):
             for sender, receiver in ((expected.index, other), (other, expected.index)):
                 self._check(sender, receiver)
@@ -61,6 +65,7 @@ class KvPairs:
     def forget(self, index: int) -> None:
         """Drop the pairs of an instance that left."""
         self._accepted.pop(index, None)
+        self._forget_failures(index)
         self._gaps.pop(index, None)
         for gaps in self._gaps.values():
             gaps.pop(index, None)
@@ -85,6 +90,23 @@ class KvPairs:
         if gap is not None and gap.kind in UNPROVEN:
             del self._gaps[sender][receiver]
 
+    def note_use(self, sender: int, receiver: int) -> None:
+        """Record that a hand-off of this pair succeeded."""
+        self._failures.pop((sender, receiver), None)
+
+    def note_failure(self, sender: int, receiver: int) -> bool:
+        """Record that a request failed on this pair of workers; return whether it must now be proven again.
+
+        NIXL may fail all transfers of a pair while both workers look well.
+        """
+        count = self._failures.get((sender, receiver), 0) + 1
+        self._failures[sender, receiver] = count
+        if count < _MAX_FAILURES:
+            return False
+        del self._failures[sender, receiver]
+        self.disprove(sender, receiver, f"{count} requests in a row failed", GapKind.UNPROVEN)
+        return True
+
     def disprove(self, sender: int, receiver: int, why: str, kind: GapKind = GapKind.DISPROVEN) -> None:
         """Record that it does not, or is not known to."""
         start, end = self._accepted[sender][0], self._accepted[receiver][0]
@@ -93,6 +115,9 @@ class KvPairs:
 
     def _set(self, gap: KvGap) -> None:
         self._gaps.setdefault(gap.sender, {})[gap.receiver] = gap
+
+    def _forget_failures(self, index: int) -> None:
+        self._failures = {pair: count for pair, count in self._failures.items() if index not in pair}
 
     def _check(self, sender: int, receiver: int) -> None:
         (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]

@@ -268,14 +268,42 @@ def test_proofs_fill_what_others_leave_and_failed_pairs_come_last() -> None:
     assert [gap.sender for gap in next_proofs(failed, running[1:])] == [0]
 
 
+def _accept(pairs: KvPairs, *indices: int) -> None:
+    """Accept new processes of a prefill worker, 0, and a decode worker, 100."""
+    for index in indices:
+        role = Role.DECODE if index else Role.PREFILL
+        pairs.add(ExpectedInstance(index, str(role), role, "http://h:1", "h", ()), describe(index, role))
+
+
+@virtual
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_failures_of_a_pair_are_not_those_of_a_later_worker(leaves: bool) -> None:
+    plan, pairs = Plan("prefill_first", 0, 100, "proof"), KvPairs()
+    lives = [SimpleNamespace(index=at, description=SimpleNamespace(epoch=at)) for at in (0, 100)]
+    registry: Any = SimpleNamespace(
+        kv_pairs=pairs, living=lambda: lives, confirm_ready=lambda: None, changed=lambda: None
+    )
+    readiness = Readiness(registry, ControlLimits())
+    _accept(pairs, 0, 100)
+    pairs.prove(0, 100)
+
+    readiness.note_failure(plan)
+    if leaves:
+        pairs.forget(100)
+    _accept(pairs, 100)
+    pairs.prove(0, 100)
+    readiness.note_failure(plan)
+    assert pairs.gap(0, 100) is None
+    readiness.note_failure(plan)
+    assert pairs.gap(0, 100) is not None
+
+
 @virtual
 async def test_a_failed_pair_is_tried_again_later_and_not_remembered_longer() -> None:
     epochs, plan, pairs = itertools.count(), Plan("prefill_first", 0, 100, "proof"), KvPairs()
     registry: Any = SimpleNamespace(kv_pairs=pairs, gaps=lambda: pairs.gaps({0, 100}), living=list)
     readiness = Readiness(registry, ControlLimits())
-    for index, role in ((0, Role.PREFILL), (100, Role.DECODE)):
-        expected = ExpectedInstance(index, str(role), role, "http://h:1", "h", ())
-        pairs.add(expected, describe(index, role))
+    _accept(pairs, 0, 100)
     for _ in range(20):  # a worker that starts again and again
         lives = [SimpleNamespace(index=at, description=SimpleNamespace(epoch=next(epochs))) for at in (0, 100)]
         registry.living = lambda lives=lives: lives
