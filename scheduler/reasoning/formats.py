@@ -1,0 +1,60 @@
+"""The formats in which models write their thinking, by their names, which are vLLM's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+
+class ReasoningState(Enum):
+    """What the next text is; UNDECIDED: thinking if the answer begins with a marker, else content."""
+
+    THINKING = "thinking"
+    UNDECIDED = "undecided"
+    CONTENT = "content"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The markers before and after the thinking; the first of each is the one that models are trained on.
+
+    `in_content` are the markers that count there too: one of `starts` begins to think again, one of `ends` is left out.
+    `calls` begin a tool call, and so end the thinking. `switches` are variables of the chat template that turn thinking
+    off, or on where `is_on` is false. `strips`: white space at the end of the thinking is left out.
+    """
+
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    begin: ReasoningState = ReasoningState.THINKING
+    in_content: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    is_on: bool = True
+    strips: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that must reach the parser even if they are special tokens."""
+        return (*self.starts, *self.ends)
+
+
+_START, _END = ("<think>",), ("</think>",)
+_CALL = ("<tool_call>",)
+_MISTRAL = ("[THINK]", "[/THINK]")
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType({
+    "deepseek_r1": ReasoningFormat(_START, _END),
+    "deepseek_v3": ReasoningFormat(_START, _END, switches=("thinking", "enable_thinking"), is_on=False),
+    "qwen3": ReasoningFormat(_START, _END, in_content=_END, calls=_CALL, switches=("enable_thinking",)),
+    "glm45": ReasoningFormat(
+        _START, _END, in_content=(*_START, *_END), calls=_CALL, switches=("thinking", "enable_thinking"), strips=True
+    ),
+    "mistral": ReasoningFormat(
+        _MISTRAL[:1], _MISTRAL[1:], ReasoningState.CONTENT, in_content=_MISTRAL, calls=("[TOOL_CALLS]",), strips=True
+    ),
+    "granite": ReasoningFormat(
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+        ReasoningState.UNDECIDED,
+    ),
+})  # fmt: skip
