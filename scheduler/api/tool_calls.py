@@ -9,7 +9,7 @@ from scheduler.tools.call_options import CallOptions, call_origin
 from scheduler.tools.choice import ChoiceMode, ToolChoice, read_choice
 from scheduler.tools.definitions import Tool
 from scheduler.tools.deltas import CallDelta
-from scheduler.tools.forced import NamedCall, RequiredCalls, forced_schema
+from scheduler.tools.forced import NamedCall, forced_schema, required_calls
 from scheduler.tools.parsers.registry import CALL_FORMATS
 from wire.errors import InvalidRequest
 from wire.structured_output import json_output
@@ -46,7 +46,7 @@ def call_options(
         return None
     origin = call_origin(request_id, prompt)
     if choice.mode is ChoiceMode.REQUIRED:
-        return CallOptions(RequiredCalls, origin, only_first=not choice.parallel, forced=True)
+        return CallOptions(required_calls, origin, only_first=not choice.parallel, forced=True)
     if choice.mode is ChoiceMode.NAMED:
         name = choice.tools[0]["function"]["name"]
         return CallOptions(lambda: NamedCall(name), origin, finish_reason=None, forced=True)

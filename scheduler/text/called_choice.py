@@ -102,6 +102,6 @@ class CalledChoice:
 
     def _identified(self, delta: CallDelta) -> CallDelta:
         self._has_calls = True
-        if delta.name is not None:
+        if delta.name is not None and delta.call_id is None:
             delta.call_id = self._calls.call_id(self._index, delta.index)
         return delta

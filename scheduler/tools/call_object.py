@@ -1,74 +1,79 @@
-"""Read one call written as an object, `{"name": …, "arguments": …}`, while it arrives. Pure."""
+"""Read a call written as an object, `{"name": …, "arguments": …}`. Pure."""
 
 import re
-from enum import Enum
 
-from scheduler.tools.deltas import ParsedText
-from scheduler.tools.json_value import JsonValueEnd
-
-_MAX_HEAD_CHARS = 1024
-"""Of the text before the arguments: a longer one is no call whose arguments can be sent as they come."""
-
-
-class CallState(Enum):
-    """What was read of a call so far; OTHER: it does not begin with its name, so only the whole text can be read."""
-
-    HEAD = "head"
-    ARGUMENTS = "arguments"
-    DONE = "done"
-    OTHER = "other"
+from scheduler.tools.call_reader import CallReader, Steps
+from scheduler.tools.json_value import JsonValueEnd, raw_field
 
 
 class CallObject:
-    """Call `index`, whose arguments have the name `key`. Its text from the start is `held` until its name is known.
+    """The form of such calls: `keys` are the names that the arguments may have.
 
     A `marker` before the arguments ends it, as its length does: then it is no call of this form.
     """
 
-    def __init__(self, index: int, key: str, marker: str | None = None) -> None:
-        self.state = CallState.HEAD
-        self.held = ""
+    def __init__(self, *keys: str, marker: str | None = None) -> None:
+        self._keys = keys
         self._marker = marker
-        self._index = index
-        self._head = re.compile(rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=["{{\[\-\dtfn])')
-        self._end = JsonValueEnd()
+        self._head = re.compile(
+            rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:{"|".join(keys)})"\s*:\s*(?=["{{\[\-\dtfn])'
+        )
 
-    def push(self, text: str, parsed: ParsedText) -> str:
-        """Add what is new of the call to `parsed`; return the text after its arguments, if they end here."""
-        if self.state is CallState.HEAD:
-            self.held += text
-            text = self._read_head(parsed)
-        if self.state is not CallState.ARGUMENTS or not text:
-            return text if self.state is CallState.DONE else ""
-        end = self._end.find(text)
-        parsed.add_arguments(self._index, text[:end])
-        if end is None:
-            return ""
-        self.state = CallState.DONE
-        return text[end:]
+    def read(self, reader: CallReader) -> Steps[bool]:
+        """Read up to the end of the arguments; False, and nothing is read, if the call does not begin with its name."""
+        head = yield from reader.head(self._head, self._marker)
+        name = None if head is None else text_of(head.group(1))
+        if head is None or name is None:
+            reader.text = reader.text if head is None else head.group() + reader.text
+            return False
+        reader.begin_call(name)
+        yield from reader.json_arguments()
+        return True
 
-    def _read_head(self, parsed: ParsedText) -> str:
-        """Return the text after the head, where the arguments begin."""
-        found = self._head.match(self.held, 0, _MAX_HEAD_CHARS)
-        head = self.held if found is None else found.group()
-        name = None if found is None else text_of(found.group(1))
-        is_marked = self._marker is not None and self._marker in head
-        if found is None or name is None or is_marked:
-            if found is not None or is_marked or len(head) > _MAX_HEAD_CHARS:
-                self.state = CallState.OTHER
-            return ""
-        self.state = CallState.ARGUMENTS
-        parsed.begin_call(self._index, name)
-        rest, self.held = self.held[found.end() :], ""
-        return rest
+    def read_list(self, reader: CallReader) -> Steps[None]:
+        """Read calls one after another, with what separates them, up to other text or what is no call."""
+        while True:
+            reader.pending((yield from reader.run_of(_BETWEEN)))
+            if reader.next_sign != "{":
+                return
+            if (yield from self.read(reader)):
+                if (yield from reader.rest_of_object()):
+                    reader.end_call()
+                continue
+            taken: list[str] = []
+            yield from reader.json_value(taken.append, JsonValueEnd())
+            text = "".join(taken)
+            if not self.add_whole(reader, text):
+                reader.not_a_call(text)
+                return
+
+    def add_whole(self, reader: CallReader, text: str) -> bool:
+        """Add a call with its fields in any order; return whether `text` is one."""
+        import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
+
+        try:
+            call = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return False
+        name = call.get("name") if isinstance(call, dict) else None
+        key = next((key for key in self._keys if isinstance(call, dict) and key in call), None)
+        if not isinstance(name, str) or not name or key is None:
+            return False
+        reader.begin_call(name)
+        reader.arguments(raw_field(text, key) or "")
+        reader.end_call()
+        return True
 
 
 def text_of(literal: str) -> str | None:
     """Return the text of a JSON string, None if it is empty or invalid."""
-    import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
+    import orjson  # as above
 
     try:
         text = orjson.loads(literal)
     except orjson.JSONDecodeError:
         return None
     return text if isinstance(text, str) and text else None
+
+
+_BETWEEN = " \t\r\n,;[]"

@@ -9,7 +9,7 @@ from typing import Protocol
 class CallDelta:
     """New text of call `index` of a choice: its name, in its first delta alone, and more of its arguments.
 
-    The stage that runs the parser sets `call_id` in the first one.
+    The stage that runs the parser sets `call_id` in the first one, if the model did not write it.
     """
 
     index: int
@@ -29,9 +29,9 @@ class ParsedText:
     calls: list[CallDelta] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
 
-    def begin_call(self, index: int, name: str) -> None:
+    def begin_call(self, index: int, name: str, call_id: str | None = None) -> None:
         """Add the first delta of a call."""
-        self.calls.append(CallDelta(index, name))
+        self.calls.append(CallDelta(index, name, call_id=call_id))
 
     def add_arguments(self, index: int, text: str) -> None:
         """Add arguments, to the last delta if it is of the same call."""

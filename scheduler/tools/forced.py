@@ -7,7 +7,8 @@ named     {"city": "Paris"}                                              the arg
 import copy
 from typing import Any
 
-from scheduler.tools.call_object import CallObject, CallState
+from scheduler.tools.call_object import CallObject
+from scheduler.tools.call_reader import CallReader, StepParser, Steps
 from scheduler.tools.choice import ChoiceMode, ToolChoice
 from scheduler.tools.definitions import Tool, subschemas
 from scheduler.tools.deltas import ParsedText
@@ -16,6 +17,7 @@ _OPEN_FIELDS = frozenset((
     "$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties",
 ))  # fmt: skip
 """Fields of a schema that allow or may allow properties beside those that it names."""
+_CALL = CallObject("parameters")
 
 
 def forced_schema(choice: ToolChoice) -> dict[str, Any]:
@@ -66,58 +68,20 @@ def _has_all_required(schema: dict[str, Any]) -> bool:
     return all(isinstance(name, str) and name in properties for name in required)
 
 
-class RequiredCalls:
-    """Parses the list of calls; what is none, from a worker that ignores grammars, is content. A ToolCallParser."""
+def required_calls() -> StepParser:
+    """Return a parser of the list of calls."""
+    return StepParser(_list_steps)
 
-    def __init__(self) -> None:
-        self._call: CallObject | None = None
-        self._num_calls = 0
-        self._before = ""  # the first call, which is content if there is no call
-        self._is_content = False
-        self._is_over = False
 
-    def push(self, text: str) -> ParsedText:
-        """Return what is new after `text`."""
-        parsed = ParsedText()
-        while text and not self._is_content and not self._is_over:
-            text = self._between(text) if self._call is None else self._within(self._call, text, parsed)
-        if self._is_content:
-            parsed.content, self._before = self._before + text, ""
-        return parsed
-
-    def flush(self) -> ParsedText:
-        """Return the text if no call began in it; nothing of a further call that was cut before its arguments."""
-        if self._num_calls or self._is_content:
-            return ParsedText()
-        if self._call is None:
-            return ParsedText(self._before)
-        return ParsedText(self._before + self._call.held if self._call.state is CallState.HEAD else "")
-
-    def _between(self, text: str) -> str:
-        """Skip the list's own signs; return the text from the next call on."""
-        rest = text.lstrip(" \t\r\n[],}")
-        if self._num_calls == 0:
-            self._before += text[: len(text) - len(rest)]
-        if rest.startswith("{"):
-            self._call = CallObject(self._num_calls, "parameters")
-        elif rest:
-            self._end()
-        return rest
-
-    def _within(self, call: CallObject, text: str, parsed: ParsedText) -> str:
-        rest = call.push(text, parsed)
-        if call.state is CallState.OTHER:
-            self._end()
-            return call.held
-        if call.state is CallState.DONE:
-            self._num_calls += 1
-            self._call = None
-        return rest
-
-    def _end(self) -> None:
-        """Parse no further: the text is content, or if it began with calls, nothing."""
-        self._is_content = self._num_calls == 0
-        self._is_over = not self._is_content
+def _list_steps(reader: CallReader) -> Steps[None]:
+    """Read the list; what is none, from a worker that ignores grammars, is content."""
+    while True:
+        reader.pending((yield from reader.run_of(" \t\r\n[],}")))
+        if reader.next_sign != "{" or not (yield from _CALL.read(reader)):
+            break
+        reader.end_call()
+    if reader.num_calls:
+        yield from reader.rest_of_text()
 
 
 class NamedCall:

@@ -27,10 +27,11 @@ class JsonValueEnd:
     """Counts brackets and quotes of one value, which need not be valid: its end is where the first one closes.
 
     A `<` outside of texts, which JSON never has, ends it too: it begins the marker after a value that is not closed.
+    `depth` is the number of objects and lists around the text that are to end with it.
     """
 
-    def __init__(self) -> None:
-        self._depth = 0
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
         self._is_text = False
         self._is_escaped = False
         self._is_scalar = False

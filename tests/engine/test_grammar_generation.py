@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from scheduler.tools.choice import ToolChoice, read_choice
 from scheduler.tools.definitions import read_tools
 from scheduler.tools.deltas import joined
-from scheduler.tools.forced import RequiredCalls, forced_schema
+from scheduler.tools.forced import forced_schema, required_calls
 from tests.engine.grammar_tools import accepts, compiled, random_texts, tokenizer_of
 from tests.engine.tiny_models import make_tiny_model
 from wire.structured_output import json_output
@@ -101,7 +101,7 @@ def test_required_calls_fit_the_schemas_of_their_tools(folder: Path, parallel: b
     option = json_output(forced_schema(_choice("required", parallel)), whitespace_pattern="[ ]?")
     names, counts = set(), set()
     for text in random_texts(folder, compiled(tokenizer_of(folder), option)):
-        parsed = RequiredCalls().push(text)
+        parsed = required_calls().push(text)
         calls = joined(parsed.calls)
         assert parsed.content == ""
         counts.add(len(calls))

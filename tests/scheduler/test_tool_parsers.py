@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.tools.deltas import ToolCallParser, joined
-from scheduler.tools.forced import NamedCall, RequiredCalls
-from scheduler.tools.parsers.hermes import HermesParser
+from scheduler.tools.forced import NamedCall, required_calls
 from scheduler.tools.parsers.registry import CALL_FORMATS
 
 Made = tuple[str, list[tuple[str, str]]]
@@ -79,8 +78,8 @@ WIDE = " [\n" + call("f", NESTED, "\n ") + " ,\t" + call("g-1", UNICODE) + "\n]\
 )  # fmt: skip
 def test_required_calls_are_the_same_however_cut(text: str, expected: Made) -> None:
     if len(text) < 1000:
-        check_every_cut(RequiredCalls, text, expected)
-    assert parsed(RequiredCalls, text) == parsed(RequiredCalls, [text]) == expected
+        check_every_cut(required_calls, text, expected)
+    assert parsed(required_calls, text) == parsed(required_calls, [text]) == expected
 
 
 @pytest.mark.parametrize("text", [NESTED, UNICODE, "{}", '{"a', "{"])
@@ -92,6 +91,7 @@ def test_without_text_there_is_no_named_call() -> None:
     assert parsed(lambda: NamedCall("f"), [""]) == ("", [])
 
 
+HERMES = CALL_FORMATS["hermes"].make_parser
 TABLE = json.loads((Path(__file__).parent / "hermes_by_vllm.json").read_text(encoding="utf-8"))
 """What vLLM's own parser makes of texts: hermes_by_vllm.py writes it."""
 MARKED = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>'
@@ -123,9 +123,9 @@ def read(arguments: str) -> Any:
 @pytest.mark.parametrize("row", TABLE, ids=[str(at) for at in range(len(TABLE))])
 def test_hermes_is_as_in_vllm_however_cut(row: dict[str, Any]) -> None:
     text = row["text"]
-    ours = parsed(HermesParser, [text])
+    ours = parsed(HERMES, [text])
 
-    check_every_cut(HermesParser, text, ours)
+    check_every_cut(HERMES, text, ours)
     if text in OURS:
         assert ours == OURS[text]
     else:
@@ -155,8 +155,8 @@ END = "</tool_call>"
 )  # fmt: skip
 def test_hermes_reads_calls_and_content_however_cut(text: str, expected: Made) -> None:
     if len(text) < 1000:
-        check_every_cut(HermesParser, text, expected)
-    assert parsed(HermesParser, text) == parsed(HermesParser, [text]) == expected
+        check_every_cut(HERMES, text, expected)
+    assert parsed(HERMES, text) == parsed(HERMES, [text]) == expected
 
 
 def texts_of_signs(count: int) -> list[Any]:
@@ -170,13 +170,13 @@ def texts_of_signs(count: int) -> list[Any]:
 
 
 def test_any_text_is_parsed_the_same_however_cut() -> None:
-    for make in (RequiredCalls, *(one.make_parser for one in CALL_FORMATS.values())):
+    for make in (required_calls, *(one.make_parser for one in CALL_FORMATS.values())):
         for text in texts_of_signs(150):
             check_every_cut(make, text, parsed(make, [text]))
 
 
 def test_arguments_are_sent_as_they_come() -> None:
-    parser = RequiredCalls()
+    parser = required_calls()
     arguments = json.dumps({"a": "x" * 50})
     text = "[" + call("f", arguments) + "]"
     sent = [delta.arguments for sign in text for delta in parser.push(sign).calls]

@@ -4,17 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from scheduler.tools.deltas import ToolCallParser
-from scheduler.tools.parsers.hermes import MARKERS as HERMES_MARKERS
-from scheduler.tools.parsers.hermes import HermesParser
+from scheduler.tools.call_reader import CallReader, StepParser, Steps
+from scheduler.tools.parsers import hermes
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A format: a parser for each choice, and the texts that must reach it even if they are special tokens."""
+    """A format: its steps, and the texts that must reach them even if they are special tokens."""
 
-    make_parser: Callable[[], ToolCallParser]
+    steps: Callable[[CallReader], Steps[None]]
     markers: tuple[str, ...]
 
+    def make_parser(self) -> StepParser:
+        """Return a parser of one choice."""
+        return StepParser(self.steps)
 
-CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType({"hermes": CallFormat(HermesParser, HERMES_MARKERS)})
+
+CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType({"hermes": CallFormat(hermes.hermes, hermes.MARKERS)})

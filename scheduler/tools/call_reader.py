@@ -1,0 +1,221 @@
+"""Read one choice's text in steps that wait for more of it. Pure.
+
+A format is a generator of steps, written as if the whole text were there:
+
+    def steps(reader):
+        while (yield from reader.content_until(BEGIN)):
+            head = yield from reader.head(NAME, END)
+            if head is None:
+                reader.not_a_call(...)
+            else:
+                reader.begin_call(head.group(1))
+                yield from reader.json_arguments()
+                reader.end_call()
+
+The reader's methods return the same however the text is cut, so the steps do.
+"""
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeAlias, TypeVar
+
+from scheduler.tools.deltas import ParsedText
+from scheduler.tools.json_value import JsonValueEnd
+from scheduler.tools.markers import Markers
+
+_T = TypeVar("_T")
+Steps: TypeAlias = Generator[None, None, _T]
+"""Steps that yield where they need more text."""
+MAX_HEAD_CHARS = 1024
+"""Of the text before the arguments: a longer one is no call whose arguments can be sent as they come."""
+BLANKS = " \t\r\n"
+
+
+class CallReader:
+    """The text that is not read yet, and what was found in the text read. Mutable, owned by its StepParser.
+
+    `text` may be shorter than what is needed until `is_over`. `num_calls` counts the calls that are complete.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.is_over = False
+        self.num_calls = 0
+        self.parsed = ParsedText()
+        self._pending: list[str] = []  # content if more content follows it, or no call
+        self._has_content = False
+        self._has_begun = False
+        self._has_arguments = False
+
+    @property
+    def next_sign(self) -> str:
+        """Return the next sign, "" if there is none yet."""
+        return self.text[:1]
+
+    def content(self, text: str) -> None:
+        """Add text outside of calls; white space alone before the first one is left out, text after it is skipped."""
+        if not text:
+            return
+        if self.num_calls:
+            self.parsed.skipped.append((self.num_calls, text))
+        elif text.isspace() and (self._pending or not self._has_content):
+            self._pending.append(text)
+        else:
+            self.not_a_call(text)
+
+    def pending(self, text: str) -> None:
+        """Add text, such as the marker of a section, that is content only if no call follows it."""
+        if not self.num_calls and text:
+            self._pending.append(text)
+
+    def not_a_call(self, text: str) -> None:
+        """Add the text of what began as a call and is none: it is content, also after calls."""
+        self._has_content = True
+        self.parsed.content += "".join([*self._pending, text])
+        self._pending.clear()
+
+    def begin_call(self, name: str, call_id: str | None = None) -> None:
+        """Begin the next call; `call_id` is the model's own id of it."""
+        self._pending.clear()
+        self._has_begun, self._has_arguments = True, False
+        self.parsed.begin_call(self.num_calls, name, call_id)
+
+    def arguments(self, text: str) -> None:
+        """Add arguments of the call."""
+        if text:
+            self._has_arguments = True
+            self.parsed.add_arguments(self.num_calls, text)
+
+    def end_call(self) -> None:
+        """End the call; without arguments it has an empty object."""
+        if not self._has_arguments:
+            self.arguments("{}")
+        self.num_calls += 1
+
+    def finish(self) -> None:
+        """Turn what is pending at the end of the text into content if there was no call."""
+        if self._pending and not self._has_begun:
+            self.not_a_call("")
+
+    def content_until(self, markers: Markers) -> Steps[str]:
+        """Read content up to a marker; return the marker, "" at the end of the text."""
+        return self.until(markers, self.content)
+
+    def taken_until(self, markers: Markers, limit: int | None = None) -> Steps[tuple[str, str]]:
+        """Return the text up to a marker, and the marker: "" at the end of the text, or if `limit` has no marker."""
+        taken: list[str] = []
+        marker = yield from self.until(markers, taken.append, limit)
+        return "".join(taken), marker
+
+    def dropped_until(self, markers: Markers) -> Steps[str]:
+        """Leave out the text up to a marker; return the marker, "" at the end of the text."""
+        return self.until(markers, _ignore)
+
+    def until(self, markers: Markers, sink: Callable[[str], None], limit: int | None = None) -> Steps[str]:
+        """Pass the text before a marker to `sink` as it comes; return the marker, "" at the end or beyond `limit`."""
+        num_chars = 0
+        while True:
+            before, marker, rest = markers.split(self.text)
+            if self.is_over and not marker:
+                before, rest = self.text, ""
+            if limit is not None and num_chars + len(before) > limit:
+                at = limit - num_chars
+                sink(before[:at])
+                self.text = before[at:] + marker + rest
+                return ""
+            self.text = rest
+            if before:
+                sink(before)
+                num_chars += len(before)
+            if marker or self.is_over:
+                return marker
+            yield
+
+    def run_of(self, signs: str) -> Steps[str]:
+        """Return the signs up to one that is none of `signs`."""
+        taken: list[str] = []
+        while True:
+            rest = self.text.lstrip(signs)
+            taken.append(self.text[: len(self.text) - len(rest)])
+            self.text = rest
+            if rest or self.is_over:
+                return "".join(taken)
+            yield
+
+    def head(self, pattern: re.Pattern[str], marker: str | None = None) -> Steps[re.Match[str] | None]:
+        """Read what is before arguments; None, and nothing is read, if `marker` or too much text comes first."""
+        while True:
+            found = pattern.match(self.text, 0, MAX_HEAD_CHARS)
+            if found is not None:
+                if marker is not None and marker in found.group():
+                    return None
+                self.text = self.text[found.end() :]
+                return found
+            if self.is_over or len(self.text) > MAX_HEAD_CHARS or (marker is not None and marker in self.text):
+                return None
+            yield
+
+    def waited(self, num_chars: int) -> Steps[None]:
+        """Wait for this many characters, or the end of the text."""
+        while len(self.text) < num_chars and not self.is_over:
+            yield
+
+    def json_arguments(self) -> Steps[bool]:
+        """Pass a JSON value on as arguments; return whether it has ended."""
+        return self.json_value(self.arguments, JsonValueEnd())
+
+    def rest_of_object(self) -> Steps[bool]:
+        """Leave out what is left of a JSON object; return whether it has ended."""
+        return self.json_value(_ignore, JsonValueEnd(depth=1))
+
+    def rest_of_text(self) -> Steps[None]:
+        """Leave out all text that is left."""
+        while True:
+            self.text = ""
+            if self.is_over:
+                return
+            yield
+
+    def json_value(self, sink: Callable[[str], None], end: JsonValueEnd) -> Steps[bool]:
+        """Pass a JSON value to `sink` as it comes; return whether it has ended."""
+        while True:
+            at = end.find(self.text) if self.text else None
+            value, self.text = (self.text, "") if at is None else (self.text[:at], self.text[at:])
+            if value:
+                sink(value)
+            if at is not None or self.is_over:
+                return at is not None
+            yield
+
+
+class StepParser:
+    """A ToolCallParser that runs the steps of a format; text after their last one is content."""
+
+    def __init__(self, steps: Callable[[CallReader], Steps[None]]) -> None:
+        self._reader = CallReader()
+        self._steps = steps(self._reader)
+        self._is_done = False
+
+    def push(self, text: str) -> ParsedText:
+        """Return what is new after `text`."""
+        reader = self._reader
+        reader.parsed = parsed = ParsedText()
+        reader.text += text
+        if not self._is_done:
+            for _ in self._steps:
+                return parsed
+            self._is_done = True
+        reader.content(reader.text)
+        reader.text = ""
+        return parsed
+
+    def flush(self) -> ParsedText:
+        """Return what was held back, at the end of the text."""
+        self._reader.is_over = True
+        parsed = self.push("")
+        self._reader.finish()
+        return parsed
+
+
+def _ignore(text: str) -> None:
+    """Take text that nobody needs."""
