@@ -94,10 +94,10 @@ def parse(argv: Sequence[str]) -> UpRequest:
         elif name in namespace:
             raise ConfigError(f"--{name.replace('_', '-')} is set by `pdserve up` itself: leave it out")
     options = from_namespace(UpOptions, namespace)
+    connector = from_namespace(SchedulerOptions, namespace).connector
     running = running_workers(
-        options.prefill_workers, options.decode_workers, options.combined_workers,
-        from_namespace(SchedulerOptions, namespace).connector, "--{}-workers",
-    )  # fmt: skip
+        options.prefill_workers, options.decode_workers, options.combined_workers, connector, "--{}-workers"
+    )
     _check_counts(options, running)
     if options.max_restarts < 0 or not options.restart_window > 0:
         given = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
     if not 0 < namespace.port < 65536:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
-    check_up(options, vars(namespace).keys() - set(parser.from_file), os.environ)
+    check_up(options, connector, vars(namespace).keys() - set(parser.from_file), os.environ)
     if not options.ray and options.worker is None and options.prefill:
         check_device(from_namespace(EngineOptions, namespace))
         use_cpu_for_few_cards(namespace, options.prefill + options.decode)

@@ -5,12 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.workers.typed_flags import KV_CONFIG
+from pdserve.workers.typed_flags import CONNECTOR, KV_CONFIG
 from ranktable_tools.launch_plan import LaunchPlan
-from ranktable_tools.tables import GlobalTable, InstanceRole
+from ranktable_tools.tables import GlobalTable, InstanceRole, WorkerKind
+from scheduler.workers.connectors import AUTO, MOONCAKE, NIXL_PUSH
 from wire.errors import ConfigError
 
 Config = dict[str, Any]
+MOONCAKE_CLASS = "MooncakeConnector"
+"""vLLM's own: prefill has a bootstrap server, and no other port is known before the start."""
+_CLASSES: Mapping[WorkerKind, Mapping[str, str]] = {
+    "vllm": {
+        AUTO: "NixlConnector", "nixl": "NixlConnector", NIXL_PUSH: "NixlPushConnector", MOONCAKE: MOONCAKE_CLASS,
+    },
+    "vllm-ascend": {
+        AUTO: "MooncakeConnectorV1", "ascend": "MooncakeConnectorV1", "ascend-layerwise": "MooncakeLayerwiseConnector",
+    },
+}  # fmt: skip
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -20,6 +31,14 @@ class Sizes:
 
     tensor: int
     data: int
+
+
+def connector_class(worker: WorkerKind, name: str) -> str:
+    """Return the class of the connector with the scheduler's `name`. Raises ConfigError for another engine's."""
+    classes = _CLASSES[worker]
+    if name not in classes:
+        raise ConfigError(f"--{CONNECTOR} {name} is none of {worker}: choose from {', '.join(classes)}")
+    return classes[name]
 
 
 def typed_config(text: str | None) -> Config:
@@ -33,8 +52,10 @@ def typed_config(text: str | None) -> Config:
     return found
 
 
-def kv_config(plan: LaunchPlan, sizes: Sizes, kv_port: int, life: str, typed: Mapping[str, Any]) -> Config:
-    """Return the config of a worker, in which typed values win.
+def kv_config(
+    plan: LaunchPlan, connector: str, sizes: Sizes, kv_port: int, life: str, typed: Mapping[str, Any]
+) -> Config:  # fmt: skip
+    """Return the config of a worker, in which typed values win; `connector` is the class.
 
     `life` is random: a peer keeps the addresses of an engine by its id, and would use those of an earlier process of
     this entry. Raises ConfigError for typed values that contradict the tables.
@@ -42,12 +63,12 @@ def kv_config(plan: LaunchPlan, sizes: Sizes, kv_port: int, life: str, typed: Ma
     role = _ROLES[plan.role]
     if typed.get("kv_role", role) not in (role, "kv_both"):
         raise ConfigError(f"--{KV_CONFIG} has the kv_role {typed['kv_role']!r}, and {plan.name} is a {role}")
-    common: Config = {"kv_role": role, "kv_load_failure_policy": "fail"}
+    common: Config = {"kv_connector": connector, "kv_role": role, "kv_load_failure_policy": "fail"}
     if plan.own.worker == "vllm":
-        return _merged({"kv_connector": "NixlConnector", **common}, typed)
+        return _merged(common, typed)
     config = _merged(
         {
-            "kv_connector": "MooncakeConnectorV1", **common, "kv_port": kv_port, "engine_id": f"{plan.name}-{life}",
+            **common, "kv_port": kv_port, "engine_id": f"{plan.name}-{life}",
             "kv_connector_extra_config": {one: _of_role(one, plan, sizes) for one in ("prefill", "decode")},
         },
         typed,

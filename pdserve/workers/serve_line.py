@@ -9,14 +9,15 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pdserve.workers.kv_config import Sizes, kv_config, typed_config
-from pdserve.workers.typed_flags import KV_CONFIG, TypedFlags, without_secrets
+from pdserve.workers.kv_config import MOONCAKE_CLASS, Sizes, connector_class, kv_config, typed_config
+from pdserve.workers.typed_flags import CONNECTOR, KV_CONFIG, TypedFlags, without_secrets
 from ranktable_tools.addresses import HostComparer, canonical, dial_host, is_address
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.ports import parse_port
 from ranktable_tools.tables import InstanceEntry
 from ranktable_tools.worker_ports import PORT_NAMES, kv_ports
 from ranktable_tools.worker_urls import listed_port
+from scheduler.workers.connectors import AUTO, BOOTSTRAP_PORT, DEFAULT_BOOTSTRAP_PORT
 from wire.errors import ConfigError
 
 _SIDE_HOST, _SIDE_PORT, _HOST_IP = "VLLM_NIXL_SIDE_CHANNEL_HOST", PORT_NAMES["vllm"], "VLLM_HOST_IP"
@@ -47,6 +48,7 @@ class WorkerLine:
     port: int
     kv_host: str
     kv_ports: range
+    kv_port_name: str
 
     def __str__(self) -> str:
         words = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
@@ -60,18 +62,21 @@ def worker_line(plan: LaunchPlan, typed: TypedFlags, environ: Mapping[str, str],
         raise ConfigError("--model is missing: set it to the model's folder or name")
     sizes = _sizes(plan, typed)
     host, port = typed.values.get("host") or dial_host(plan.own.server_ip), _port(plan, typed)
+    assert plan.own.worker is not None, "the caller checked it"
     config = typed_config(typed.values.get(KV_CONFIG))
-    kv_host, used = environ.get(_SIDE_HOST) or dial_host(plan.own.server_ip), _kv_ports(plan, config, environ, sizes)
-    _refuse_taken(plan, port, used)
-    config = kv_config(plan, sizes, used.start, place.life, config)
+    implied_class = connector_class(plan.own.worker, typed.values.get(CONNECTOR, AUTO))
+    kv = _kv_ports(plan, str(config.get("kv_connector", implied_class)), config, environ, sizes)
+    kv_host = environ.get(_SIDE_HOST) or dial_host(plan.own.server_ip)
+    _refuse_taken(plan, port, kv)
+    config = kv_config(plan, implied_class, sizes, kv.ports.start, place.life, config)
     flags = {"host": host, "port": str(port), "tensor-parallel-size": str(sizes.tensor)}
     added = [word for name, value in flags.items() if name not in typed.values for word in (f"--{name}", value)]
     if not {_DETAILS, f"no-{_DETAILS}"} & typed.values.keys():
         added.append(f"--{_DETAILS}")
     argv = (*place.program, "serve", model, *added, f"--{KV_CONFIG}", json.dumps(config), *typed.passed)
-    implied = {**_variables(plan, kv_host, used), **_cpu(place.cores, len(plan.own.devices))}
+    implied = {**_variables(plan, kv_host, kv), **_cpu(place.cores, len(plan.own.devices))}
     effective = {name: environ.get(name) or value for name, value in implied.items()}
-    return WorkerLine(argv, {**place.variables, **effective}, host, port, kv_host, used)
+    return WorkerLine(argv, {**place.variables, **effective}, host, port, kv_host, kv.ports, kv.name)
 
 
 def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:
@@ -108,53 +113,69 @@ def _port(plan: LaunchPlan, typed: TypedFlags) -> int:
     return port
 
 
-def _kv_ports(plan: LaunchPlan, config: Mapping[str, object], environ: Mapping[str, str], sizes: Sizes) -> range:
-    """Return the KV ports: NIXL's is one for each data-parallel rank, Mooncake's one for each device."""
+@dataclass(frozen=True, slots=True)
+class _KvPorts:
+    """The KV ports of a worker, none where they are not known before the start, and the name of the first one."""
+
+    ports: range
+    name: str
+
+
+def _kv_ports(
+    plan: LaunchPlan, connector: str, config: Mapping[str, object], environ: Mapping[str, str], sizes: Sizes
+) -> _KvPorts:
+    """Return the ports: NIXL's is one for each data-parallel rank, Ascend's Mooncake's one for each device."""
     assert plan.own.worker is not None, "the caller checked it"
-    chosen = environ.get(_SIDE_PORT) if plan.own.worker == "vllm" else config.get("kv_port")
+    name = BOOTSTRAP_PORT if connector == MOONCAKE_CLASS else PORT_NAMES[plan.own.worker]
+    chosen = environ.get(name) if plan.own.worker == "vllm" else config.get("kv_port")
     first = None
     if chosen:
         first = parse_port(str(chosen))
         if first is None:
-            raise ConfigError(f"{PORT_NAMES[plan.own.worker]} is {chosen!r}, which is not in 1..65535")
+            raise ConfigError(f"{name} is {chosen!r}, which is not in 1..65535")
+    if connector == MOONCAKE_CLASS:
+        start = first or DEFAULT_BOOTSTRAP_PORT
+        return _KvPorts(range(start, start + (plan.role == "prefill")), name)
     ports = kv_ports(plan.own, first)
-    return ports[: sizes.data] if plan.own.worker == "vllm" else ports
+    return _KvPorts(ports[: sizes.data] if plan.own.worker == "vllm" else ports, name)
 
 
-def _refuse_taken(plan: LaunchPlan, port: int, used: range) -> None:
+def _refuse_taken(plan: LaunchPlan, port: int, kv: _KvPorts) -> None:
     """Raise ConfigError where this worker's ports are not its own on its host."""
-    assert plan.own.worker is not None, "the caller checked it"
-    name = PORT_NAMES[plan.own.worker]
-    if port in used:
-        raise ConfigError(f"--port {port} is one of the KV ports of {plan.name}, {_span(used)} ({name}): use another")
+    if port in kv.ports:
+        raise ConfigError(
+            f"--port {port} is one of the KV ports of {plan.name}, {_span(kv.ports)} ({kv.name}): use another"
+        )
     hosts = HostComparer()
     for other in plan.global_table.instances:
         if other.index == plan.index or not hosts.same(other.server.server_ip, plan.own.server_ip):
             continue
-        taken = next((one for one in _ports_of(other) if one == port or one in used), None)
+        theirs = _ports_of(other, has_kv_ports=kv.name != BOOTSTRAP_PORT)
+        taken = next((one for one in theirs if one == port or one in kv.ports), None)
         if taken is not None:
-            own = "--port" if taken == port else name
+            own = "--port" if taken == port else kv.name
             raise ConfigError(
                 f"{own} {taken} of {plan.name} is a port of {other} on {other.server.server_ip} too "
                 f"({other.json_path}): set another one, or other devices"
             )
 
 
-def _ports_of(entry: InstanceEntry) -> Iterator[int]:
+def _ports_of(entry: InstanceEntry, *, has_kv_ports: bool) -> Iterator[int]:
     port = listed_port(entry.server)
     yield from () if port is None else (port,)
-    yield from kv_ports(entry.server) if entry.server.url is None else ()
+    yield from kv_ports(entry.server) if has_kv_ports and entry.server.url is None else ()
 
 
 def _span(ports: range) -> str:
     return str(ports.start) if len(ports) == 1 else f"{ports.start} to {ports.stop - 1}"
 
 
-def _variables(plan: LaunchPlan, kv_host: str, used: range) -> dict[str, str]:
-    if plan.own.worker == "vllm":
-        return {_SIDE_HOST: kv_host, _SIDE_PORT: str(used.start)}
-    own = plan.own.server_ip  # MooncakeConnectorV1 sends its peers the address that vLLM takes for the host's
-    return {_HOST_IP: own} if is_address(own) and canonical(own) != "localhost" else {}
+def _variables(plan: LaunchPlan, kv_host: str, kv: _KvPorts) -> dict[str, str]:
+    if kv.name == _SIDE_PORT:
+        return {_SIDE_HOST: kv_host, _SIDE_PORT: str(kv.ports.start)}
+    own = plan.own.server_ip  # Mooncake sends its peers the address that vLLM takes for the host's
+    host = {_HOST_IP: own} if is_address(own) and canonical(own) != "localhost" else {}
+    return host | ({BOOTSTRAP_PORT: str(kv.ports.start)} if kv.name == BOOTSTRAP_PORT and kv.ports else {})
 
 
 def _cpu(cores: tuple[int, ...], ranks: int) -> dict[str, str]:

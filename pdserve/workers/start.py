@@ -21,8 +21,6 @@ from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.reading import reading_of
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.rules.workers import WORKER_RULES
-from ranktable_tools.tables import WorkerKind
-from ranktable_tools.worker_ports import PORT_NAMES
 from wire.errors import ConfigError
 
 _CLONE: Final = str(Path(__file__).resolve().parents[2])
@@ -40,7 +38,9 @@ def run(argv: Sequence[str], plan: LaunchPlan, environ: Mapping[str, str]) -> in
     for rule in WORKER_RULES:
         for problem in rule.check(reading_of(plan.global_table), RuleOptions(plan.share_devices)):
             print(f"warning: {plan.global_path}: {problem} [{rule.code}]", file=sys.stderr, flush=True)
-    _require_ports(plan.own.worker, line)
+    require_free(line.host, line.port)
+    for port in line.kv_ports:
+        require_free(line.kv_host, port, line.kv_port_name)
     try:
         os.execvpe(line.argv[0], list(line.argv), worker_environment(environ, line))  # noqa: S606 - the user's program
     except OSError as error:
@@ -71,9 +71,3 @@ def _place(
     if kind == "cpu":
         cores = core_share(plan.global_table, plan.own, own_hosts(), sorted(os.sched_getaffinity(0))).cores
     return WorkerPlace(program, variables, cores, os.urandom(4).hex()), prepared.device_line
-
-
-def _require_ports(kind: WorkerKind, line: WorkerLine) -> None:
-    require_free(line.host, line.port)
-    for port in line.kv_ports:
-        require_free(line.kv_host, port, PORT_NAMES[kind])

@@ -8,14 +8,16 @@ from typing import Final
 from wire.errors import ConfigError
 
 KV_CONFIG: Final = "kv-transfer-config"
+CONNECTOR: Final = "connector"
+"""The scheduler's flag: the same one is given to its workers."""
 _SHORT: Final[Mapping[str, str]] = {
     "-tp": "tensor-parallel-size", "-dp": "data-parallel-size", "-dpl": "data-parallel-size-local",
     "-pp": "pipeline-parallel-size",
 }  # fmt: skip
-_WITH_VALUE: Final = frozenset((*_SHORT.values(), "model", "host", "port", KV_CONFIG))
+_WITH_VALUE: Final = frozenset((*_SHORT.values(), "model", "host", "port", KV_CONFIG, CONNECTOR))
 _SWITCHES: Final = frozenset(("share-devices", "enable-prompt-tokens-details", "no-enable-prompt-tokens-details"))
-_TAKEN: Final = frozenset(("model", KV_CONFIG, "share-devices"))
-"""Not passed on: the model becomes the first argument, the config is completed, and the last is pdserve's own."""
+_TAKEN: Final = frozenset(("model", KV_CONFIG, CONNECTOR, "share-devices"))
+"""Not passed on: the model becomes the first argument, the config is completed, and the others are pdserve's own."""
 _SECRET: Final = ("--api-key", "--api_key", "--hf-token", "--hf_token")
 HIDDEN: Final = "(hidden)"
 

@@ -8,7 +8,9 @@ from typing import Final
 
 from flags.options import EngineOptions
 from pdserve.up_options import UpOptions
+from pdserve.workers.kv_config import connector_class
 from pdserve.workers.program import find_program
+from pdserve.workers.typed_flags import CONNECTOR
 from ranktable_tools.worker_kind import worker_named
 from wire.errors import ConfigError
 
@@ -17,10 +19,12 @@ _OF_VLLM: Final = (
     "max_num_batched_tokens", "tensor_parallel_size", "quantization", "block_size", "gpu_memory_utilization",
     "enable_prefix_caching", "enforce_eager",
 )  # fmt: skip
+_OF_BOTH: Final = (*_OF_VLLM, CONNECTOR)
+"""What a worker gets of the command line: vLLM's flags, and one that pdserve reads to start it."""
 _OF_SCHEDULER: Final = ("host", "port", "hub", "log_level", "log_format")
 
 
-def check_up(options: UpOptions, typed: Collection[str], environ: Mapping[str, str]) -> None:
+def check_up(options: UpOptions, connector: str, typed: Collection[str], environ: Mapping[str, str]) -> None:
     """Raise ConfigError for `typed` fields that workers of another engine do not have, and without a vLLM."""
     kind = worker_named(options.worker)
     if kind is None:
@@ -33,12 +37,13 @@ def check_up(options: UpOptions, typed: Collection[str], environ: Mapping[str, s
         if field.name in typed and field.name not in (*_OF_VLLM, *_OF_SCHEDULER):
             flag = f"--{field.name.replace('_', '-')}"
             raise ConfigError(f"{flag} is for pdserve's own engine: leave it out; --worker-args takes vLLM's flags")
+    connector_class(kind, connector)
     find_program(kind, environ)
 
 
 def shared_flags(namespace: argparse.Namespace) -> argparse.Namespace:
-    """Return the fields that vLLM has too, by the same names."""
-    return argparse.Namespace(**{name: value for name, value in vars(namespace).items() if name in _OF_VLLM})
+    """Return the fields that workers get too."""
+    return argparse.Namespace(**{name: value for name, value in vars(namespace).items() if name in _OF_BOTH})
 
 
 def typed_args(options: UpOptions) -> tuple[str, ...]:

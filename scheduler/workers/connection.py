@@ -11,7 +11,15 @@ from functools import partial
 
 from scheduler.membership.worker_ranks import split_address
 from scheduler.workers.callbacks import Callbacks, hosts_of
-from scheduler.workers.connectors import AUTO, DECODE_FIRST, MOONCAKE, NIXL_PUSH, PATHS
+from scheduler.workers.connectors import (
+    AUTO,
+    BOOTSTRAP_PORT,
+    DECODE_FIRST,
+    DEFAULT_BOOTSTRAP_PORT,
+    MOONCAKE,
+    NIXL_PUSH,
+    PATHS,
+)
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load, started_at
 from scheduler.workers.served_model import read_cards
@@ -28,7 +36,6 @@ _MAX_NUM_SEQS = 1024
 _CHUNK = 8192
 """What a worker does not say: prompts and tokens that it may be given at once. It queues what it cannot run yet."""
 _UNKNOWN_BLOCKS = KvCache(2**20, 16)
-_BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 _BOOTSTRAP_S = 5.0
 _NIXL = b"vllm:nixl_"
 """Begins the names of the counters that a worker with a NIXL connector has."""
@@ -147,7 +154,7 @@ class WorkerConnection:
 
 def _bootstrap_of(url: str, port: int | None) -> WorkerHttp:
     """Return HTTP with the bootstrap server on a worker's host. Raises ConfigError."""
-    text = str(port or os.environ.get(_BOOTSTRAP_PORT) or 8998)
+    text = str(port or os.environ.get(BOOTSTRAP_PORT) or DEFAULT_BOOTSTRAP_PORT)
     if not (text.isdecimal() and 0 < int(text) < 65536):
-        raise ConfigError(f"{_BOOTSTRAP_PORT}={text} is not a port")
+        raise ConfigError(f"{BOOTSTRAP_PORT}={text} is not a port")
     return WorkerHttp(f"http:{url.partition(':')[2].rpartition(':')[0]}:{text}")

@@ -6,6 +6,9 @@ AT_ONCE = "both_at_once"
 AUTO = "auto"
 MOONCAKE = "mooncake"
 NIXL_PUSH = "nixl-push"
+BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+"""The variable of a prefill worker with MooncakeConnector that has the port of its bootstrap server."""
+DEFAULT_BOOTSTRAP_PORT = 8998
 
 PATHS = {
     AUTO: PREFILL_FIRST, "nixl": PREFILL_FIRST, "ascend": PREFILL_FIRST, "ascend-layerwise": DECODE_FIRST,

@@ -25,13 +25,19 @@ _LENGTH = ("--max-model-len", "512")
 _BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
-def test_the_guides_shells_start_and_serve_workers(tmp_path: Path, fake_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "connector"),
+    [((), "NixlConnector"), pytest.param(("--connector", "nixl-push"), "NixlPushConnector", marks=pytest.mark.long)],
+)
+def test_the_guides_shells_start_and_serve_workers(
+    tmp_path: Path, fake_model: Path, flags: tuple[str, ...], connector: str
+) -> None:
     made = gen(
         GenArguments(["4,5"], ["6,7"], True, str(tmp_path), None, None, "cpu", worker="vllm"), lambda line: None, {}
     )
     tables = Tables(tmp_path / made.global_name, tuple(tmp_path / local.file_name for local in made.locals))
     variables = _VARIABLES | {"PDSERVE_WORKER": "vllm"}
-    with GuideCluster(tmp_path, fake_model, flags=_LENGTH, tables=tables) as cluster:
+    with GuideCluster(tmp_path, fake_model, flags=(*_LENGTH, *flags), tables=tables) as cluster:
         for name, port in zip(("prefill-0", "decode-0"), free_ports(2), strict=True):
             cluster.start(name, env=variables | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
         cluster.start("scheduler", env=variables)
@@ -42,6 +48,7 @@ def test_the_guides_shells_start_and_serve_workers(tmp_path: Path, fake_model: P
         assert reply.status == 200, reply.body
         assert reply.json()["usage"]["completion_tokens"] == 8
         lines = {name: cluster.processes[name].log for name in ("prefill-0", "decode-0", "scheduler")}
+        assert [f'"{connector}"' in log for log in lines.values()] == [True, True, False]
         assert ["kv_producer" in log for log in lines.values()] == [True, False, False]
         assert ["kv_consumer" in log for log in lines.values()] == [False, True, False]
 

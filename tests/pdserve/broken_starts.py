@@ -119,6 +119,7 @@ PDSERVE_UP = (
     _up("workers without a vLLM", "--worker=vllm", PDSERVE_VLLM_COMMAND="/no/vllm"),
     _up("workers of an engine that is not served", "--worker=sglang"),
     _up("workers with a flag of pdserve's own engine", "--worker=vllm", "--kv-transport=tcp"),
+    _up("workers with a connector of another engine", "--worker=vllm", "--connector=ascend"),
     _up("workers on a Ray cluster", "--worker=vllm", "--ray"),
     _up("flags of workers without workers", "--worker-args=--seed=1"),
     _up("fewer KV ports than ranks", "--kv-transport=tcp", "--kv-port-range=20000-20000"),

@@ -46,7 +46,9 @@ def test_lists_are_passed_on_and_keys_are_on_no_command_line() -> None:
 def test_workers_get_the_flags_that_vllm_has_too() -> None:
     parser: argparse.ArgumentParser = Parser()
     add_flags(parser, EngineOptions, "engine")
+    add_flags(parser, SchedulerOptions, "scheduler")
     typed = [
+        "--connector=nixl-push",
         "--model",
         "/m",
         "--max-model-len",
@@ -60,7 +62,7 @@ def test_workers_get_the_flags_that_vllm_has_too() -> None:
 
     flags = to_flags(shared_flags(parser.parse_args(typed)))
 
-    assert flags == ("--model", "/m", "--max-model-len", "64", "--no-enable-prefix-caching")
+    assert flags == ("--model", "/m", "--max-model-len", "64", "--no-enable-prefix-caching", "--connector", "nixl-push")
     assert typed_args(UpOptions(worker_args="--seed 1 '-q=a b'")) == ("--seed", "1", "-q=a b")
     with pytest.raises(ConfigError, match="--worker-args"):
         typed_args(UpOptions(worker_args="'"))

@@ -65,6 +65,7 @@ def _ascend(prefill: tuple[int, int], decode: tuple[int, int]) -> dict[str, Any]
     return {role: {"dp_size": data, "tp_size": tensor} for role, (data, tensor) in sizes.items()}
 
 
+_MOONCAKE = (*_FLAGS, "--connector=mooncake")
 _SIDE = {"VLLM_NIXL_SIDE_CHANNEL_HOST": A, "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}
 ROWS = {
     "prefill": Row(words=("vllm serve /m", "--tensor-parallel-size 2"), config=_VLLM, variables=_SIDE),
@@ -95,6 +96,28 @@ ROWS = {
         environ={"VLLM_NIXL_SIDE_CHANNEL_PORT": "7000", "VLLM_NIXL_SIDE_CHANNEL_HOST": B},
         variables={"VLLM_NIXL_SIDE_CHANNEL_PORT": "7000", "VLLM_NIXL_SIDE_CHANNEL_HOST": B},
     ),
+    "auto is the engine's own": Row(typed=(*_FLAGS, "--connector=auto"), config=_VLLM, variables=_SIDE),
+    "push, decode": Row(
+        "decode", typed=(*_FLAGS, "--connector", "nixl-push"), variables=_SIDE | {"VLLM_NIXL_SIDE_CHANNEL_HOST": B},
+        config=_VLLM | {"kv_connector": "NixlPushConnector", "kv_role": "kv_consumer"},
+    ),
+    "mooncake, prefill": Row(
+        typed=_MOONCAKE, config=_VLLM | {"kv_connector": "MooncakeConnector"},
+        variables={"VLLM_HOST_IP": A, "VLLM_MOONCAKE_BOOTSTRAP_PORT": "8998"},
+    ),
+    "mooncake, decode": Row(
+        "decode", typed=_MOONCAKE, environ={"VLLM_MOONCAKE_BOOTSTRAP_PORT": "9998"}, variables={"VLLM_HOST_IP": B},
+        config=_VLLM | {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"},
+    ),
+    "mooncake, the bootstrap port that is set": Row(
+        typed=_MOONCAKE, environ={"VLLM_MOONCAKE_BOOTSTRAP_PORT": "9998"},
+        variables={"VLLM_HOST_IP": A, "VLLM_MOONCAKE_BOOTSTRAP_PORT": "9998"},
+    ),
+    "a typed connector has its own ports": Row(
+        typed=(*_FLAGS, '--kv-transfer-config={"kv_connector": "MooncakeConnector"}'),
+        config=_VLLM | {"kv_connector": "MooncakeConnector"},
+        variables={"VLLM_HOST_IP": A, "VLLM_MOONCAKE_BOOTSTRAP_PORT": "8998"},
+    ),
     "cores of a CPU": Row(cores=(2, 3, 4, 5), variables=_SIDE | {
         "VLLM_CPU_OMP_THREADS_BIND": "2,3|4,5", "VLLM_CPU_KVCACHE_SPACE": "1",
     }),
@@ -111,6 +134,12 @@ ROWS = {
         "kv_connector": "MooncakeConnectorV1", "kv_role": "kv_consumer", "kv_load_failure_policy": "fail",
         "kv_port": 18000, "engine_id": "decode-0-c0ffee", "kv_connector_extra_config": _ascend((1, 4), (1, 2)),
     }),
+    "vllm-ascend, layer-wise": Row(
+        "decode", (4, 2), "vllm-ascend", (*_FLAGS, "--connector=ascend-layerwise"), config={
+            "kv_connector": "MooncakeLayerwiseConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "fail",
+            "kv_port": 18000, "engine_id": "decode-0-c0ffee", "kv_connector_extra_config": _ascend((1, 4), (1, 2)),
+        },
+    ),
     "vllm-ascend, the other side's sizes are typed": Row(
         worker="vllm-ascend", sizes=(4, 2), typed=(
             *_FLAGS, "-dp", "2", "--kv-transfer-config",
@@ -129,7 +158,7 @@ def test_the_line_follows_from_tables_flags_and_variables(row: Row) -> None:
 
     text = " ".join(line.argv)
     assert all(words in text for words in row.words)
-    assert text.count("--share-devices") == text.count("--model") == 0
+    assert text.count("--share-devices") == text.count("--model") == text.count("--connector") == 0
     assert line.argv.count("--kv-transfer-config") == 1
     if row.config:
         assert _config(line) == row.config
@@ -171,6 +200,20 @@ WRONG = [
     Wrong("VLLM_NIXL_SIDE_CHANNEL_PORT 5632 of prefill-0 is a port of decode-0 on 10.0.0.18 too "
           "(server_group_list[2].server_list[0])", environ={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5632"}),
     Wrong("VLLM_NIXL_SIDE_CHANNEL_PORT is 'x'", environ={"VLLM_NIXL_SIDE_CHANNEL_PORT": "x"}),
+    Wrong("VLLM_MOONCAKE_BOOTSTRAP_PORT is '0'", _MOONCAKE, environ={"VLLM_MOONCAKE_BOOTSTRAP_PORT": "0"}),
+    Wrong("--port 8998 is one of the KV ports of prefill-0, 8998 (VLLM_MOONCAKE_BOOTSTRAP_PORT)", (
+        *_MOONCAKE, "--port=8998",
+    )),
+    Wrong("VLLM_MOONCAKE_BOOTSTRAP_PORT 8089 of prefill-0 is a port of decode-0", _MOONCAKE, environ={
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT": "8089",
+    }),
+    Wrong("--connector ascend is none of vllm: choose from auto, nixl, nixl-push, mooncake", (
+        *_FLAGS, "--connector=ascend",
+    )),
+    Wrong("--connector has no value", (*_FLAGS, "--connector=")),
+    Wrong("--connector nixl is none of vllm-ascend: choose from auto, ascend, ascend-layerwise", (
+        *_FLAGS, "--connector=nixl",
+    ), "vllm-ascend", (_server(A, 0, worker="vllm-ascend"),)),
     Wrong("has the prefill sizes {\"dp_size\": 1, \"tp_size\": 1}", (
         *_FLAGS, '--kv-transfer-config={"kv_connector_extra_config": {"prefill": {"tp_size": 1}}}',
     ), prefill=(_server(A, 0, 1, worker="vllm-ascend"),)),
