@@ -26,14 +26,14 @@ def end_descendants(timeout_s: float) -> bool:
     """
     deadline, sessions = time.monotonic() + timeout_s, set[int]()
     while True:
-        places = _read_processes()
+        places = read_processes()
         sessions = inhabited(sessions, places)
         found = _descendants_of(os.getpid(), places, sessions)
         if not found:
             return True
         sessions |= {places[pid].session for pid in found} - {os.getsid(0)}
         for pidfd in [pidfd for pid in found if (pidfd := end_process(pid, places[pid].started)) is not None]:
-            _wait(pidfd, deadline)
+            wait_end(pidfd, deadline)
             os.close(pidfd)
         if time.monotonic() >= deadline:
             return False
@@ -62,6 +62,19 @@ def end_process(pid: int, started: int) -> int | None:
     return pidfd
 
 
+def wait_end(pidfd: int, deadline: float) -> None:
+    """Wait until the process has ended, until `deadline` at most, by the monotonic clock."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
+def read_processes() -> dict[int, ProcessPlace]:
+    """Return the running processes by pid, without zombies."""
+    folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return {int(folder.name): place for folder in folders if (place := _place(folder)) is not None}
+
+
 def _descendants_of(own: int, places: Mapping[int, ProcessPlace], sessions: set[int]) -> set[int]:
     found = {pid for pid, place in places.items() if place.session in sessions}
     grown = True
@@ -70,18 +83,6 @@ def _descendants_of(own: int, places: Mapping[int, ProcessPlace], sessions: set[
         found |= more
         grown = bool(more)
     return found - {own}
-
-
-def _wait(pidfd: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-
-
-def _read_processes() -> dict[int, ProcessPlace]:
-    """Return the running processes by pid, without zombies."""
-    folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    return {int(folder.name): place for folder in folders if (place := _place(folder)) is not None}
 
 
 def _place(folder: Path) -> ProcessPlace | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pdserve.flags.parser import CommandParser
+from pdserve.leftovers import end_leftovers
 from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, SCHEDULER_GRACE_S, send_signal, stop, wait
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir
 from pdserve.target_cluster import DEFAULT_URL, is_scheduler
@@ -26,13 +27,15 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     folder = RunFolder(Path(arguments.run_dir).absolute())
     state = folder.read()
-    if state is None or not state.is_up:
-        print(_nothing_to_stop(folder))
-    else:
+    is_up = state is not None and state.is_up
+    if state is not None and is_up:
         killed = end(state, arguments.timeout)
         print(f"stopped {', '.join(process.name for process in state.processes) or 'a cluster that was starting'}")
         for process in killed:
             print(f"{process.name} did not stop in time and was killed (log: {process.log})")
+    left = "" if state is None else end_leftovers(state.processes)
+    if left or not is_up:
+        print(left or _nothing_to_stop(folder))
     folder.clear_unless_held()
     return 0
 

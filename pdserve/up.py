@@ -11,6 +11,7 @@ from types import FrameType
 from pdserve.background import in_background
 from pdserve.client import Client
 from pdserve.kv_memory_check import check_kv_room
+from pdserve.leftovers import end_leftovers
 from pdserve.membership import TableMembership
 from pdserve.model_flags import check_model
 from pdserve.ports import require_free
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     _export_secrets(request)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     require_none(folder)
+    _end_leftovers(folder)
     require_free(request.engine.host, request.engine.port)  # before the folder is created
     interrupts = Interrupts()
     interrupts.take()
@@ -53,6 +55,13 @@ def main(argv: Sequence[str]) -> int:
         return interrupts.status
     finally:
         interrupts.ignore()
+
+
+def _end_leftovers(folder: RunFolder) -> None:
+    """End what the last cluster of this folder left running when it was killed: it holds memory and ports."""
+    state = folder.read()
+    if state is not None and (left := end_leftovers(state.processes)):
+        print(left, flush=True)
 
 
 def _export_secrets(request: UpRequest) -> None:
