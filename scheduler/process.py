@@ -48,7 +48,7 @@ def cluster_of(plan: LaunchPlan, trust: Trust, options: SchedulerOptions) -> Clu
 
     async def follow(registry: Registry) -> None:
         try:
-            await TableWatch(plan, registry).run()
+            await TableWatch(plan, registry, on_entries=workers.use_table).run()
         finally:
             await workers.close()
 

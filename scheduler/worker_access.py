@@ -1,16 +1,19 @@
 """How the scheduler reaches the workers of other engines: their connector, their key, and where they call back."""
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ranktable_tools.addresses import HostComparer, canonical
 from ranktable_tools.worker_urls import url_place
 from scheduler.config import SchedulerOptions
 from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.worker_ranks import split_address
 from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
 from scheduler.workers.connectors import MOONCAKE
-from wire.errors import ConfigError
+from wire.errors import ConfigError, Incompatible
 from wire.types import Role
 
 
@@ -23,50 +26,70 @@ class WorkerAccess:
         self._api_key = read_worker_key(options)
         self._place = options.callback_place()
         self._callbacks = Callbacks(*self._place or ())
+        self._expected: tuple[ExpectedInstance, ...] = ()
+
+    def use_table(self, expected: Sequence[ExpectedInstance]) -> None:
+        """Judge the workers that are connected from now on by this table."""
+        self._expected = tuple(expected)
+
+    def check_reach(self, expected: Sequence[ExpectedInstance]) -> None:
+        """Use the first table. Raises ConfigError for a worker that cannot reach the address that it would be given."""
+        self.use_table(expected)
+        for one in expected:
+            if (why := self._out_of_reach(one)) is not None:
+                raise ConfigError(why)
 
     def connect(self, address: str) -> WorkerConnection:
         """Return a connection to one data-parallel rank of a worker."""
-        return WorkerConnection(address, api_key=self._api_key, connector=self._connector, callbacks=self._callbacks)
+        return WorkerConnection(
+            address, api_key=self._api_key, connector=self._connector, callbacks=self._callbacks,
+            check=partial(self._check, split_address(address)[0]),
+        )  # fmt: skip
 
-    def check_reach(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Raise ConfigError for a decode worker that cannot reach the address which it would be given."""
+    async def _check(self, url: str) -> None:
+        """Raise Incompatible if the worker at this URL cannot reach the address that it would be given."""
+        one = next((one for one in self._expected if one.address == url), None)
+        why = None if one is None else await asyncio.to_thread(self._out_of_reach, one)  # it may look up names
+        if why is not None:
+            raise Incompatible(why)
+
+    def _out_of_reach(self, one: ExpectedInstance) -> str | None:
+        if not one.is_worker:
+            return None
         if self._connector == MOONCAKE:
-            _check_bootstrap([one for one in expected if one.is_worker])
-        if self._place is None or canonical(self._place[0]) != "localhost":
-            return
-        hosts = HostComparer()
-        for one in expected:
-            if one.is_worker and one.role is Role.DECODE and not hosts.same(url_place(one.address)[0], self._place[0]):
-                raise ConfigError(
-                    f"{one} is on another host and cannot call back to {self._place[0]}: set --worker-callback "
-                    "HOST:PORT to an address of this host that it reaches"
-                )
+            return _misses_bootstrap(one, [other for other in self._expected if other.is_worker])
+        if self._place is None or one.role is not Role.DECODE or canonical(self._place[0]) != "localhost":
+            return None
+        if HostComparer().same(url_place(one.address)[0], self._place[0]):
+            return None
+        return (
+            f"{one} is on another host and cannot call back to {self._place[0]}: set --worker-callback HOST:PORT to an "
+            "address of this host that it reaches"
+        )
 
     async def close(self) -> None:
         """Close the listener."""
         await self._callbacks.close()
 
 
-def _check_bootstrap(workers: Sequence[ExpectedInstance]) -> None:
-    """Raise ConfigError unless each prefill worker's host, as the URL has it, leads decode to its bootstrap server."""
-    prefill_by_host: dict[str, ExpectedInstance] = {}
-    for one in workers:
-        if one.role is Role.PREFILL:
-            other = prefill_by_host.setdefault(canonical(url_place(one.address)[0]), one)
-            if other is not one:
-                raise ConfigError(
-                    f"{one} and {other} are on one host: with --connector {MOONCAKE} a host has one prefill worker, "
-                    "whose bootstrap server is at the same port on each"
-                )
-    near, hosts = prefill_by_host.get("localhost"), HostComparer()
-    if near is None:
-        return
-    for one in workers:
-        if one.role is Role.DECODE and not hosts.same(url_place(one.address)[0], "localhost"):
-            raise ConfigError(
-                f"{one}, on another host, cannot find the bootstrap server of {near}: give an address of this host "
-                "that it reaches"
-            )
+def _misses_bootstrap(one: ExpectedInstance, workers: Sequence[ExpectedInstance]) -> str | None:
+    """Return why a prefill worker's host, as its URL has it, leads decode to another bootstrap server, or to none."""
+    host, prefills = url_place(one.address)[0], [other for other in workers if other.role is Role.PREFILL]
+    if one.role is Role.PREFILL:
+        first = next(other for other in prefills if canonical(url_place(other.address)[0]) == canonical(host))
+        if first == one:
+            return None
+        return (
+            f"{one} and {first} are on one host: with --connector {MOONCAKE} a host has one prefill worker, whose "
+            "bootstrap server is at the same port on each"
+        )
+    near = next((other for other in prefills if canonical(url_place(other.address)[0]) == "localhost"), None)
+    if near is None or one.role is not Role.DECODE or HostComparer().same(host, "localhost"):
+        return None
+    return (
+        f"{one}, on another host, cannot find the bootstrap server of {near}: give an address of this host that it "
+        "reaches"
+    )
 
 
 def read_worker_key(options: SchedulerOptions) -> str:

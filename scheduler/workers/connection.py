@@ -7,6 +7,7 @@ session    GET /metrics each second, POST /v1/completions for each sequence (ses
 import os
 import random
 import secrets
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from scheduler.membership.worker_ranks import split_address
@@ -46,9 +47,10 @@ class WorkerConnection:
 
     def __init__(
         self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: Callbacks | None = None,
-        bootstrap_port: int | None = None,
+        bootstrap_port: int | None = None, check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
-        """`callbacks` are needed where the connector's decode workers are asked first.
+        """`callbacks` are needed where the connector's decode workers are asked first; `check` raises Incompatible for
+        a worker that must not be used.
 
         `bootstrap_port` is that of a prefill worker with MooncakeConnector; VLLM_MOONCAKE_BOOTSTRAP_PORT, as there, is
         its default. Raises ConfigError.
@@ -59,6 +61,7 @@ class WorkerConnection:
         self._path = PATHS[connector]
         self._bootstrap = _bootstrap_of(self._url, bootstrap_port) if connector == MOONCAKE else None
         self._callbacks = callbacks
+        self._check = check
         self._expect: Expect | None = None
         self._control = WorkerHttp(self._url, api_key=api_key)
         self._cache = _UNKNOWN_BLOCKS
@@ -72,6 +75,8 @@ class WorkerConnection:
 
         A worker without labels of its engines in its metrics has one rank.
         """
+        if self._check is not None:
+            await self._check()
         await self._control.get("/health", timeout_s)
         version = str((await self._control.get_json("/version", timeout_s)).get("version") or "")
         served = read_cards(self._url, await self._control.get_json("/v1/models", timeout_s))

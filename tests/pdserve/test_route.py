@@ -146,7 +146,12 @@ def test_a_taken_port_for_callbacks_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("connector", ["auto", "nixl", "ascend", "ascend-layerwise", "nixl-push", "mooncake"])
 def test_these_connectors_are_served(connector: str, tmp_path: Path) -> None:
-    _cluster((*_NEAR, "--connector", connector), tmp_path)
+    cluster = _cluster((*_NEAR, "--connector", connector), tmp_path)
+
+    assert [str(one) for one in cluster.expected] == [
+        "prefill-0 at http://127.0.0.1:8100",
+        "decode-0 at http://127.0.0.1:8200",
+    ]
 
 
 def test_mooncake_serves_other_hosts_and_combined_workers(tmp_path: Path) -> None:
@@ -209,3 +214,28 @@ async def test_layerwise_workers_with_a_key_serve_and_leave_by_the_table(tmp_pat
     finally:
         for worker in workers:
             await worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("connector", "group", "url", "why"),
+    [
+        ("ascend-layerwise", "decode", "http://10.255.255.254:1", "cannot call back to 127.0.0.1"),
+        ("mooncake", "decode", "http://10.255.255.254:1", "cannot find the bootstrap server of prefill-0 at"),
+        ("mooncake", "prefill", "http://localhost:8101", "and prefill-0 at http://127.0.0.1:8100 are on one host"),
+        ("auto", "decode", "http://127.0.0.1:1", "Connection refused"),
+    ],
+)
+@pytest.mark.anyio
+async def test_a_worker_that_joins_out_of_reach_is_refused(
+    connector: str, group: str, url: str, why: str, tmp_path: Path
+) -> None:
+    plan, options = _plan((*_NEAR, "--connector", connector), tmp_path)
+    async with _running(cluster_of(plan, Trust(), options)) as control:
+        table = plan.global_table
+        others = table.prefill if group == "prefill" else table.decode
+        joined = replace(table, **{group: (*others, replace(others[0], url=url))})
+        write_global(Path(plan.global_path), joined)
+        await until(lambda: len(control.registry.members) == 3, timeout_s=30.0)
+        added = next(one for one in control.registry.members if one.expected.address == url)
+        await until(lambda: why in added.why, timeout_s=30.0)
+        assert (added.state == "refused") is (connector != "auto")
