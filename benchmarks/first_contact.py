@@ -6,8 +6,8 @@
     scripts/first-contact cpu --tiny                every step that a CPU has, on a tiny model: a smoke run
 
 A step has 8 minutes. At its limit all its processes are stopped, and the next step starts. FOLDER/report.md is written
-after each step; the step's output is in FOLDER/logs, and that of earlier tries too. A closed terminal does not end the
-run. Exit status: 0 if no step failed, else 1; 2 without a card, with one line.
+after each step; the output of every try is kept in FOLDER/logs. A closed terminal does not end the run. Exit status: 0
+if no step failed, else 1; 2 without a card, with one line.
 """
 
 import argparse

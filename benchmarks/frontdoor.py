@@ -138,7 +138,7 @@ def lag(server: Server, load: Child) -> Iterator[dict[str, Any]]:
 
 
 def ask(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
-    """Let the client make one run. Raises SystemExit unless every answer is a 200."""
+    """Have the client do one run. Raises SystemExit unless every answer is a 200."""
     run = {"port": server.port, "path": "/v1/completions", "model": server.model, "concurrency": 1, "prompt_words": 64}
     result = load.ask(**{**run, **changes})
     if result["failures"]:
@@ -152,7 +152,7 @@ def rate(count: int, result: dict[str, Any]) -> int:
 
 
 def row(figure: str, kind: str, value: float, **more: Any) -> dict[str, Any]:
-    """Return one figure beside its goal."""
+    """Return one figure with its goal."""
     return {"figure": figure, "kind": kind, "value": round(value, 2), "goal": GOALS[kind], **more}
 
 

@@ -91,7 +91,7 @@ def start_pd(stack: ExitStack, port: int, args: argparse.Namespace, folder: str)
 
 
 def start_combined(stack: ExitStack, port: int, instance_port: int, args: argparse.Namespace, folder: str) -> None:
-    """Start a combined instance on the first core and a scheduler on no core of its own; the stack stops them."""
+    """Start a combined instance on the first core and a scheduler that is not bound to a core; the stack stops them."""
     core, flags, address = str(min(os.sched_getaffinity(0))), flags_of(args), f"127.0.0.1:{instance_port}"
     instance = ["taskset", "-c", core, sys.executable, "-P", "-m", "pdserve.combined", "--port", str(instance_port)]
     scheduler = [sys.executable, str(ROOT / "benchmarks" / "kv" / "combined_scheduler.py"), "--instance", address]
@@ -107,7 +107,7 @@ def start_combined(stack: ExitStack, port: int, instance_port: int, args: argpar
 
 
 def measure(ports: dict[str, int], prompt_tokens: int, runs: int) -> Times:
-    """Return (first token s, second token s) of each request to each side, warm-up left out."""
+    """Return (first token s, second token s) of each request to each side, without the warm-ups."""
     rng, models = random.Random(1), {name: model_name(port) for name, port in ports.items()}
     times: Times = {name: [] for name in ports}
     for index in range(runs + WARM_UPS):

@@ -3,7 +3,7 @@
     python -P benchmarks/native_attention.py [--threads 2] [--dtype bfloat16] [--heads 9/3x64]
 
 Layers take turns, so that keys are read from memory as in a model. The medians are printed; a single thread is timed
-by its own CPU time, which other load on the machine disturbs less.
+by its own CPU time, which is less affected by other load.
 """
 
 import argparse

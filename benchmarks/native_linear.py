@@ -21,7 +21,7 @@ from engine.fused.structs import FinishCode, Linear, address, declare
 from engine.fused.weights import PackedMemory, packed_bytes
 from native.engine_library import EngineLibrary, build_engine
 
-_KERNELS = ("plain", "avx2", "avx512")  # those that take rows in float32, by number
+_KERNELS = ("plain", "avx2", "avx512")  # kernels that take rows in float32, by number
 _COLUMNS, _PIECES = 1024, 24
 
 

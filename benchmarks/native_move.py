@@ -161,7 +161,7 @@ def beside(mover: Mover, size_mib: int) -> None:
         rates.append((turns[0] - before) / (time.perf_counter() - started))
     done.set()
     thread.join()
-    print(f"another thread's Python runs at  {rates[1] / rates[0]:8.0%} while this one copies and digests")
+    print(f"another Python thread runs at    {rates[1] / rates[0]:8.0%} while this one copies and digests")
 
 
 def _repeat_for(seconds: float, work: Work) -> None:

@@ -7,7 +7,7 @@ Prompts have 32 to 1,024 random tokens and outputs 16 to 128, by --seed; greedy,
 cache, bfloat16, at most 256 sequences per step and 2 GiB of KV on both sides. Each round runs both, one paused while
 the other is measured, so that a noisy machine disturbs both alike. The seconds are those of one call of LLM.generate.
 Printed, medians over the rounds: tokens per second in and out of each side, and the ratio of ours to theirs
-(goal: 1.5). vLLM's CPU build is found as `pdserve bench engine --peer vllm` does: benchmarks/peers/setup, PEERS_HOME.
+(goal: 1.5). vLLM's CPU build is found as by `pdserve bench engine --peer vllm`: benchmarks/peers/setup, PEERS_HOME.
 """
 
 import argparse

@@ -6,16 +6,16 @@
 
 A router's process runs on the first core; fake workers that replay a stream (front_door/http_workers.py) and a client
 with raw sockets run on the second. CPU is that of all threads of the router's process, as counted by the kernel's
-scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it, and turns tokens to text.
+scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it, and detokenises.
 
-    cost       64 streams of 2 tokens and of 256, a step every 20 ms: a request is one of 2 tokens, a token one more
-    latency    64 streams of 64 to 192 tokens, a step every 20 ms: of a first token, and of the others after their step;
+    cost       64 streams of 2 tokens and of 256, a step every 20 ms: a 2-token request, and one more token
+    latency    64 streams of 64 to 192 tokens, a step every 20 ms: of the first token, and of others from their step on;
                `direct` is the same client talking to the workers without a router
     many       1,000 streams at 20 tokens/s: the lag of tokens in the first and the last quarter of the full load
     placement  among 1,000 members, in this process: CPU time of one decision, and of placing and releasing a prompt,
                which also reads the members' loads and adds to their in-flight ledgers
 
-Our own instances (gRPC, front_door/instances.py) set another pace, so their latency is not measured.
+Our own instances (gRPC, front_door/instances.py) set their own pace, so their latency is not measured.
 """
 
 import argparse
@@ -158,7 +158,7 @@ def direct(server: Server) -> dict[str, Any]:
 
 
 def streams(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
-    """Let the client make one run of streams. Raises SystemExit unless every answer is a 200."""
+    """Have the client do one run of streams. Raises SystemExit unless every answer is a 200."""
     return ask(server, load, **{"stream": True, "step_s": STEP_S, **changes})
 
 
@@ -199,7 +199,7 @@ def _load(index: int, rng: random.Random) -> InstanceLoad:
 
 
 def row(server: str, figure: str, kind: str, value: float, **more: Any) -> dict[str, Any]:
-    """Return one figure beside its goal, and how busy the machine was."""
+    """Return one figure with its goal, and how busy the machine was."""
     goal = {"goal": goal} if (goal := GOALS.get(server, {}).get(kind)) is not None else {}
     shown = {"value": round(value, 2), **goal, "load_1min": round(os.getloadavg()[0], 1)}
     rounded = {name: round(one, 2) if isinstance(one, float) else one for name, one in more.items()}

@@ -1,4 +1,4 @@
-"""The cost of the batch runner beside its engine, and how busy it keeps a prefill and a decode instance.
+"""The overhead of the batch runner over its engine, and how busy it keeps a prefill and a decode instance.
 
     python benchmarks/run_batch.py                                   both measures, the default model
     python benchmarks/run_batch.py --only here --requests 16 --model MODEL_DIR

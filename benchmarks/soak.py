@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
-    """Return for each promise whether it held."""
+    """Return whether each check passed."""
     grown = [one for samples in row["growth"].values() for one in samples]
     return {
         "every answer the same": not row["endings"].get(WRONG),

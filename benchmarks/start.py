@@ -91,7 +91,7 @@ def replaced(name: str, state: Path, *, is_warm: bool) -> dict[str, float]:
 
 
 def record(state: Path, name: str) -> dict[str, Any]:
-    """Return the run folder's record of a process."""
+    """Return a process's record in the run folder."""
     return next(one for one in json.loads(state.read_text())["processes"] if one["name"] == name)
 
 

@@ -1,4 +1,4 @@
-"""The cost of single messages to a process that only reads them: the minimum for one stream in frontdoor.py.
+"""The cost of single messages to a process that only reads them: the lower bound for one stream in frontdoor.py.
 
     python benchmarks/wakeups.py
 

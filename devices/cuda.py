@@ -26,7 +26,7 @@ TRAITS = Traits(
 
 
 def card_traits(capability: tuple[int, int]) -> Traits:
-    """Return the traits of a GPU: it keeps weights in those formats that it multiplies."""
+    """Return the traits of a GPU: weights stay in the formats that it can multiply."""
     return replace(TRAITS, kept_linears=tuple(name for name in TRAITS.kept_linears if _multiplies(name, capability)))
 
 

@@ -38,7 +38,7 @@ def attention(
 
 
 class Unfit(Exception):
-    """The check cannot be made in a child; nothing was found out about the kernels."""
+    """The check cannot run in a child; it says nothing about the kernels."""
 
 
 def modules(device: Device, *, config: dict[str, Any], dtype: str) -> None:

@@ -1,6 +1,6 @@
 """Check that a network's rows interact only in attention, and use the positions that each step passes.
 
-check_uncounted   every network, before its weights are read where possible: does it number the step's rows?
+check_uncounted   every network, before its weights are read where possible: does it count the step's rows as positions?
 check_rows        loaded networks of a type that no test covers: do their logits depend on neighbouring rows?
 """
 

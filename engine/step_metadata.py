@@ -19,11 +19,11 @@ class PackedStep:
     Sequence i has rows query_ends[i - 1] to query_ends[i] and blocks[table_ends[i - 1]] to blocks[table_ends[i]].
     """
 
-    query_ends: "array[int]"  # [num_sequences] int32, as are the next two
+    query_ends: "array[int]"  # [num_sequences] int32, like the next two
     kv_lengths: "array[int]"
     table_ends: "array[int]"
     blocks: "array[int]"  # int32
-    slots: "array[int]"  # [num_tokens] int64, as are all that follow
+    slots: "array[int]"  # [num_tokens] int64, like all that follow
     token_ids: "array[int]"  # [num_tokens]
     positions: "array[int]"  # [num_tokens]
     sample_rows: "array[int]"  # [num_samples]

@@ -2,7 +2,7 @@
 
 mark ----- layer ----- layer ----- step done ----- idle turn        each sets the mark
      turn        turn        turn            (no turn)              `slowest_turn_s`: the longest recent turn, or
-                                                                    the estimate for the chunk in hand if longer
+                                                                    the estimate for the current chunk if longer
 """
 
 import threading
@@ -62,7 +62,7 @@ class EngineLoop:
 
     @property
     def slowest_turn_s(self) -> float:
-        """The longest recent turn, or the estimate for the prompt tokens in hand if that is longer.
+        """The longest recent turn, or the estimate for the prompt tokens being computed if that is longer.
 
         The estimate scales the last step's mean turn in proportion to the tokens: an upper bound.
         """

@@ -50,7 +50,7 @@ def warn_of_slow_set_up(named: Sequence[str], memory: PoolMemory) -> None:
 
 
 def warn_of_settings(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
-    """Log each variable of the user's that makes operations of process groups fail here, or end this process."""
+    """Log each of the user's variables that makes process group operations fail here, or end this process."""
     collective = collective_of(device_of(memory))
     if collective is None:
         return

@@ -90,7 +90,7 @@ class InstanceSession:
             self._emit_refused(prompt_id, error)
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yield the queued events until the session has ended: each time all that have been queued."""
+        """Yield all events queued since the last yield, until the session has ended."""
         while (event := await self._queue.get()) is not None:
             events = [event]
             while not self._queue.empty() and (event := self._queue.get_nowait()) is not None:

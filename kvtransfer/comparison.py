@@ -33,7 +33,7 @@ def compare(
 ) -> None:
     """Measure both links; `done` is called once, on a thread of one of them or the caller's.
 
-    Tickets on the link in use are sent between the frames of its measurement, of which at most 4 MiB are under way.
+    Tickets on the link in use are sent between the frames of its measurement, of which at most 4 MiB are in flight.
     """
     if used is None:
         done(Unavailable("no other link is up"))

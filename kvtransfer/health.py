@@ -3,8 +3,8 @@
     good --failed--> resting 1 s, 2 s, 4 s ... 60 s --due--> tried in the background --ready--> good
          --slower--> not due while the faster one or a better is used; forgotten when a link of the two is lost
 
-Due are those better than the one in use. Beside one that must be measured first all others are, too: its place in the
-order says nothing about its rate.
+Transports better than the one in use are due. While one that must be measured first is in use, all others are due: its
+place in the order says nothing about its rate.
 
 A rest only lowers the priority: if nothing else works, a resting transport is tried all the same.
 """
@@ -55,9 +55,10 @@ class Health:
         self._in_reach = tuple(name for name in self._names if name in names)
 
     def order(self) -> tuple[str, ...]:
-        """Return the names in the order to try them for a ticket that needs a link now: good ones, best first.
+        """Return the names in the order to try them for a ticket that needs a link now.
 
-        Then those that worked until a link was lost, then those whose dial failed; the first to be due leads in each.
+        First the good ones, best first, then those that worked until a link was lost, then those
+        whose dial failed; in both of these groups the earliest due comes first.
         """
         return tuple(sorted(self._in_reach, key=self._try_order))
 
@@ -135,7 +136,7 @@ class Health:
         return Change.BACK if after < before else Change.NONE
 
     def due(self, now: float) -> str | None:
-        """Return the best transport to try beside the one in use, whose rest has passed, or None."""
+        """Return the best transport to try in addition to the one in use, its rest over, or None."""
         tried = self._names[: 0 if self.used is None else self._rank_of(self.used)]
         if self.used in self._measured_first:
             tried = self._names

@@ -48,7 +48,7 @@ class TcpTransport:
         return connect(endpoint.address, timeouts, self._source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpOutlet":
-        """Nothing to set up."""
+        """Do nothing: there is nothing to set up."""
         return TcpOutlet()
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpInlet":

@@ -15,7 +15,7 @@ VARIABLE = "_ARGCOMPLETE"
 
 
 def complete(parser: "argparse.ArgumentParser") -> "NoReturn":
-    """Write the possible completions and exit, also when argcomplete is missing: the command itself never runs."""
+    """Write the possible completions and exit, even if argcomplete is missing: the command itself must not run."""
     try:
         import argcomplete
     except ModuleNotFoundError:

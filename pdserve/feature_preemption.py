@@ -1,7 +1,7 @@
 """The runs of `pdserve verify --features` that preempt every prompt between two of its tokens.
 
-Each is a combined instance with a pool of a tenth of the blocks needed. That alone preempts a few random prompts: so
-the failpoint engine.preempt makes the engine preempt each of the others, by the code that frees blocks in a full pool.
+Each is a combined instance with a pool of a tenth of the blocks needed. That alone preempts only a
+few random prompts, so the failpoint engine.preempt preempts the others, with the code that frees blocks in a full pool.
 """
 
 from collections.abc import Mapping, Sequence

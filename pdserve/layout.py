@@ -29,7 +29,7 @@ __all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
 class ClusterShape:
     """The number of instances and ranks, and the flags of all their processes.
 
-    With a `worker` the instances are another engine's, and have `worker_flags`; `running` workers are beside them.
+    With `worker` the instances are another engine's, with `worker_flags`; `running` workers are used in addition.
     """
 
     num_prefill: int

@@ -18,7 +18,7 @@ from wire.errors import ConfigError
 VARIABLE = PARENT_PIPE
 _CHILDREN_S = 10.0
 _ending = threading.Lock()
-"""Acquired by the first thread that ends the process and never released: a second would miss its orphans."""
+"""Acquired by the first thread that ends the process, never released: a second one would miss the first's orphans."""
 
 
 def _do_nothing() -> None:

@@ -52,8 +52,8 @@ class Child:
 
     `again`: it replaces one that died, and appends to its log. It starts in `folder`, by
     default ours, with `stdin`, by default none, and the descriptors `pass_fds`. The starting thread must live on: to
-    the kernel, that thread is the parent. With a worker of another engine all processes that it has started end: vLLM's
-    engine survives a server that was killed, and keeps its ports and memory. Raises OSError.
+    the kernel, that thread is the parent. A worker of another engine ends with all processes that it started: vLLM's
+    engine would outlive a killed server, and keep its ports and memory. Raises OSError.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Child:
         env = environment(plan, environ) | {parent_death.VARIABLE: str(held), START_PIPE: str(marked)}
         try:
             with open_log(log, anew=not again) as output:
-                # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
+                # Its own session: Ctrl-C reaches only us, and we stop the cluster in an orderly way.
                 self._popen = subprocess.Popen(
                     plan.command, env=env, stdin=stdin, stdout=output, stderr=subprocess.STDOUT,
                     start_new_session=True, pass_fds=(held, marked, *pass_fds), cwd=folder,

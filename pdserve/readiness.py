@@ -19,7 +19,7 @@ def wait_ready(
 ) -> None:  # fmt: skip
     """Return when their own scheduler's /ready reports ready; `say` prints what the start waits for meanwhile.
 
-    `running` are the URLs of its workers that are none of the processes.
+    `running` are the URLs of its workers that are not among the processes.
 
     Raises Unavailable with the last log line of a process that ends (ConfigError if its status means wrong
     input), and DeadlineExceeded after `timeout_s`.

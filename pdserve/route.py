@@ -27,7 +27,7 @@ examples:
   pdserve route --prefill http://10.0.0.1:8100 http://10.0.0.3:8100 --decode http://10.0.0.2:8200 --port 9000
   pdserve route --combined http://10.0.0.1:8000 http://10.0.0.2:8000
 
-The workers run already; they are neither started, changed nor stopped. docs/route.md says how to start them.
+The workers must be running; they are neither started, changed nor stopped. docs/route.md says how to start them.
 """
 _ENGINE_FLAGS = (
     "model", "revision", "download_dir", "hub", "served_model_name", "host", "port", "max_model_len", "log_level",
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     routes, engine, options = parse(argv)
     require_free(engine.host, engine.port)
     workers = running_workers(routes.prefill, routes.decode, routes.combined, options.connector)
-    options.callback_place()  # a wrong flag is known before the workers are asked
+    options.callback_place()  # reports a wrong flag before the workers are contacted
     engine = with_plain_model(with_model_of(workers, engine, options), os.environ, weights=False)
     folder = _folder(routes, engine.port)
     is_kept = bool(routes.run_dir or engine.port)  # else no other run uses the folder

@@ -1,4 +1,4 @@
-"""vLLM workers that run already, by their URLs: their entries of a ranktable, and the model that they serve."""
+"""Running vLLM workers, given by URL: their ranktable entries, and the model that they serve."""
 
 import asyncio
 import dataclasses

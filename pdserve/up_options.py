@@ -14,10 +14,10 @@ class UpOptions:
     prefill: int = flag(1, "prefill instances", parse=int)
     decode: int = flag(1, "decode instances", parse=int)
     prefill_workers: tuple[str, ...] = flag(
-        (), "URLs of vLLM workers that run already and prefill, beside the instances (docs/route.md)", many=True
+        (), "URLs of running vLLM workers for prefill, in addition to the instances (docs/route.md)", many=True
     )
-    decode_workers: tuple[str, ...] = flag((), "URLs of vLLM workers that run already and decode", many=True)
-    combined_workers: tuple[str, ...] = flag((), "URLs of vLLM workers that run already and do both", many=True)
+    decode_workers: tuple[str, ...] = flag((), "URLs of running vLLM workers for decode", many=True)
+    combined_workers: tuple[str, ...] = flag((), "URLs of running vLLM workers for both", many=True)
     detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
     max_restarts: int = flag(5, "restarts of one process within --restart-window before giving up", parse=int)
     restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)

@@ -149,11 +149,11 @@ def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> 
 def _check_counts(options: UpOptions, running: RunningWorkers) -> None:
     total, typed = options.prefill + options.decode, f"--prefill {options.prefill} --decode {options.decode}"
     if running.urls and options.ray:
-        raise ConfigError("--ray with workers that run already is not supported: leave one of them out")
+        raise ConfigError("--ray with running workers is not supported: use one or the other")
     if options.prefill == options.decode == 0 and running.prefill and running.decode:
         return
     if options.prefill < 1 or options.decode < 1:
-        raise ConfigError(f"{typed}: at least one of each, or with workers that run already none of both")
+        raise ConfigError(f"{typed}: at least one of each, or none of either with running workers of both roles")
     if options.address is not None and total > _MAX_WITH_RAY:
         raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MAX_WITH_RAY}: use fewer")
     if options.address is None and total > _MAX_HERE:

@@ -21,8 +21,8 @@ _TIMEOUT_S = 300.0
 class Position:
     """One output position of one endpoint: the token, its log probability, and those of the most likely.
 
-    The token is `token_id:N` where both endpoints can say so, else its text, which servers show differently where it is
-    no whole character.
+    The token is `token_id:N` if both endpoints support that, else its text, which servers render differently if it is
+    not a whole character.
     """
 
     token: str

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_BYTES = 2**32 - 1
-"""What the length can express; readers of what they did not write themselves allow less."""
+"""The largest value of the length field; readers of frames from other programs allow less."""
 _LENGTH_BYTES = 4
 _PIECE_BYTES = 1 << 20
 

@@ -41,7 +41,7 @@ def port(text: str) -> ValueFault | None:
 
 
 def worker_kind(text: str) -> ValueFault | None:
-    """Require an engine whose workers are served."""
+    """Require an engine whose workers pdserve supports."""
     kinds = " or ".join(map(shown, WORKER_KINDS))
     return None if text in WORKER_KINDS else ValueFault("worker-kind", f"must be {kinds}")
 

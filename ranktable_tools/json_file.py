@@ -18,7 +18,7 @@ from ranktable_tools.owner import whose
 _MAX_BYTES = 16 * 1024 * 1024
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system without hard links
 _MAX_DEPTH = 32
-_MAX_DIGITS = 640  # Python converts that many under any setting of its limit
+_MAX_DIGITS = 640  # Python converts this many digits whatever its configured limit is
 # Pipes opened for this process, such as a shell's <(...): they have a writer.
 _OWN_PIPE = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/[0-9]+")
 # A string, closed or not, so that brackets inside do not count, or one bracket.

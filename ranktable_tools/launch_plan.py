@@ -27,7 +27,7 @@ class LaunchPlan:
 
     The scheduler's own entry is group 0's; it has no index and no name, and it alone has `instance_addresses`. `notes`
     and `warnings` are for the log. `share_devices` and `has_node_ports` (NODE_PORTS is set for this process) say how
-    the table was read, for those who read it again.
+    the table was read, for code that reads it again.
     """
 
     role: Role
@@ -47,7 +47,7 @@ class LaunchPlan:
 
 
 def resolve(environ: Mapping[str, str], *, share_devices: bool = False) -> LaunchPlan:
-    """Return the plan that the environment and its two tables describe; `share_devices` lets two instances have a GPU.
+    """Return the plan that the environment and its two tables describe; `share_devices` lets two instances share a GPU.
 
     Raises RanktableError naming the variable, the file, the place and the value.
     """
@@ -103,7 +103,7 @@ def _instance_plan(
 
 
 def _path(environ: Mapping[str, str], variable: str, example: str) -> tuple[str, tuple[str, ...]]:
-    """Return the path in `variable`; the guide's slip `rank_table` for `ranktable` is corrected, with a note."""
+    """Return the path in `variable`; the guide's typo `rank_table` for `ranktable` is corrected, with a note."""
     path = environ.get(variable, "")
     if not path:
         raise RanktableError(f"{variable} is not set: set it to the path of {example}")

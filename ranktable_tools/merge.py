@@ -23,7 +23,7 @@ def check_enough(paths: Sequence[str], kind: Literal["global", "local"] = "globa
     """Raise RanktableError for fewer than two tables."""
     if len(paths) < 2:
         given = ", ".join(paths) or "none"
-        # The exact text of the guide's own tool, kept for scripts that match it; so is that on group_id 0 below.
+        # The exact text of the guide's own tool, kept for scripts that match it; so is the text about group_id 0 below.
         raise RanktableError(f"Ensure that there are two {kind} ranktable for merge mode. Given: {given}")
 
 

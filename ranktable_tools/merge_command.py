@@ -11,7 +11,7 @@ from ranktable_tools.next_steps import after_merge
 from ranktable_tools.secret import change_owner, check_owner, check_secret, ensure_secret
 
 _OVER_SERVERS = (
-    "One instance over several servers, for other tools. pdserve cannot start it: it needs one instance per server."
+    "One instance over several servers, for other tools. pdserve cannot start it: its instances are on one server each."
 )
 
 

@@ -28,11 +28,10 @@ class InstanceAddress:
 def instance_addresses(
     table: GlobalTable, node_ports: str | None
 ) -> tuple[tuple[InstanceAddress, ...], tuple[str, ...]]:
-    """Return the addresses in the global table's order, and a warning for each instance ignored as it has no port.
+    """Return the addresses in the global table's order, and a warning for each instance ignored for lack of a port.
 
-    A worker's `url` wins over both.
-
-    Raises RanktableError naming NODE_PORTS if its value does not fit the table, or no instance has a port.
+    A worker's `url` overrides both sources. Raises RanktableError naming NODE_PORTS if its value does not fit the
+    table, or no instance has a port.
     """
     if node_ports is not None:
         ports: Sequence[int | None] = parse_node_ports(node_ports, table)
@@ -85,10 +84,8 @@ def refuse_port_of_scheduler(
 def swapped_ports_warning(value: str, table: GlobalTable, index: int, port: int) -> str | None:
     """Return a warning if NODE_PORTS lists this instance's --port at another instance's position.
 
-    The scheduler may then mix the two up.
-
-    A port mapping, or a table that has changed since, looks the same. A value that does not fit the table is left for
-    the scheduler to reject.
+    The scheduler may then confuse the two. A port mapping, or a table that has changed since, looks the same. A value
+    that does not fit the table is left for the scheduler to reject.
     """
     try:
         ports = parse_node_ports(value, table)

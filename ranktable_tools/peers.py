@@ -1,6 +1,6 @@
 """The addresses of a global table's hosts: a connection from any other address is not a peer's.
 
-Hosts of another engine's workers alone are no peers: a worker is called and never calls.
+A host that has only another engine's workers is not a peer: workers are called and never call.
 """
 
 from ranktable_tools.addresses import canonical, own_hosts, resolve

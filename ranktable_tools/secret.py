@@ -14,7 +14,7 @@ SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
 MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 4_096
 _MAX_UID = 2**32 - 2
-_MOVE = "move it away for a new one"
+_MOVE = "move it away to get a new one"
 _RUN_AS = f"run as that user, or {_MOVE}"
 _GIVE = "run as that user, or as root with --owner UID"
 

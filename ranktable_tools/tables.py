@@ -33,9 +33,9 @@ class TableDevice:
 class TableServer:
     """One server entry: an instance (or one of its hosts) and its devices, or, without devices, the scheduler.
 
-    `worker`: another engine serves this entry, at `url` (default: server_ip and server_port) over HTTP; one that runs
-    already may be listed without its devices, and in both groups if it does both. The fields after `url` come from
-    other dialects.
+    `worker`: another engine serves this entry, at `url` (default: server_ip and server_port) over HTTP; one that
+    already runs may be listed without its devices, and in both groups if it has both roles. The fields after `url` come
+    from other dialects.
     """
 
     server_id: str

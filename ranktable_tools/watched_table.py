@@ -37,8 +37,8 @@ class WatchedTable(Generic[Table]):
     def poll(self) -> Table | RanktableError | None:
         """Return a changed table, a problem of the file, or None if there is nothing new.
 
-        A table that is not completed yet (`not-completed`) is reported at once. A broken one is reported when two polls
-        saw it in the same state, so that a slow write is not reported; the previous table stays. Once a reported
+        A table that is not completed yet (`not-completed`) is reported at once. A broken one is reported once two polls
+        have seen it in the same state, so that a slow write is not reported; the previous table stays. Once a reported
         problem is fixed, the table is returned once, even if unchanged.
         """
         stamp = _file_stamp(self.path)

@@ -1,4 +1,4 @@
-"""The ports at which a worker of another engine offers its KV: derived from its entry, so that they are known anywhere.
+"""The ports at which a worker of another engine offers its KV: derived from its entry, so every host can compute them.
 
 vllm          NixlConnector: VLLM_NIXL_SIDE_CHANNEL_PORT + data-parallel rank (NixlBaseConnectorScheduler)
 vllm-ascend   MooncakeConnectorV1: kv_port + number of the NPU in the instance (MooncakeConnectorWorker)

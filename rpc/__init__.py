@@ -1,1 +1,1 @@
-"""Scheduler and instance over gRPC: the client, the server, the channel's options, several messages in one."""
+"""Scheduler and instance over gRPC: client, server, channel options, and packing of several messages into one."""

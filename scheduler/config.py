@@ -63,7 +63,7 @@ class SchedulerOptions:
         "experimental); auto is any that can prefill first",
         choices=tuple(PATHS),
     )  # fmt: skip
-    worker_api_key_file: str | None = flag(None, "file with the key that vLLM workers want (default: none)")
+    worker_api_key_file: str | None = flag(None, "file with the key that vLLM workers require (default: none)")
     worker_callback: str | None = flag(
         None, "HOST:PORT at which decode workers call back (--connector ascend-layerwise only; port 0 is a free one; "
         "default: 127.0.0.1:0, for workers on this machine)",

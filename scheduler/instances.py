@@ -111,7 +111,7 @@ class Instance:
         return load
 
     def new_placement_load(self) -> InstanceLoad:
-        """Return the load for placement by what is known now."""
+        """Compute the load for placement."""
         description, ledger = self.description, self.in_flight
         return InstanceLoad(
             index=self.index,

@@ -28,7 +28,7 @@ _EAGER_ROUND_S = 0.05
 
 
 class PathProbe:
-    """Probes all due pairs, one at a time, and beside that proves pairs of workers; the requests fit the model."""
+    """Probes all due pairs, one at a time, and concurrently proves pairs of workers; the requests fit the model."""
 
     def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits, kind: ModelKind) -> None:
         self._dispatch = dispatch
@@ -71,7 +71,7 @@ class PathProbe:
         return True
 
     async def _prove_pairs(self) -> None:
-        """Keep the due proofs under way: when one ends, the next one starts."""
+        """Run the due proofs: when one ends, the next one starts."""
         running: set[KvGap] = set()
         ended = asyncio.Event()
 

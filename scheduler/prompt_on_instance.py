@@ -9,7 +9,7 @@ from wire.messages import Answer, Cancel, Command, PrefillBegun, Reserved
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 
-@dataclass(slots=True)  # not frozen, as TokenLogprobs
+@dataclass(slots=True)  # not frozen, like TokenLogprobs
 class PromptStep:
     """One prompt's part of a Step."""
 

@@ -153,7 +153,7 @@ class PromptRun:
             try:
                 await self._wakeup.wait(self._next_check)
             except TimeoutError:
-                if self._failure is None and self._next_check() <= self._clock():  # else something came just now
+                if self._failure is None and self._next_check() <= self._clock():  # else something has just arrived
                     raise self.deadline_error() from None
 
     async def ended_within(self, on_instance: PromptOnInstance, seconds: float) -> bool:

@@ -37,7 +37,7 @@ class _ExtendedDeadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def check(self) -> None:
-        """End the timeout, or check again when it is due by what was lost so far."""
+        """End the timeout, or check again at the time extended by the starvation so far."""
         due = self._due + max([0.0, *(one() - before for one, before in self._starved)])
         if due > self._loop.time():
             self._timer = self._loop.call_at(due, self.check)

@@ -67,7 +67,7 @@ class ServedSession(Protocol):
         ...
 
     def events(self) -> AsyncIterator[list[Event]]:
-        """Yield batches of the session's events (SessionOpen first) until it ends: each all since the last one."""
+        """Yield batches of the session's events (SessionOpen first) until it ends; each has all since the last."""
         ...
 
     def lost(self) -> None:

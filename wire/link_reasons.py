@@ -1,4 +1,4 @@
-"""Why a KV transport that did not fail is not used, as link statuses report it; any other reason is a failure."""
+"""Reasons in link statuses why a working KV transport is not used; any other reason means that it failed."""
 
 NOT_OFFERED = "not offered there"
 ELSEWHERE = "another host or network namespace"

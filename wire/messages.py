@@ -161,7 +161,7 @@ class Refused:
     load: LoadSnapshot | None = None
 
 
-@dataclass(slots=True)  # not frozen, as TokenLogprobs
+@dataclass(slots=True)  # not frozen, like TokenLogprobs
 class Step:
     """All new tokens of one step over all prompts, and the load after it; split when it exceeds the message limit.
 

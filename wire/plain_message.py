@@ -17,13 +17,13 @@ _LISTS = (tuple[int, ...], tuple[str, ...])
 
 
 class PlainMessage(Generic[D, M]):
-    """The numbers, texts and lists of these of a dataclass; None is a field that is not set.
+    """The plain fields of a dataclass: numbers, texts and lists of them; None means not set.
 
     Fields of other types, converted, are arguments of both methods.
     """
 
     def __init__(self, kind: type[D], message: type[M], *, not_sent: tuple[str, ...] = ()) -> None:
-        """`not_sent` names fields with a default that the message has not."""
+        """`not_sent` names fields with a default that the message lacks."""
         self._kind, self._message = kind, message
         sent = [field for field in fields(kind) if field.name not in not_sent]
         self._plain, self._optional, self._lists = (

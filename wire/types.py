@@ -229,7 +229,7 @@ class Ticket:
     endpoints: tuple[KvEndpoint, ...]
 
 
-@dataclass(slots=True)  # not frozen, as TokenLogprobs
+@dataclass(slots=True)  # not frozen, like TokenLogprobs
 class TokenOutput:
     """One new token of one sequence. `index` is its output position, from 0.
 
@@ -287,7 +287,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ForeignWorker:
-    """What is known of a worker of another engine: `engine`, such as `vLLM 0.32.0`, and its path (scheduler/paths)."""
+    """Facts about a worker of another engine: `engine`, such as `vLLM 0.32.0`, and its path (scheduler/paths)."""
 
     engine: str
     path: str

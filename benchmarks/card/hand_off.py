@@ -17,7 +17,7 @@ GOAL = 0.80
 def measure_hand_off(
     device: Device, limits: Limits, transport: str | None, *, mib: int, rounds: int, judged: bool
 ) -> Iterator[Row]:  # fmt: skip
-    """Yield a row with the digest off, which has the goal, and one with it on; the bytes are checked once each."""
+    """Yield a row with the digest off, to which the goal applies, and one with it on; each checks the bytes once."""
     transport = transport or best_transport(device)
     shape = shape_named("default")
     num_bytes = shape.tokens_of(mib * MIB) * shape.token_bytes

@@ -1,7 +1,7 @@
 """The measured models: shapes of the Llama family with random weights, and the minimal work of one step.
 
 weights read  | every matrix once except the embedding's, of which a step reads a few rows
-floating ops  | two per matrix weight and token, and four per query, key that it attends to, head and head dimension
+floating ops  | 2 per weight and token, 4 per (query, attended key, head, head dimension)
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Print, as one line of JSON, whether a kind of device can be used here, and how many. A broken driver may hang it."""
+"""Print as one line of JSON whether a kind of device is usable here, and how many. A broken driver may hang it."""
 
 import json
 import sys

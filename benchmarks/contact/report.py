@@ -21,7 +21,7 @@ _HEAD = ("step", "result", "seconds", "figure", "of the floor")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement; `fraction` is its share of the best possible value, if known; or what could not be measured."""
+    """A measurement, or what could not be measured; `fraction` is its share of the best possible value, if known."""
 
     text: str
     fraction: float | None = None
@@ -121,7 +121,7 @@ def _cell(text: str) -> str:
 
 
 def _read(state: Path) -> dict[str, StepResult]:
-    """Return the results of an earlier run; a step that it left running counts as interrupted."""
+    """Return the results of an earlier run; a step recorded as running counts as interrupted."""
     if not state.exists():
         return {}
     found = {

@@ -1,4 +1,4 @@
-"""Run one command of a step under a limit: its output without secrets in a log, and none of its processes left."""
+"""Run one command under a time limit, log its output without secrets, and leave none of its processes behind."""
 
 import contextlib
 import ctypes
@@ -35,7 +35,7 @@ def run_limited(
 ) -> str:
     """Run `command`, append its output to `log`, and return "ok", its exit status or signal, or "timed out".
 
-    Ends every process below this one; adds to the result that one did not end. Raises Interrupted.
+    Ends every process below this one; the result says so if one did not end. Raises Interrupted.
     """
     deadline, hidden = time.monotonic() + limit_s, tuple(secrets)
     with log.open("a", encoding="utf-8") as file:

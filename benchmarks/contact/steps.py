@@ -1,4 +1,4 @@
-"""The steps of a first contact: each a few commands that exist, their limit, and where their figures are."""
+"""The steps of a first contact: for each, existing commands, a time limit, and where to find their figures."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ SHOWS = {
     "vllm-install": "on GPUs: vLLM's wheel in an environment of its own inside the folder",
     "vllm": "on GPUs: vLLM and this engine in turn",
 }
-"""What each step runs, in order: what is wrong is shown before what is slow."""
+"""What each step runs, in order: correctness before speed."""
 VLLM = "0.32.0"
 _ROOT = Path(__file__).resolve().parents[2]
 _PROBE_S = 120.0
@@ -67,7 +67,7 @@ class Step:
 
 
 def find_card(kind: str) -> Card | str:
-    """Return the devices of this kind, or why none can be used. A child process looks: a driver may hang."""
+    """Return the devices of this kind, or why none can be used. A child process checks, since a driver may hang."""
     command = [sys.executable, "-P", str(_ROOT / "benchmarks" / "contact" / "probe.py"), kind]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -79,7 +79,7 @@ def find_card(kind: str) -> Card | str:
         os.killpg(process.pid, signal.SIGKILL)  # not waited for: it may hang in the driver
         return f"its libraries did not answer within {_PROBE_S:g} s"
     except (IndexError, ValueError):
-        return f"looking for it ended with status {process.returncode}: {' '.join(errors.split())[-300:]}"
+        return f"its probe exited with status {process.returncode}: {' '.join(errors.split())[-300:]}"
     return found["lacking"] if "lacking" in found else Card(kind, found["count"], found["described"])
 
 

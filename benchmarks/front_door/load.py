@@ -1,8 +1,8 @@
 """A cheap client for `benchmarks/frontdoor.py`, in a separate process: raw sockets, no parser, kept connections.
 
 Each JSON line on standard input is one run, {"port", "path", "model", "concurrency", "requests", "prompt_words",
-"max_tokens", "stream", "api_key"}; "least_tokens" varies the lengths. The answer has its wall time, SSE events, other
-statuses than 200 and first bytes.
+"max_tokens", "stream", "api_key"}; "least_tokens" varies the lengths. The answer has the run's wall time, number of
+SSE events, statuses other than 200, and times to the first byte.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A client for `benchmarks/route.py`, in a separate process: many streams at once, and when each token came.
+"""A client for `benchmarks/route.py`, in a separate process: many streams at once, and the arrival time of each token.
 
 Each JSON line on standard input is one run: the fields of load.py, "step_s" of the workers, "ramp_s" in which the first
 requests are sent, and for a run without a router the "prefill_port" to which each request is sent first. The workers
@@ -52,12 +52,12 @@ class Client:
 
 
 class Figures:
-    """Collects what the streams show. A stream's tokens are due one step apart, its best one within its step."""
+    """Collects first-token times and token lags. Tokens are due one step apart, from the earliest."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._first_s: list[float] = []
-        self._lags: list[tuple[float, float]] = []  # (when it came, by how much too late)
+        self._lags: list[tuple[float, float]] = []  # (arrival, lag)
         self._ends: list[tuple[float, float]] = []
 
     def add(self, began_s: float, arrivals_s: list[float]) -> None:
@@ -70,7 +70,7 @@ class Figures:
             self._ends.append((paced[0], paced[-1]))
 
     def report(self) -> dict[str, float]:
-        """Return milliseconds: of first tokens, of the others, and of these at the start and end of the full load."""
+        """Return milliseconds: first tokens, lags, and lags in the first and the last quarter of the full load."""
         found = _percentiles("first", self._first_s) | _percentiles("token", [lag for _, lag in self._lags])
         begin, end = max(first for first, _ in self._ends), min(last for _, last in self._ends)
         quarter = (end - begin) / 4

@@ -106,7 +106,7 @@ def serve_stdin(handle: Callable[[dict[str, Any]], dict[str, Any]], **ready: Any
 
 
 class Server(Protocol):
-    """One end of the hand-off that is measured."""
+    """One end of the measured hand-off."""
 
     def handle(self, command: dict[str, Any]) -> dict[str, Any]:
         """Answer the parent, or the other end."""

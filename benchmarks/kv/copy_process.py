@@ -1,4 +1,4 @@
-"""The reference: one thread copies as many bytes from one pool's memory to another's, both sealed memfds, touched."""
+"""The reference: one thread copies the same number of bytes between two pools, both touched, sealed memfds."""
 
 import sys
 import time

@@ -35,7 +35,7 @@ def in_turn(contestants: Mapping[str, Callable[[], float]], rounds: int, cache: 
 
 
 def ratio_of(ours: list[float], theirs: list[float]) -> float:
-    """Return the median over the rounds of theirs / ours: with seconds, our speed over theirs."""
+    """Return the median over the rounds of theirs / ours; for seconds this is our speed relative to theirs."""
     return median(b / a for a, b in zip(ours, theirs, strict=True))
 
 

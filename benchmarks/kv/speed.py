@@ -1,4 +1,4 @@
-"""Bandwidth of one hand-off by size, and by layers as in service, with copies and peers in the same rounds."""
+"""Bandwidth of one hand-off by size, and layer by layer as in service, with copies and peers in the same rounds."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

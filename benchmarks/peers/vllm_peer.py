@@ -22,7 +22,7 @@ def main() -> None:
     model, dtype, reply_fd = sys.argv[1], sys.argv[2], int(sys.argv[3])
     import vllm
 
-    limits = {"max_model_len": 2048, "max_num_seqs": 64, "gpu_memory_utilization": 0.5}  # we are on the card too
+    limits = {"max_model_len": 2048, "max_num_seqs": 64, "gpu_memory_utilization": 0.5}  # ours runs on the same card
     engine = vllm.LLM(model=model, dtype=dtype, enable_prefix_caching=False, **limits)
     numbers = random.Random(0)
     seconds_of(engine, numbers, requests=2, prompt=32, out=8)

@@ -11,7 +11,7 @@ from pdserve.client import Client
 from pdserve.run_folder import RunFolder
 
 _SHARED = Path("/dev/shm")
-# Zero when nothing runs: resources that a request took and did not release show here.
+# Zero when nothing runs, so a resource that a request did not release shows here.
 IDLE = (
     "pdserve_requests_inflight", "pdserve_queued_prompts", "pdserve_queued_tokens", "pdserve_retries_inflight",
     "pdserve_retries_waiting", "pdserve_kv_blocks_used", "pdserve_kv_blocks_swapped", "pdserve_running",

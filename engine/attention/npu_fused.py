@@ -35,7 +35,7 @@ class LayerRows:
     """One layer of a step: its query rows, and its part of the pool, which already has their keys and values."""
 
     query: torch.Tensor  # [num_tokens, num_heads, dim]
-    keys: torch.Tensor  # [num_slots, num_kv_heads, dim], as is the next
+    keys: torch.Tensor  # [num_slots, num_kv_heads, dim], like the next
     values: torch.Tensor
     options: AttentionOptions
     block_size: int

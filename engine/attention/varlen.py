@@ -46,7 +46,7 @@ class _Group:
 
     rows: slice
     slots: torch.Tensor  # [keys of all]: each sequence's slots, in order
-    query_ends: torch.Tensor  # [num_sequences + 1] int32, from 0, as are the next
+    query_ends: torch.Tensor  # [num_sequences + 1] int32, from 0, like the next
     key_ends: torch.Tensor
     max_queries: int
     max_keys: int

@@ -226,7 +226,7 @@ class _Writer:
         return self._add_rule(self._write(tag.get("content"), _After(lark, texts)))
 
     def _then(self, form: object, after: _After) -> _After:
-        """Return what a format and all behind it are for the format before it."""
+        """Return a format and everything behind it as what follows the format before it."""
         if not _begins_fixed(form):
             return _After(self._add_rule(self._write(form, after)))
         texts = tuple(self._fixed_texts(form, after))

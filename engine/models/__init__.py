@@ -1,1 +1,1 @@
-"""What pdserve knows of model families beyond their config in transformers."""
+"""What pdserve knows about model families beyond their config in transformers."""

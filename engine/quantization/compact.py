@@ -82,10 +82,10 @@ def compact_linear(weight: KeptWeight) -> CompactWeights:
 def compact_experts(
     weights: Iterable[KeptWeight | str], num_experts: int, device: torch.device, values: Sequence[int] | None = None
 ) -> CompactWeights | str:
-    """Return one weight of each expert, on `device`, where each is put as soon as it is read.
+    """Return one weight of each expert, on `device`, to which each is moved as soon as it is read.
 
-    `values` are those that the codes may have where they are 16 others than 0 to 15. Returns the reason where one of
-    the weights has none, or they differ in more than their numbers.
+    `values` are the 16 values that codes may have, if not 0 to 15. Returns a reason instead if a weight cannot be kept,
+    or if the weights are stored in different forms.
     """
     codes, scales, zeros = torch.empty(0), list[torch.Tensor](), list[torch.Tensor | None]()
     first: KeptWeight | None = None
@@ -116,7 +116,7 @@ def compact_experts(
 
 
 def joined(parts: Iterable[KeptWeight | str]) -> KeptWeight | str:
-    """Return weights of the same inputs, one below the other, or the reason why they cannot be one."""
+    """Return weights of the same inputs joined along their outputs, or the reason why they cannot be joined."""
     found = []
     for part in parts:
         if isinstance(part, str):

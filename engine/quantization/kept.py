@@ -142,7 +142,7 @@ class KeptLinear(nn.Module):
 def kept_weight(grouped: Grouped, *, rounded_inputs: torch.dtype | None) -> KeptWeight | str:
     """Return a weight, or a rank's cut of it, in the form that formats need, or the reason why none can use it.
 
-    `rounded_inputs` is the checkpoint's type of inputs, for layers that are not static.
+    `rounded_inputs` is the type to which the checkpoint rounds inputs, for layers that are not static.
     """
     columns = even_columns(grouped)
     if isinstance(columns, str):

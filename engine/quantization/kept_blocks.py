@@ -1,4 +1,4 @@
-"""float8 weights with one scale per block of 128 x 128, as of DeepSeek and Qwen.
+"""float8 weights with one scale per block of 128 x 128, as in DeepSeek and Qwen models.
 
 float8-blocks   by torch's scaled_mm, with inputs rounded to float8 by 128 neighbours of a token
 widened         without it: a few rows of blocks at a time are widened to the rows' dtype

@@ -1,7 +1,7 @@
 """The part of a stored weight that one rank computes with, and its columns in groups of one size, as kernels need them.
 
 cut              | read                                    | groups
-column (outputs) | each range of rows, one below the other | as stored
+column (outputs) | each range of rows, concatenated        | as stored
 row (inputs)     | the range of columns                    | even: divided where a boundary of the cut divides one
                  |                                         | mixed (act order): sorted, and padded where needed
 
@@ -42,7 +42,7 @@ def read_cut(module: QuantisedModule, cut: DimensionRanges | None) -> Grouped:
 
 
 def _stacked(parts: list[StaticInputs]) -> StaticInputs | None:
-    """Return ranges of rows of one layer as one, None for none."""
+    """Join ranges of rows of one layer; None for none."""
     if not parts:
         return None
     biases = [part.bias for part in parts if part.bias is not None]

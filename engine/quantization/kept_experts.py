@@ -2,8 +2,8 @@
 
     rows, sorted by expert --KeptExperts--> each row times its expert's weight
 
-experts-float8    float8 with one scale per output, inputs rounded to it token by token: one product of torch, on GPUs
-npu-experts-int8  W8A8 likewise, by torch_npu's product (kept_npu_experts.py)
+experts-float8    float8 with one scale per output, inputs rounded to it token by token: one op of torch, on GPUs
+npu-experts-int8  W8A8 likewise, by torch_npu's op (kept_npu_experts.py)
 experts-widened   all codes: a few experts at a time are widened to the rows' dtype and multiplied in groups; with fewer
                   rows than experts, the expert of each row
 
@@ -26,7 +26,7 @@ _STEP_BYTES = 16
 
 
 class ExpertsKernel(Protocol):
-    """Multiplies rows with the weights of a layer's experts. Owns its tensors."""
+    """Multiplies rows by the weights of a layer's experts. Owns its tensors."""
 
     @property
     def num_bytes(self) -> int:

@@ -197,7 +197,7 @@ def _disagreement(
 
 @dataclass(frozen=True, slots=True)
 class _OneExpert:
-    """Multiplies rows with one expert only: once fewer rows than there are experts, once more."""
+    """Multiplies rows by one expert only: once with fewer rows than experts, once with more."""
 
     experts: KeptExperts
     number: int

@@ -96,7 +96,7 @@ class StaticFormat:
         )  # fmt: skip
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. The outputs compared with are rounded too, but a device may round half a step otherwise."""
+        """See KeptFormat. The expected outputs are rounded too, but a device may round half a step the other way."""
         of_scales = torch.finfo(torch.float16).eps if rows.dtype == torch.float16 else 0.0
         half_a_step: torch.Tensor = weight.codes.float().norm(dim=1) * _static(weight).scales / 2
         return half_a_step + norms * of_scales

@@ -38,7 +38,7 @@ class Follower:
         self._pool: Memory | None = None
         self._clock = clock
         self._progress_at: float | None = None  # when the running step last finished a layer
-        self._launched: deque[Event] = deque()  # after each step that is not done on the device
+        self._launched: deque[Event] = deque()  # after each step that the device has not completed
 
     @property
     def pool(self) -> Memory:

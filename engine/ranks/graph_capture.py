@@ -33,7 +33,7 @@ Agree = Callable[[], bool]
 
 
 class CaptureFailed(RuntimeError):
-    """A rank cannot capture a shape, and no other rank waits for it."""
+    """A rank cannot capture a shape, and no other rank is waiting for it."""
 
 
 class RankGraphs:

@@ -2,7 +2,7 @@
 
 launch: the step's inputs are sent to all ranks, rank 0 computes its part, and only rank 0 samples
 layer L's KV is complete on all ranks after the sum that follows its attention: only then is it reported
-on devices nothing of this waits: sums and reports are enqueued, and `collect` waits for the step (stream_sum.py)
+on devices nothing here waits: sums and reports are enqueued, and `collect` waits for the step (stream_sum.py)
 a step that reports no layer and fits a graph is replayed from it, on all ranks
 """
 

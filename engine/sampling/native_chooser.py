@@ -16,7 +16,7 @@ Place = Callable[[torch.Tensor], tuple[int, int, int, int]]
 
 _DRAW = struct.Struct("=QQQfffIII")
 """struct draw."""
-_HOTTEST = 3e38  # about the largest float32
+_HOTTEST = 3e38  # close to the largest float32
 _NO_TOP_P = 2.0
 _WORD = (1 << 64) - 1
 

@@ -22,7 +22,7 @@ _TEMPORARY = (408, 425, 429)  # transient statuses below 500
 
 
 class NoBackend:
-    """A BatchBackend for a batch whose lines are all answered."""
+    """The BatchBackend of a batch whose lines are all answered already; it is never called."""
 
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a batch runs: the first stops it in order, the second at once.
+"""SIGINT and SIGTERM while a batch runs: the first stops it cleanly, the second at once.
 
 no work on a loop -> KeyboardInterrupt in the main thread; work on a loop -> its task is cancelled
 """

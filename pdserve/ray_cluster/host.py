@@ -51,7 +51,7 @@ class RayInstanceHost:
         return Placement(node.node_id, node.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))
 
     def start(self, request: LaunchRequest) -> None:
-        """Write the files and start the process, the first or after one died. Raises OSError, ConfigError."""
+        """Write the files and start the process, the first one or a replacement. Raises OSError, ConfigError."""
         if self._child is not None and self._child.exit_status is None:
             raise ConfigError(f"{request.name} already runs here, as pid {self._child.record.pid}")
         if self._port is None:

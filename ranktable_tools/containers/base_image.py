@@ -26,7 +26,7 @@ for folder in /usr/local/Ascend/ascend-toolkit /usr/local/Ascend/cann; do
 done
 python3 -c "{_PYTHON}" 2>/dev/null || true
 """
-"""The script that runs in the base image: in any POSIX shell, and with python3 if present."""
+"""The script that runs in the base image: for any POSIX shell; it uses python3 if present."""
 
 
 @dataclass(frozen=True, slots=True)

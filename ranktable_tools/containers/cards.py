@@ -19,7 +19,7 @@ def require_free(kind: DeviceKind, device_ids: Sequence[str], holders: Sequence[
             cards = f"card{'s' if len(taken) > 1 else ''} {','.join(taken)}"
             remedy = "" if kind == "npu" else ", or --share-devices"
             raise RanktableError(
-                f"{cards} of the table: the container {holder.name} was given {'them' if len(taken) > 1 else 'it'} "
+                f"{cards} of the table: the container {holder.name} has {'them' if len(taken) > 1 else 'it'} "
                 f"already; stop it (docker rm -f {holder.name}), or choose other cards{remedy}"
             )
     return [] if kind != "cuda" or share else [*_notes_of_unknown_use(holders)]

@@ -1,4 +1,4 @@
-"""`deploy/link_guide_paths DIR`: make the folders of the guide's package as links to this clone.
+"""`deploy/link_guide_paths DIR`: create the folder layout of the guide's package as links into this clone.
 
     DIR/AscendCloud/AscendCloud-LLM/llm_tools/PD_separate                     -> deploy/PD_separate
     DIR/AscendCloud/AscendCloud-LLM/llm_inference/ascend_vllm/build_image.sh  -> deploy/build_image.sh

@@ -1,1 +1,1 @@
-"""What accelerators this machine has: kinds, tools, and the parsers of their recorded answers."""
+"""Detect this machine's accelerators: their kinds, the drivers' tools, and parsers of their output."""

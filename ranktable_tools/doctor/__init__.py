@@ -1,1 +1,1 @@
-"""`ranktable doctor`: checks of this host and of the way to the others, each small, each with what to do next."""
+"""`ranktable doctor`: small checks of this host and its connections to the others, each with a next step."""

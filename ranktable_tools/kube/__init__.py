@@ -1,1 +1,1 @@
-"""Kubernetes: pods that write their part of the table, and the writer that makes one table of the parts."""
+"""Kubernetes: pods that each write their part of the table, and a writer that merges the parts."""

@@ -20,7 +20,7 @@ from ranktable_tools.tables import Role
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """Replace this process by the command after `--`. Only returns by raising RanktableError."""
+    """Replace this process by the command after `--`. Returns only by raising RanktableError."""
     wanted = Start(
         cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
         arguments.device_type, arguments.device_ip_from, arguments.secret,

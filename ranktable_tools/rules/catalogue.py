@@ -1,4 +1,4 @@
-"""All rules that are checked on a table after reading; those of LINT_RULES beyond TABLE_RULES by lint alone."""
+"""All rules that are checked on a table after reading; only lint checks those of LINT_RULES beyond TABLE_RULES."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,7 @@ def broken(
     """Yield each problem of a table that was read, with its severity.
 
     `known` are the problems found while reading. If there are any, notes are omitted, and so are problems at the same
-    place or around it, since they only follow from those.
+    place or around it, which are only consequences.
     """
     for rule in rules:
         for problem in rule.check(reading, options):

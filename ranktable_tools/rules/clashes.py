@@ -31,7 +31,7 @@ def clashes(claims: Iterable[Claim]) -> Iterator[tuple[Claim, Claim]]:
 
 
 def _same_host(hosts: HostComparer, seen: dict[str, Claim], claim: Claim) -> Claim | None:
-    """Return an earlier claim of the same host under another spelling; a host that is alone is not resolved."""
+    """Return an earlier claim of the same host under another spelling; a table's only host is not resolved."""
     if seen.keys() == {""}:
         only = seen.pop("")
         seen.update(dict.fromkeys(hosts.resolved(only.host), only))

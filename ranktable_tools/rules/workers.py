@@ -1,4 +1,4 @@
-"""Rules about workers of other engines, which lint alone checks: a table that breaks them still serves in part."""
+"""Rules about workers of other engines, which lint alone checks: a table that violates them still works in part."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def _ports(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for claim, first in clashes(_claims(reading)):
         what, other = what_by_path[claim.json_path], what_by_path[first.json_path]
         pair = (claim.json_path, first.json_path)
-        if pair in seen or (what, other) == (_HTTP, _HTTP):  # those are `port-twice`
+        if pair in seen or (what, other) == (_HTTP, _HTTP):  # `port-twice` reports those
             continue
         seen.add(pair)
         found = f"takes port {claim.value} on {claim.host} for {what}, and {first.json_path} for {other}"
@@ -64,12 +64,12 @@ def _uneven(workers: list[LocatedServer]) -> Iterator[Problem]:
         num, first = len(located.server.devices), len(ascend[0].server.devices)
         if num != first:
             found = f"has {num} device{'s' if num > 1 else ''}, and {ascend[0].json_path} has {first}"
-            advice = "MooncakeConnectorV1 knows one size for each role: give all workers of a role as many devices"
+            advice = "MooncakeConnectorV1 supports one size for each role: give all workers of a role as many devices"
             yield Problem("worker-sizes", f"{located.json_path}.device", num, found, advice)
 
 
 def _unfit(prefill: TableServer, decode: TableServer) -> str | None:
-    """Return why no KV can go from one to the other, by their tensor-parallel sizes."""
+    """Return why KV cannot go from one to the other with their tensor-parallel sizes, or None."""
     if prefill.worker != decode.worker:
         return None
     ours, theirs = len(prefill.devices), len(decode.devices)

@@ -16,7 +16,7 @@ class HeldPrompts:
     tokens: int = 0
 
 
-@dataclass(slots=True)  # not frozen, as TokenLogprobs: one is made for each instance and decision
+@dataclass(slots=True)  # not frozen, like TokenLogprobs: one is made for each instance and decision
 class InstanceLoad:
     """One living instance's load for placement: its last snapshot corrected by what was assigned since.
 

@@ -14,7 +14,7 @@ SameHost = Callable[[str, str], bool]
 class ExpectedInstance:
     """One instance of the global table, in table order, and its address.
 
-    `name` is used in logs and messages, also in those to clients: its role and its number in it, such as `decode-0`.
+    `name` is used in logs and in messages, also to clients: role and number within the role, such as `decode-0`.
     """
 
     index: int

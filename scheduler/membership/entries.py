@@ -74,7 +74,7 @@ class Entries:
             if port is None:
                 left_out.append(
                     f"{instance.role} instance on {instance.server.server_ip} is left out: {instance.json_path} of the "
-                    "global table has no server_port, and NODE_PORTS is for the instances of the start"
+                    "global table has no server_port, and NODE_PORTS is for the instances at the start"
                 )
             else:
                 followed.append(self._entry(instance, port, before))

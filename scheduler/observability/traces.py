@@ -71,7 +71,7 @@ class Traced:
 
 
 def traceparent_of(traces: Traces | None, headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the `traceparent` of what is called for a request with these HTTP headers; empty if nothing is traced."""
+    """Return the `traceparent` for calls on behalf of a request with these HTTP headers; empty if nothing is traced."""
     context = _trace_context(headers)
     if traces is not None:
         context = traces.child_of(context)

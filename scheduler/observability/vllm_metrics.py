@@ -72,7 +72,7 @@ class VllmCollector:
 
 
 def _by_engine(instances: Sequence[InstanceView]) -> list[tuple[str, InstanceView, LoadSnapshot]]:
-    """Return the instances by engine label; of two with one index the later counts, as samples must be unique."""
+    """Return the instances by engine label; the later one of two with one index, as samples must be unique."""
     living = {str(one.index): (one, one.load) for one in instances if one.load is not None}
     return [(engine, one, load) for engine, (one, load) in living.items()]
 

@@ -3,7 +3,7 @@
 reserve on D --ticket--> prefill on P --first tokens--> client
                               ==KV==> D --tokens------> client
 
-Workers of other engines that are asked in this order send all their tokens from D.
+Workers of other engines with this order send all their tokens from D.
 """
 
 import asyncio

@@ -21,7 +21,7 @@ class PrefillFirstPath:
     """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
 
     Until each sequence has one, whatever happens to P fails the attempt: D may wait for KV that never comes, or get
-    another prompt's from another process there. KV that D has not fetched stays on P until its lease ends.
+    another prompt's KV from a newer process there. KV that D has not fetched stays on P until its lease ends.
     """
 
     def __init__(
@@ -106,6 +106,6 @@ class PrefillFirstPath:
         )
 
     def _release(self, on_prefill: PromptOnInstance) -> None:
-        """Watch P no longer, once it has answered."""
+        """Stop watching P, once it has answered."""
         if on_prefill.ended:
             self._until_sent.close()

@@ -25,7 +25,7 @@ def choice_of(
 class CalledChoice:
     """Takes the pieces of `choice`, which looks for no stop strings, and passes on content and calls.
 
-    Stop strings are found in content and in skipped text; calls may contain them. Mutable, owned by the stream, as
+    Stop strings are found in content and in skipped text; calls may contain them. Mutable, owned by the stream, like
     Choice.
     """
 
@@ -83,7 +83,7 @@ class CalledChoice:
         parsed = self._parser.push(piece.text)
         if piece.finish_reason is not None:
             last = self._parser.flush()
-            if not (self._calls.forced and piece.finish_reason == "length"):  # a call that was cut is no content
+            if not (self._calls.forced and piece.finish_reason == "length"):  # a truncated call is not content
                 parsed.content += last.content
             parsed.calls += last.calls
         if self._calls.only_first:

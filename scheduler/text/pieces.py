@@ -29,7 +29,7 @@ class TextOptions:
     kept_special_ids: frozenset[int] = field(default_factory=frozenset)
 
 
-@dataclass(slots=True)  # not frozen, as TokenLogprobs
+@dataclass(slots=True)  # not frozen, like TokenLogprobs
 class TextPiece:
     """New text of choice `index` (prompt * n + number among its choices); `finish_reason` is set on its last piece.
 

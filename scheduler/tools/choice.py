@@ -10,7 +10,7 @@ from wire.errors import InvalidRequest
 
 
 class ChoiceMode(StrEnum):
-    """Who decides: nothing is called, the model, the model among calls alone, or the client that names one tool."""
+    """Who chooses calls: nobody, the model, the model but only among calls, or the client, by naming one tool."""
 
     NONE = "none"
     AUTO = "auto"
@@ -22,8 +22,8 @@ class ChoiceMode(StrEnum):
 class ToolChoice:
     """`tools` are those that may be called: the named one, or all of the request.
 
-    `field` is the path of what they come from. `parallel`: one answer may have several calls. `legacy`: the answer has
-    a `function_call`, not `tool_calls`.
+    `field` is the path of the field that they come from. `parallel`: one answer may have several calls. `legacy`: the
+    answer has a `function_call`, not `tool_calls`.
     """
 
     mode: ChoiceMode

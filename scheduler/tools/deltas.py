@@ -54,7 +54,7 @@ def joined(deltas: Iterable[CallDelta]) -> tuple[CallDelta, ...]:
 class ToolCallParser(Protocol):
     """Finds the calls in one choice's text, which arrives in pieces.
 
-    What it returns joins to the same content and calls however the text is split. It never raises: what is no call
+    What it returns joins to the same content and calls however the text is split. It never raises: what is not a call
     stays content. Text that may become a marker is held back until it is clear, at the latest until `flush`.
     """
 

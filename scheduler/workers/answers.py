@@ -43,7 +43,7 @@ class SequenceStream:
         return tokens
 
     def end(self) -> None:
-        """Check that the stream was whole. Raises InstanceLost."""
+        """Check that the stream was complete. Raises InstanceLost."""
         if not self.finished:
             raise InstanceLost(f"its stream ended after {self._index} tokens without a finish reason")
 

@@ -1,4 +1,4 @@
-"""Where decode workers that are asked first say what they want sent: one random path for each request, used once.
+"""Receives callbacks of decode workers that allocate first and then request the KV: one random path per request.
 
 decode worker --POST http://HOST:PORT/<random> {block ids, remote_host, ...}--> the session that asked it
 """
@@ -39,7 +39,7 @@ class Callback:
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> dict[str, Any]:
-        """Wait for what the worker says, and return it unchanged. Raises HandoffFailed if it cannot be used."""
+        """Wait for the body of the call, and return it unchanged. Raises HandoffFailed if it cannot be used."""
         return await self._answer
 
     def take(self, body: bytes) -> None:
@@ -52,7 +52,7 @@ class Callback:
             self._answer.set_exception(error)
 
     def cancel(self) -> None:
-        """Expect the call no longer."""
+        """Stop expecting the call."""
         self._answer.cancel()
 
     def _read(self, body: bytes) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Callback:
         except orjson.JSONDecodeError:
             found = None
         if not isinstance(found, dict) or not found.get("do_remote_decode"):
-            raise HandoffFailed("it called back without saying what it wants to be sent")
+            raise HandoffFailed("it called back without requesting any KV")
         host = str(found.get("remote_host"))[:80]
         if canonical(host) not in self.hosts:
             _capped.warning("callback_refused", _FOREIGN_HOST, remote_host=host, reason=_FOREIGN_HOST)

@@ -1,4 +1,4 @@
-"""The KV connectors of vLLM and vllm-ascend, and the order in which each asks the two workers."""
+"""The KV connectors of vLLM and vllm-ascend, and the order in which the two workers get their requests."""
 
 PREFILL_FIRST = "prefill_first"
 DECODE_FIRST = "decode_first"

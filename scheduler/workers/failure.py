@@ -17,7 +17,7 @@ _log = EventLogger("workers")
 
 
 def failure_of(prompt: PromptState, error: Exception) -> Refused | Failed:
-    """Return the event for what ended a prompt: all but a wrong request and a full worker is tried elsewhere."""
+    """Return the event for the error that ended a prompt; it is retried elsewhere unless the request is invalid."""
     prompt_id = prompt.prompt_id
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

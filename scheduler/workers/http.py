@@ -1,4 +1,4 @@
-"""HTTP with one worker: no proxy, no redirect, no cookie, and errors that name the URL and what came."""
+"""HTTP with one worker: no proxy, no redirect, no cookie, and errors that name the URL and what was received."""
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ class WorkerHttp:
     ) -> None:
         """Pass the event stream that answers a POST to `feed` as it arrives; leaving early aborts the request there.
 
-        Raises a PdserveError, also for what breaks while the body is read, and what `feed` raises.
+        Raises a PdserveError, also if the connection breaks while the body is read, and what `feed` raises.
         """
         await self._request("POST", path, body, headers, HttpAnswer(feed, _EVENT_STREAM))
 
@@ -114,14 +114,14 @@ class WorkerHttp:
                     break
                 except AnswerCut as cut:
                     if idle is None or method != "GET" or not cut.is_empty:
-                        raise  # else the worker closed it while the request was on its way
+                        raise  # else the worker closed it while the request was in transit
         except OSError as error:
             raise InstanceLost(f"{self.url}{path}: {_why(error)}") from error
         if connection.is_usable:
             self._idle.append(connection)
 
     def _take_idle(self) -> HttpConnection | None:
-        """Return the connection that was idle for the shortest time, and close those that were for too long."""
+        """Return the connection that was idle for the shortest time, and close those that were idle for too long."""
         oldest = asyncio.get_running_loop().time() - _KEEP_ALIVE_S
         while self._idle and not (self._idle[0].is_usable and self._idle[0].used_at > oldest):
             self._idle.pop(0).close()

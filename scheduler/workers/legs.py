@@ -1,4 +1,4 @@
-"""The two requests of a hand-off between workers, and what one says to the other: opaque to the scheduler. Pure."""
+"""The two requests of a hand-off between workers, and the data that one needs of the other: opaque here. Pure."""
 
 import secrets
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def unpack(packed: bytes | str) -> WorkerRequest:
 
 
 def asking(request_id: str, callback_url: str) -> WorkerRequest:
-    """Return the request to a decode worker that is asked first, and calls back with the blocks it has allocated.
+    """Return the request to a decode worker that gets it first, and calls back with the blocks it has allocated.
 
     MooncakeLayerwiseConnector calls that URL the metaserver.
     """
@@ -52,7 +52,7 @@ def asking(request_id: str, callback_url: str) -> WorkerRequest:
 def ticket_of(
     prompt: PromptState, instance_id: str, epoch: int, wanted: Sequence[WorkerRequest], lease_s: float
 ) -> Ticket:
-    """Return the ticket for what a decode worker called back with, `wanted` for each sequence."""
+    """Return the ticket made of a decode worker's callbacks, one body in `wanted` for each sequence."""
     said = [(one.params or {}).get("remote_cached_tokens") for one in wanted]
     return Ticket(
         ticket_id=secrets.token_hex(16),

@@ -19,7 +19,7 @@ _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The size of a worker's KV cache; 0 where the worker does not say."""
+    """The size of a worker's KV cache; 0 if the worker does not report it."""
 
     num_blocks: int = 0
     block_size: int = 0
@@ -43,7 +43,7 @@ def kv_cache(metrics: bytes, engine: bytes = b"") -> KvCache:
 
 
 def started_at(metrics: bytes) -> bytes:
-    """Return when the worker's process started, as it writes it; empty if it does not."""
+    """Return when the worker's process started, as text from its metrics; empty if they lack it."""
     found = _STARTED.search(metrics)
     return b"" if found is None else found[1]
 

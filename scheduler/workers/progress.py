@@ -11,9 +11,9 @@ from wire.load import LoadSnapshot
 from wire.shared_limits import progress_limit
 
 _FIRST_ANSWER_S = 15.0
-"""What the first prompt may be expected to take: some workers compile kernels then."""
+"""The time allowed for the first prompt: some workers compile kernels then."""
 _MAX_STEP_S = 2.0
-"""The most that one look adds to a silence: in the rest of a longer time this process could not run."""
+"""The most that one check adds to a silence: if more time has passed, this process could not run in between."""
 
 
 class Leg:
@@ -33,7 +33,7 @@ class Leg:
         self._began = asyncio.get_running_loop().time()
 
     def heard(self, num_cached: int = 0) -> None:
-        """Record that a part of the answer came: nothing is left to compute before the next."""
+        """Record that a part of the answer arrived: nothing is left to compute before the next."""
         if self.num_tokens > num_cached:
             seconds = asyncio.get_running_loop().time() - self._began
             self._rates.append((self.num_tokens - num_cached) / max(1e-3, seconds))
@@ -76,10 +76,10 @@ class Progress:
                 self._legs.discard(leg)
 
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
-        """Return the load with what this side knows of the worker's progress; end the requests it has forgotten.
+        """Return the load with this side's view of the worker's progress; end the requests that it has lost.
 
-        While requests wait there, or for another worker's prefill, silence is no sign. The latter do not count as
-        waiting, as vLLM counts them: they say nothing of free blocks, or of the other requests' silence.
+        While requests wait there, or for another worker's prefill, silence means nothing. The latter do not count as
+        waiting here, although vLLM counts them: they show nothing about free blocks or the other requests.
         """
         now = self._clock()
         elapsed_s, self._looked_at = min(now - self._looked_at, _MAX_STEP_S), now

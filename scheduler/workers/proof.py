@@ -1,6 +1,6 @@
 """Prove a pair of workers: through it, a prompt must be answered as by its decode worker alone. Pure.
 
-Both answers are of one process, so they are equal but for rounding; KV that was read from a wrong place is not.
+Both answers are of one process, so they are equal but for rounding; unless KV was read from a wrong place.
 """
 
 from collections import Counter

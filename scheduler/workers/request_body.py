@@ -16,7 +16,7 @@ _ALWAYS = (
 
 
 def check_prompt(prompt: PromptState) -> None:
-    """Raise InvalidRequest for what no worker can do, with the reason."""
+    """Raise InvalidRequest, with the reason, for a request that no worker can serve."""
     params = prompt.params
     if prompt.pooling is not None:
         raise InvalidRequest("vectors and scores are not available over workers of other engines")

@@ -1,4 +1,4 @@
-"""Ask running workers which model they serve."""
+"""Query running workers for the model that they serve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

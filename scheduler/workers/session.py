@@ -64,7 +64,7 @@ _POLL_S = 1.0
 _POLL_TIMEOUT_S = 60.0
 """A poll that takes longer ends the session; the silence before it is judged by scheduler/instances.py."""
 _LOOK_S = 1.0
-"""For how long a prompt whose connection broke waits to know whether its worker is gone."""
+"""How long a prompt whose connection broke waits to learn whether its worker is gone."""
 LEASE_S = 20.0
 """For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
 
@@ -254,9 +254,9 @@ class WorkerSession:
         await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in unfinished(prompt)])
 
     async def _ask_and_generate(self, prompt: PromptState) -> None:
-        """Start the prompt on this worker, and report what it wants to be sent once all its requests called back."""
+        """Start the prompt on this worker, and report its wanted blocks once all its requests have called back."""
         if self._expect is None:
-            raise InternalError("it is not asked first: --connector is another one")
+            raise InternalError("it does not get its request first: --connector is another one")
         check_prompt(prompt)
         reserved = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
@@ -330,13 +330,13 @@ class WorkerSession:
         self._events.put_nowait(event)
 
     def _emit_tokens(self, tokens: list[TokenOutput]) -> None:
-        """Add to the step that waits to be read: the tokens that arrive in one turn of the loop are one step."""
+        """Add to the step not yet read: the tokens that arrive in one turn of the loop are one step."""
         if tokens and not self._step:
             self._events.put_nowait(self._step)
         self._step += tokens
 
     async def _look(self) -> None:
-        """Wait until the load was read again: the next attempt must not be placed on a worker that is gone."""
+        """Wait until the load has been read again: the next attempt must not be placed on a worker that is gone."""
         next_polled = self._polled
         self.look_now()
         with contextlib.suppress(TimeoutError):
@@ -353,7 +353,7 @@ class WorkerSession:
     async def _poll(self) -> None:
         """Report the load each second; a broken connection, or another process that answers, ends the session.
 
-        An answer that is no load is not reported: scheduler/instances.py judges the silence.
+        An invalid answer is not reported: scheduler/instances.py judges the silence.
         """
         try:
             while True:

@@ -15,21 +15,21 @@ _HELD = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
 }  # fmt: skip
-"""What asks a worker to keep the prompt's KV for another one."""
+"""The fields that make a worker keep the prompt's KV for another one."""
 
 
 class Transfer(Protocol):
     """The hand-offs from one life of a prefill worker. `request_id` is that of both legs."""
 
     async def prepare(self) -> None:
-        """Look up what decode must know of this worker. Raises HandoffFailed."""
+        """Look up what decode must know about this worker. Raises HandoffFailed."""
 
     def prefill_leg(self, request_id: str) -> dict[str, Any]:
         """Return what prefill gets."""
         ...
 
     def early_reference(self, request_id: str) -> dict[str, Any] | None:
-        """Return what decode gets while prefill computes; None if only the answer of prefill says it."""
+        """Return what decode gets while prefill computes; None if only prefill's answer contains it."""
         ...
 
     def reference(self, request_id: str, answer: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class HeldKv:
         return _HELD
 
     def early_reference(self, request_id: str) -> None:
-        """Only the answer has it."""
+        """Return None: only the answer has it."""
 
     def reference(self, request_id: str, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer's reference."""
@@ -62,7 +62,7 @@ class PushedKv:
         self._engine: dict[str, Any] | None = None
 
     async def prepare(self) -> None:
-        """Nothing can be done: the first answer names the engine."""
+        """Do nothing: the first answer names the engine."""
 
     def prefill_leg(self, request_id: str) -> dict[str, Any]:
         """Request a reference."""
@@ -82,12 +82,12 @@ class PushedKv:
             raise HandoffFailed("its connector is not NixlPushConnector: use --connector nixl")
         self._engine = self._engine or found
         if found["remote_engine_id"] != self._engine["remote_engine_id"]:
-            raise HandoffFailed("its engine is another one than decode workers were given")
+            raise HandoffFailed("its engine is not the one that decode workers were given")
         return found
 
 
 class MooncakeKv:
-    """Prefill writes the KV to decode, which asks its engine for a transfer id. Implements Transfer."""
+    """Prefill writes the KV to decode, which requests it from its engine by a transfer id. Implements Transfer."""
 
     def __init__(self, bootstrap_url: str, rank: int, query: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         """`query` returns the engines at `bootstrap_url` by rank. Raises a PdserveError."""
@@ -97,7 +97,7 @@ class MooncakeKv:
         self._engine_id = ""
 
     async def prepare(self) -> None:
-        """Ask the bootstrap server for the engine of this rank, once."""
+        """Query the bootstrap server for the engine of this rank, once."""
         if self._engine_id:
             return
         try:
@@ -123,7 +123,7 @@ class MooncakeKv:
         }  # fmt: skip
 
     def reference(self, request_id: str, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the same, if prefill has ended by length: else it keeps no KV, and decode would wait for it."""
+        """Return the same if prefill ended by length; otherwise it keeps no KV, and decode would wait for it."""
         reason = answer["choices"][0].get("finish_reason")
         if reason != "length":
             raise HandoffFailed(f"it ended the prompt by {reason!r}, not by length, and keeps no KV")

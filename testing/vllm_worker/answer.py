@@ -1,4 +1,4 @@
-"""Send the answer to one completion: whole, or as a stream, with the fault it meets."""
+"""Send the answer to one completion, whole or as a stream, with the fault injected into it."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,12 +16,12 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class _Met(Exception):
-    """The request meets its fault now."""
+    """The point of the request's fault is reached."""
 
 
 @dataclass(slots=True)
 class FakeAnswer:
-    """One answer in the making. `generations` are those of its prompts, in order."""
+    """One unfinished answer. `generations` are those of its prompts, in order."""
 
     request: web.Request
     rank: WorkerRank
@@ -34,7 +34,7 @@ class FakeAnswer:
     finished: list[str] = field(default_factory=list)
 
     async def send(self) -> web.StreamResponse:
-        """Return the response, complete unless a fault is in the way."""
+        """Return the response, complete unless a fault prevents that."""
         answer = await (self._stream() if self.form.body.stream else self._whole())
         reasons = self.rank.counts.requests  # an aborted request is in none of vLLM's counts
         for reason in self.finished or ["error"]:

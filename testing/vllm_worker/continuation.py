@@ -30,7 +30,7 @@ class FakeContinuation:
             self._prefixes.append(self._checksum)
 
     def fork(self) -> "FakeContinuation":
-        """Return an equal one that goes its own way."""
+        """Return an independent copy."""
         other = copy(self)
         other.token_ids, other._checksums = list(self.token_ids), list(self._checksums)
         return other

@@ -24,12 +24,12 @@ _HTML = "<!DOCTYPE html><html><body>502 Bad Gateway</body></html>"
 
 @dataclass(slots=True)
 class Fault:
-    """What the next `times` requests of a leg (of any, if None) meet.
+    """The fault of the next `times` requests of a leg (of any leg, if None).
 
     `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
     token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
-    for all actions but error and those that are ENDLESS. At `read` a decode worker meets it that
-    reads this one's KV.
+    for all actions but error and those that are ENDLESS. At `read` it hits a
+    decode worker that reads this one's KV.
     """
 
     action: Action
@@ -40,7 +40,7 @@ class Fault:
 
 
 class Faults:
-    """Owner of the faults that requests will meet, in order. `die` ends the process, or whatever is made of it."""
+    """Owner of the pending faults, in order. `die` ends the process, or what stands for it."""
 
     def __init__(self, die: Callable[[], None]) -> None:
         self._die = die
@@ -51,11 +51,11 @@ class Faults:
         self._next.append(fault)
 
     def take(self, leg: Leg) -> Fault | None:
-        """Return the fault that a request of this leg meets."""
+        """Return the fault for a request of this leg."""
         return self._take(lambda fault: fault.point != "read" and fault.leg in (None, leg))
 
     def take_read(self) -> Fault | None:
-        """Return the fault that a read of KV meets."""
+        """Return the fault for a read of KV."""
         return self._take(lambda fault: fault.point == "read")
 
     def _take(self, meets: Callable[[Fault], bool]) -> Fault | None:
@@ -65,7 +65,7 @@ class Faults:
         return fault
 
     async def crash(self, *, at_once: bool) -> web.Response:
-        """Die of a reference that lacks a field, as vLLM 0.32 does: at once, or once the client gives up."""
+        """Die from a reference that lacks a field, as vLLM 0.32 does: at once, or once the client gives up."""
         try:
             await asyncio.sleep(0 if at_once else _FOREVER_S)
         finally:
@@ -74,7 +74,7 @@ class Faults:
         return web.Response()
 
     async def meet(self, fault: Fault, request: web.Request) -> web.Response:
-        """Return the answer that the fault makes; break the connection, or never return."""
+        """Return the fault's answer, break the connection, or never return."""
         match fault.action:
             case "html":
                 return web.Response(text=_HTML, content_type="text/html")

@@ -1,4 +1,4 @@
-"""The order of vllm-ascend's MooncakeLayerwiseConnector: decode allocates and says where, then prefill sends the KV.
+"""The order of vllm-ascend's MooncakeLayerwiseConnector: decode allocates and reports blocks, then prefill sends KV.
 
 After mooncake_layerwise_connector of vllm-ascend (main, August 2026):
 update_state_after_alloc   the dictionary that decode POSTs to the request's metaserver, once
@@ -28,7 +28,7 @@ async def receive_kv(
     settings: WorkerSettings, rank: WorkerRank, session: aiohttp.ClientSession, url: str, request_id: str,
     block_ids: Sequence[int],
 ) -> list[KvEntry]:  # fmt: skip
-    """Say what is wanted for a request with these blocks, and wait for its KV, as long as it takes."""
+    """Report the blocks that a request's KV is wanted in, and wait for the KV without a limit."""
     external_id = request_id[:-SUFFIX]
     arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
     rank.arrivals[external_id] = arrival

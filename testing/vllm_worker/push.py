@@ -44,7 +44,7 @@ async def wait_for_kv(
     settings: WorkerSettings, rank: WorkerRank, session: aiohttp.ClientSession, transfer: dict[str, Any],
     request_id: str, block_ids: list[int],
 ) -> list[KvEntry]:  # fmt: skip
-    """Register a request with these blocks, and wait for its KV, as long as it takes. Raises LoadFailed."""
+    """Register a request with these blocks, and wait for its KV without a limit. Raises LoadFailed."""
     key = _key(transfer, request_id)
     arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
     rank.arrivals[key] = arrival

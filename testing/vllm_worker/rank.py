@@ -73,7 +73,7 @@ class WorkerRank:
 
     @asynccontextmanager
     async def run(self, num_tokens: int) -> AsyncIterator[list[int]]:
-        """Wait for a place and for blocks; yield the blocks. Those still in the list at the end are freed."""
+        """Wait for a batch slot and for blocks; yield the blocks. Those still in the list at the end are freed."""
         count = self._blocks_of(num_tokens)
         self.waiting += 1
         try:

@@ -40,7 +40,7 @@ _SHUTDOWN_S = 0.05  # for handlers whose client is already cut off; 0 would be n
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A completion as it came; names of headers in lower case."""
+    """A completion as received; names of headers in lower case."""
 
     leg: Leg
     headers: dict[str, str]

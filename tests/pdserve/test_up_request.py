@@ -152,7 +152,7 @@ def test_workers_that_run_already_are_named_in_the_file(typed: tuple[str, ...], 
             "at least one of each, or with workers that run",
         ),
         (("--combined-workers=http://h:1", "--prefill=0"), "--prefill 0 --decode 1: at least one of each"),
-        (("--combined-workers=http://h:1", "--ray"), "--ray with workers that run already is not supported"),
+        (("--combined-workers=http://h:1", "--ray"), "--ray with running workers is not supported"),
         (("--prefill=0", "--decode=0"), "--prefill 0 --decode 0: at least one of each"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_worker_of_another_engine_reads_and_writes_back(
     entry = _group(guide_global, 2)["server_list"][0]
     entry.update(keys)
     if worker is not None:
-        del entry["device"]  # a worker that runs already
+        del entry["device"]  # a worker that is already running
 
     table = read_global(save("g.json", guide_global))
 

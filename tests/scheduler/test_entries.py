@@ -111,7 +111,7 @@ def test_node_ports_apply_to_the_entries_of_the_start() -> None:
     assert [address for _, address in placements(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089", "10.0.0.4:8090"]
     assert reported.left_out == (
         "decode instance on 10.0.0.5 is left out: server_group_list[2].server_list[2] of the global table has no "
-        "server_port, and NODE_PORTS is for the instances of the start",
+        "server_port, and NODE_PORTS is for the instances at the start",
     )
 
 

@@ -1,4 +1,4 @@
-"""Plot a load with matplotlib: when each request waited and streamed, tokens per second, and the latencies."""
+"""Plot a load with matplotlib: each request's waiting and streaming time, tokens per second, and the latencies."""
 
 import importlib.util
 import io

@@ -25,7 +25,7 @@ def winner(figure: Figure, outcomes: Sequence[BenchOutcome]) -> tuple[str, float
 
 
 def where(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
-    """Yield what P/D and colocated win against each other, then how P/D compares with the others."""
+    """Yield the figures that P/D and colocated each win, then how P/D compares with the others."""
     here = {one.contestant for one in outcomes}
     if {PAIR, COLOCATED} <= here:
         yield from _win_lines(outcomes, PAIR, COLOCATED)
