@@ -19,7 +19,7 @@ from wire.types import InstanceDescription, Role
 
 Pair = tuple[int | None, int]
 _Epochs = tuple[int | None, ...]
-"""The epochs of a pair's processes: a use says nothing about processes started later."""
+"""The epochs of a pair's processes: an earlier use does not count for processes started later."""
 
 
 class Readiness:
@@ -43,7 +43,7 @@ class Readiness:
         self._registry.confirm_ready()
 
     def note_failure(self, plan: Plan) -> None:
-        """Record that a request failed on this pair: workers on which too many do must prove themselves again."""
+        """Record that a request failed on this pair; after too many failures a pair of workers must be proven again."""
         if plan.path not in PATHS.values() or plan.prefill is None:
             return
         living = {one.index for one in self._registry.living()}

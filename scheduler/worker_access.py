@@ -93,7 +93,7 @@ def _misses_bootstrap(one: ExpectedInstance, workers: Sequence[ExpectedInstance]
 
 
 def read_worker_key(options: SchedulerOptions) -> str:
-    """Return the key that workers want, "" for none. Raises ConfigError."""
+    """Return the key that workers require, "" for none. Raises ConfigError."""
     path = options.worker_api_key_file
     if path is None:
         return ""

@@ -9,7 +9,7 @@ from scheduler.tools.json_value import JsonValueEnd, raw_field
 class CallObject:
     """The form of such calls: `keys` are the names that the arguments may have.
 
-    A `marker` before the arguments ends it, as its length does: then it is no call of this form.
+    A `marker` before the arguments ends it, and so does a text that is too long: then it is not a call of this form.
     """
 
     def __init__(self, *keys: str, marker: str | None = None) -> None:

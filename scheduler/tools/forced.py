@@ -85,7 +85,7 @@ def _list_steps(reader: CallReader) -> Steps[None]:
 
 
 class NamedCall:
-    """Passes the arguments of the one call on as they come. A ToolCallParser."""
+    """Passes on the arguments of the one call as they arrive. A ToolCallParser."""
 
     def __init__(self, name: str) -> None:
         self._name: str | None = name

@@ -35,11 +35,11 @@ _RANK = "X-data-parallel-rank"
 """Counts the worker's own ranks from 0, also where the labels of its metrics begin with a higher one."""
 _MAX_NUM_SEQS = 1024
 _CHUNK = 8192
-"""What a worker does not say: prompts and tokens that it may be given at once. It queues what it cannot run yet."""
+"""Limits that a worker does not report: prompts and tokens sent to it at once. It queues what it cannot run yet."""
 _UNKNOWN_BLOCKS = KvCache(2**20, 16)
 _BOOTSTRAP_S = 5.0
 _NIXL = b"vllm:nixl_"
-"""Begins the names of the counters that a worker with a NIXL connector has."""
+"""Prefix of the counters of a worker with a NIXL connector."""
 
 
 class WorkerConnection:
@@ -71,7 +71,7 @@ class WorkerConnection:
         self._description: InstanceDescription | None = None
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Return the worker by what its routes return. Raises InstanceLost, DeadlineExceeded, Incompatible.
+        """Return the worker's description from its routes. Raises InstanceLost, DeadlineExceeded, Incompatible.
 
         A worker without labels of its engines in its metrics has one rank.
         """

@@ -5,7 +5,7 @@
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-What is between markers and is no call is content. A call that has all of its arguments ends at the next marker of
+Text between markers that is not a call is content. A call that has all of its arguments ends at the next marker of
 either kind.
 """
 
