@@ -149,7 +149,7 @@ def test_workers_that_run_already_are_named_in_the_file(typed: tuple[str, ...], 
         (("--decode-workers=h:1",), '--decode-workers h:1 must be "http://HOST:PORT"'),
         (
             ("--decode-workers=http://h:1", "--prefill=0", "--decode=0"),
-            "at least one of each, or with workers that run",
+            "at least one of each, or none of either",
         ),
         (("--combined-workers=http://h:1", "--prefill=0"), "--prefill 0 --decode 1: at least one of each"),
         (("--combined-workers=http://h:1", "--ray"), "--ray with running workers is not supported"),
