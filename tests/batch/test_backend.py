@@ -32,7 +32,7 @@ async def _by_url(app: ASGIApp) -> AsyncIterator[BatchBackend]:
 
 @pytest.fixture(params=[_by_app, _by_url], ids=["app", "url"])
 def open_backend(request: pytest.FixtureRequest) -> OpenBackend:
-    """Return `over(app)`, which opens an BatchBackend."""
+    """Return `over(app)`, which opens a BatchBackend."""
     opened: OpenBackend = request.param
     return opened
 

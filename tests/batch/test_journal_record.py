@@ -1,4 +1,4 @@
-"""A journal's lines are self-checking: what was written is read, and an incomplete record is none."""
+"""A journal's lines are self-checking: what was written is read, and an incomplete record is not read."""
 
 import zlib
 

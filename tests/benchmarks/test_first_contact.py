@@ -215,7 +215,7 @@ def test_every_step_is_a_command_that_exists_within_eight_minutes(tmp_path: Path
     steps = {step.name: step for step in steps_of(Card("cuda", 2, "two cards"), tmp_path)}
 
     assert list(steps) == list(SHOWS)
-    assert list(steps)[:3] == ["selftest", "lost-peer", "device-tests"], "what is wrong is shown before what is slow"
+    assert list(steps)[:3] == ["selftest", "lost-peer", "device-tests"], "errors are shown before timings"
     assert all(step.limit_s <= 480 for step in steps.values())
     assert [step.name for step in steps.values() if step.not_here] == []
     for one in (line for step in steps.values() for line in step.commands):

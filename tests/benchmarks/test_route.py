@@ -1,4 +1,4 @@
-"""The benchmark of routers: what its client makes of arrivals, what its workers send, and that it runs."""
+"""The benchmark of routers: how its client evaluates arrivals, what its workers send, and that it runs."""
 
 import asyncio
 import json

@@ -99,7 +99,7 @@ class Oracle:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def generate(self, text: str = PROMPT, **settings: Any) -> list[str]:
-        """Return the texts that `generate` makes of a prompt, by default greedily and of 8 tokens.
+        """Return the texts that `generate` returns for a prompt, by default greedily and of 8 tokens.
 
         Once: two ways of serving are compared with each.
         """

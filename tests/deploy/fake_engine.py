@@ -1,4 +1,4 @@
-"""A Docker engine on a Unix socket that accepts all: it keeps what docker's own client makes of a command line."""
+"""A Docker engine on a Unix socket that accepts all: it records what docker's own client sends for a command line."""
 
 import json
 import socketserver

@@ -23,7 +23,7 @@ Object = dict[str, Any]
 
 @dataclass(slots=True)
 class Cluster:
-    """What the server keeps. `accounts` has the service account of each token; no roles: every token may do all."""
+    """What the server keeps. `accounts` has each token's service account; without roles a token may do anything."""
 
     roles: Sequence[Object] = ()
     bindings: Sequence[Object] = ()
@@ -93,7 +93,7 @@ class _Server(ThreadingHTTPServer):
     cluster: Cluster
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that rejects our certificate is the matter of its own test."""
+        """Ignore clients that reject our certificate: another test covers them."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -54,7 +54,7 @@ def render(
 
 
 def truth(value: Any) -> bool:
-    """Return whether `if` takes a value: not for zero, nothing and what is empty."""
+    """Return whether a value is true for `if`: zero, nil and empty values are not."""
     return bool(value)
 
 

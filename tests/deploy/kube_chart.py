@@ -53,5 +53,5 @@ def main_of(pod: Object) -> Object:
 
 
 def flag(words: list[str], name: str) -> str:
-    """Return what `--name=` says among the words."""
+    """Return the value of `--name=` among the words."""
     return next(word.split("=", 1)[1] for word in words if word.startswith(f"{name}="))

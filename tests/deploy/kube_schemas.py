@@ -83,5 +83,5 @@ def pod_templates(document: Object) -> Iterator[Object]:
 
 
 def containers(template: Object) -> list[Object]:
-    """Return all containers of a pod, those that begin first among them."""
+    """Return all containers of a pod, including init containers."""
     return [*(template["spec"].get("initContainers") or ()), *template["spec"]["containers"]]

@@ -17,7 +17,7 @@ DOT: dict[str, Any] = {
     "list": ["x", "y"],
     "name": "n",
 }
-# What Go's text/template and sprig make of each, with DOT.
+# The output of Go's text/template and sprig for each, with DOT.
 CASES = [
     ("plain", "plain"),
     ("{{ .a.b }}|{{ .a.on }}|{{ .a.off }}", "1|true|false"),

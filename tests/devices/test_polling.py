@@ -11,7 +11,7 @@ from devices.polling import wait_until
 def test_a_starved_waiter_does_not_blame_the_device(
     run_s: float, is_in_time: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the wall the limit passes long before the 100th look, when the work is done; `run_s` passes between two."""
+    """By wall time the limit passes long before the 100th poll, when the work is done; `run_s` passes between two."""
     looks, times = itertools.count(), itertools.count(0.0, run_s)
     monkeypatch.setattr("devices.polling.run_time", lambda: next(times))
 

@@ -45,17 +45,17 @@ class Case:
     metadata: StepMetadata
 
     def run(self, backend: AttentionBackend, options: AttentionOptions) -> torch.Tensor:
-        """Return what the backend makes of the step, [num_tokens, num_heads, value_dim]."""
+        """Return the backend's output for the step, [num_tokens, num_heads, value_dim]."""
         paged = PagedAttention([self.pool_with_past()], backend)
         paged.begin(self.metadata, None)
         return paged.run_layer(0, self._new_rows("query"), self._new_rows("keys"), self._new_rows("values"), options)
 
     def expected(self, options: AttentionOptions) -> torch.Tensor:
-        """Return what the oracle makes of it, in float32."""
+        """Return the oracle's output for it, in float32."""
         return torch.cat([dense(sequence, options) for sequence in self.sequences])
 
     def pool_with_past(self) -> LayerPool:
-        """Lay down what earlier steps wrote; NaN everywhere else, so that reading a foreign slot shows."""
+        """Write the KV of earlier steps, and NaN everywhere else, so that reading a foreign slot shows."""
         shape, size = self.shape, self.metadata.block_size
         num_slots = (1 + max(block for one in self.metadata.sequences for block in one.block_ids)) * size
         dims = (shape.key_dim, shape.value_dim)

@@ -1,4 +1,4 @@
-"""Stands in for engine/kernel_child.py, without torch: does what its parameters say, and notes that it ran.
+"""Stands in for engine/kernel_child.py, without torch: does what its parameters say, and records that it ran.
 
 python -P -m tests.engine.fake_kernel_child     (PYTHONPATH: the repository)
 """

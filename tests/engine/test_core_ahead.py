@@ -66,7 +66,7 @@ def watched_engine(
 
 
 def followed(model: Watched) -> list[bool]:
-    """Return of each step but the last whether the next was launched before it was collected."""
+    """Return for each step but the last whether the next was launched before it was collected."""
     at = {event: place for place, event in enumerate(model.events)}
     return [at["launch", i + 1] < at["collect", i] for i in range(len(model.batches) - 1)]
 

@@ -162,7 +162,7 @@ def test_penalties_count_each_beams_own_tokens(path: Path, decoder: ReferenceDec
 
 @pytest.mark.parametrize("length_penalty", [100.0, pytest.param(-100.0, marks=pytest.mark.long)])
 def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float) -> None:
-    """From 1,209 tokens on, length ** 100 is no float any more."""
+    """From 1,209 tokens on, length ** 100 overflows a float."""
     with fake_engine(config=replace(CONFIG, max_model_len=1300, num_blocks=1300)) as (core, _):
         state = prompt("a", 5, max_tokens=1250, n=1, best_of=2, beam_search=BeamSearch(length_penalty, "never"))
         core.add(state)

@@ -23,7 +23,7 @@ _PARAMS = {
 
 
 class _Constant(FakeModel):
-    """Chooses among ten tokens without a look at the KV, whose price grows with the output."""
+    """Chooses among ten tokens without reading the KV, whose cost grows with the output."""
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Computed:
         rows = batch.samples
@@ -48,7 +48,7 @@ def test_a_late_step_calls_and_allocates_no_more_than_an_early_one(params: dict[
 
 
 def _cost_of_steps(core: EngineCore, after: int) -> tuple[int, int]:
-    """Return the calls of the steps that fill one block each, `after` so many, and the most memory of one of them."""
+    """Run `after` steps; return the calls, and the peak memory of a step, of the steps that then fill one block."""
     for _ in range(after):
         core.step()
     calls, peaks = 0, []

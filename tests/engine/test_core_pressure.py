@@ -42,7 +42,7 @@ def blocks_asked(state: PromptState) -> int:
 def run_to_the_end(core: EngineCore, states: list[PromptState], added_each_step: int) -> tuple[Answers, int]:
     """Step until all have ended; in each step the oldest that has begun must progress.
 
-    One step ahead it sits one out when its prompt has been computed.
+    One step ahead it skips a step when its prompt has been computed.
     """
     answers, left, steps, still = Answers(), list(states), 0, 0
     work = sum(len(state.token_ids) + state.params.n * state.params.max_tokens for state in states)

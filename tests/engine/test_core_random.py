@@ -189,7 +189,7 @@ class Driver(RuleBasedStateMachine):
         assert (used, load.running, load.waiting, load.held_prompts) == (0, 0, 0, 0)
 
     def track(self, state: PromptState) -> None:
-        """Know a prompt; the first token of one admitted is known, and may have ended its sequence."""
+        """Register a prompt; an admitted one already has its first token, which may have ended its sequence."""
         self.states[state.prompt_id] = state
         origin = state.prompt_id.removesuffix("-admitted")
         for i, given in enumerate(state.outputs):

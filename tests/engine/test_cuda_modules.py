@@ -267,7 +267,7 @@ def test_torch_replaces_missing_or_wrong_library_ops(
         expected_line = expected_line.replace("; by torch: 5 norms, 2 layers", "; by torch: 5 norms")
     assert line.replace(", 2 layers; by torch: 5 norms", "; by torch: 5 norms") == expected_line
     assert relative_error(logits(made), expected) < 3e-2
-    assert len(calls) == (how == "raises"), "a library that raises is not asked again for parts of that kind"
+    assert len(calls) == (how == "raises"), "a library that raises is not tried again for parts of that kind"
     warnings = [record.getMessage().split()[0] for record in caplog.records]
     assert warnings == (["ops_disabled"] if how == "raises" else [])
 
@@ -477,7 +477,7 @@ def load(path: Path) -> LoadedModel:
 
 
 def _same_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Load the model as on a GPU with FlashInfer's modules, hold its tokens to the oracle's, and return the notes."""
+    """Load the model with FlashInfer's modules, compare its tokens with the oracle's, and return the notes."""
     found = flashinfer_ops_stand_in, "flashinfer"
     monkeypatch.setattr("engine.cuda.modules.find_flashinfer", lambda: found)
     loaded = load(path)

@@ -165,7 +165,7 @@ def test_a_tokenizer_other_than_byte_level_bpe_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_row_is_completely_overwritten(folder: Path) -> None:
-    """Old bits of a reused row go."""
+    """Old bits of a reused row are cleared."""
     matcher = _matcher(folder, "a")
     row = np.full((PADDED + 31) // 32, -1, dtype=np.int32)
 

@@ -142,7 +142,7 @@ def test_a_gpus_steps_use_flashinfers_nucleus(
 
 
 def test_a_rank_looks_for_its_nucleus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look may start a process, and models are also made to measure a step's memory."""
+    """Each check may start a process, and models are also created to measure a step's memory."""
     monkeypatch.setitem(table.KINDS, "fake", FakeKind(replace(TRAITS, attention="cuda")))
     looks: list[int] = []
     monkeypatch.setattr(rank_part, "find_nucleus", lambda device, vocab_size: looks.append(vocab_size))

@@ -149,7 +149,7 @@ def test_a_ranks_failure_is_reported_before_its_links_close() -> None:
         channel.send(RankMessageKind.HAND_OFF, timeout_s=_WAIT_S, fds=(fd,))
         channel.send(RankMessageKind.STEP, timeout_s=_WAIT_S)
         os.close(fd)
-        # The half that closes says HAND_OFF on a second descriptor of the same socket: what comes first was said first.
+        # The closing half sends HAND_OFF on a second descriptor of the same socket: messages arrive in the order sent.
         command = [sys.executable, "-c", _RANK, str(theirs.fileno()), str(fd_of_close := os.dup(theirs.fileno()))]
         done = subprocess.run(command, pass_fds=(theirs.fileno(), fd_of_close), timeout=_WAIT_S, check=False)
         os.close(fd_of_close)

@@ -159,7 +159,7 @@ def decoding(num_rows: int) -> StepBatch:
 
 
 def test_a_step_that_no_graph_can_run_is_launched_on_all_ranks(two: ShardedModel) -> None:
-    """The other ranks get neither scores nor pooling rows: without word from rank 0 they would replay such a step."""
+    """The other ranks get neither scores nor pooling rows: without notice from rank 0 they would replay such a step."""
     few = decoding(3)  # a graph would pad them to four
     expected = two.launch(few).collect().token_ids
 
@@ -238,7 +238,7 @@ def test_a_shape_that_one_rank_cannot_capture_is_dropped_by_all(
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_in_a_warm_up_ends_the_start(rank: int, path: Path) -> None:
-    """The other rank waits on its device for the next sum, for which there is no other end."""
+    """The other rank waits on its device for the next sum, which nothing else would end."""
     fault, lost = (2, 2, "an illegal memory access"), Future[PdserveError]()
     faults = (fault, None) if rank == 0 else (None, fault)
 

@@ -24,7 +24,7 @@ def names(salt: str, count: int) -> list[BlockName]:
 
 
 class Recording(FakeModel):
-    """Notes which block went to which slot."""
+    """Records which block went to which slot."""
 
     def __init__(self) -> None:
         super().__init__(CONFIG)

@@ -1,4 +1,4 @@
-"""A TCP proxy between a KV sender and a KV receiver that knows messages, and does to them what a test says.
+"""A TCP proxy between a KV sender and a KV receiver that parses messages and applies a test's faults to them.
 
 sender ==> pump: read a message, `fault(message)` -> pieces ==> receiver
 sender <== pump: `back(bytes)`, as they come                    <== receiver

@@ -1,4 +1,4 @@
-"""The matrix's own checks: a broken guarantee is detected, a kept one is not taken for broken."""
+"""The matrix's own checks: a broken guarantee is detected, a kept one is not reported as broken."""
 
 import asyncio
 from collections.abc import Sequence

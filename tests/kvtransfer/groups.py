@@ -175,7 +175,7 @@ def linked(sender: Node, receiver: Node, link_epoch: int = 1, timeouts: Timeouts
 
 @contextmanager
 def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) -> "Iterator[Future[GroupOutlet]]":
-    """The sender's end in the making with a peer that, once it made its group, says no more; gone when this ends.
+    """A sender's end that is being set up with a peer that falls silent once it has made its group; closed on exit.
 
     `proves`: it still receives the proof. The sender is to lead.
     """

@@ -56,7 +56,7 @@ def tensors(heads: int) -> tuple[KvTensor, ...]:
 
 
 def held(heads: int, rank: int, ranks: int) -> list[int]:
-    """The heads of a rank, dealt by hand: the first ranks take one more; they repeat where they do not go round."""
+    """The heads of a rank, assigned by hand: the first ranks take one more; too few heads are repeated."""
     if ranks > heads:
         return [rank * heads // ranks]
     sizes = [len(range(rank, heads, ranks)) for rank in range(ranks)]

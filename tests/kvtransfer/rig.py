@@ -57,7 +57,7 @@ class Pool:
 
 
 def address(layout: PoolLayout, tensor: int, block_ids: Sequence[int], token: int) -> slice:
-    """Where one token lies: written from the layout's drawing, apart from PoolLayout.runs."""
+    """Return the place of one token by the layout's drawing, without PoolLayout.runs."""
     size = layout.tensors[tensor].heads * layout.tensors[tensor].head_dim * 4
     slot = block_ids[token // layout.block_size] * layout.block_size + token % layout.block_size
     return slice(layout.offsets[tensor] + slot * size, layout.offsets[tensor] + (slot + 1) * size)

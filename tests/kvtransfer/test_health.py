@@ -159,7 +159,7 @@ def test_another_link_over_a_slower_transport_changes_no_finding() -> None:
     health.slower("tcp", "shm", "slower than shm", 0.0)
     health.use("shm")
 
-    health.ready("tcp", 1.0)  # a lane that was dialled before
+    health.ready("tcp", 1.0)  # a link that was dialled before
     assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("slower than shm", True)
     health.use("tcp")
     assert (health.reason("tcp"), health.is_slower("tcp", "shm")) == ("", False)

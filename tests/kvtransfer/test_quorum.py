@@ -165,7 +165,7 @@ class Ranks(RuleBasedStateMachine):
         self.end(ticket_id, "ended")
 
     def expect(self, fine: bool, words: str) -> None:
-        """The quorum lives on when its owner raises, so what is wrong is kept for the invariant."""
+        """The quorum survives an error of its owner, so errors are kept for the invariant."""
         if not fine:
             self.defects.append(words)
 

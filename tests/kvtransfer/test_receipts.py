@@ -71,7 +71,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 def answer_through(
     monkeypatch: pytest.MonkeyPatch, look: Callable[[KvReceiver, int, TicketMessage], object]
 ) -> Callable[[KvReceiver, int, TicketMessage], None]:
-    """Have `look` see every answer first; one that it calls "kept" is not sent. Returns how to send it after all."""
+    """Pass every answer to `look` first; if that returns "kept", it is not sent. Returns a function that sends it."""
     real = KvReceiver._answer
 
     def answer(self: KvReceiver, link: int, message: TicketMessage) -> None:

@@ -86,7 +86,7 @@ class NpuOps:
 
 
 def require_npu_ops() -> NpuOps:
-    """Return the registered ops; skip the test where the wheel cannot be had (a failure under `scripts/test --all`)."""
+    """Return the registered ops; skip the test without the wheel (a failure under `scripts/test --all`)."""
     if importlib.util.find_spec("torch_npu") is not None:
         pytest.skip("torch_npu is installed: its own ops are there")
     try:

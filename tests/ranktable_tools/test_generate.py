@@ -1,4 +1,4 @@
-"""What gen makes of its arguments."""
+"""What gen generates from its arguments."""
 
 from dataclasses import replace
 

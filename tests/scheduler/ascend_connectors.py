@@ -1,7 +1,7 @@
 """Child process: the scheduler classes of vllm-ascend's connectors, from its files, over stand-ins for their imports.
 
 ascend_connectors.py FOLDER < {"held": params, "asked": params}: FOLDER is its package vllm_ascend. Prints what prefill
-and decode make of these kv_transfer_params, as JSON.
+and decode return for these kv_transfer_params, as JSON.
 """
 
 import importlib.util

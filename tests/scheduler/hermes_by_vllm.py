@@ -1,4 +1,4 @@
-"""Write what vLLM's own Hermes parser makes of generated texts, whole and character by character, as a table.
+"""Write what vLLM's own Hermes parser returns for generated texts, whole and character by character, as a table.
 
     PYTHON_OF_VLLM tests/scheduler/hermes_by_vllm.py > tests/scheduler/hermes_by_vllm.json
 

@@ -17,7 +17,7 @@ Made = tuple[str, list[tuple[str, str]]]
 
 
 def parsed(make: Callable[[], ToolCallParser], pieces: Iterable[str]) -> Made:
-    """Return all that a parser makes of a text in pieces."""
+    """Return all that a parser returns for a text in pieces."""
     parser, content, deltas = make(), "", []
     for text in pieces:
         new = parser.push(text)
@@ -93,7 +93,7 @@ def test_without_text_there_is_no_named_call() -> None:
 
 HERMES = CALL_FORMATS["hermes"].make_parser
 TABLE = json.loads((Path(__file__).parent / "hermes_by_vllm.json").read_text(encoding="utf-8"))
-"""What vLLM's own parser makes of texts: hermes_by_vllm.py writes it."""
+"""What vLLM's own parser returns for texts, written by hermes_by_vllm.py."""
 MARKED = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>'
 OURS: dict[str, Made] = {
     '<tool_call>{"name": "", "arguments": {}}</tool_call>':
@@ -103,7 +103,7 @@ OURS: dict[str, Made] = {
     '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>no</tool_call>':
         ("<tool_call>no</tool_call>", [("f", "{}")]),
 }  # fmt: skip
-"""What we make of texts for which vLLM's whole and streamed answers differ, or a text in the arguments is a marker."""
+"""Our results where vLLM's whole and streamed answers differ, or a text in the arguments is a marker."""
 
 
 def comparable(made: Any) -> tuple[str, list[tuple[str, Any]]]:

@@ -1,4 +1,4 @@
-"""HTTP with a worker: what answers, however they are cut, become; which connections are used again."""
+"""HTTP with a worker: how answers are read however they are split, and which connections are reused."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

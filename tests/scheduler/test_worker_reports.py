@@ -1,4 +1,4 @@
-"""Failures that were reported of other routers and of vLLM, by the numbers of the reports: none may happen here."""
+"""Failures reported for other routers and for vLLM, by the numbers of the reports: none may happen here."""
 
 import asyncio
 import dataclasses
@@ -120,7 +120,7 @@ async def consumed_reference() -> None:
 
 
 async def stale_reference_of_reused_blocks() -> None:
-    """P has blocks for two prompts, which others take as soon as D, which then fails, has read them."""
+    """P has blocks for two prompts; others take them as soon as D, which then fails, has read them."""
     prefill = dataclasses.replace(WRONG_200, fake=dataclasses.replace(WRONG_200.fake, num_blocks=9))
     wanted = [_wanted(number, temperature=0.8) for number in range(6)]
     right = await _right(*wanted)
@@ -132,7 +132,7 @@ async def stale_reference_of_reused_blocks() -> None:
 
 
 async def expired_lease() -> None:
-    """KV that D never fetched is over on P; the same prompt comes again."""
+    """KV that D never fetched expires on P; the same prompt is sent again."""
     prefill = dataclasses.replace(WRONG_200, lease_s=0.2)
     wanted = _wanted()
     right = await _right(wanted)

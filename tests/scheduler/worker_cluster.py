@@ -1,4 +1,4 @@
-"""A control half over fake vLLM workers on real sockets, for the tests of workers."""
+"""A control plane over fake vLLM workers on real sockets, for the tests of workers."""
 
 import asyncio
 import dataclasses
@@ -26,7 +26,7 @@ SETTINGS = WorkerSettings(FakeConfig(num_layers=1, vocab_size=1000))
 
 
 class WorkerCluster:
-    """Fake workers, one for each letter of `roles`, and the control half in front of them."""
+    """Fake workers, one for each letter of `roles`, and the control plane in front of them."""
 
     def __init__(self, roles: str, *settings: WorkerSettings, limits: ControlLimits | None = None) -> None:
         """`settings` of each worker; the last one's for those that follow."""
@@ -43,7 +43,7 @@ class WorkerCluster:
         return await collect(self.control.dispatch, requested)
 
     def gaps(self) -> list[KvGap]:
-        """Return the pairs that do not serve, once the control half runs."""
+        """Return the pairs that do not serve, once the control plane runs."""
         return self.control.registry.gaps() if hasattr(self, "control") else []
 
     def kv_usage(self, role: Role) -> float:
@@ -60,7 +60,7 @@ class WorkerCluster:
 
     @asynccontextmanager
     async def serving(self, path_s: float = 30.0) -> AsyncIterator["WorkerCluster"]:
-        """Start the workers and the control half; on exit nothing may be left on a worker that lives."""
+        """Start the workers and the control plane; on exit nothing may be left on a worker that lives."""
         for worker in self.workers:
             await worker.start()
         expected = [

@@ -1,4 +1,4 @@
-"""A client of vLLM workers for tests: the two legs of a hand-off, and an answer as it came."""
+"""A client of vLLM workers for tests: the two legs of a hand-off, and an answer as received."""
 
 import asyncio
 import json

@@ -19,7 +19,7 @@ from tests.testing.vllm_client import LIMIT, WorkerClient
 PROMPT = [5, 9, 13, *range(20, 60)]
 GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "ignore_eos": True}
 LEASE_S = 120.0
-"""Longer than a lease, which a row before may have left to run out."""
+"""Longer than a lease that an earlier row may have left to expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ async def push_to_an_unknown_engine_is_an_error(pair: Pair) -> None:
 
 
 async def _engine_of(pair: Pair) -> dict[str, Any]:
-    """Return what a decode worker needs to know of prefill's engine, once that has no block in use."""
+    """Return what a decode worker needs to know about prefill's engine, once that has no block in use."""
     first = await pair.client.prefill(pair.prefill, **GREEDY | {"prompt": _unseen()})
     await pair.client.until(pair.prefill, "vllm:kv_cache_usage_perc", lambda value: value == 0, LEASE_S)
     reference: dict[str, Any] = first.body["kv_transfer_params"]

@@ -1,4 +1,4 @@
-"""What is checked of a URL before work is done for it."""
+"""What is checked about a URL before work is done for it."""
 
 import asyncio
 import socket

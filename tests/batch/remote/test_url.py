@@ -1,4 +1,4 @@
-"""How the URL of a remote file is read, and what is shown of it."""
+"""How the URL of a remote file is parsed, and how it is shown."""
 
 from urllib.parse import urlsplit
 

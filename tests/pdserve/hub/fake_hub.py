@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback: what the hub's library asks of it, over folders of this machine.
+"""A Hugging Face hub on loopback: the routes that the hub's library uses, over folders of this machine.
 
 GET  /api/models/NAME[/revision/REVISION] files and commit
 HEAD, GET /NAME/resolve/REVISION/FILE     a file
