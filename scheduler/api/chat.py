@@ -14,11 +14,10 @@ from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
 from scheduler.api.logprobs import TokenFormatter, scored_output, scored_prompt
 from scheduler.api.messages import read_messages, text_of
-from scheduler.api.prepared_request import prepare_generation
+from scheduler.api.prepared_chat import Conversation, prepare_conversation
 from scheduler.api.read_body import read_body
-from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.sse import SSE, event
-from scheduler.api.tool_calls import call_options, calls_in_delta, calls_in_message, choice_of_chat, forced_constraint
+from scheduler.api.tool_calls import calls_in_delta, calls_in_message, choice_of_chat
 from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.text.pieces import TextPiece
@@ -41,21 +40,15 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
     choice = choice_of_chat(body, tools, context.config.options.tool_call_parser)
-    options = chat_options(body, tools)
-    prompt = await context.tokens.encode_chat(messages, options)
-    if not prompt:
-        raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
-    prepared = await prepare_generation(
-        context, body, request, [prompt],
-        default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
-        param="messages", continues_prompt=False, forced=forced_constraint(choice),
-    )  # fmt: skip
-    role = context.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
-    request_id = new_id("chatcmpl")
-    answer_id = shown_id(request_id, request, body.request_id)
-    calls = call_options(choice, context.config.options.tool_call_parser, answer_id, prompt)
-    shape = ChatShape(answer_id, model, role, prepared.formatter, prepared.options, calls, legacy=choice.legacy)
-    return prepared.generation(request_id, shape, echo=_echoed_text(body, messages, role), calls=calls)
+    conversation = Conversation(messages, chat_options(body, tools), choice)
+    chat = await prepare_conversation(context, body, request, conversation, "chatcmpl")
+    begins_message = conversation.options.add_generation_prompt
+    role = context.config.options.response_role if begins_message else messages[-1]["role"]
+    prepared = chat.prepared
+    shape = ChatShape(
+        chat.answer_id, model, role, prepared.formatter, prepared.options, chat.calls, legacy=choice.legacy
+    )
+    return chat.generation(shape, echo=_echoed_text(body, messages, role))
 
 
 def chat_options(body: ConversationBody, tools: Sequence[Tool] = ()) -> ChatOptions:

@@ -1,0 +1,66 @@
+"""The common part of all routes that answer a conversation: rendered, tokenised, checked, and not yet run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from scheduler.api.answer_shape import AnswerShape
+from scheduler.api.generation import Generation
+from scheduler.api.generation_body import GenerationBody
+from scheduler.api.prepared_request import PreparedRequest, prepare_generation
+from scheduler.api.request_ids import new_id, shown_id
+from scheduler.api.structured import Constraint
+from scheduler.api.tool_calls import call_options, forced_constraint
+from scheduler.app_context import AppContext
+from scheduler.templates.chat_options import ChatOptions
+from scheduler.tools.call_options import CallOptions
+from scheduler.tools.choice import ToolChoice
+from wire.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation in the form of chat templates, and what its answer may be: calls, or text with a `constraint`."""
+
+    messages: Sequence[Mapping[str, Any]]
+    options: ChatOptions
+    choice: ToolChoice
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A checked request whose answer has no format yet; `answer_id` is the id that the client sees."""
+
+    prepared: PreparedRequest
+    request_id: str
+    answer_id: str
+    calls: CallOptions | None
+
+    def generation(self, shape: AnswerShape, *, echo: tuple[str, ...] = ()) -> Generation:
+        """Return the response in the format of `shape`; `echo` is the text before each choice."""
+        return self.prepared.generation(self.request_id, shape, echo=echo, calls=self.calls)
+
+
+async def prepare_conversation(
+    context: AppContext, body: GenerationBody, request: Request, conversation: Conversation, id_kind: str
+) -> PreparedChat:
+    """Render and tokenise a conversation, and check what needs the model. Raises a PdserveError.
+
+    `id_kind` is the prefix of the answer's id.
+    """
+    choice = conversation.choice
+    prompt = await context.tokens.encode_chat(conversation.messages, conversation.options)
+    if not prompt:
+        raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
+    prepared = await prepare_generation(
+        context, body, request, [prompt],
+        default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
+        param="messages", continues_prompt=False, forced=forced_constraint(choice) or conversation.constraint,
+    )  # fmt: skip
+    request_id = new_id(id_kind)
+    answer_id = shown_id(request_id, request, body.request_id)
+    calls = call_options(choice, context.config.options.tool_call_parser, answer_id, prompt)
+    return PreparedChat(prepared, request_id, answer_id, calls)
