@@ -1,13 +1,15 @@
 """A chat's tools: what the answer may call, how its text becomes calls, and calls in OpenAI's format."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from scheduler.api.generation_body import ChatBody
 from scheduler.api.structured import Constraint
 from scheduler.tools.call_options import CallOptions, call_origin
+from scheduler.tools.call_reader import StepParser
 from scheduler.tools.choice import ChoiceMode, ToolChoice, read_choice
-from scheduler.tools.definitions import Tool
+from scheduler.tools.definitions import Tool, schemas_by_name
 from scheduler.tools.deltas import CallDelta
 from scheduler.tools.forced import NamedCall, forced_schema, required_calls
 from scheduler.tools.parsers.registry import CALL_FORMATS
@@ -44,18 +46,20 @@ def call_options(
     """Return how the text of an answer becomes calls, None if it has none. OpenAI's named calls finish with `stop`."""
     if choice.mode is ChoiceMode.NONE:
         return None
-    origin = call_origin(request_id, prompt)
+    origin, call_format = call_origin(request_id, prompt), None if parser is None else CALL_FORMATS[parser]
+    short_ids = call_format is not None and call_format.short_ids
     if choice.mode is ChoiceMode.REQUIRED:
-        return CallOptions(required_calls, origin, only_first=not choice.parallel, forced=True)
+        return CallOptions(required_calls, origin, only_first=not choice.parallel, forced=True, short_ids=short_ids)
     if choice.mode is ChoiceMode.NAMED:
         name = choice.tools[0]["function"]["name"]
-        return CallOptions(lambda: NamedCall(name), origin, finish_reason=None, forced=True)
-    if choice.mode is ChoiceMode.AUTO and parser is not None:
-        call_format, reason = CALL_FORMATS[parser], "function_call" if choice.legacy else "tool_calls"
-        return CallOptions(
-            call_format.make_parser, origin, reason, only_first=not choice.parallel, markers=call_format.markers
-        )
-    return None
+        return CallOptions(lambda: NamedCall(name), origin, finish_reason=None, forced=True, short_ids=short_ids)
+    if call_format is None:
+        return None
+    return CallOptions(
+        partial(StepParser, call_format.steps, schemas_by_name(choice.tools)), origin,
+        "function_call" if choice.legacy else "tool_calls",
+        only_first=not choice.parallel, markers=call_format.markers, short_ids=short_ids,
+    )  # fmt: skip
 
 
 def calls_in_delta(calls: Sequence[CallDelta], *, legacy: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ class CallOptions:
 
     `finish_reason` replaces `stop` where a choice has calls, None: it stays. `only_first`: further calls are left out.
     `forced`: a grammar allows calls alone. `markers` are texts that the parser needs even if they are special tokens.
+    `short_ids`: ids have nine letters and digits, which some chat templates demand of the calls in a conversation.
     """
 
     make_parser: Callable[[], ToolCallParser]
@@ -22,10 +23,12 @@ class CallOptions:
     only_first: bool = False
     forced: bool = False
     markers: tuple[str, ...] = ()
+    short_ids: bool = False
 
     def call_id(self, choice: int, call: int) -> str:
         """Return the id of a choice's call: the same whenever the same request is repeated."""
-        return "call_" + hashlib.sha256(b"%b %d %d" % (self.origin, choice, call)).hexdigest()[:24]
+        digest = hashlib.sha256(b"%b %d %d" % (self.origin, choice, call)).hexdigest()
+        return digest[:9] if self.short_ids else f"call_{digest[:24]}"
 
 
 def call_origin(request_id: str, prompt: tuple[int, ...]) -> bytes:

@@ -16,8 +16,8 @@ The reader's methods return the same however the text is cut, so the steps do.
 """
 
 import re
-from collections.abc import Callable, Generator
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 from scheduler.tools.deltas import ParsedText
 from scheduler.tools.json_value import JsonValueEnd
@@ -35,9 +35,11 @@ class CallReader:
     """The text that is not read yet, and what was found in the text read. Mutable, owned by its StepParser.
 
     `text` may be shorter than what is needed until `is_over`. `num_calls` counts the calls that are complete.
+    `schemas` has the schema of each tool's arguments by the tool's name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self.schemas = schemas
         self.text = ""
         self.is_over = False
         self.num_calls = 0
@@ -96,6 +98,10 @@ class CallReader:
         """Turn what is pending at the end of the text into content if there was no call."""
         if self._pending and not self._has_begun:
             self.not_a_call("")
+
+    def not_a_call_until(self, markers: Markers) -> Steps[str]:
+        """Read the text of what is no call up to a marker; return the marker, "" at the end of the text."""
+        return self.until(markers, self.not_a_call)
 
     def content_until(self, markers: Markers) -> Steps[str]:
         """Read content up to a marker; return the marker, "" at the end of the text."""
@@ -191,8 +197,10 @@ class CallReader:
 class StepParser:
     """A ToolCallParser that runs the steps of a format; text after their last one is content."""
 
-    def __init__(self, steps: Callable[[CallReader], Steps[None]]) -> None:
-        self._reader = CallReader()
+    def __init__(
+        self, steps: Callable[[CallReader], Steps[None]], schemas: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self._reader = CallReader(schemas or {})
         self._steps = steps(self._reader)
         self._is_done = False
 

@@ -1,7 +1,7 @@
 """Read `tools`, and `functions`, their legacy form, as chat templates expect them. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,6 +37,11 @@ def read_tools(tools: Any, functions: Any) -> tuple[Tool, ...]:
     return read
 
 
+def schemas_by_name(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
+    """Return the schema of each tool's arguments by the tool's name."""
+    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+
+
 def name_path(field: str, at: int) -> str:
     """Return the path of the name of tool number `at`."""
     return f"{field}.{at}.name" if field == "functions" else f"{field}.{at}.function.name"
@@ -55,7 +60,7 @@ def subschemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, di
             seen.add(id(part))
             yield where, part
             if isinstance(reference := part.get("$ref"), str) and reference.startswith("#/"):
-                waiting.append(_target(schema, path, reference))
+                waiting.append(target_of(schema, path, reference))
 
 
 def _nested_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +77,7 @@ def _nested_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any
                     yield from _nested_schemas(one, f"{path}.{key}.{name}")
 
 
-def _target(value: Any, path: str, reference: str) -> tuple[str, Any]:
+def target_of(value: Any, path: str, reference: str) -> tuple[str, Any]:
     """Return the path and the value of a JSON pointer (RFC 6901), None if there is none."""
     for part in unquote(reference[2:]).split("/"):
         name = part.replace("~1", "/").replace("~0", "~")

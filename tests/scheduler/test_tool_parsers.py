@@ -3,11 +3,12 @@
 import json
 import random
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
+from scheduler.tools.call_reader import StepParser
 from scheduler.tools.deltas import ToolCallParser, joined
 from scheduler.tools.forced import NamedCall, required_calls
 from scheduler.tools.parsers.registry import CALL_FORMATS
@@ -91,47 +92,7 @@ def test_without_text_there_is_no_named_call() -> None:
     assert parsed(lambda: NamedCall("f"), [""]) == ("", [])
 
 
-HERMES = CALL_FORMATS["hermes"].make_parser
-TABLE = json.loads((Path(__file__).parent / "hermes_by_vllm.json").read_text(encoding="utf-8"))
-"""What vLLM's own parser returns for texts, written by hermes_by_vllm.py."""
-MARKED = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>'
-OURS: dict[str, Made] = {
-    '<tool_call>{"name": "", "arguments": {}}</tool_call>':
-        ('<tool_call>{"name": "", "arguments": {}}</tool_call>', []),
-    '<tool_call>{"name": "f", "arguments": {"a": ]}}</tool_call>': ("", [("f", '{"a": ]')]),
-    MARKED: ("", [("f", '{"a": "</tool_call>"}')]),
-    '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>no</tool_call>':
-        ("<tool_call>no</tool_call>", [("f", "{}")]),
-}  # fmt: skip
-"""Our results where vLLM's whole and streamed answers differ, or a text in the arguments is a marker."""
-
-
-def comparable(made: Any) -> tuple[str, list[tuple[str, Any]]]:
-    """Return content and calls, arguments as objects, of cut ones the text; vLLM's servers drop blank content too."""
-    content, calls = made
-    return "" if calls and content.isspace() else content, [(name, read(arguments)) for name, arguments in calls]
-
-
-def read(arguments: str) -> Any:
-    """Return arguments as an object, the text of those that are cut or malformed."""
-    try:
-        return json.loads(arguments)
-    except json.JSONDecodeError:
-        return arguments.rstrip()
-
-
-@pytest.mark.parametrize("row", TABLE, ids=[str(at) for at in range(len(TABLE))])
-def test_hermes_is_as_in_vllm_however_cut(row: dict[str, Any]) -> None:
-    text = row["text"]
-    ours = parsed(HERMES, [text])
-
-    check_every_cut(HERMES, text, ours)
-    if text in OURS:
-        assert ours == OURS[text]
-    else:
-        assert comparable(ours) in (comparable(row["whole"]), comparable(row["streamed"]))
-
-
+HERMES = partial(StepParser, CALL_FORMATS["hermes"].steps)
 LONG = '{"id": 123456789012345678901234, "x": 1e2, "s": "\\u00e9}"}'
 DEEP = "[" * 990 + "]" * 990
 F, G = (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}' for name in "fg")
@@ -169,10 +130,9 @@ def texts_of_signs(count: int) -> list[Any]:
     return ["".join(chance.choice(signs) for _ in range(chance.randrange(30))) for _ in range(count)]
 
 
-def test_any_text_is_parsed_the_same_however_cut() -> None:
-    for make in (required_calls, *(one.make_parser for one in CALL_FORMATS.values())):
-        for text in texts_of_signs(150):
-            check_every_cut(make, text, parsed(make, [text]))
+def test_any_forced_text_is_parsed_the_same_however_cut() -> None:
+    for text in texts_of_signs(150):
+        check_every_cut(required_calls, text, parsed(required_calls, [text]))
 
 
 def test_arguments_are_sent_as_they_come() -> None:

@@ -1,0 +1,70 @@
+"""Qwen3-Coder: each call as a function with its parameters, whose values are plain text.
+
+    <tool_call>
+    <function=weather>
+    <parameter=city>
+    Paris
+    </parameter>
+    </function>
+    </tool_call>
+
+A value has the type of the tool's schema, and ends at the first marker of its form. `<tool_call>` may be missing.
+"""
+
+import re
+
+from scheduler.tools.call_reader import CallReader, Steps
+from scheduler.tools.markers import Markers
+from scheduler.tools.typed_arguments import TypedArguments
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+MARKERS = (BEGIN, END)
+_MAX_KEY_CHARS = 256
+_HEADS = {
+    BEGIN: re.compile(r"\s*<function=\s*([^<>\n]*[^<>\s])\s*>"),
+    FUNCTION: re.compile(r"\s*([^<>\n]*[^<>\s])\s*>"),
+}
+_BEGIN = Markers(BEGIN, FUNCTION)
+_IN_CALL = Markers(PARAMETER, FUNCTION_END, END)
+_VALUE_END = Markers(PARAMETER_END, PARAMETER, FUNCTION_END)
+_KEY_END = Markers(">")
+_AFTER_CALL = Markers(END, BEGIN, FUNCTION)
+
+
+def qwen3_coder(reader: CallReader) -> Steps[None]:
+    """Send a call's name as soon as it is known, and texts among its arguments as they come."""
+    marker = yield from reader.content_until(_BEGIN)
+    while marker:
+        head = yield from reader.head(_HEADS[marker], END)
+        if head is None:
+            reader.not_a_call(marker)
+            marker = yield from reader.not_a_call_until(_AFTER_CALL)
+            if marker == END:
+                reader.not_a_call(END)
+                marker = yield from reader.content_until(_BEGIN)
+            continue
+        reader.begin_call(head.group(1))
+        marker = yield from _read_parameters(reader, head.group(1))
+        if marker:
+            reader.end_call()
+        if marker == FUNCTION_END:
+            marker = yield from reader.content_until(_AFTER_CALL)
+        if marker == END:
+            marker = yield from reader.content_until(_BEGIN)
+
+
+def _read_parameters(reader: CallReader, name: str) -> Steps[str]:
+    """Read the arguments; return the marker that ends the call, "" at the end of the text."""
+    arguments = TypedArguments(reader, name)
+    marker = yield from reader.dropped_until(_IN_CALL)
+    while marker == PARAMETER:
+        key, marker = yield from reader.taken_until(_KEY_END, _MAX_KEY_CHARS)
+        if marker:
+            marker = yield from arguments.read(key.strip(), _VALUE_END, strips_newlines=True)
+        if marker == PARAMETER_END or not marker:
+            marker = yield from reader.dropped_until(_IN_CALL)
+    if marker:
+        arguments.end()
+    return marker

@@ -1,0 +1,107 @@
+"""What may go wrong with calls that a model decides on, in every format, whole and streamed."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from tests.scheduler.test_tool_calls import NOW, answers, shown
+from tests.scheduler.test_tool_history import TOOL
+from tests.scheduler.tool_calls_by_vllm import FORMATS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+
+AUTO = {"tools": [TOOL, NOW]}
+CALLS = [("weather", {"city": "Paris"}), ("now", {})]
+BEGUN = {
+    "llama3_json": "x <|python_t", "mistral": "x [TOOL_CA", "mistral_v11": "x [TOOL_CA", "pythonic": "x <|python_sta",
+    "llama4_pythonic": "x <|python_sta", "deepseek_v3": "x <｜tool▁ca", "deepseek_v31": "x <｜tool▁ca",
+    "kimi_k2": "x <|tool_ca",
+}  # fmt: skip
+"""Content that ends as a marker begins."""
+
+
+@pytest.fixture
+def special(make_model: Any, request: pytest.FixtureRequest) -> Path:
+    """Return a model whose special tokens are the markers of the format `name`."""
+    folder: Path = make_model()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    markers = FORMATS[request.node.callspec.params["name"]].markers
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in markers])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def written(name: str, before: str = "Look. ") -> str:
+    """Return content and two calls, only calls where a format has its calls at the start."""
+    calls = FORMATS[name].write(random.Random(4), CALLS)
+    return calls if FORMATS[name].starts else before + calls
+
+
+def calls_of(choice: Any) -> list[tuple[str, str]]:
+    """Return names and arguments without white space, which the JSON of a format may have."""
+    called = [call["function"] for call in choice["message"].get("tool_calls", ())]
+    return [(one["name"], one["arguments"].replace(" ", "").replace("\n", "")) for one in called]
+
+
+EXPECTED = [("weather", '{"city":"Paris"}'), ("now", "{}")]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stop": ["Paris", "city"]}, {"n": 2}, {"logprobs": True, "return_token_ids": True}],
+    ids=["plain", "stop strings in arguments", "n", "logprobs"],
+)
+async def test_calls_are_found_in_every_format(serve: Any, special: Path, name: str, fields: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"folder": special, "tool_call_parser": FORMATS[name].parser}
+    whole, streamed, _ = await answers(serve, written(name), AUTO | fields, **options)
+
+    assert shown(whole) == shown(streamed)
+    assert [one["index"] for one in whole] == list(range(fields.get("n", 1)))
+    for choice in whole:
+        assert calls_of(choice) == EXPECTED
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == (None if FORMATS[name].starts else "Look. ")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_text_that_begins_as_a_marker_is_content(serve: Any, special: Path, name: str) -> None:
+    text = BEGUN.get(name, "x <tool_ca")
+    options: dict[str, Any] = {"folder": special, "tool_call_parser": FORMATS[name].parser}
+    whole, streamed, _ = await answers(serve, text, AUTO, **options)
+
+    assert shown(whole) == shown(streamed) == [(text, [], None, "stop")]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_call_cut_by_max_tokens_has_the_arguments_so_far(serve: Any, special: Path, name: str) -> None:
+    options: dict[str, Any] = {"folder": special, "tool_call_parser": FORMATS[name].parser}
+    has_partial = False
+    for cut in range(1, 400, 4):
+        whole, streamed, _ = await answers(serve, written(name), AUTO, cut=cut, **options)
+
+        assert shown(whole) == shown(streamed)
+        assert whole[0]["finish_reason"] == "length"
+        if (calls := calls_of(whole[0])) == EXPECTED:
+            break
+        has_partial = has_partial or bool(calls and not calls[0][1].endswith("}"))
+    assert has_partial
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_repeated_request_has_the_same_ids(serve: Any, special: Path, name: str) -> None:
+    options: dict[str, Any] = {"folder": special, "tool_call_parser": FORMATS[name].parser}
+    options["headers"] = {"x-request-id": "mine"}
+    whole, streamed, _ = await answers(serve, written(name), AUTO, **options)
+    again, _, _ = await answers(serve, written(name), AUTO, **options)
+
+    ids = [[call["id"] for call in choices[0]["message"]["tool_calls"]] for choices in (whole, streamed, again)]
+    assert ids[0] == ids[1] == ids[2]
+    assert len(set(ids[0])) == 2
+    if FORMATS[name].parser == "mistral":
+        assert all(len(one) == 9 and one.isalnum() for one in ids[0])
+    if name == "kimi_k2":
+        assert ids[0] == ["functions.weather:0", "functions.now:1"]
