@@ -57,6 +57,11 @@ class AppContext:
     traces: Traces | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def call_parser(self) -> str | None:
+        """Return the format in which the model writes tool calls: the operator's choice, or that of its template."""
+        return self.config.options.tool_call_parser or self.tokens.files.call_format
+
     def observer_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Observer:
         """Return the observer of a request with these HTTP headers: the counters, or its trace if there are any."""
         counters = self.metrics.counters

@@ -131,7 +131,7 @@ class SchedulerOptions:
     override_generation_config: str | None = flag(None, "JSON whose values override --generation-config's")
     response_role: str = flag("assistant", "role of the answers in chats")
     tool_call_parser: str | None = flag(
-        None, "format in which the model writes tool calls, for tool_choice auto (default: auto is refused)",
+        None, "format in which the model writes tool calls, for tool_choice auto (default: the chat template's)",
         choices=tuple(CALL_FORMATS),
     )  # fmt: skip
     max_logprobs: int = flag(20, "maximum log probabilities per position; -1: the whole vocabulary", parse=int)

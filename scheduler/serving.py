@@ -91,6 +91,8 @@ async def open_serving(
     keys = read_keys(options, environ)
     defaults = read_defaults(config.engine.model, options.generation_config, options.override_generation_config)
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
+    if options.tool_call_parser is None and files.call_format is not None:
+        _log.info("tool_call_parser_chosen", parser=files.call_format, by="chat template")
     limits = dataclasses.replace(
         limits or ControlLimits(),
         max_queued_requests=options.max_queued_requests,

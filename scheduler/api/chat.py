@@ -39,7 +39,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
-    choice = choice_of_chat(body, tools, context.config.options.tool_call_parser)
+    choice = choice_of_chat(body, tools, context.call_parser)
     conversation = Conversation(messages, chat_options(body, tools), choice)
     chat = await prepare_conversation(context, body, request, conversation, "chatcmpl")
     begins_message = conversation.options.add_generation_prompt

@@ -62,5 +62,5 @@ async def prepare_conversation(
     )  # fmt: skip
     request_id = new_id(id_kind)
     answer_id = shown_id(request_id, request, body.request_id)
-    calls = call_options(choice, context.config.options.tool_call_parser, answer_id, prompt)
+    calls = call_options(choice, context.call_parser, answer_id, prompt)
     return PreparedChat(prepared, request_id, answer_id, calls)

@@ -26,8 +26,9 @@ def choice_of_chat(body: ChatBody, tools: Sequence[Tool], parser: str | None) ->
     if choice.mode is ChoiceMode.AUTO and parser is None:
         field = "function_call" if choice.legacy else "tool_choice"
         raise InvalidRequest(
-            f"{field} auto, the default, needs --tool-call-parser, the format in which the model writes calls: use "
-            f"none, or force a call by {'' if choice.legacy else 'required or '}the name of one",
+            f"{field} auto, the default, needs the format in which the model writes calls, and its chat template shows "
+            f"none that is known: name it with --tool-call-parser, use none, or force a call by "
+            f"{'' if choice.legacy else 'required or '}the name of one",
             field,
         )
     return choice

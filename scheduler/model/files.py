@@ -9,6 +9,7 @@ from typing import Any
 from scheduler.model.kind import ModelKind, kind_of
 from scheduler.templates.chat_options import SPECIAL_TOKEN_NAMES
 from scheduler.templates.files import given_template, own_template
+from scheduler.tools.template_format import format_of_template
 from wire.errors import ConfigError
 from wire.shared_limits import unused_positions
 
@@ -19,7 +20,8 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 class ModelFiles:
     """Properties of one model folder. `vocab_size` is the width of the model's output, not the tokenizer's size.
 
-    `tool_template`, if the model has one of its own, is the chat template of conversations with tools.
+    `tool_template`, if the model has one of its own, is the chat template of conversations with tools. `call_format` is
+    the format of tool calls that the template shows, None if it shows none that is known.
     """
 
     folder: Path
@@ -34,6 +36,7 @@ class ModelFiles:
     tool_template: str | None = None
     kind: ModelKind = ModelKind.TEXT
     add_eos_token: bool | None = None
+    call_format: str | None = None
 
 
 def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
@@ -66,6 +69,7 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         tool_template=templates[1],
         kind=kind_of(config),
         add_eos_token=tokenizer_config.get("add_eos_token"),
+        call_format=format_of_template(templates[1] or templates[0]),
     )
 
 
