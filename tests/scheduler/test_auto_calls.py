@@ -1,17 +1,32 @@
 """What may go wrong with calls that a model decides on, in every format, whole and streamed."""
 
+import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from scheduler.api.tool_calls import call_options
+from scheduler.model.files import read_model_files
+from scheduler.observability.metrics import Metrics
+from scheduler.text.pieces import TextOptions, TextPiece
+from scheduler.text_output import TextOutput
+from scheduler.tokens import Tokens
+from scheduler.tools.choice import ChoiceMode, ToolChoice
+from scheduler.tools.deltas import joined
+from testing.wire import fake_instance
+from tests.scheduler.fake_cluster import request
+from tests.scheduler.test_retries import PROMPT, linked
 from tests.scheduler.test_tool_calls import NOW, answers, shown
 from tests.scheduler.test_tool_history import TOOL
 from tests.scheduler.tool_calls_by_vllm import FORMATS
+from tests.scheduler.virtual_time import virtual
+from wire.types import TokenOutput
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+over_http = pytest.mark.usefixtures("one_renderer")
 
 AUTO = {"tools": [TOOL, NOW]}
 CALLS = [("weather", {"city": "Paris"}), ("now", {})]
@@ -49,6 +64,8 @@ def calls_of(choice: Any) -> list[tuple[str, str]]:
 EXPECTED = [("weather", '{"city":"Paris"}'), ("now", "{}")]
 
 
+@pytest.mark.anyio
+@over_http
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "fields",
@@ -67,6 +84,8 @@ async def test_calls_are_found_in_every_format(serve: Any, special: Path, name: 
         assert choice["message"]["content"] == (None if FORMATS[name].starts else "Look. ")
 
 
+@pytest.mark.anyio
+@over_http
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_text_that_begins_as_a_marker_is_content(serve: Any, special: Path, name: str) -> None:
     text = BEGUN.get(name, "x <tool_ca")
@@ -76,6 +95,8 @@ async def test_a_text_that_begins_as_a_marker_is_content(serve: Any, special: Pa
     assert shown(whole) == shown(streamed) == [(text, [], None, "stop")]
 
 
+@pytest.mark.anyio
+@over_http
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_call_cut_by_max_tokens_has_the_arguments_so_far(serve: Any, special: Path, name: str) -> None:
     options: dict[str, Any] = {"folder": special, "tool_call_parser": FORMATS[name].parser}
@@ -91,6 +112,8 @@ async def test_a_call_cut_by_max_tokens_has_the_arguments_so_far(serve: Any, spe
     assert has_partial
 
 
+@pytest.mark.anyio
+@over_http
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_repeated_request_has_the_same_ids(serve: Any, special: Path, name: str) -> None:
     options: dict[str, Any] = {"folder": special, "tool_call_parser": FORMATS[name].parser}
@@ -105,3 +128,55 @@ async def test_a_repeated_request_has_the_same_ids(serve: Any, special: Path, na
         assert all(len(one) == 9 and one.isalnum() for one in ids[0])
     if name == "kimi_k2":
         assert ids[0] == ["functions.weather:0", "functions.now:1"]
+
+
+class Killing(TextOutput):
+    """Calls `kill` soon after so many tokens."""
+
+    after = 0
+    kill: Callable[[], None]
+
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
+        """Take a token."""
+        if token.index + 1 == self.after:
+            asyncio.get_running_loop().call_soon(self.kill)
+        return super().emit(prompt_index, token)
+
+
+async def pieces_of(tokens: Tokens, name: str, killed_after: int) -> list[TextPiece]:
+    """Return the pieces of an answer with calls whose decode instance is killed after so many tokens, 0: never."""
+    calls = call_options(ToolChoice(ChoiceMode.AUTO, (TOOL, NOW)), FORMATS[name].parser, "id", PROMPT)
+    end = tokens.eos_token_ids[0]
+    asked = request(PROMPT, max_tokens=999, stop_token_ids=(end,))
+    options = TextOptions(calls=calls, silent_stop_ids=frozenset({end}))
+    pieces: list[TextPiece] = []
+    async with linked("PDD") as (cluster, _):
+
+        def kill() -> None:
+            decoding = [any(p.stage == "decoding" for p in one.prompts.values()) for one in cluster.instances]
+            cluster.kill(decoding.index(True))
+
+        output = Killing(asked, options, tokens, Metrics(cluster.control.view).counters)
+        output.after, output.kill = killed_after, kill
+        await output.run(cluster.control.dispatch, pieces.append)
+        assert cluster.control.dispatch.ledger.retried_prompts == bool(killed_after)
+    return pieces
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@virtual
+async def test_a_call_goes_on_when_its_decode_is_killed(
+    special: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = Tokens(read_model_files(str(special)))
+    script = (*tokens._encode(written(name), add_special_tokens=False), tokens.eos_token_ids[0])
+    monkeypatch.setattr(fake_instance, "fake_token", lambda prompt, sequence, index, vocab: script[index])
+    alone = await pieces_of(tokens, name, 0)
+    for killed_after in (2, len(script) // 2, len(script) - 5):
+        resumed = await pieces_of(tokens, name, killed_after)
+
+        assert "".join(one.text for one in resumed) == "".join(one.text for one in alone)
+        called = joined(delta for one in resumed for delta in one.calls)
+        assert called == joined(delta for one in alone for delta in one.calls)
+        assert [one.name for one in called] == ["weather", "now"]
+        assert resumed[-1].finish_reason == "tool_calls"
