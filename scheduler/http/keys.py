@@ -14,7 +14,8 @@ VARIABLES = ("PDSERVE_API_KEY", "VLLM_API_KEY")
 MAX_KEYS = 1024
 _MAX_FILE_BYTES = 2**20
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
-Headers = Iterable[tuple[bytes, bytes]]
+_BEARER, _API_KEY = b"authorization", b"x-api-key"
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Keys:
@@ -88,9 +89,14 @@ def _lines(text: str) -> list[str]:
 
 
 def _presented_key(headers: Headers) -> bytes:
-    """Return the key in a request's only Authorization header with the scheme Bearer, else b""."""
-    values = [value for name, value in headers if name == b"authorization"]
-    scheme, _, key = values[0].strip().partition(b" ") if len(values) == 1 else (b"", b"", b"")
+    """Return the key in a request's only Authorization header with the scheme Bearer, else b"".
+
+    Without that header it is the only X-Api-Key, where Anthropic's clients send it.
+    """
+    bearers, keys = ([value for name, value in headers if name == wanted] for wanted in (_BEARER, _API_KEY))
+    if not bearers:
+        return keys[0].strip() if len(keys) == 1 else b""
+    scheme, _, key = bearers[0].strip().partition(b" ") if len(bearers) == 1 else (b"", b"", b"")
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 

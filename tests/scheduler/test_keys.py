@@ -87,15 +87,31 @@ async def test_a_refusal_has_the_nested_envelope_the_scheme_and_an_id(serve: Ser
     assert headers[b"x-request-id"].startswith(b"req-")
 
 
-@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER   "])
+@pytest.mark.parametrize(
+    ("header", "scheme"),
+    [(b"authorization", scheme) for scheme in (b"Bearer ", b"bearer ", b"BEARER   ")] + [(b"x-api-key", b"")],
+)
 @pytest.mark.parametrize("key", [KEY, OTHER])
-async def test_any_of_the_keys_is_accepted(serve: Serve, scheme: bytes, key: str) -> None:
+async def test_any_of_the_keys_is_accepted(serve: Serve, header: bytes, scheme: bytes, key: str) -> None:
     async with serve() as served:
-        status, _, _ = await _ask(
-            _app_with_keys(served), "/v1/models", headers=[(b"authorization", scheme + key.encode())]
-        )
+        status, _, _ = await _ask(_app_with_keys(served), "/v1/models", headers=[(header, scheme + key.encode())])
 
     assert status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"x-api-key", b"")], [(b"x-api-key", b"Bearer " + KEY.encode())], [(b"x-api-key", KEY.encode())] * 2,
+        [(b"x-api-key", KEY.encode()), (b"authorization", b"Bearer x")],
+        [(b"x-api-key", KEY.encode()), (b"authorization", b"")],
+    ],
+)  # fmt: skip
+async def test_an_api_key_header_counts_alone_and_once(serve: Serve, headers: list[tuple[bytes, bytes]]) -> None:
+    async with serve() as served:
+        status, _, _ = await _ask(_app_with_keys(served), "/v1/models", headers=headers)
+
+    assert status == 401
 
 
 @pytest.mark.parametrize(
