@@ -88,7 +88,8 @@ def build_app(context: AppContext) -> ASGIApp:
         await router(scope, receive, send)
 
     labels = {route.path: route.path for route in routes}
-    return with_cors(Gate(app, context.metrics, labels, context.keys, options.root_path), options)
+    formats = {route.path: route.api_format for route in routes}
+    return with_cors(Gate(app, context.metrics, labels, context.keys, options.root_path, formats), options)
 
 
 def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Route, ...]:

@@ -26,19 +26,22 @@ class ByteSink(Protocol):
 
 
 class AnswerWriter:
-    """Adds the request id to the response headers; records the status and completeness.
+    """Adds the request id to the response headers, as `id_headers`; records the status and completeness.
 
     A whole answer goes through `send`, a stream through `start`, `write` and `end`. If an endpoint sets `warning` in
     `state`, that is sent as the header of that name.
     """
 
-    def __init__(self, sink: ByteSink, send: Send, shown_id: str, state: Mapping[str, Any]) -> None:
+    def __init__(
+        self, sink: ByteSink, send: Send, shown_id: str, state: Mapping[str, Any],
+        id_headers: tuple[bytes, ...] = (b"x-request-id",),
+    ) -> None:  # fmt: skip
         self.status: int | None = None
         self.complete = False
         self.write = sink.write
         self._sink = sink
         self._send = send
-        self._shown_id = shown_id
+        self._id_fields = [(name, shown_id.encode()) for name in id_headers]
         self._state = state
 
     async def send(self, message: Message) -> None:
@@ -60,7 +63,7 @@ class AnswerWriter:
 
     def _answer_headers(self, status: int, headers: Headers) -> Headers:
         self.status = status
-        added = [(b"x-request-id", self._shown_id.encode())]
+        added = list(self._id_fields)
         if "warning" in self._state:
             added.append((b"warning", self._state["warning"].encode()))
         return [*headers, *added]

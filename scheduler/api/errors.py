@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
+"""Errors as their clients see them, in the format of the route's API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from scheduler.api.api_format import ApiFormat, ShownError
 from scheduler.observability.request_log import without_values
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
@@ -30,14 +31,18 @@ def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]
 
     Logging of errors that clients can cause is rate-limited per kind.
     """
+    return _body(_shown_error(error, scope), scope)
+
+
+def _shown_error(error: BaseException, scope: Mapping[str, Any]) -> ShownError:
     look, request_id = appearance(error), request_id_of(scope)
     if not isinstance(error, PdserveError) or isinstance(error, InternalError):
         _log.error("request_failed", error, request_id=request_id)
-        return _error_object(f"internal error; see the log for request {request_id}", look.openai_type, None, 500)
+        return ShownError(f"internal error; see the log for request {request_id}", look.openai_type, None, 500)
     kind = type(error).__name__
     refusals: CappedLog = scope["state"]["refusals"]
     refusals.info("request_refused", kind, request_id=request_id, error=kind, message=without_values(error))
-    return _error_object(str(error), look.openai_type, _param_of(error, scope), look.http_status)
+    return ShownError(str(error), look.openai_type, _param_of(error, scope), look.http_status)
 
 
 def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
@@ -53,16 +58,15 @@ def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
 def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
     """Log `error` and return its response; a refusal of path, method or body is not logged."""
     if isinstance(error, HttpError):
-        return _http_response(error.status, str(error), None)
+        return _http_response(error.status, str(error), None, scope)
     if isinstance(error, HTTPException):
         return _no_route_error(error, scope)
-    status = appearance(error).http_status
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
-    elif status == 503:
+    elif appearance(error).http_status == 503:
         headers["retry-after"] = "1"
-    return json_response(error_body(error, scope), status, headers)
+    return _response(_shown_error(error, scope), headers, scope)
 
 
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -70,10 +74,12 @@ def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[s
     return Response(orjson.dumps(body), status, headers, "application/json")
 
 
-def unauthorized() -> Response:
+def unauthorized(scope: Mapping[str, Any]) -> Response:
     """Return the response to a request without a valid key; it reveals neither keys nor paths."""
-    text = "this server requires an API key: send the header Authorization: Bearer KEY with a valid key"
-    return json_response(_error_object(text, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
+    text = (
+        "this server requires an API key: send a valid one in the header Authorization: Bearer KEY, or X-Api-Key: KEY"
+    )
+    return _response(ShownError(text, "authentication_error", None, 401), {"www-authenticate": "Bearer"}, scope)
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:
@@ -88,14 +94,22 @@ def _no_route_error(error: HTTPException, scope: Mapping[str, Any]) -> Response:
         message = f"no such path: {method} {path}; /openapi.json lists the paths"
     elif error.status_code == 405:
         message = f"{path} does not accept {method}, but {(error.headers or {}).get('Allow', 'another method')}"
-    return _http_response(error.status_code, message, error.headers)
+    return _http_response(error.status_code, message, error.headers, scope)
 
 
-def _http_response(status: int, message: str, headers: Mapping[str, str] | None) -> Response:
-    return json_response(
-        _error_object(message, _HTTP_TYPES.get(status, "invalid_request_error"), None, status), status, headers
-    )
+def _http_response(
+    status: int, message: str, headers: Mapping[str, str] | None, scope: Mapping[str, Any]
+) -> Response:  # fmt: skip
+    kind = _HTTP_TYPES.get(status, "invalid_request_error")
+    return _response(ShownError(message, kind, None, status), headers, scope)
 
 
-def _error_object(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def _response(error: ShownError, headers: Mapping[str, str] | None, scope: Mapping[str, Any]) -> Response:
+    api_format: ApiFormat = scope["state"]["api_format"]
+    return json_response(_body(error, scope), api_format.status_of(error), headers)
+
+
+def _body(error: ShownError, scope: Mapping[str, Any]) -> dict[str, Any]:
+    state = scope["state"]
+    api_format: ApiFormat = state["api_format"]
+    return api_format.error_body(error, state["shown_id"])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.api.answer_writer import AnswerWriter, ByteSink, QueuedSend
+from scheduler.api.api_format import OPENAI_FORMAT, ApiFormat
 from scheduler.api.errors import error_response, unauthorized
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
@@ -22,18 +23,21 @@ _log = EventLogger("api")
 class Gate:
     """ASGI wrapper around the app. `routes` maps exact paths to metric labels; other paths are `other`.
 
-    The key check, the label and the route all use the received path without `root_path`. The scope's `state` gets
-    request_id, arrived_s, refusals, ids_in_use, the `answer` to write to, and the key's tenant ("" if no key is
+    `formats` has the exact paths whose API is not OpenAI's. The key check, the label, the format and the route all use
+    the received path without `root_path`. The scope's `state` gets request_id, the shown_id of the response headers,
+    api_format, arrived_s, refusals, ids_in_use, the `answer` to write to, and the key's tenant ("" if no key is
     required). An endpoint that shows the client's own id adds it to `ids_in_use` and stores it as `client_id`.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str], keys: Keys | None = None, root_path: str = ""
-    ) -> None:
+        self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str], keys: Keys | None = None, root_path: str = "",
+        formats: Mapping[str, ApiFormat] | None = None,
+    ) -> None:  # fmt: skip
         self._app = app
         self._metrics = metrics
         self._routes = routes
         self._keys = keys or Keys()
+        self._formats = formats or {}
         self._root_path = root_path.rstrip("/")
         self._refusals = CappedLog(_log)
         self._turnstile = BurstLimit()
@@ -45,19 +49,20 @@ class Gate:
             return
         path = self._strip_root(scope)
         own_id, client_id = new_id("req"), _client_id(scope)
+        shown_id, api_format = client_id or own_id, self._formats.get(path, OPENAI_FORMAT)
         tenant = self._keys.admit(path, scope["headers"])
         scope.setdefault("state", {}).update(
             request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant,
-            ids_in_use=self._ids_in_use,
+            ids_in_use=self._ids_in_use, shown_id=shown_id, api_format=api_format,
         )  # fmt: skip
         queued, exchange = QueuedSend(send), scope["state"].get("exchange")
         is_bare = exchange is not None and send == exchange.send  # else a wrapper, such as CORS's, adds headers
         sink: ByteSink = exchange if is_bare else queued
-        answer = scope["state"]["answer"] = AnswerWriter(sink, send, client_id or own_id, scope["state"])
+        answer = scope["state"]["answer"] = AnswerWriter(sink, send, shown_id, scope["state"], api_format.id_headers)
         try:
             if scope["method"] == "POST" and tenant is not None:  # requests without a key do not delay others
                 await self._turnstile.enter()
-            app = self._app if tenant is not None else unauthorized()
+            app = self._app if tenant is not None else unauthorized(scope)
             await app(scope, receive, answer.send)
         except ClientGone:
             pass

@@ -16,22 +16,6 @@ from scheduler.api.route import Endpoint, Route
 from scheduler.app_context import AppContext
 
 _SCHEMA = "#/components/schemas/"
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "path of the invalid field"},
-                "code": {"type": "integer", "description": "the HTTP status"},
-            },
-        }
-    },
-}
 
 
 def describe(
@@ -51,7 +35,7 @@ def describe(
         "info": {"title": "pdserve", "version": version},
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
-        "components": {"schemas": {**_body_schemas(tuple(bodies)), "Error": _ERROR}},
+        "components": {"schemas": {**_body_schemas(tuple(bodies)), **_error_schemas(routes)}},
     }
     if open_paths is not None:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -74,7 +58,8 @@ def endpoint_of(document: dict[str, Any]) -> Endpoint:
 
 def _operation_schema(route: Route, method: str) -> dict[str, Any]:
     answer = {"content": {kind: {"schema": {"type": _schema_type(kind)}} for kind in route.media_types}}
-    error = {"description": "refused or failed", "content": {"application/json": {"schema": _schema_ref("Error")}}}
+    error_schema = _schema_ref(route.api_format.error_schema[0])
+    error = {"description": "refused or failed", "content": {"application/json": {"schema": error_schema}}}
     operation: dict[str, Any] = {
         "operationId": _operation_id(route, method),
         "tags": [route.tag],
@@ -102,6 +87,10 @@ def _body_schemas(bodies: tuple[tuple[type[BaseModel], tuple[str, ...]], ...]) -
     for body, required in bodies:
         _mark_required(schemas[body.__name__], required)
     return schemas
+
+
+def _error_schemas(routes: Sequence[Route]) -> dict[str, Any]:
+    return dict(route.api_format.error_schema for route in routes)
 
 
 def _mark_required(body: dict[str, Any], names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from scheduler.api.api_format import OPENAI_FORMAT, ApiFormat
 from scheduler.api.body import Body
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
@@ -26,6 +27,7 @@ class Route:
     `flag` is the option that enables it, empty if it is always enabled; `media_types` are those of a successful answer;
     with `says_no` a negative answer is a 503 with the same body. `required` are fields that the endpoint checks by
     hand. With `queues` its prompts wait for instances: if the queue is full, the request is refused unread.
+    `api_format` is that of its errors.
     """
 
     methods: str
@@ -40,6 +42,7 @@ class Route:
     says_no: bool = False
     required: tuple[str, ...] = ()
     queues: bool = False
+    api_format: ApiFormat = OPENAI_FORMAT
 
     def is_open(self, options: SchedulerOptions) -> bool:
         """Whether the route is enabled."""
