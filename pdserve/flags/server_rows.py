@@ -36,7 +36,9 @@ SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     refused("--middleware", "third-party code is not run in the scheduler"),
     supported("--return-tokens-as-token-ids", _NOTHING),
     supported("--enable-prompt-tokens-details", _NOTHING),
-    no_effect("--enable-auto-tool-choice", "--tool-call-parser enables it", _NOTHING),
+    no_effect(
+        "--enable-auto-tool-choice", "the parser enables it: --tool-call-parser, or the chat template's", _NOTHING
+    ),
     supported("--tool-call-parser"),
     refused("--tool-parser-plugin", "third-party code is not run in the scheduler"),
 )

@@ -5,15 +5,21 @@ import re
 from scheduler.tools.call_reader import CallReader, Steps
 from scheduler.tools.json_value import JsonValueEnd, raw_field
 
+_BETWEEN = " \t\r\n,;[]"
+_NO_OBJECT = ('"', "n")
+"""Signs with which a JSON string and null begin."""
+
 
 class CallObject:
     """The form of such calls: `keys` are the names that the arguments may have.
 
     A `marker` before the arguments ends it, and so does a text that is too long: then it is not a call of this form.
+    With `reads_text` arguments written as a JSON string are the text in it, and null is none.
     """
 
-    def __init__(self, *keys: str, marker: str | None = None) -> None:
+    def __init__(self, *keys: str, marker: str | None = None, reads_text: bool = False) -> None:
         self._keys = keys
+        self._reads_text = reads_text
         self._marker = marker
         self._head = re.compile(
             rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:{"|".join(keys)})"\s*:\s*(?=["{{\[\-\dtfn])'
@@ -27,7 +33,12 @@ class CallObject:
             reader.text = reader.text if head is None else head.group() + reader.text
             return False
         reader.begin_call(name)
-        yield from reader.json_arguments()
+        if self._reads_text and reader.next_sign in _NO_OBJECT:
+            literal: list[str] = []
+            has_ended = yield from reader.json_value(literal.append, JsonValueEnd())
+            reader.arguments(_text_in("".join(literal)) if has_ended else "")
+        else:
+            yield from reader.json_arguments()
         return True
 
     def read_list(self, reader: CallReader) -> Steps[None]:
@@ -60,9 +71,15 @@ class CallObject:
         if not isinstance(name, str) or not name or key is None:
             return False
         reader.begin_call(name)
-        reader.arguments(raw_field(text, key) or "")
+        written = raw_field(text, key) or ""
+        reader.arguments(_text_in(written) if self._reads_text and written[:1] in _NO_OBJECT else written)
         reader.end_call()
         return True
+
+
+def _text_in(literal: str) -> str:
+    """Return the text of a JSON string, "" for null."""
+    return "" if literal == "null" else text_of(literal) or ""
 
 
 def text_of(literal: str) -> str | None:
@@ -74,6 +91,3 @@ def text_of(literal: str) -> str | None:
     except orjson.JSONDecodeError:
         return None
     return text if isinstance(text, str) and text else None
-
-
-_BETWEEN = " \t\r\n,;[]"

@@ -238,7 +238,9 @@ _MISTRAL_MALFORMED = (
     '[{"name": "f1", "arguments": {}}]',
     '[TOOL_CALLS][{"name": "f1", "arguments": {}}][TOOL_CALLS][{"name": "search", "arguments": {}}]',
     '[TOOL_CALLS][{"name": "f1", "arguments": {"text": "[TOOL_CALLS]"}}]',
-)
+    '[TOOL_CALLS][{"name": "f1", "arguments": "{\\"count\\": 5}"}]', '[TOOL_CALLS][{"name": "f1", "arguments": null}]',
+    '[TOOL_CALLS][{"arguments": "{\\"count\\": 5}", "name": "f1"}]',
+)  # fmt: skip
 _MISTRAL_V11_MALFORMED = (
     "[TOOL_CALLS]",
     "[TOOL_CALLS]no",

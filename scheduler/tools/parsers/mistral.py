@@ -14,7 +14,7 @@ from scheduler.tools.markers import Markers
 CALLS = "[TOOL_CALLS]"
 MARKERS = (CALLS, "[ARGS]", "[CALL_ID]")
 _CALLS = Markers(CALLS)
-_CALL = CallObject("arguments", marker=CALLS)
+_CALL = CallObject("arguments", marker=CALLS, reads_text=True)
 _HEAD = re.compile(r"\s*(?:\[?\s*|(?P<name>[^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\]\s*)?)(?=\{)")
 
 

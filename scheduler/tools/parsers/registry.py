@@ -23,13 +23,15 @@ class CallFormat:
 _DEEPSEEK_V3 = CallFormat(deepseek.DEEPSEEK_V3.steps, (*deepseek.DEEPSEEK_V3.markers, deepseek.SEPARATOR))
 _DEEPSEEK_V31 = CallFormat(deepseek.DEEPSEEK_V31.steps, (*deepseek.DEEPSEEK_V31.markers, deepseek.SEPARATOR))
 _GLM45 = CallFormat(glm45.glm45, glm45.MARKERS)
+_HERMES = CallFormat(hermes.hermes, hermes.MARKERS)
 _KIMI_K2 = CallFormat(kimi_k2.KIMI_K2.steps, (*kimi_k2.KIMI_K2.markers, kimi_k2.ARGUMENTS))
 _LLAMA_JSON = CallFormat(llama3_json.llama3_json, llama3_json.MARKERS)
 _PYTHONIC = CallFormat(pythonic.pythonic, pythonic.MARKERS)
 _QWEN3_CODER = CallFormat(qwen3_coder.qwen3_coder, qwen3_coder.MARKERS)
 
 CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType({
-    "hermes": CallFormat(hermes.hermes, hermes.MARKERS),
+    "hermes": _HERMES,
+    "qwen3_json": _HERMES,
     "qwen3_coder": _QWEN3_CODER,
     "qwen3_xml": _QWEN3_CODER,
     "llama3_json": _LLAMA_JSON,
