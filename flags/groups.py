@@ -29,7 +29,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "chat": (
         "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",
-        "response_role", "tool_call_parser",
+        "response_role", "tool_call_parser", "reasoning_parser",
     ),
     "waits": (
         "startup_timeout", "first_token_timeout", "stall_timeout", "client_timeout", "shutdown_timeout",

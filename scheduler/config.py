@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 from ranktable_tools.addresses import host_problem
+from scheduler.reasoning.formats import REASONING_FORMATS
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
 from scheduler.tools.parsers.registry import CALL_FORMATS
 from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
@@ -133,6 +134,11 @@ class SchedulerOptions:
     tool_call_parser: str | None = flag(
         None, "format in which the model writes tool calls, for tool_choice auto (default: the chat template's)",
         choices=tuple(CALL_FORMATS),
+    )  # fmt: skip
+    reasoning_parser: str | None = flag(
+        None, "format in which the model writes its thinking, which answers then have in `reasoning` (default: it is "
+        "part of the content)",
+        choices=tuple(REASONING_FORMATS),
     )  # fmt: skip
     max_logprobs: int = flag(20, "maximum log probabilities per position; -1: the whole vocabulary", parse=int)
     return_tokens_as_token_ids: bool = flag(False, "show tokens in log probabilities by id, such as token_id:42")

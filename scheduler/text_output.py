@@ -8,7 +8,7 @@ from scheduler.observability.request_done import RequestDone
 from scheduler.observability.request_log import reporting
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from scheduler.text.best_of import BestOf, ranked
-from scheduler.text.called_choice import choice_of
+from scheduler.text.parsed_choice import ParsedChoice, choice_of
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.tokens import Tokens
 from wire.errors import InternalError, PdserveError
@@ -63,6 +63,7 @@ class TextOutput:
             for at, prompt in enumerate(request.prompts)
             for sequence in range(count)
         ]
+        self._reasons = options.reasoning is not None
         self._num_open = len(self._choices)  # choices whose last piece was not passed on
         self._best_of = [
             None if n == count else BestOf(n, count, first_index=at * n) for at in range(len(request.prompts))
@@ -86,6 +87,13 @@ class TextOutput:
     def num_output_tokens(self) -> int:
         """Tokens of all sequences, including unselected ones and stop tokens."""
         return sum(choice.num_tokens for choice in self._choices)
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Output tokens that are thinking, None if no parser finds it."""
+        if not self._reasons:
+            return None
+        return sum(choice.num_reasoning_tokens for choice in self._choices if isinstance(choice, ParsedChoice))
 
     async def run(self, dispatcher: Dispatcher, put: Callable[[TextPiece], None]) -> None:
         """Run the request; `put` gets each piece as it is made. Cancelling this cancels the request everywhere.

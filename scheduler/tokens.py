@@ -111,6 +111,16 @@ class Tokens:
         """Return each token in the vocabulary's spelling; None for an unknown id."""
         return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
 
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the token that is this text, None if there is none."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
+    @property
+    def default_kwargs(self) -> Mapping[str, Any]:
+        """The scheduler's variables for chat templates, which those of a request replace."""
+        return self._settings.default_kwargs
+
     def special_among(self, texts: Sequence[str]) -> frozenset[int]:
         """Return the ids of those texts that are special tokens."""
         found = map(self._tokenizer.token_to_id, texts)

@@ -50,7 +50,7 @@ _ANSWERS_DEPEND_ON = (
     "model", "revision", "hub", "served_model_name", "dtype", "device", "quantization", "max_model_len", "engine",
     "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",
     "generation_config", "override_generation_config", "max_logprobs", "return_tokens_as_token_ids",
-    "enable_prompt_tokens_details", "max_answer_bytes", "tool_call_parser",
+    "enable_prompt_tokens_details", "max_answer_bytes", "tool_call_parser", "reasoning_parser",
 )  # fmt: skip
 _KEYS = {
     "api_key": "API key for --base-url (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this host can see a command "

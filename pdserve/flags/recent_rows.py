@@ -19,7 +19,7 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--stream-interval", "each step is streamed", only=("1",)),
     no_effect("--data-parallel-size", "add instances as entries of the ranktable", only=("1",), short="-dp"),
     refused("--hf-token", "a token on a command line is visible to others: set HF_TOKEN, or use `hf auth login`"),
-    refused("--reasoning-parser", "not supported yet"),
+    supported("--reasoning-parser"),
     supported("--override-generation-config"),
     supported("--enable-force-include-usage", _NOTHING),
     no_effect("--enable-server-load-tracking", "/load always reports the number of requests in progress", _NOTHING),

@@ -23,7 +23,7 @@ CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
 class CompleteChoice:
     """One complete choice; `logprobs` are lists by name in the API's format, None if not requested.
 
-    `calls` have a name, an id and all arguments each.
+    `calls` have a name, an id and all arguments each. `reasoning` is before the text.
     """
 
     index: int
@@ -33,6 +33,7 @@ class CompleteChoice:
     logprobs: Mapping[str, Any] | None = None
     token_ids: tuple[int, ...] = ()
     calls: tuple[CallDelta, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,16 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
     choice = choice_of_chat(body, tools, context.call_parser)
-    conversation = Conversation(messages, chat_options(body, tools), choice)
+    include = body.include_reasoning is not False
+    conversation = Conversation(messages, chat_options(body, tools), choice, include_reasoning=include)
     chat = await prepare_conversation(context, body, request, conversation, "chatcmpl")
     begins_message = conversation.options.add_generation_prompt
     role = context.config.options.response_role if begins_message else messages[-1]["role"]
     prepared = chat.prepared
     shape = ChatShape(
-        chat.answer_id, model, role, prepared.formatter, prepared.options, chat.calls, legacy=choice.legacy
-    )
+        chat.answer_id, model, role, prepared.formatter, prepared.options, chat.calls, legacy=choice.legacy,
+        reasons=chat.reasoning is not None,
+    )  # fmt: skip
     return chat.generation(shape, echo=_echoed_text(body, messages, role))
 
 
@@ -63,6 +65,7 @@ def chat_options(body: ConversationBody, tools: Sequence[Tool] = ()) -> ChatOpti
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
     return ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         add_special_tokens=bool(body.add_special_tokens),
@@ -87,9 +90,9 @@ class ChatShape:
 
     def __init__(
         self, answer_id: str, model: str, role: str, formatter: TokenFormatter, options: AnswerOptions,
-        calls: CallOptions | None = None, *, legacy: bool = False,
+        calls: CallOptions | None = None, *, legacy: bool = False, reasons: bool = False,
     ) -> None:  # fmt: skip
-        """`legacy`: calls are a `function_call`."""
+        """`legacy`: calls are a `function_call`. `reasons`: the text is separated from the thinking."""
         self._head = {
             "id": answer_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
         }  # fmt: skip
@@ -97,6 +100,7 @@ class ChatShape:
         self._formatter = formatter
         self._options = options
         self._legacy = legacy
+        self._reasons = reasons
         self._no_content = "" if calls is None or calls.forced else None  # beside calls, as in vLLM
         self._is_plain = options.logprobs is None and not options.token_ids and calls is None
         self._before: dict[int, bytes] = {}
@@ -113,10 +117,12 @@ class ChatShape:
 
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event of a text chunk; in the common case by concatenating bytes."""
-        if self._is_plain and usage is None and piece.finish_reason is None:
+        if self._is_plain and usage is None and piece.finish_reason is None and not piece.reasoning:
             before = self._before.get(piece.index) or self._event_prefix(piece.index)
             return before + orjson.dumps(piece.text) + _AFTER_CONTENT
-        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        delta = _reasoning_fields(piece.reasoning)
+        if piece.text:
+            delta["content"] = piece.text
         if piece.calls:
             delta |= calls_in_delta(piece.calls, legacy=self._legacy)
         choice: dict[str, Any] = {
@@ -155,6 +161,8 @@ class ChatShape:
 
     def _choice_object(self, one: CompleteChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": self._role, "content": one.text} | _MESSAGE_NULLS
+        if self._reasons:
+            message |= {"content": one.text or None} | _reasoning_fields(one.reasoning)
         if one.calls:
             message |= {"content": one.text or self._no_content} | calls_in_message(one.calls, legacy=self._legacy)
         choice: dict[str, Any] = CHOICE_NULLS | {
@@ -172,6 +180,11 @@ class ChatShape:
         choice = b'"choices":[{"index":%d,"delta":{"content":' % index
         self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]
+
+
+def _reasoning_fields(text: str) -> dict[str, Any]:
+    """Return the thinking under vLLM's name of today and the one that its and DeepSeek's clients read before."""
+    return {"reasoning": text, "reasoning_content": text} if text else {}
 
 
 _NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text"))

@@ -54,6 +54,7 @@ class _Choice:
 
     index: int
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     lists: dict[str, list[bytes]] = field(default_factory=dict)
     is_scored: bool = False
@@ -67,6 +68,9 @@ class _Choice:
         self.texts.append(piece.text)
         self.token_ids += ids
         added = len(piece.text.encode("utf-8", "replace")) + _TOKEN_ID_BYTES * len(ids)
+        if piece.reasoning:
+            self.thoughts.append(piece.reasoning)
+            added += len(piece.reasoning.encode("utf-8", "replace"))
         if piece.calls:
             self.calls += piece.calls
             added += sum(len(delta.arguments.encode("utf-8", "replace")) for delta in piece.calls)
@@ -86,5 +90,5 @@ class _Choice:
         logprobs = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self.lists.items()}
         return CompleteChoice(
             self.index, "".join(self.texts), self.last.finish_reason, self.last.stop_reason,
-            logprobs if self.is_scored else None, tuple(self.token_ids), joined(self.calls),
+            logprobs if self.is_scored else None, tuple(self.token_ids), joined(self.calls), "".join(self.thoughts),
         )  # fmt: skip

@@ -147,6 +147,7 @@ class ChatBody(ConversationWithTools, GenerationBody):
     tool_choice: AnyToolChoice = None
     function_call: AnyFunctionCall = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -10,10 +10,12 @@ from scheduler.api.answer_shape import AnswerShape
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prepared_request import PreparedRequest, prepare_generation
+from scheduler.api.reasoning import reasoning_options
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.structured import Constraint
 from scheduler.api.tool_calls import call_options, forced_constraint
 from scheduler.app_context import AppContext
+from scheduler.reasoning.options import ReasoningOptions
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.tools.call_options import CallOptions
 from scheduler.tools.choice import ToolChoice
@@ -22,12 +24,16 @@ from wire.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation in the form of chat templates, and what its answer may be: calls, or text with a `constraint`."""
+    """A conversation in the form of chat templates, and what its answer may be: calls, or text with a `constraint`.
+
+    `include_reasoning`: the client gets the thinking before it.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     options: ChatOptions
     choice: ToolChoice
     constraint: Constraint | None = None
+    include_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,11 @@ class PreparedChat:
     request_id: str
     answer_id: str
     calls: CallOptions | None
+    reasoning: ReasoningOptions | None
 
     def generation(self, shape: AnswerShape, *, echo: tuple[str, ...] = ()) -> Generation:
         """Return the response in the format of `shape`; `echo` is the text before each choice."""
-        return self.prepared.generation(self.request_id, shape, echo=echo, calls=self.calls)
+        return self.prepared.generation(self.request_id, shape, echo=echo, calls=self.calls, reasoning=self.reasoning)
 
 
 async def prepare_conversation(
@@ -63,4 +70,8 @@ async def prepare_conversation(
     request_id = new_id(id_kind)
     answer_id = shown_id(request_id, request, body.request_id)
     calls = call_options(choice, context.call_parser, answer_id, prompt)
-    return PreparedChat(prepared, request_id, answer_id, calls)
+    reasoning = reasoning_options(
+        context, conversation.options, prepared.prompts[0], include=conversation.include_reasoning,
+        is_constrained=prepared.params.structured is not None, has_calls=calls is not None and not calls.forced,
+    )  # fmt: skip
+    return PreparedChat(prepared, request_id, answer_id, calls, reasoning)

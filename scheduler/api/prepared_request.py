@@ -18,6 +18,7 @@ from scheduler.api.structured import Constraint, read_structured
 from scheduler.api.text_options import read_text_options
 from scheduler.app_context import AppContext
 from scheduler.observability.traces import traceparent_of
+from scheduler.reasoning.options import ReasoningOptions
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
 from scheduler.tokenizer.truncation import truncate_prompt
@@ -45,11 +46,11 @@ class PreparedRequest:
 
     def generation(
         self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = (),
-        calls: CallOptions | None = None,
+        calls: CallOptions | None = None, reasoning: ReasoningOptions | None = None,
     ) -> Generation:  # fmt: skip
         """Return the response in the format of `shape`; `echo` has the text before each prompt's choices.
 
-        `calls` says how their text becomes tool calls.
+        `calls` says how their text becomes tool calls, `reasoning` how it is separated from the thinking.
         """
         options = self.context.config.options
         request = GenerationRequest(
@@ -57,7 +58,7 @@ class PreparedRequest:
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
             traceparent=self.traceparent,
         )  # fmt: skip
-        text = dataclasses.replace(self.text, echo=echo, calls=calls) if echo or calls else self.text
+        text = dataclasses.replace(self.text, echo=echo, calls=calls, reasoning=reasoning)
         return Generation(self.context, request, text, shape, self.options)
 
 

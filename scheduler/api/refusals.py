@@ -68,7 +68,6 @@ SCORE_NOT_SERVED = (
 
 WITHOUT_EFFECT: dict[str, str] = {
     "session_id": "requests are placed by their tokens where their prefix is cached",
-    "include_reasoning": "no reasoning parser runs: reasoning is part of the text, as in vLLM without one",
     "return_token_offsets": "used only by vLLM's render routes; its generation routes ignore it too",
     "mm_payload": "used only by vLLM's render routes; its generation routes ignore it too",
     "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",

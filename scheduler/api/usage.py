@@ -14,12 +14,18 @@ def token_usage(output: TextOutput, *, details: bool = False) -> dict[str, Any]:
     """Return OpenAI's token counts; with `details`, known only at the end, the number of cached prompt tokens."""
     num_prompt, num_output = output.num_prompt_tokens, output.num_output_tokens
     cached = sum(done.times.cached_tokens for done in output.served)
-    return _token_counts(num_prompt, num_output, {"cached_tokens": cached} if details else None)
+    counts = _token_counts(num_prompt, num_output, {"cached_tokens": cached} if details else None)
+    return counts | _completion_details(output.num_reasoning_tokens)
 
 
 def usage_at_start(output: TextOutput) -> dict[str, Any]:
     """Return the token counts before the first output token."""
-    return _token_counts(output.num_prompt_tokens, 0)
+    reasons = output.num_reasoning_tokens is not None
+    return _token_counts(output.num_prompt_tokens, 0) | _completion_details(0 if reasons else None)
+
+
+def _completion_details(num_reasoning: int | None) -> dict[str, Any]:
+    return {} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
 
 def _token_counts(num_prompt: int, num_output: int, details: dict[str, int] | None = None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class ReasoningParser:
         self._thinking_markers = (*text_format.starts, *text_format.ends, *self._calls)
         self._content_markers = (*text_format.in_content, *self._calls) if text_format.in_content else ()
         self._state = begin
+        self.num_markers = 0  # found while thinking
         self._held = ""
         self._blanks = ""  # at the end of the thinking so far
 
@@ -72,6 +73,7 @@ class ReasoningParser:
             self._add(text[:sure], split)
             return ""
         self._add(text[:at], split)
+        self.num_markers += self.is_thinking
         if marker not in self._calls:
             self._state = ReasoningState.THINKING if marker in self._format.starts else ReasoningState.CONTENT
             return text[at + len(marker) :]

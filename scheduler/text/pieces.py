@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from scheduler.reasoning.options import ReasoningOptions
 from scheduler.tools.call_options import CallOptions
 from scheduler.tools.deltas import CallDelta
 from wire.types import TokenOutput
@@ -13,7 +14,8 @@ class TextOptions:
 
     `echo`, if given, has the text of each prompt, which is put before each of its choices. With `prompt_only` there
     is nothing else: the one token computed after the prompt is neither sent nor counted. With `calls` the text is
-    parsed for tool calls; `kept_special_ids` are their markers, which skipping leaves in the text.
+    parsed for tool calls, with `reasoning` for thinking; `kept_special_ids` are the markers of both, which skipping
+    leaves in the text.
     """
 
     stops: tuple[str, ...] = ()
@@ -26,6 +28,7 @@ class TextOptions:
     echo: tuple[str, ...] = ()
     prompt_only: bool = False
     calls: CallOptions | None = None
+    reasoning: ReasoningOptions | None = None
     kept_special_ids: frozenset[int] = field(default_factory=frozenset)
 
 
@@ -34,7 +37,8 @@ class TextPiece:
     """New text of choice `index` (prompt * n + number among its choices); `finish_reason` is set on its last piece.
 
     `tokens` are those since the choice's last piece: their text may still be held back. `cumulative_logprob` sums the
-    log probabilities of all the choice's tokens so far, None if they are unknown. `calls` follow the text.
+    log probabilities of all the choice's tokens so far, None if they are unknown. `reasoning` is before
+    the text, `calls` follow it.
     """
 
     index: int
@@ -44,3 +48,4 @@ class TextPiece:
     tokens: tuple[TokenOutput, ...] = ()
     cumulative_logprob: float | None = None
     calls: tuple[CallDelta, ...] = ()
+    reasoning: str = ""

@@ -1,42 +1,48 @@
-"""One sequence of a request with tools: its text is parsed for calls before the client sees it."""
+"""One sequence whose text is parsed before the client sees it: for its thinking, then for tool calls."""
 
 import dataclasses
 
+from scheduler.reasoning.parser import SplitText
 from scheduler.text.choice import Choice
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.text.stops import StopFinder
 from scheduler.tokens import Tokens
-from scheduler.tools.call_options import CallOptions
 from scheduler.tools.deltas import CallDelta, ParsedText
 from wire.types import TokenOutput
 
 
 def choice_of(
     index: int, prompt: tuple[int, ...], tokens: Tokens, options: TextOptions, *, echo: str = ""
-) -> "Choice | CalledChoice":
-    """Return a choice, with a parser of calls only if the request has one."""
-    if options.calls is None:
+) -> "Choice | ParsedChoice":
+    """Return a choice, with parsers only if the request has some."""
+    if options.calls is None and options.reasoning is None:
         return Choice(index, prompt, tokens, options, echo=echo)
-    kept = tokens.special_among(options.calls.markers)
+    markers = () if options.calls is None else options.calls.markers
+    if options.reasoning is not None:
+        markers += options.reasoning.text_format.markers
+    kept = tokens.special_among(markers)
     plain = Choice(index, prompt, tokens, dataclasses.replace(options, stops=(), kept_special_ids=kept))
-    return CalledChoice(plain, index, options, options.calls, echo=echo)
+    return ParsedChoice(plain, index, options, echo=echo)
 
 
-class CalledChoice:
-    """Takes the pieces of `choice`, which looks for no stop strings, and passes on content and calls.
+class ParsedChoice:
+    """Takes the pieces of `choice`, which looks for no stop strings, and passes on thinking, content and calls.
 
-    Stop strings are found in content and in skipped text; calls may contain them. Mutable, owned by the stream, like
-    Choice.
+    What follows the thinking is parsed for calls. Stop strings are found in content and in skipped text; thinking and
+    calls may contain them. Mutable, owned by the stream, like Choice.
     """
 
-    def __init__(self, choice: Choice, index: int, options: TextOptions, calls: CallOptions, *, echo: str = "") -> None:
+    def __init__(self, choice: Choice, index: int, options: TextOptions, *, echo: str = "") -> None:
         self.finished = False
         self.finish_reason: str | None = None
         self.last_token_s: float | None = None
+        self.num_reasoning_tokens = 0
         self._choice = choice
         self._index = index
-        self._calls = calls
-        self._parser = calls.make_parser()
+        self._reasoning = None if options.reasoning is None else options.reasoning.make_parser()
+        self._hides_reasoning = options.reasoning is not None and not options.reasoning.include
+        self._calls = options.calls
+        self._parser = None if options.calls is None else options.calls.make_parser()
         self._min_tokens = options.min_tokens
         self._finder = StopFinder(options.stops, include=options.include_stop)
         self._skipped_finder = StopFinder(options.stops)
@@ -51,12 +57,13 @@ class CalledChoice:
         return self._choice.num_tokens
 
     def push(self, token: TokenOutput) -> TextPiece | None:
-        """Return the new content and calls of the token, None if nothing can be shown yet."""
+        """Return the new thinking, content and calls of the token, None if nothing can be shown yet."""
         piece = self._choice.push(token)
         if piece is None:
             return None
         self._tokens += piece.tokens
-        parsed, reason = self._parse(piece), piece.finish_reason
+        split = self._split(piece)
+        parsed, reason = self._parse(split.content, piece.finish_reason), piece.finish_reason
         content, stop, num_calls = parsed.content, None, 0
         if token.index >= self._min_tokens:
             content, stop = self._finder.push(content)
@@ -67,23 +74,43 @@ class CalledChoice:
             reason = "stop"
         if reason is not None or parsed.calls:
             content += self._finder.flush()
-        if not content and not parsed.calls and reason is None:
+        if not (content or split.reasoning or parsed.calls) and reason is None:
             return None
         self.finished, self.finish_reason = reason is not None, reason
         made = TextPiece(
             self._index, self._unsent + content, reason, piece.stop_reason if stop is None else stop,
             tuple(self._tokens), piece.cumulative_logprob, tuple(self._identified(delta) for delta in parsed.calls),
+            split.reasoning,
         )  # fmt: skip
-        if reason == "stop" and self._has_calls:
+        if reason == "stop" and self._has_calls and self._calls is not None:
             made.finish_reason = self._calls.finish_reason or reason
         self._unsent, self._tokens = "", []
         return made
 
-    def _parse(self, piece: TextPiece) -> ParsedText:
-        parsed = self._parser.push(piece.text)
+    def _split(self, piece: TextPiece) -> SplitText:
+        """Separate the thinking, and count its tokens, without markers."""
+        parser = self._reasoning
+        if parser is None:
+            return SplitText(content=piece.text)
+        was_thinking, num_markers, split = parser.is_thinking, parser.num_markers, parser.push(piece.text)
         if piece.finish_reason is not None:
+            last = parser.flush()
+            split = SplitText(split.reasoning + last.reasoning, split.content + last.content)
+        if was_thinking:
+            self.num_reasoning_tokens += max(0, len(piece.tokens) - parser.num_markers + num_markers)
+        if self._hides_reasoning:
+            split.reasoning = ""
+            if was_thinking or parser.is_thinking:
+                self._tokens.clear()
+        return split
+
+    def _parse(self, text: str, finish_reason: str | None) -> ParsedText:
+        if self._parser is None or self._calls is None:
+            return ParsedText(text)
+        parsed = self._parser.push(text)
+        if finish_reason is not None:
             last = self._parser.flush()
-            if not (self._calls.forced and piece.finish_reason == "length"):  # a truncated call is not content
+            if not (self._calls.forced and finish_reason == "length"):  # a truncated call is not content
                 parsed.content += last.content
             parsed.calls += last.calls
         if self._calls.only_first:
@@ -102,6 +129,6 @@ class CalledChoice:
 
     def _identified(self, delta: CallDelta) -> CallDelta:
         self._has_calls = True
-        if delta.name is not None and delta.call_id is None:
+        if delta.name is not None and delta.call_id is None and self._calls is not None:
             delta.call_id = self._calls.call_id(self._index, delta.index)
         return delta

@@ -1,0 +1,204 @@
+"""Chats of reasoning models over a scripted dispatcher: thinking, content, calls and counts, whole and streamed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from scheduler.request import GenerationRequest
+from testing.scheduler.scripted_dispatcher import Line, Script
+from tests.scheduler.conftest import CHATML, write_model
+from tests.scheduler.test_chat import events
+from tests.scheduler.test_tool_history import TOOL, USER
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+
+PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+SPECIAL = ("[THINK]", "[/THINK]", "<x>")
+OPEN, CLOSED = CHATML + "<think>\n", CHATML + "<think>\n\n</think>\n\n"
+SWITCHED = CHATML + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer has the markers of thinking, those of Mistral as special tokens."""
+    made = write_model(tmp_path_factory.mktemp("reasoning-model"))
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in PLAIN])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    tokenizer.save(str(made / "tokenizer.json"))
+    return made
+
+
+def script_of(text: str, served: list[Any], cut: int = 0) -> Script:
+    """Return a script of `text` and the end token, or of its first `cut` tokens; `served` gets the server."""
+
+    def script(request: GenerationRequest, prompt: int, sequence: int) -> Line:
+        end = served[0].context.tokens.eos_token_ids[0]
+        ids = served[0].ids(text)
+        return Line(ids[:cut]) if cut else Line((*ids, end), stop_token_id=end)
+
+    return script
+
+
+async def ask(
+    serve: Any, folder: Path, text: str, fields: dict[str, Any], *, parser: str | None = "qwen3", cut: int = 0,
+    **options: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Return the whole answer, the choices that a stream joins to with its last usage, and the dispatcher."""
+    got: list[Any] = []
+    async with serve(script_of(text, got, cut), folder=folder, reasoning_parser=parser, **options) as served:
+        got.append(served)
+        body = {"messages": [USER], "temperature": 1} | fields
+        whole = await served.client.post("/v1/chat/completions", json=body)
+        assert whole.status_code == 200, whole.text
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        stream = await served.client.post("/v1/chat/completions", json=asked)
+        return whole.json(), joined(events(stream.text)[:-1]), served.dispatcher
+
+
+def joined(chunks: list[Any]) -> dict[str, Any]:
+    """Return what a stream's chunks join to, in the form of a whole answer."""
+    choices: dict[int, Any] = {}
+    usage = chunks.pop()["usage"]
+    for chunk in chunks:
+        (part,) = chunk["choices"]
+        message = {"content": "", "reasoning": "", "reasoning_content": "", "calls": ""}
+        choice = choices.setdefault(part["index"], {"message": message, "tokens": []})
+        delta, message = part["delta"], choice["message"]
+        if delta.get("reasoning"):
+            assert message["content"] in ("", USER["content"]), "the thinking comes first"
+        for name in ("reasoning", "reasoning_content", "content"):
+            message[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", ()):
+            message["calls"] += call["function"].get("name", "") + call["function"]["arguments"]
+        choice["tokens"] += [one["token"] for one in (part["logprobs"] or {}).get("content", ())]
+        choice["finish_reason"] = part["finish_reason"]
+    return {"choices": [choices[at] for at in sorted(choices)], "usage": usage}
+
+
+def shown(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return thinking, content, calls and finish reason of each choice."""
+    found = []
+    for choice in answer["choices"]:
+        message = choice["message"]
+        assert (message["reasoning"] or "") == (message.get("reasoning_content") or "")
+        calls = [one["function"] for one in message.get("tool_calls", ())]
+        called = message.get("calls") or "".join(one["name"] + one["arguments"] for one in calls)
+        found.append((message["reasoning"] or "", message["content"] or "", called, choice["finish_reason"]))
+    return found
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "a</think>b"}}\n</tool_call>'
+WRITTEN = CALL.replace("</think>", "")
+"""As content, where a second end of the thinking is left out."""
+CALLED = 'weather{"city": "a</think>b"}'
+TOOLS = {"tools": [TOOL]}
+BOTH = {"tool_call_parser": "hermes"}
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "fields", "options", "expected"),
+    [
+        ("qwen3", "<think>\nHm.\n</think>\n\nYes.", {}, {}, ("\nHm.\n", "\n\nYes.", "", "stop")),
+        ("qwen3", "Hm.</think>Yes.", {}, {"chat_template": OPEN}, ("Hm.", "Yes.", "", "stop")),
+        ("qwen3", "Yes.", {}, {"chat_template": CLOSED}, ("", "Yes.", "", "stop")),
+        ("deepseek_r1", "Yes.", {}, {"chat_template": CLOSED}, ("", "Yes.", "", "stop")),
+        ("qwen3", "Yes.", {"chat_template_kwargs": {"enable_thinking": False}}, {}, ("", "Yes.", "", "stop")),
+        ("qwen3", "Yes.", {}, {"default_chat_template_kwargs": '{"enable_thinking": false}'}, ("", "Yes.", "", "stop")),
+        ("qwen3", "Yes.", {"reasoning_effort": "none"}, {}, ("", "Yes.", "", "stop")),
+        ("qwen3", "Hm.</think>", {"reasoning_effort": "low"}, {}, ("Hm.", "", "", "stop")),
+        ("deepseek_v3", "Yes.", {}, {}, ("", "Yes.", "", "stop")),
+        ("deepseek_v3", "Hm.</think>Yes.", {"chat_template_kwargs": {"thinking": True}}, {},
+         ("Hm.", "Yes.", "", "stop")),
+        ("mistral", "[THINK]Hm.[/THINK]Yes<x>.", {}, {}, ("Hm.", "Yes.", "", "stop")),
+        ("granite", "Here is my thought process: Hm. Here is my response: Yes.", {}, {},
+         (" Hm. ", " Yes.", "", "stop")),
+        ("qwen3", "a hello b</think>c hello d", {"stop": "hello"}, {}, ("a hello b", "c ", "", "stop")),
+        ("qwen3", "a</think>b", {"messages": [USER, {"role": "assistant", "content": "x</think>"}, USER]}, {},
+         ("a", "b", "", "stop")),
+        ("qwen3", f"Hm.</think>Sure. {CALL}", TOOLS, BOTH, ("Hm.", "Sure. ", CALLED, "tool_calls")),
+        ("qwen3", f"Hm. {CALL}", TOOLS, BOTH, ("Hm. ", "", CALLED, "tool_calls")),
+        ("deepseek_r1", f"Hm.</think>{CALL}", TOOLS, BOTH, ("Hm.", "", CALLED, "tool_calls")),
+        ("qwen3", f"Hm.</think>{CALL}", TOOLS | {"tool_choice": "none"}, BOTH, ("Hm.", WRITTEN, "", "stop")),
+        ("qwen3", f"Hm.</think>{CALL}", {}, {}, ("Hm.", WRITTEN, "", "stop")),
+        ("qwen3", "Hm.</think>Yes.", {"echo": True, "add_generation_prompt": False}, {}, None),
+    ],
+)  # fmt: skip
+async def test_thinking_comes_before_content_and_calls(
+    serve: Any, folder: Path, parser: str, text: str, fields: Any, options: Any, expected: tuple[str, ...] | None
+) -> None:
+    for asked in ({}, {"logprobs": True, "return_token_ids": True}):
+        whole, streamed, _ = await ask(serve, folder, text, fields | asked, parser=parser, **options)
+
+        assert shown(whole) == shown(streamed)
+        assert whole["usage"] == streamed["usage"]
+        if expected is not None:
+            assert shown(whole) == [expected]
+
+
+async def test_every_cut_of_an_answer_is_counted(serve: Any, folder: Path) -> None:
+    text = f"<think>\nHm.</think>Sure. {CALL}"
+    num_thinking = len(Tokenizer.from_file(f"{folder}/tokenizer.json").encode("\nHm.").ids)
+
+    for cut in range(1, 12):
+        short, streamed, _ = await ask(serve, folder, text, TOOLS, cut=cut, **BOTH)
+
+        assert shown(short) == shown(streamed)
+        assert short["choices"][0]["finish_reason"] == "length"
+        details = short["usage"]["completion_tokens_details"]
+        assert (
+            details
+            == streamed["usage"]["completion_tokens_details"]
+            == {"reasoning_tokens": min(cut - 1, num_thinking)}
+        )
+        if cut <= num_thinking:
+            assert short["choices"][0]["message"]["content"] is None
+
+
+async def test_each_of_n_choices_thinks(serve: Any, folder: Path) -> None:
+    text = "Hm.</think>Yes."
+    one, _, _ = await ask(serve, folder, text, {})
+    whole, streamed, _ = await ask(serve, folder, text, {"n": 3, "best_of": 3})
+    best, _, _ = await ask(serve, folder, text, {"n": 1, "best_of": 2})
+
+    assert shown(whole) == shown(streamed) == shown(one) * 3
+    assert shown(best) == shown(one)
+    counts = [answer["usage"]["completion_tokens_details"]["reasoning_tokens"] for answer in (one, whole, best)]
+    assert counts == [counts[0], counts[0] * 3, counts[0] * 2]
+    assert counts[0] > 0
+
+
+async def test_log_probabilities_are_of_every_token(serve: Any, folder: Path) -> None:
+    fields = {"logprobs": True, "return_token_ids": True}
+    whole, streamed, _ = await ask(serve, folder, "Hm.</think>Yes.", fields)
+    hidden, hidden_stream, _ = await ask(serve, folder, "Hm.</think>Yes.", fields | {"include_reasoning": False})
+
+    (choice,), (part,) = whole["choices"], hidden["choices"]
+    tokens = [one["token"] for one in choice["logprobs"]["content"]]
+    assert tokens == streamed["choices"][0]["tokens"]
+    assert len(tokens) == len(choice["token_ids"]) == whole["usage"]["completion_tokens"]
+    assert "</think>" in tokens
+    after = tokens[tokens.index("</think>") + 1 :]
+    assert [one["token"] for one in part["logprobs"]["content"]] == hidden_stream["choices"][0]["tokens"] == after
+    assert part["token_ids"] == choice["token_ids"][-len(after) :]
+    assert shown(hidden) == shown(hidden_stream) == [("", "Yes.", "", "stop")]
+    assert hidden["usage"] == whole["usage"]
+
+
+async def test_without_a_parser_thinking_is_content(serve: Any, folder: Path) -> None:
+    whole, streamed, _ = await ask(serve, folder, "Hm.</think>Yes.", {"include_reasoning": False}, parser=None)
+
+    assert shown(whole) == shown(streamed) == [("", "Hm.</think>Yes.", "", "stop")]
+    assert "completion_tokens_details" not in whole["usage"]
+
+
+async def test_reasoning_of_earlier_turns_reaches_the_template(serve: Any, folder: Path) -> None:
+    template = "{% for one in messages %}{{ one.reasoning_content | default('') }};{% endfor %}"
+    for name in ("reasoning", "reasoning_content"):
+        messages = [{"role": "assistant", "content": "a", name: "Hm."}, USER]
+        _, _, dispatcher = await ask(serve, folder, "b", {"messages": messages, "chat_template": template})
+
+        tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        assert tokenizer.decode(dispatcher.requests[0].prompts[0]) == "Hm.;;"
