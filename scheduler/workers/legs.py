@@ -9,6 +9,9 @@ import orjson
 
 from wire.types import KvEndpoint, PromptState, Ticket
 
+LEASE_S = 20.0
+"""For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
+
 
 def new_request_id() -> str:
     """Return an id for both legs of a sequence: new for each attempt, as connectors find KV by it."""

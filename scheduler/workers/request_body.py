@@ -8,6 +8,7 @@ import orjson
 from wire.errors import InvalidRequest
 from wire.types import PromptState, SamplingParams, StructuredOutput
 
+COMPLETIONS = "/v1/completions"
 _MAX_SEED = 2**63 - 1
 _ALWAYS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",

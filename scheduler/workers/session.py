@@ -14,15 +14,16 @@ each second       GET /metrics                          -> Heartbeat(load)
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from scheduler.workers.answers import SequenceStream, cached_tokens, prompt_logprobs
+from scheduler.workers.answers import SequenceStream
 from scheduler.workers.callbacks import Callback
 from scheduler.workers.failure import failure_of
 from scheduler.workers.http import WorkerHttp
-from scheduler.workers.legs import WorkerRequest, asking, headers_of, new_request_id, requests_of, ticket_of, unpack
+from scheduler.workers.legs import LEASE_S, WorkerRequest, asking, headers_of, new_request_id, ticket_of, unpack
+from scheduler.workers.prefill_legs import PrefillLegs
 from scheduler.workers.progress import Progress
-from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, prefill_body, unfinished
+from scheduler.workers.request_body import COMPLETIONS, check_prompt, continued_ids, generate_body, unfinished
 from scheduler.workers.transfers import HeldKv, Transfer
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
@@ -42,33 +43,26 @@ from wire.messages import (
     Event,
     FetchAndGenerate,
     Generate,
-    HandedOff,
     Heartbeat,
     LinkMeasured,
     MeasureLink,
     Prefill,
     PrefillAndHold,
-    PrefillBegun,
-    PrefillHeld,
     Reserve,
     Reserved,
     SessionOpen,
     Step,
 )
-from wire.types import InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
+from wire.types import InstanceDescription, PromptState, TokenOutput
 
 _log = EventLogger("workers")
 
-_COMPLETIONS = "/v1/completions"
 _POLL_S = 1.0
 _POLL_TIMEOUT_S = 60.0
 """A poll that takes longer ends the session; the silence before it is judged by scheduler/instances.py."""
 _LOOK_S = 1.0
 """How long a prompt whose connection broke waits to learn whether its worker is gone."""
-LEASE_S = 20.0
-"""For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
 
-_T = TypeVar("_T")
 Expect = Callable[[], contextlib.AbstractAsyncContextManager[Callback]]
 
 
@@ -87,16 +81,18 @@ class WorkerSession:
         self._description = description
         self._model = model
         self._expect = expect
-        self._transfer = transfer or HeldKv()
         self._http = http
         self._read_load = read_load
         self._progress = Progress(asyncio.get_running_loop().time)
+        self._prefill_legs = PrefillLegs(
+            model, http, transfer or HeldKv(), self._progress, self._emit,
+            max_abandoned_tokens=description.prefill_chunk_size,
+        )  # fmt: skip
         self._step: list[TokenOutput] = []
         self._events: asyncio.Queue[Event | list[TokenOutput] | InstanceLost | None] = asyncio.Queue()
         self._events.put_nowait(SessionOpen(description.instance_id, description.epoch, load))
         self._prompts: dict[str, asyncio.Task[None]] = {}
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._uncancelled: dict[asyncio.Task[Any], int] = {}  # prompt tokens; 0 while placement counts them
         self._poll_now, self._polled = asyncio.Event(), asyncio.Event()
         self._recomputed = CappedLog(_log)
         self._polling = asyncio.create_task(self._poll())
@@ -125,7 +121,7 @@ class WorkerSession:
     async def close(self) -> None:
         """End the session, and with it all its requests on the worker."""
         self._over = True
-        tasks = [self._polling, *self._prompts.values(), *self._uncancelled]
+        tasks = [self._polling, *self._prompts.values(), *self._prefill_legs.uncancelled]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,13 +131,13 @@ class WorkerSession:
     def _handle(self, command: Command) -> None:
         match command:
             case PrefillAndHold(prompt=prompt):
-                self._start(prompt, self._prefill_and_hold(prompt))
+                self._start(prompt, self._prefill_legs.hold(prompt))
             case FetchAndGenerate(prompt=prompt, references=references):
                 self._start(prompt, self._generate(prompt, [unpack(one) for one in references]))
             case Reserve(prompt=prompt):
                 self._start(prompt, self._ask_and_generate(prompt))
             case Prefill(prompt=prompt, ticket=ticket):
-                self._start(prompt, self._prefill_and_send(prompt, ticket))
+                self._start(prompt, self._prefill_legs.send(prompt, ticket))
             case Generate(prompt=prompt):
                 self._start(prompt, self._generate_here(prompt))
             case Cancel(prompt_id=prompt_id, sequence=sequence):
@@ -165,92 +161,11 @@ class WorkerSession:
                 await self._look()
             self._emit(failure)
 
-    async def _prefill_and_hold(self, prompt: PromptState) -> None:
-        """Compute the prompt; where decode can be asked meanwhile, name what it needs first.
-
-        Not with log probabilities of the prompt: they come with prefill's answer, and before any token. Not with
-        several sequences: while one of them streams, nothing would show that another one's KV never comes.
-        """
-        check_prompt(prompt)
-        if (abandoned := sum(self._uncancelled.values())) > self._description.prefill_chunk_size:  # as placement does
-            raise NoCapacity(f"it still computes {abandoned} tokens of prompts that were cancelled")
-        transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
-        await transfer.prepare()
-        work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids], LEASE_S)
-        early = [WorkerRequest(one, transfer.early_reference(one), is_early=True) for one in ids]
-        is_early = len(early) == 1 and early[0].params is not None and prompt.params.prompt_logprobs is None
-        if is_early:
-            self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
-            work = self._to_its_end(work, len(prompt.token_ids))
-        answers, times = await work
-        references = [transfer.reference(one, answer) for one, answer in zip(ids, answers, strict=True)]
-        if is_early:
-            self._emit(HandedOff(prompt.prompt_id, times))
-        else:
-            held = (WorkerRequest(*one).pack() for one in zip(ids, references, strict=True))
-            self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
-        """Do the work even if the prompt is cancelled, until the session ends.
-
-        Decode keeps the blocks of a request that waits, cancelled or not, until its KV has come (vLLM 0.32).
-        """
-        task = asyncio.create_task(work)
-        self._uncancelled[task] = 0
-        task.add_done_callback(self._uncancelled.pop)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task in self._uncancelled:
-                self._uncancelled[task] = num_tokens
-            raise
-
-    async def _prefill_and_send(self, prompt: PromptState, ticket: Ticket) -> None:
-        check_prompt(prompt)
-        _, times = await self._prefill(prompt, requests_of(ticket))
-        self._emit(HandedOff(prompt.prompt_id, times))
-
-    async def _prefill(
-        self, prompt: PromptState, requests: Sequence[WorkerRequest], lease_s: float | None = None
-    ) -> tuple[list[dict[str, Any]], StageTimes]:
-        """Compute the prompt once for each sequence that needs more tokens: the first alone, then the others.
-
-        The worker holds the first one's KV for `lease_s`, counted from its own answer.
-        """
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        bodies = [
-            (prefill_body(self._model, prompt, sequence, request.params), headers_of(prompt, request.request_id))
-            for sequence, request in zip(unfinished(prompt), requests, strict=True)
-        ]
-        first = await self._post(*bodies[0], len(prompt.token_ids))
-        self._emit_scores(first, prompt)
-        try:
-            async with asyncio.timeout(lease_s), asyncio.TaskGroup() as tasks:
-                others = [tasks.create_task(self._post(*one, 0)) for one in bodies[1:]]
-        except TimeoutError:
-            raise HandoffFailed("it did not compute all sequences while it held the KV of the first") from None
-        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
-        return [first, *(one.result() for one in others)], times
-
-    async def _post(self, body: bytes, headers: dict[str, str], num_tokens: int) -> dict[str, Any]:
-        async with self._progress.leg(num_tokens) as leg:
-            answer = await self._http.post_json(_COMPLETIONS, body, headers)
-            leg.heard(cached_tokens(answer))
-            return answer
-
-    def _emit_scores(self, answer: dict[str, Any], prompt: PromptState) -> None:
-        scored = prompt_logprobs(answer, prompt)
-        if scored is not None:
-            self._emit(Step((), None, prompt_logprobs=(scored,)))
-
     async def _generate_here(self, prompt: PromptState) -> None:
         """Generate without a hand-off; a stream has no log probabilities of the prompt, so these come first."""
         check_prompt(prompt)
         if prompt.params.prompt_logprobs is not None and not prompt.outputs:
-            body, headers = prefill_body(self._model, prompt, 0), headers_of(prompt, new_request_id())
-            self._emit_scores(await self._post(body, headers, len(prompt.token_ids)), prompt)
+            await self._prefill_legs.score(prompt)
         await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in unfinished(prompt)])
 
     async def _ask_and_generate(self, prompt: PromptState) -> None:
@@ -317,7 +232,7 @@ class WorkerSession:
                     )
                 self._emit_tokens(tokens)
 
-            await self._http.post_stream(_COMPLETIONS, body, headers_of(prompt, request.request_id), take)
+            await self._http.post_stream(COMPLETIONS, body, headers_of(prompt, request.request_id), take)
         stream.end()
         if request.params and stream.was_recomputed:
             self._progress.prompts_recomputed += 1

@@ -10,7 +10,7 @@ import pytest
 from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
 from scheduler.workers.connection import WorkerConnection
-from scheduler.workers.session import LEASE_S
+from scheduler.workers.legs import LEASE_S
 from scheduler.workers.transfers import MooncakeKv, PushedKv
 from testing.engine.fake_model import expected_tokens
 from testing.vllm_worker.faults import Action, Fault, Point
@@ -115,7 +115,7 @@ async def test_a_second_sequence_whose_prefill_fails_is_done_again(
         right = (await cluster.answer(wanted)).tokens
         for worker in cluster.workers[:2]:
             monkeypatch.setattr(worker.faults, "take", take)
-        monkeypatch.setattr("scheduler.workers.session.LEASE_S", 1.0)
+        monkeypatch.setattr("scheduler.workers.prefill_legs.LEASE_S", 1.0)
         answer = await asyncio.wait_for(cluster.answer(wanted), 7.0)
         assert (answer.tokens, answer.done[0].tries) == (right, 2)
 
@@ -175,7 +175,7 @@ async def test_prefill_that_is_lost_before_decode_starts_is_noticed(connector: C
 async def test_decode_that_gets_no_kv_after_prefill_is_given_up(
     connector: Connector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.workers.session.LEASE_S", 0.3)
+    monkeypatch.setattr("scheduler.workers.prefill_legs.LEASE_S", 0.3)
     async with WorkerCluster("PPD", _of(connector)).serving() as cluster:
         cluster.workers[2].faults.add(Fault("hang", "before", "decode"))
         answer = await asyncio.wait_for(cluster.answer(_greedy()), LEASE_S)

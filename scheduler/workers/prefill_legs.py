@@ -1,0 +1,128 @@
+"""The prefill legs of prompts on a worker: it computes the prompt, and another worker generates the tokens.
+
+Where both legs run at once, the computation goes on when the prompt is cancelled.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from scheduler.workers.answers import cached_tokens, prompt_logprobs
+from scheduler.workers.http import WorkerHttp
+from scheduler.workers.legs import LEASE_S, WorkerRequest, headers_of, new_request_id, requests_of
+from scheduler.workers.progress import Progress
+from scheduler.workers.request_body import COMPLETIONS, check_prompt, prefill_body, unfinished
+from scheduler.workers.transfers import Transfer
+from wire.errors import HandoffFailed, NoCapacity
+from wire.messages import Event, HandedOff, PrefillBegun, PrefillHeld, Step
+from wire.types import PromptState, StageTimes, Ticket
+
+_T = TypeVar("_T")
+
+
+class PrefillLegs:
+    """Owner of the computations that go on after their prompts were cancelled. Its events are passed to `emit`."""
+
+    def __init__(
+        self, model: str, http: WorkerHttp, transfer: Transfer, progress: Progress, emit: Callable[[Event], None], *,
+        max_abandoned_tokens: int,
+    ) -> None:  # fmt: skip
+        """`max_abandoned_tokens`: how many tokens of cancelled prompts it may be computing when another one comes."""
+        self._model = model
+        self._http = http
+        self._transfer = transfer
+        self._progress = progress
+        self._emit = emit
+        self._max_abandoned_tokens = max_abandoned_tokens
+        self._uncancelled: dict[asyncio.Task[Any], int] = {}  # prompt tokens; 0 while placement counts them
+
+    @property
+    def uncancelled(self) -> Collection[asyncio.Task[Any]]:
+        """The computations that a cancelled prompt does not end."""
+        return self._uncancelled.keys()
+
+    async def hold(self, prompt: PromptState) -> None:
+        """Compute the prompt; where decode can be asked meanwhile, name what it needs first.
+
+        Not with log probabilities of the prompt: they come with prefill's answer, and before any token. Not with
+        several sequences: while one of them streams, nothing would show that another one's KV never comes.
+        """
+        check_prompt(prompt)
+        if (abandoned := sum(self._uncancelled.values())) > self._max_abandoned_tokens:  # as placement does
+            raise NoCapacity(f"it still computes {abandoned} tokens of prompts that were cancelled")
+        transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
+        await transfer.prepare()
+        work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids], LEASE_S)
+        early = [WorkerRequest(one, transfer.early_reference(one), is_early=True) for one in ids]
+        is_early = len(early) == 1 and early[0].params is not None and prompt.params.prompt_logprobs is None
+        if is_early:
+            self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
+            work = self._to_its_end(work, len(prompt.token_ids))
+        answers, times = await work
+        references = [transfer.reference(one, answer) for one, answer in zip(ids, answers, strict=True)]
+        if is_early:
+            self._emit(HandedOff(prompt.prompt_id, times))
+        else:
+            held = (WorkerRequest(*one).pack() for one in zip(ids, references, strict=True))
+            self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
+
+    async def send(self, prompt: PromptState, ticket: Ticket) -> None:
+        """Compute the prompt for the decode worker that called back."""
+        check_prompt(prompt)
+        _, times = await self._prefill(prompt, requests_of(ticket))
+        self._emit(HandedOff(prompt.prompt_id, times))
+
+    async def score(self, prompt: PromptState) -> None:
+        """Compute the prompt for its log probabilities alone."""
+        body, headers = prefill_body(self._model, prompt, 0), headers_of(prompt, new_request_id())
+        self._emit_scores(await self._post(body, headers, len(prompt.token_ids)), prompt)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
+        """Do the work even if the prompt is cancelled, until the session ends.
+
+        Decode keeps the blocks of a request that waits, cancelled or not, until its KV has come (vLLM 0.32).
+        """
+        task = asyncio.create_task(work)
+        self._uncancelled[task] = 0
+        task.add_done_callback(self._uncancelled.pop)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task in self._uncancelled:
+                self._uncancelled[task] = num_tokens
+            raise
+
+    async def _prefill(
+        self, prompt: PromptState, requests: Sequence[WorkerRequest], lease_s: float | None = None
+    ) -> tuple[list[dict[str, Any]], StageTimes]:
+        """Compute the prompt once for each sequence that needs more tokens: the first alone, then the others.
+
+        The worker holds the first one's KV for `lease_s`, counted from its own answer.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        bodies = [
+            (prefill_body(self._model, prompt, sequence, request.params), headers_of(prompt, request.request_id))
+            for sequence, request in zip(unfinished(prompt), requests, strict=True)
+        ]
+        first = await self._post(*bodies[0], len(prompt.token_ids))
+        self._emit_scores(first, prompt)
+        try:
+            async with asyncio.timeout(lease_s), asyncio.TaskGroup() as tasks:
+                others = [tasks.create_task(self._post(*one, 0)) for one in bodies[1:]]
+        except TimeoutError:
+            raise HandoffFailed("it did not compute all sequences while it held the KV of the first") from None
+        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
+        return [first, *(one.result() for one in others)], times
+
+    async def _post(self, body: bytes, headers: dict[str, str], num_tokens: int) -> dict[str, Any]:
+        async with self._progress.leg(num_tokens) as leg:
+            answer = await self._http.post_json(COMPLETIONS, body, headers)
+            leg.heard(cached_tokens(answer))
+            return answer
+
+    def _emit_scores(self, answer: dict[str, Any], prompt: PromptState) -> None:
+        scored = prompt_logprobs(answer, prompt)
+        if scored is not None:
+            self._emit(Step((), None, prompt_logprobs=(scored,)))
