@@ -1,7 +1,6 @@
 """HTTP with one worker: no proxy, no redirect, no cookie, and errors that name the URL and what was received."""
 
 import asyncio
-import contextlib
 import os
 import ssl
 from collections.abc import Callable, Mapping
@@ -95,14 +94,6 @@ class WorkerHttp:
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer: HttpAnswer
     ) -> None:
         """Send a request and pass on its answer. Raises a PdserveError, also if it is not the wanted one."""
-        with contextlib.suppress(AnswerRefused):
-            await self._exchange(method, path, body, headers, answer)
-        if not answer.is_wanted:
-            raise self._refusal(path, answer)
-
-    async def _exchange(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer: HttpAnswer
-    ) -> None:
         own = {"Content-Type": "application/json", "Content-Length": len(body), **headers} if body else headers
         request = f"{method} {path} HTTP/1.1\r\n".encode() + self._head + _lines(own) + b"\r\n" + body
         try:
@@ -115,10 +106,14 @@ class WorkerHttp:
                 except AnswerCut as cut:
                     if idle is None or method != "GET" or not cut.is_empty:
                         raise  # else the worker closed it while the request was in transit
+            if connection.is_usable:
+                self._idle.append(connection)
+        except AnswerRefused:
+            pass
         except OSError as error:
             raise InstanceLost(f"{self.url}{path}: {_why(error)}") from error
-        if connection.is_usable:
-            self._idle.append(connection)
+        if not answer.is_wanted:
+            raise self._refusal(path, answer)
 
     def _take_idle(self) -> HttpConnection | None:
         """Return the connection that was idle for the shortest time, and close those that were idle for too long."""

@@ -108,16 +108,25 @@ class PrefillLegs:
         ]
         first = await self._post(*bodies[0], len(prompt.token_ids))
         self._emit_scores(first, prompt)
+        answers = [first]
+        if len(bodies) > 1:
+            answers += await self._post_all(bodies[1:], lease_s)
+        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
+        return answers, times
+
+    async def _post_all(
+        self, bodies: Sequence[tuple[bytes, dict[str, str]]], lease_s: float | None
+    ) -> list[dict[str, Any]]:
+        """Compute the other sequences of a prompt that the worker has cached."""
         try:
             async with asyncio.timeout(lease_s), asyncio.TaskGroup() as tasks:
-                others = [tasks.create_task(self._post(*one, 0)) for one in bodies[1:]]
+                posted = [tasks.create_task(self._post(*one, 0)) for one in bodies]
         except TimeoutError:
             raise HandoffFailed("it did not compute all sequences while it held the KV of the first") from None
-        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
-        return [first, *(one.result() for one in others)], times
+        return [one.result() for one in posted]
 
     async def _post(self, body: bytes, headers: dict[str, str], num_tokens: int) -> dict[str, Any]:
-        async with self._progress.leg(num_tokens) as leg:
+        with self._progress.leg(num_tokens) as leg:
             answer = await self._http.post_json(COMPLETIONS, body, headers)
             leg.heard(cached_tokens(answer))
             return answer

@@ -3,8 +3,8 @@
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from wire.errors import InstanceLost
 from wire.load import LoadSnapshot
@@ -16,32 +16,53 @@ _MAX_STEP_S = 2.0
 """The most that one check adds to a silence: if more time has passed, this process could not run in between."""
 
 
-class Leg:
+class Leg(AbstractContextManager["Leg"]):
     """One request on the worker: for how long it has been silent, and its `num_tokens` to compute or to fetch first.
 
-    One that `receives` waits for another worker's prefill until its first answer.
+    One that `receives` waits for another worker's prefill until its first answer. Runs as a block in one task, which
+    raises InstanceLost once the request was ended.
     """
 
     def __init__(
-        self, num_tokens: int, scope: asyncio.Timeout, rates: deque[float], *, receives: bool = False
-    ) -> None:  # fmt: skip
+        self, running: "set[Leg]", rates: deque[float], clock: Callable[[], float], num_tokens: int, *, receives: bool
+    ) -> None:
         self.num_tokens = num_tokens
         self.receives = receives
         self.silent_s = 0.0
-        self._scope = scope
+        self._running = running
         self._rates = rates
-        self._began = asyncio.get_running_loop().time()
+        self._clock = clock
+        self._was_ended = False
+
+    def __enter__(self) -> "Leg":
+        """Start to watch."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._num_cancelled = task, task.cancelling()
+        self._running.add(self)
+        self._began = self._clock()
+        return self
 
     def heard(self, num_cached: int = 0) -> None:
         """Record that a part of the answer arrived: nothing is left to compute before the next."""
         if self.num_tokens > num_cached:
-            seconds = asyncio.get_running_loop().time() - self._began
+            seconds = self._clock() - self._began
             self._rates.append((self.num_tokens - num_cached) / max(1e-3, seconds))
         self.silent_s, self.num_tokens, self.receives = 0.0, 0, False
 
-    def end(self, now: float) -> None:
-        """End the request: it has been silent for too long."""
-        self._scope.reschedule(now)
+    def end(self) -> None:
+        """End the request, which has been silent for too long. Idempotent."""
+        if not self._was_ended:
+            self._was_ended = True
+            self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop watching. Raises InstanceLost if the request was ended, and its task not cancelled besides."""
+        self._running.discard(self)
+        if self._was_ended and self._task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError:
+            raise InstanceLost(
+                f"no answer for {self.silent_s:.1f} s, {self.num_tokens} tokens to compute or fetch"
+            ) from None
 
 
 class Progress:
@@ -57,23 +78,9 @@ class Progress:
         self._legs: set[Leg] = set()
         self._rates: deque[float] = deque(maxlen=32)
 
-    @asynccontextmanager
-    async def leg(self, num_tokens: int, *, receives: bool = False) -> AsyncIterator[Leg]:
-        """Watch one request. Raises InstanceLost if the worker is silent for too long."""
-        leg = None
-        try:
-            async with asyncio.timeout(None) as scope:
-                leg = Leg(num_tokens, scope, self._rates, receives=receives)
-                self._legs.add(leg)
-                yield leg
-        except TimeoutError:
-            assert leg is not None
-            raise InstanceLost(
-                f"no answer for {leg.silent_s:.1f} s, {leg.num_tokens} tokens to compute or fetch"
-            ) from None
-        finally:
-            if leg is not None:
-                self._legs.discard(leg)
+    def leg(self, num_tokens: int, *, receives: bool = False) -> Leg:
+        """Return one request to watch. Raises InstanceLost if the worker is silent for too long."""
+        return Leg(self._legs, self._rates, self._clock, num_tokens, receives=receives)
 
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
         """Return the load with this side's view of the worker's progress; end the requests that it has lost.
@@ -92,7 +99,7 @@ class Progress:
         for leg in [leg for leg in self._legs if not (waiting or leg.receives)]:
             leg.silent_s += elapsed_s
             if leg.silent_s > progress_limit(expected_s if leg.num_tokens else 0.0, least_s=self._least_s):
-                leg.end(now)
+                leg.end()
         return dataclasses.replace(
             load,
             waiting=waiting,

@@ -220,7 +220,7 @@ class WorkerSession:
         start = len(continued_ids(prompt, sequence)) - len(prompt.token_ids)
         stream = SequenceStream(prompt, sequence, start)
         waits = reserved is not None or request.is_early
-        async with self._progress.leg(0 if waits else len(prompt.token_ids), receives=waits) as leg:
+        with self._progress.leg(0 if waits else len(prompt.token_ids), receives=waits) as leg:
 
             def take(data: bytes) -> None:
                 leg.heard()

@@ -171,7 +171,7 @@ async def test_a_worker_that_waits_for_prefill_is_not_stuck(running: int, age_s:
     progress = Progress(lambda: now)
     load = LoadSnapshot(blocks_total=10, blocks_used=1, running=running, waiting=1, steps=5)
     progress.judged(load)
-    async with progress.leg(50, receives=True) as leg:
+    with progress.leg(50, receives=True) as leg:
         now = 30.0
         assert progress.judged(load).progress_age_s == age_s
         leg.heard()
