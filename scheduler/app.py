@@ -27,6 +27,7 @@ from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
 from scheduler.http.keys import OPEN_PATHS
 
+Handler = Callable[[Request], Awaitable[Response]]
 _STREAMED = ("application/json", "text/event-stream")
 
 OPENAI_ROUTES: tuple[Route, ...] = (
@@ -78,14 +79,22 @@ def build_app(context: AppContext) -> ASGIApp:
     """Return the ASGI app for `context`: the routes that its options enable, and their OpenAPI document."""
     options = context.config.options
     routes = open_routes(options, keyed=len(context.keys) > 0)
-    router = APIRouter(redirect_slashes=False)
+    router, handlers = APIRouter(redirect_slashes=False), dict[tuple[str, str], Handler]()
     for route in routes:
-        router.add_route(route.path, _handler_of(route, context), methods=route.methods.split())
+        handler = _handler_of(route, context)
+        router.add_route(route.path, handler, methods=route.methods.split())
+        if "{" not in route.path:
+            handlers.update(((method, route.path), handler) for method in route.methods.split())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        """Route a request. The gate answers errors: FastAPI's own middleware would cost more than the rest."""
-        scope["app"] = router  # so that it raises an HTTPException for a path or method without a route
-        await router(scope, receive, send)
+        """Route a request, by one lookup if its path is fixed. The gate answers errors."""
+        handle = handlers.get((scope["method"], scope["path"]))
+        if handle is None:
+            scope["app"] = router  # so that it raises an HTTPException for a path or method without a route
+            await router(scope, receive, send)
+        else:
+            response = await handle(Request(scope, receive, send))
+            await response(scope, receive, send)
 
     labels = {route.path: route.path for route in routes}
     formats = {route.path: route.api_format for route in routes}
@@ -112,7 +121,7 @@ def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Rout
     return (*routes, *(route for route in describing if route.is_open(options)))
 
 
-def _handler_of(route: Route, context: AppContext) -> Callable[[Request], Awaitable[Response]]:
+def _handler_of(route: Route, context: AppContext) -> Handler:
     """Return the route's handler: starlette only calls the endpoint's response, which may be any ASGI app."""
 
     async def serve(request: Request) -> Response:
