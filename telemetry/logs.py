@@ -36,6 +36,11 @@ class EventLogger:
     def __init__(self, component: str) -> None:
         self._logger = logging.getLogger(f"pdserve.{component}")
 
+    @property
+    def has_info(self) -> bool:
+        """Whether `info` writes anything: for events whose fields take long to compute."""
+        return self._logger.isEnabledFor(logging.INFO)
+
     def debug(self, event: str, **fields: object) -> None:
         """Log an event that only a developer wants."""
         self._log(logging.DEBUG, event, fields)

@@ -33,7 +33,8 @@ def reporting(observe: Callable[[RequestDone], None], done: Callable[[str, str],
     finally:
         finished = done(outcome, error)
         observe(finished)
-        log_request(finished)
+        if _log.has_info:
+            log_request(finished)
 
 
 def log_request(done: RequestDone) -> None:
