@@ -20,8 +20,8 @@ class ByteSink(Protocol):
         """Write a part of the body without waiting."""
         ...
 
-    async def end(self) -> None:
-        """End the answer, once the client keeps up."""
+    async def end(self, content: bytes) -> None:
+        """Write the last part of the body, and end the answer once the client keeps up."""
         ...
 
 
@@ -56,10 +56,10 @@ class AnswerWriter:
         """Start the answer."""
         self._sink.start(status, self._answer_headers(status, headers))
 
-    async def end(self) -> None:
-        """End the answer."""
+    async def end(self, content: bytes) -> None:
+        """Write the last part of the body and end the answer."""
         self.complete = True
-        await self._sink.end()
+        await self._sink.end(content)
 
     def _answer_headers(self, status: int, headers: Headers) -> Headers:
         self.status = status
@@ -86,9 +86,9 @@ class QueuedSend:
         """Write a part of the body without waiting."""
         self._messages.put_nowait({"type": "http.response.body", "body": content, "more_body": True})
 
-    async def end(self) -> None:
-        """End the answer, once all of it is sent."""
-        self._messages.put_nowait({"type": "http.response.body", "body": b"", "more_body": False})
+    async def end(self, content: bytes) -> None:
+        """Write the last part of the body and end the answer, once all of it is sent."""
+        self._messages.put_nowait({"type": "http.response.body", "body": content, "more_body": False})
         assert self._sending is not None, "the head comes before the end"
         await self._sending
 

@@ -55,9 +55,10 @@ class Gate:
             request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant,
             ids_in_use=self._ids_in_use, shown_id=shown_id, api_format=api_format,
         )  # fmt: skip
-        queued, exchange = QueuedSend(send), scope["state"].get("exchange")
+        exchange = scope["state"].get("exchange")
         is_bare = exchange is not None and send == exchange.send  # else a wrapper, such as CORS's, adds headers
-        sink: ByteSink = exchange if is_bare else queued
+        queued = None if is_bare else QueuedSend(send)
+        sink: ByteSink = exchange if queued is None else queued
         answer = scope["state"]["answer"] = AnswerWriter(sink, send, shown_id, scope["state"], api_format.id_headers)
         try:
             if scope["method"] == "POST" and tenant is not None:  # requests without a key do not delay others
@@ -72,7 +73,8 @@ class Gate:
             elif not answer.complete:
                 raise  # the server closes the connection, so that the client sees an incomplete answer
         finally:
-            queued.close()
+            if queued is not None:
+                queued.close()
             self._ids_in_use.discard(scope["state"].get("client_id"))
             del scope["state"]["answer"]  # it refers to the state
             status = answer.status or CLIENT_GONE

@@ -40,22 +40,26 @@ class PieceWriter:
 
     def write(self, content: bytes) -> None:
         """Write a part of the answer, preceded by the response headers if it is the first."""
-        if not self.started:
-            self.started = True
-            self._answer.start(200, self._shape.stream_format.headers)
+        self._start()
         self._written_s = self._clock()
         self._answer.write(content)
 
     async def fail(self, body: Mapping[str, Any]) -> None:
         """Write an error, the last object, and end the answer."""
-        self.write(self._shape.stream_format.frame(body))
-        await self._answer.end()
+        self._start()
+        await self._answer.end(self._shape.stream_format.frame(body))
 
     async def end(self, usage_chunk: Mapping[str, Any] | None) -> None:
         """Write the usage chunk, if there is one, and the end mark, and end the answer."""
         stream_format = self._shape.stream_format
-        self.write((b"" if usage_chunk is None else stream_format.frame(usage_chunk)) + stream_format.end)
-        await self._answer.end()
+        self._start()
+        await self._answer.end((b"" if usage_chunk is None else stream_format.frame(usage_chunk)) + stream_format.end)
+
+    def _start(self) -> None:
+        """Start the answer, unless it has started."""
+        if not self.started:
+            self.started = True
+            self._answer.start(200, self._shape.stream_format.headers)
 
     @contextmanager
     def comments(self, interval_s: float | None) -> Iterator[None]:

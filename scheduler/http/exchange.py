@@ -170,10 +170,13 @@ class HttpExchange:
         if not more:
             self._end()
 
-    async def end(self) -> None:
-        """End the answer, once the client keeps up."""
-        await self._can_write()
-        self.write(b"", more=False)
+    async def end(self, content: bytes) -> None:
+        """Write the last part of the body, and end the answer once the client keeps up: usually with one write."""
+        if self._writable is not None:
+            self.write(content)
+            await self._can_write()
+            content = b""
+        self.write(content, more=False)
 
     async def _can_write(self) -> None:
         while self._writable is not None and not self.gone:

@@ -25,7 +25,7 @@ async def sent_messages(answer: AnswerWriter) -> None:
     answer.start(200, [(b"content-type", b"text/plain")])
     answer.write(b"a")
     answer.write(b"b")
-    await answer.end()
+    await answer.end(b"")
 
 
 @virtual
