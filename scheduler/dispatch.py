@@ -10,8 +10,6 @@ room, it returns to the front of the queue.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from scheduler.admission import Admission
 from scheduler.attempts import Attempts
@@ -68,14 +66,7 @@ class Dispatch:
         check_request(request)
         self._check_can_start(request)
         prompts = [PromptRun(request, index, sink, self._new_id) for index in range(len(request.prompts))]
-        async with self._count_accepted(request):
-            try:
-                for prompt in prompts:
-                    self.admission.enter(prompt.queue_entry)
-                await self._serve_all(prompts, sink)
-            finally:
-                for prompt in prompts:
-                    self.admission.leave(prompt.queue_entry)
+        await self._run_accepted(request, prompts, sink)
 
     async def probe(self, request: GenerationRequest, plan: Plan, sink: TokenSink) -> None:
         """Run a one-prompt request on exactly this plan, bypassing queue and ledger. Raises the error that ended it."""
@@ -112,14 +103,13 @@ class Dispatch:
             self.ledger.rejected += 1
             raise
 
-    @asynccontextmanager
-    async def _count_accepted(self, request: GenerationRequest) -> AsyncIterator[None]:
-        """Count an accepted request and its outcome, the only place for that; `close` ends it with Draining."""
+    async def _run_accepted(self, request: GenerationRequest, prompts: list[PromptRun], sink: TokenSink) -> None:
+        """Run an accepted request; count it and its outcome, the only place for that. `close` ends it with Draining."""
         self.ledger.received += 1
         try:
             async with asyncio.timeout(None) as scope:
                 self._running.add(scope)
-                yield
+                await self._serve_all(prompts, sink)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request
             if scope.expired():
                 self.ledger.cancelled += 1
@@ -137,12 +127,18 @@ class Dispatch:
                 self._none_running.set()
 
     async def _serve_all(self, prompts: list[PromptRun], sink: TokenSink) -> None:
-        if len(prompts) == 1:
-            await self._serve(prompts[0], sink)
-            return
-        async with asyncio.TaskGroup() as tasks:
+        try:
             for prompt in prompts:
-                tasks.create_task(self._serve(prompt, sink))
+                self.admission.enter(prompt.queue_entry)
+            if len(prompts) == 1:
+                await self._serve(prompts[0], sink)
+                return
+            async with asyncio.TaskGroup() as tasks:
+                for prompt in prompts:
+                    tasks.create_task(self._serve(prompt, sink))
+        finally:
+            for prompt in prompts:
+                self.admission.leave(prompt.queue_entry)
 
     async def _serve(self, prompt: PromptRun, sink: TokenSink) -> None:
         try:

@@ -9,14 +9,13 @@ living --suspect_s without a message--> suspect (no new work, streams kept) --si
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Container, Sequence
 
 from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.load.loads import InstanceLoad
-from scheduler.prompt_on_instance import PromptOnInstance, PromptOwner, PromptStep, SessionLost
+from scheduler.prompt_on_instance import PromptOnInstance, PromptStep, SessionLost
 from scheduler.starvation import Slowness
 from telemetry.logs import EventLogger
 from wire.connection import Session
@@ -148,18 +147,20 @@ class Instance:
         """Whether it reported a new step in the last `seconds`."""
         return asyncio.get_running_loop().time() - self._stepped_at <= seconds
 
-    @contextmanager
-    def open_prompt(self, prompt_id: str, owner: PromptOwner, *, generates: bool = True) -> Iterator[PromptOnInstance]:
-        """Route the prompt's events to `owner`; on exit, cancel the prompt on the instance unless it has ended."""
-        on_instance = PromptOnInstance(prompt_id, owner, self.post, lambda: self.load.waiting > 0, generates=generates)
-        self._prompts[prompt_id] = on_instance
+    def is_short_of_blocks(self) -> bool:
+        """Whether prompts wait there for KV blocks."""
+        return self.load.waiting > 0
+
+    def attach(self, on_instance: PromptOnInstance) -> None:
+        """Route a prompt's events to its owner."""
+        self._prompts[on_instance.prompt_id] = on_instance
         if self._lost is not None:
             on_instance.on_event(SessionLost(self._lost))
-        try:
-            yield on_instance
-        finally:
-            on_instance.cancel()
-            del self._prompts[prompt_id]
+
+    def detach(self, on_instance: PromptOnInstance) -> None:
+        """Route no more events to the owner; cancel the prompt on the instance unless it has ended."""
+        on_instance.cancel()
+        del self._prompts[on_instance.prompt_id]
 
     async def wait_idle(self, timeout_s: float) -> int:
         """Return 0 once no prompt is here or in transit; after `timeout_s`, the number of those left."""

@@ -57,7 +57,7 @@ class PromptOnInstance:
         self.short_of_blocks = short_of_blocks
         self.started = self.ended = False
         self.on_start: Callable[[], None] = _nothing
-        self._prompt_id = prompt_id
+        self.prompt_id = prompt_id
         self._post = post
         self._generates = generates
 
@@ -68,12 +68,12 @@ class PromptOnInstance:
     def cancel(self) -> None:
         """Cancel the prompt there, unless it has ended."""
         if not self.ended:
-            self._post(Cancel(self._prompt_id))
+            self._post(Cancel(self.prompt_id))
 
     def cancel_sequence(self, sequence: int) -> None:
         """Cancel one sequence there, if it is generating."""
         if self._generates and self.started and not self.ended:
-            self._post(Cancel(self._prompt_id, sequence))
+            self._post(Cancel(self.prompt_id, sequence))
 
     def on_event(self, event: PromptEvent) -> None:
         """Pass any event but a step to the owner."""

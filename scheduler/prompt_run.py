@@ -129,14 +129,18 @@ class PromptRun:
         self, instance: Instance, on_start: Callable[[], None] = lambda: None, *, generates: bool = True
     ) -> Iterator[PromptOnInstance]:
         """Receive an instance's events; on exit, end the prompt there. `on_start` is called before its first token."""
-        with instance.open_prompt(self.prompt_id, self, generates=generates) as on_instance:
-            on_instance.on_start = on_start
-            self._on_instances.append(on_instance)
-            try:
-                yield on_instance
-            finally:
-                self._on_instances.remove(on_instance)
-                self._wakeup.stop_timer()
+        on_instance = PromptOnInstance(
+            self.prompt_id, self, instance.post, instance.is_short_of_blocks, generates=generates
+        )
+        on_instance.on_start = on_start
+        self._on_instances.append(on_instance)
+        instance.attach(on_instance)
+        try:
+            yield on_instance
+        finally:
+            self._on_instances.remove(on_instance)
+            self._wakeup.stop_timer()
+            instance.detach(on_instance)
 
     async def next_event(self) -> tuple[PromptOnInstance, PromptEvent] | None:
         """Return the next event other than a step, or None once all sequences have ended: then no event matters.
