@@ -72,13 +72,17 @@ class Admission:
     def enter(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Put a prompt into the queue at its turn, or back at the front."""
         entry.cost = self.costs.cost(entry.tenant, entry.facts)
+        self._grants.refresh()
+        if not self._queue:
+            if self._try_grant(entry):
+                return
+            self._without_room.add(entry)
         if front:
             self._queue.add_front(entry)
         else:
             self._queue.add(entry)
         self._room.take(entry.tenant, entry.facts.num_tokens)
         self._num_prefill_only += entry.facts.prefill_only
-        self._grants.refresh()
         self._fill()
 
     def leave(self, entry: QueueEntry) -> None:

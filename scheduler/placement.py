@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
-from scheduler.load.obstacles import first_reasons, obstacles, of_end, of_start
+from scheduler.load.obstacles import between_ends, first_reasons, obstacles, of_end, of_start
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
@@ -103,8 +103,10 @@ def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | No
         for end in [start] if _stays(start, prompt) else ends:
             if end is not start and next(of_end(end, prompt), None) is not None:
                 blocked.add(end.index)
-            elif _can_send(start, end) and _has_room(start, end, prompt) and _is_free(start, end, prompt, peers):
-                return start, end
+            elif _can_send(start, end) and _has_room(start, end, prompt):
+                between = between_ends(start, end, prompt, link_share(start, end, *peers))
+                if next(between, None) is None:
+                    return start, end
         if blocked:
             ends = [end for end in ends if end.index not in blocked]
     return None

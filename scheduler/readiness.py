@@ -39,7 +39,7 @@ class Readiness:
         """Record that a token arrived over this plan's pair."""
         if plan.prefill is not None:
             self._registry.kv_pairs.note_use(plan.prefill, plan.decode)
-        self._last_use[plan.pair] = _epochs_of(plan, self._living_epochs()), asyncio.get_running_loop().time()
+        self._last_use[plan.pair] = self._epochs_now(plan), asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 
     def note_failure(self, plan: Plan) -> None:
@@ -73,7 +73,7 @@ class Readiness:
 
     def extend_use(self, plan: Plan) -> None:
         """Extend the last use of this pair, which has no room for a probe but progresses."""
-        epochs = _epochs_of(plan, self._living_epochs())
+        epochs = self._epochs_now(plan)
         if self._last_use.get(plan.pair, (None, 0.0))[0] == epochs:
             self._last_use[plan.pair] = epochs, asyncio.get_running_loop().time()
 
@@ -129,6 +129,10 @@ class Readiness:
             epochs, at = self._last_use.get(plan.pair, (None, 0.0))
             ages[plan] = now - at if epochs == _epochs_of(plan, epoch_by_index) else math.inf
         return ages
+
+    def _epochs_now(self, plan: Plan) -> _Epochs:
+        ends = [self._registry.find(index) for index in plan.pair if index is not None]
+        return tuple(None if one is None else one.description.epoch for one in ends)
 
     def _living_epochs(self) -> dict[int, int]:
         return {instance.index: instance.description.epoch for instance in self._registry.living()}

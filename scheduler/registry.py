@@ -129,10 +129,16 @@ class Registry:
 
     def instance(self, index: int) -> Instance:
         """Return a living instance by its table index. Raises InstanceLost."""
-        for member in self.members:
-            if member.expected.index == index and member.instance is not None and member.is_living:
-                return member.instance
-        raise InstanceLost(f"{self.name(index)} is not connected")
+        found = self.find(index)
+        if found is None:
+            raise InstanceLost(f"{self.name(index)} is not connected")
+        return found
+
+    def find(self, index: int) -> Instance | None:
+        """Return a living instance by its table index, None if there is none."""
+        member = self._members.by_index.get(index)
+        found = None if member is None else member.instance
+        return found if found is not None and found.is_living else None
 
     def name(self, index: int) -> str:
         """Return the name of the entry with this index."""

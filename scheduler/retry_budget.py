@@ -98,9 +98,11 @@ class Retry(AbstractContextManager["Retry"]):
 
     def __init__(self, budget: RetryBudget) -> None:
         self._budget = budget
+        self._was_begun = False
 
     async def begin(self) -> None:
         """Wait until the budget has room for this retry."""
+        self._was_begun = True
         await self._budget.take(self)
 
     def placed(self) -> None:
@@ -108,8 +110,9 @@ class Retry(AbstractContextManager["Retry"]):
         self._budget.placed(self)
 
     def done(self) -> None:
-        """Release the place after the retry succeeded or ended. Idempotent."""
-        self._budget.give_back(self)
+        """Release the place after the retry succeeded or ended. Idempotent; most prompts are never retried."""
+        if self._was_begun:
+            self._budget.give_back(self)
 
     def __exit__(self, *exc: object) -> None:
         """Release the place."""

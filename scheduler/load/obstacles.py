@@ -11,11 +11,17 @@ _MAX_SHOWN = 4
 def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:
     """Yield the reasons why this pair cannot take the prompt now; none if it can. `start` may be `decode`."""
     yield from of_start(start, prompt)
+    yield from between_ends(start, decode, prompt, share)
+    if start is not decode:
+        yield from of_end(decode, prompt)
+
+
+def between_ends(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:
+    """Yield the reasons that neither `of_start` nor `of_end` has, as these describe one instance in any pair."""
     if start is decode:
         yield from _of_slots(decode, prompt)
     else:
         yield from _of_link(start, decode, share)
-        yield from of_end(decode, prompt)
 
 
 def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:

@@ -27,6 +27,7 @@ class Members:
         self._limits = limits
         self._forget = forget
         self.current = tuple(map(make, expected))
+        self.by_index = {member.expected.index: member for member in self.current}
         self.leaving: tuple[Member, ...] = ()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[Member, asyncio.Task[None]] = {}
@@ -53,6 +54,7 @@ class Members:
         gone = [member for member in self.current if member not in after]
         self.leaving = (*(member for member in self.leaving if member not in after), *gone)
         self.current = tuple(after)
+        self.by_index = {member.expected.index: member for member in after}
         for member in gone:
             self._let_go(member)
 
