@@ -51,16 +51,16 @@ class OrderedOutput:
             if token.index > len(ids):
                 early.setdefault(token.index, token)
             return []
-        released, ready = list[TokenOutput](), token
-        while True:
+        released: list[TokenOutput] = []
+        ready: TokenOutput | None = token
+        while ready is not None:
             released.append(ready)
             if ready.token_id is not None:
                 ids.append(ready.token_id)
             if ready.finish is not None:
                 self._end(sequence)
-            if len(ids) not in early:
-                return released
-            ready = early.pop(len(ids))
+            ready = early.pop(len(ids), None)
+        return released
 
     def stop(self, sequence: int) -> None:
         """End a sequence from the scheduler, unless it has ended."""

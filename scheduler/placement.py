@@ -99,7 +99,7 @@ def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | No
     for start in starts:
         if next(of_start(start, prompt), None) is not None:
             continue
-        blocked = set[int]()
+        blocked: set[int] = set()
         for end in [start] if _stays(start, prompt) else ends:
             if end is not start and next(of_end(end, prompt), None) is not None:
                 blocked.add(end.index)

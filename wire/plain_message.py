@@ -29,11 +29,11 @@ class PlainMessage(Generic[D, M]):
         self._plain, self._optional, self._lists = (
             tuple(field.name for field in sent if field.type in types) for types in (_PLAIN, _OPTIONAL, _LISTS)
         )
+        self._names = (*self._plain, *self._optional, *self._lists)
 
     def to_pb(self, value: D, **others: Any) -> M:
         """Convert a value."""
-        names = (*self._plain, *self._optional, *self._lists)
-        return self._message(**{name: getattr(value, name) for name in names}, **others)
+        return self._message(**{name: getattr(value, name) for name in self._names}, **others)
 
     def from_pb(self, message: M, **others: Any) -> D:
         """Convert a message."""

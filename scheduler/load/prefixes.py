@@ -21,7 +21,8 @@ Chain = tuple[bytes, ...]
 def chain_of(token_ids: Sequence[int], salt: str) -> Chain:
     """Return the digests of a prompt; none for fewer than 64 tokens."""
     named, ids = salt.encode(), memoryview(array("I", token_ids)).cast("B")
-    hasher, digests = hashlib.sha256(len(named).to_bytes(4, "little") + named), list[bytes]()
+    hasher = hashlib.sha256(len(named).to_bytes(4, "little") + named)
+    digests: list[bytes] = []
     size = len(ids) // len(token_ids) * DIGEST_TOKENS if token_ids else 1
     for end in range(size, len(ids) + 1, size):
         hasher.update(ids[end - size : end])

@@ -11,7 +11,6 @@ _BROKEN = "\ufffd"
 _MAX_PARTS = 3  # a UTF-8 character is 4 bytes at most, so 3 tokens at most may end inside it
 _MAX_WINDOW = 16
 _KEPT_WINDOW = 8
-_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
@@ -67,17 +66,23 @@ class ByteDecoder:
     def __init__(self, level: ByteLevel, skipped: frozenset[int] = frozenset(), context: Sequence[int] = ()) -> None:
         self._level = level
         self._skipped = skipped
-        self._decode = _UTF8("replace").decode
+        self._rest = b""
         for token_id in context:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """Return the text completed by `token_id`."""
-        return "" if token_id in self._skipped else self._decode(self._level[token_id])
+        if token_id in self._skipped:
+            return ""
+        data = self._rest + self._level[token_id]
+        text, num_bytes = codecs.utf_8_decode(data, "replace")
+        self._rest = data[num_bytes:]
+        return text
 
     def flush(self) -> str:
         """Return the text held back, at the end of the sequence."""
-        return self._decode(b"", True)
+        data, self._rest = self._rest, b""
+        return data.decode(errors="replace")
 
 
 class WindowDecoder:

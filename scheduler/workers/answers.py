@@ -36,7 +36,7 @@ class SequenceStream:
     def feed(self, data: bytes) -> list[TokenOutput]:
         """Return the tokens that `data` completes. Raises what the worker reports, or InternalError."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        tokens = list[TokenOutput]()
+        tokens: list[TokenOutput] = []
         for line in lines:
             if line.startswith(_DATA) and not line.startswith(_DONE, len(_DATA)):
                 self._take(line[len(_DATA) :], tokens)
