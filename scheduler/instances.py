@@ -63,7 +63,9 @@ class Instance:
         load: LoadSnapshot,
         limits: ControlLimits,
         changed: Callable[[], None],
+        suspicion_changed: Callable[[], None],
     ) -> None:
+        """Calls `changed` when its load changes, `suspicion_changed` when it is suspected, well again, or lost."""
         self.index = index
         self.name = name
         self.description = description
@@ -76,7 +78,7 @@ class Instance:
         self._limits = limits
         self._outbox: asyncio.Queue[Command] = asyncio.Queue()
         self._prompts: dict[str, PromptOnInstance] = {}
-        self._changed = changed
+        self._suspicion_changed = suspicion_changed
         self._lost: InstanceLost | None = None
         self._slowness = Slowness()
         self._last_message_at = self._run_time()
@@ -274,7 +276,7 @@ class Instance:
 
     def _set_suspect(self, *, is_suspect: bool) -> None:
         self.is_suspect = is_suspect
-        self._changed()
+        self._suspicion_changed()
 
     def _run_time(self) -> float:
         return asyncio.get_running_loop().time() - self._limits.starved()
@@ -292,7 +294,7 @@ class Instance:
         for on_instance in self._prompts.values():
             on_instance.on_event(SessionLost(error))
         self.link_answers.end(error)
-        self._changed()
+        self._suspicion_changed()
 
 
 def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:

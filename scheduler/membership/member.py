@@ -100,6 +100,7 @@ class Member:
         self.leaving = False
         if self.is_living:
             self._set_state(MemberState.LIVING, "")
+            self._suspicion_changed()
 
     async def run(self) -> None:
         """Keep a session with the instance until it leaves. Raises Incompatible if the registry considers it fatal."""
@@ -174,6 +175,7 @@ class Member:
             session,
             load,
             self._limits,
+            self._registry.changed,
             self._suspicion_changed,
         )
         self.description = description
@@ -189,7 +191,7 @@ class Member:
             self.instance = None
 
     def _suspicion_changed(self) -> None:
-        """Update the state when the instance's state or load changed."""
+        """Update the state when the instance is suspected, is no longer, or is lost."""
         instance = self.instance
         if instance is not None and instance.is_living and self.state in (MemberState.LIVING, MemberState.SUSPECT):
             self._set_state(
