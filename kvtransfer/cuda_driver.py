@@ -2,7 +2,10 @@
 
 libcuda.so.1 is installed with every driver, and its IPC calls have not changed since CUDA 4.1. torch's own sharing is
 not used: its counters are in /dev/shm and written by the receiver, its handles change with torch's version, and its
-tensors depend on a process-wide cache. torch provides the contexts, the events, and the view of the mapping.
+tensors depend on a process-wide cache. torch provides the contexts and the tensor over the mapping.
+
+A pool is mapped in the context of the reader's own device, with peer access to the pool's: that may be invisible to the
+process, from CUDA 10.1 on (NCCL's transport/p2p.cc: p2pCanConnect, ncclP2pImportShareableBuffer).
 
 Memory of `expandable_segments:True` and of cudaMallocAsync has no IPC handle: `lacking` tries to get one.
 """
@@ -10,17 +13,14 @@ Memory of `expandable_segments:True` and of cudaMallocAsync has no IPC handle: `
 import ctypes
 import functools
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from devices.polling import wait_until
-from kvtransfer.cuda_handles import HANDLE_BYTES, PoolHandles, SharedEvent
+from kvtransfer.cuda_handles import HANDLE_BYTES, PoolHandles
 
-_cuda: Any = torch.cuda  # the parts of it without types
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag
 
 
@@ -48,48 +48,19 @@ class CudaDriver:
             )
         return None
 
-    def make_event(self, device: str) -> "CudaEvent":
-        """Make an interprocess event on `device`."""
-        return CudaEvent(torch.device(device))
-
-    def export(self, pool: torch.Tensor, event: SharedEvent) -> PoolHandles:
+    def export(self, pool: torch.Tensor) -> PoolHandles:
         """Return the handles; `offset` is the pool's position in its allocation."""
-        with _context(pool.device) as number:
+        with _context(pool.device):
             handle, offset = _handle_of(pool)
-            return PoolHandles(_uuid_of(number), pool.numel(), offset, handle, event.handle)
+        return PoolHandles(pool.numel(), offset, handle)
 
-    def knows(self, device_uuid: bytes) -> bool:
-        """Return whether the device is visible: CUDA_VISIBLE_DEVICES may hide it."""
-        return device_uuid in _devices()
-
-    def open(self, handles: PoolHandles) -> "CudaPool":
-        """Map the pool in the context of the device that holds it."""
-        return CudaPool(handles, torch.device("cuda", _devices().index(handles.device_uuid)))
-
-
-class CudaEvent:
-    """An event that other processes can wait for, and the stream it is recorded on."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Raises OSError."""
-        self._device = device
-        with _context(device):
-            self._stream = _cuda.Stream(device=device)
-            self._event = _cuda.Event(interprocess=True)
-            self._event.record(self._stream)
-            self.handle = bytes(self._event.ipc_handle())
-
-    def record(self, ready: Callable[[], None], timeout_s: float) -> None:
-        """See SharedEvent. Raises OSError."""
-        with _context(self._device), torch.cuda.stream(self._stream):
-            ready()
-            self._event.record(self._stream)
-            if not wait_until(self._event.query, timeout_s):
-                raise TimeoutError(f"{self._device} did not reach the event within {timeout_s:g} s")
+    def open(self, handles: PoolHandles, device: str) -> "CudaPool":
+        """See IpcDriver. Raises OSError also without peer access between the two devices."""
+        return CudaPool(handles, torch.device(device))
 
 
 class CudaPool:
-    """Owner of one mapping of a peer's pool."""
+    """Owner of one mapping of a peer's pool, as memory of `device`, whose kernels read it."""
 
     def __init__(self, handles: PoolHandles, device: torch.device) -> None:
         """Raises OSError."""
@@ -106,14 +77,9 @@ class CudaPool:
                 if self._base + handles.offset + handles.num_bytes > start + size:
                     raise OSError(f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {size}")
                 self.tensor = _bytes_at(self._base + handles.offset, handles.num_bytes, device)
-                self._event = _cuda.Event.from_ipc_handle(device, handles.event)
             except BaseException:
                 self.close()
                 raise
-
-    def wait_event(self) -> None:
-        """See MappedPool."""
-        self._event.wait()
 
     def close(self) -> None:
         """Unmap. Raises OSError."""
@@ -125,20 +91,10 @@ class CudaPool:
                 _call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
 
 
-class _Mapped:
-    """Foreign device memory in the form that torch wraps without a copy; the tensor keeps this object alive."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 2,
-        }  # fmt: skip
-
-
 def _bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-    tensor = torch.as_tensor(_Mapped(address, num_bytes), device=device)  # [num_bytes]
-    if tensor.data_ptr() != address:
-        raise OSError(f"torch copied the mapping at {address:#x}: it takes it to be on a device other than {device}")
-    return tensor
+    """Return memory as a tensor of `device`: torch's public ways look up the device that holds it."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, num_bytes)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # [num_bytes]
 
 
 def _handle_of(pool: torch.Tensor) -> tuple[bytes, int]:
@@ -154,24 +110,16 @@ def _allocation_of(address: int) -> tuple[int, int]:
     return base.value, size.value
 
 
-def _devices() -> list[bytes]:
-    return [_uuid_of(number) for number in range(torch.cuda.device_count())]
-
-
-def _uuid_of(number: int) -> bytes:
-    return uuid.UUID(str(torch.cuda.get_device_properties(number).uuid)).bytes
-
-
 @contextmanager
-def _context(device: torch.device) -> Iterator[int]:
-    """Make the device's primary context, which torch uses, current in this thread; yield the device's number.
+def _context(device: torch.device) -> Iterator[None]:
+    """Make the device's primary context, which torch uses, current in this thread.
 
     Translates torch's exceptions in the block to OSError.
     """
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().query()  # a runtime call creates the context if there is none
-            yield torch.cuda.current_device()
+            yield
     except RuntimeError as error:
         raise OSError(f"{device}: {error}") from error
 

@@ -1,7 +1,6 @@
 """The handles that cuda_ipc sends in a SETUP message and opens, and the driver calls this needs."""
 
 import struct
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvtransfer.link_codec import WireError, pack
@@ -10,35 +9,16 @@ from kvtransfer.link_messages import MessageType
 if TYPE_CHECKING:
     import torch
 
-HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE, of memory and of events
-UUID_BYTES = 16
-_SETUP = struct.Struct(f"!{UUID_BYTES}sQQ{HANDLE_BYTES}s{HANDLE_BYTES}s")
+HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+_SETUP = struct.Struct(f"!QQ{HANDLE_BYTES}s")
 
 
 class PoolHandles(NamedTuple):
-    """Handles to open a sender's pool in another process of the host, `offset` bytes into its allocation `memory`."""
+    """What another process of the host needs to open a pool: it is `offset` bytes into the allocation `memory`."""
 
-    device_uuid: bytes
     num_bytes: int
     offset: int
     memory: bytes
-    event: bytes
-
-
-class SharedEvent(Protocol):
-    """An event of this process that other processes can wait for."""
-
-    @property
-    def handle(self) -> bytes:
-        """Its IPC handle of 64 bytes."""
-        ...
-
-    def record(self, ready: Callable[[], None], timeout_s: float) -> None:
-        """Record it on its own stream, after the work that `ready` makes the stream wait for; wait until it is reached.
-
-        Raises OSError, also after `timeout_s`.
-        """
-        ...
 
 
 class MappedPool(Protocol):
@@ -47,10 +27,6 @@ class MappedPool(Protocol):
     @property
     def tensor(self) -> "torch.Tensor":
         """The pool: uint8, [num_bytes]. Must not be used after `close`."""
-        ...
-
-    def wait_event(self) -> None:
-        """Make torch's current stream wait for the sender's event as last recorded."""
         ...
 
     def close(self) -> None:
@@ -65,20 +41,15 @@ class IpcDriver(Protocol):
         """Return why this pool cannot be shared with other processes, or None."""
         ...
 
-    def make_event(self, device: str) -> SharedEvent:
-        """Make an event. Raises OSError."""
-        ...
-
-    def export(self, pool: "torch.Tensor", event: SharedEvent) -> PoolHandles:
+    def export(self, pool: "torch.Tensor") -> PoolHandles:
         """Return the handles of a pool. Raises OSError."""
         ...
 
-    def knows(self, device_uuid: bytes) -> bool:
-        """Return whether the device is visible to this process."""
-        ...
+    def open(self, handles: PoolHandles, device: str) -> MappedPool:
+        """Map a peer's pool for reads by `device`, which may be another than the pool's.
 
-    def open(self, handles: PoolHandles) -> MappedPool:
-        """Map a peer's pool. Raises OSError, also if the pool exceeds its allocation."""
+        Raises OSError, also if the pool exceeds its allocation.
+        """
         ...
 
 

@@ -7,24 +7,23 @@ allocation is opened whole, including whatever it contains besides the pool. So 
 of one user (as on every Unix socket here) that have proven the cluster secret, if there is one: without a secret, the
 same user is enough.
 
-The sender's KV is complete before a frame is announced: the link's thread waits for the mark of the frame, with an
-event that the receiver's stream waits for too. There is one event per link, so if a frame were announced before its
-mark was reached, the receiver would also wait for later frames.
-IpcDriver abstracts the driver's calls (cuda_handles.py; cuda_driver.py has the real ones, never run by us).
+The sender's KV is complete before a frame is announced: the link's thread has waited for its mark. The receiver opens
+the allocation on its own device, as NCCL does, so it need not see the sender's (CUDA_VISIBLE_DEVICES): each rank sees
+only its own. IpcDriver abstracts the driver's calls (cuda_handles.py; cuda_driver.py has them, never run by us).
 """
 
 import contextlib
 
 from kvtransfer import shm
-from kvtransfer.cuda_handles import IpcDriver, MappedPool, SharedEvent, decode_handles, encode_handles
-from kvtransfer.device_memory import DeviceMemory, DeviceRegion, device_memory
+from kvtransfer.cuda_handles import IpcDriver, MappedPool, decode_handles, encode_handles
+from kvtransfer.device_memory import DeviceRegion, device_memory
 from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.link_messages import Frame, MessageType, Taken
-from kvtransfer.named_windows import WindowNamer, WindowNames
+from kvtransfer.link_messages import Frame, MessageType
+from kvtransfer.named_windows import WindowNames
 from kvtransfer.slots import SlotMap
-from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
+from kvtransfer.stream import READ_AHEAD_BYTES, Stream, expect
 from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
 from wire.errors import Unavailable
 from wire.link_reasons import ELSEWHERE
@@ -64,29 +63,24 @@ class CudaIpcTransport:
         """Connect to the abstract socket name."""
         return shm.connect(endpoint.address, timeouts)
 
-    def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcOutlet":
-        """Export the pool. Raises OSError if the driver cannot."""
-        memory, driver = self._memory, self._of_process()
-        assert memory is not None, "an unusable transport is not offered"
-        event = driver.make_event(memory.device)
-        stream.send([encode_handles(driver.export(memory.tensor, event))])
-        return CudaIpcOutlet(memory, event, timeouts.progress_s)
+    def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> shm.ShmOutlet:
+        """Export the pool, which the driver cannot revoke: the receiver unmaps it at the link's end. Raises OSError."""
+        assert self._memory is not None, "an unusable transport is not offered"
+        stream.send([encode_handles(self._of_process().export(self._memory.tensor))])
+        return shm.ShmOutlet(FRAME_BYTES)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcInlet":
         """Open the sender's pool. Raises Unavailable with the values that differ."""
         handles = decode_handles(expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s))
-        driver, layout = self._of_process(), hello.layout
+        assert self._memory is not None, "an unusable transport is not offered"
+        layout = hello.layout
         if handles.num_bytes != layout.total_bytes:
             raise Unavailable(
                 f"the pool of {hello.sender_id} has {handles.num_bytes} bytes, its layout {layout.total_bytes}"
             )
-        if not driver.knows(handles.device_uuid):
-            raise Unavailable(
-                f"the pool of {hello.sender_id} is on device {handles.device_uuid.hex()}, which is not visible here"
-            )
         stream.read_ahead(READ_AHEAD_BYTES)
         try:
-            opened = driver.open(handles)
+            opened = self._of_process().open(handles, self._memory.device)
         except OSError as error:
             raise Unavailable(f"the pool of {hello.sender_id} cannot be opened: {error}") from error
         return CudaIpcInlet(opened, hello)
@@ -99,38 +93,12 @@ class CudaIpcTransport:
         return self._driver
 
 
-class CudaIpcOutlet:
-    """The sender's side of one connection: owner of the event that marks the announced KV as complete."""
-
-    max_frame_bytes = FRAME_BYTES
-
-    def __init__(self, memory: DeviceMemory, event: SharedEvent, progress_s: float) -> None:
-        """Wait at most `progress_s` for the event to be reached."""
-        self._memory, self._event, self._progress_s, self._namer = memory, event, progress_s, WindowNamer()
-
-    def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
-        """Return the header, which names the blocks, once the kernels that write them are complete."""
-        region = source.region
-        ready = region.ready if isinstance(region, DeviceRegion) else None
-        try:
-            self._event.record(ready or self._memory.ready, self._progress_s)
-        except OSError as error:
-            raise LinkLost(f"the KV of frame {frame.number} could not be waited for: {error}") from error
-        return [self._namer.encode(frame)]
-
-    def taken(self, message: Taken) -> None:
-        """Do nothing: the whole pool stays exported, so there is nothing to release."""
-
-    def close(self) -> None:
-        """Do nothing: the driver cannot revoke the pool; the receiver unmaps it when the link ends."""
-
-
 class CudaIpcInlet:
     """The receiver's side of one connection: owner of the mapping of the sender's pool."""
 
     def __init__(self, opened: MappedPool, hello: Hello) -> None:
         self._opened, self._digests = opened, hello.digests
-        region = DeviceRegion(opened.tensor, readonly=True, ready=opened.wait_event)
+        region = DeviceRegion(opened.tensor, readonly=True)
         self._slots: SlotMap | None = SlotMap(hello.layout, region)
         self._names = WindowNames(hello.layout.block_size)
 

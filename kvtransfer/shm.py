@@ -90,10 +90,8 @@ class ShmTransport:
 class ShmOutlet:
     """The sender's side of one connection: sends headers only."""
 
-    max_frame_bytes = 16 << 20
-
-    def __init__(self) -> None:
-        self._namer = WindowNamer()
+    def __init__(self, max_frame_bytes: int = 16 << 20) -> None:
+        self.max_frame_bytes, self._namer = max_frame_bytes, WindowNamer()
 
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """Return the header, which names the blocks."""

@@ -100,8 +100,8 @@ def _devices(container: Container) -> Iterator[tuple[str, ...]]:
 def _gpu_flags(container: Container) -> Iterator[tuple[str, ...]]:
     """Yield the GPU flags: only its own GPUs, or, if cuda_ipc is possible, all, with its own first.
 
-    cuda_ipc opens the sender's pool on the sender's GPU, so the receiver must see that GPU too. Only with all GPUs
-    visible do the numbers in the container equal those of the host and the table.
+    cuda_ipc reads the sender's GPU, whose device node the receiver's container needs. Only with all GPUs visible do the
+    numbers in the container equal those of the host and the table.
     """
     if not container.peer_ids:
         # The quotes are part of the value, which docker parses as a line of CSV.

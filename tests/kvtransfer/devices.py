@@ -16,7 +16,6 @@ from kvtransfer.transport import Transport
 from wire.kv_layout import PoolLayout
 
 _BEFORE, _BEHIND = 4096, 512  # of other memory in the pool's allocation
-GPU_UUID = bytes(range(16))
 
 
 class DevicePool:
@@ -40,6 +39,9 @@ class DevicePool:
     def mark(self) -> None:
         """No KV of this pool is ever in progress."""
 
+    def await_marks(self, count: int, timeout_s: float) -> bool:
+        return True
+
     def ready(self) -> None:
         self.waits += 1
 
@@ -49,10 +51,9 @@ class DevicePool:
 
 @dataclass
 class FakeHost:
-    """What the processes of one host share: exported allocations by handle, events by handle. Owner of the counts."""
+    """What the processes of one host share: exported allocations by handle. Owner of the count of open mappings."""
 
     allocations: dict[bytes, torch.Tensor] = field(default_factory=dict)
-    events: dict[bytes, "FakeEvent"] = field(default_factory=dict)
     opened: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -61,29 +62,12 @@ class FakeHost:
             self.opened += change
 
 
-class FakeEvent:
-    """An event that remembers how often it was recorded and waited for."""
-
-    def __init__(self) -> None:
-        self.handle, self.recorded, self.waited = secrets.token_bytes(64), 0, 0
-
-    def record(self, ready: Callable[[], None], timeout_s: float) -> None:
-        assert 0 < timeout_s < float("inf")
-        ready()
-        self.recorded += 1
-
-
 class FakeOpened:
     """A mapping: the exporter's own memory."""
 
-    def __init__(self, host: FakeHost, tensor: torch.Tensor, event: FakeEvent) -> None:
-        self._host, self.tensor, self._event, self._open = host, tensor, event, True
+    def __init__(self, host: FakeHost, tensor: torch.Tensor) -> None:
+        self._host, self.tensor, self._open = host, tensor, True
         host.count(1)
-
-    def wait_event(self) -> None:
-        assert self._open, "read after close"
-        assert self._event.recorded, "read before the sender's event was recorded"
-        self._event.waited += 1
 
     def close(self) -> None:
         if self._open:
@@ -92,29 +76,20 @@ class FakeOpened:
 
 
 class FakeDriver:
-    """Implements cuda_handles.IpcDriver for CPU tensors within one process; a pool lies on the device `mine`."""
+    """Implements cuda_handles.IpcDriver for CPU tensors within one process."""
 
-    def __init__(self, host: FakeHost, mine: bytes = GPU_UUID, seen: tuple[bytes, ...] = (GPU_UUID,)) -> None:
-        self._host, self._mine, self._seen = host, mine, seen
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
 
     def lacking(self, pool: torch.Tensor) -> str | None:
         return None
 
-    def make_event(self, device: str) -> FakeEvent:
-        event = FakeEvent()
-        self._host.events[event.handle] = event
-        return event
-
-    def export(self, pool: torch.Tensor, event: object) -> PoolHandles:
-        assert isinstance(event, FakeEvent)
+    def export(self, pool: torch.Tensor) -> PoolHandles:
         handle, storage = secrets.token_bytes(64), pool.untyped_storage()
         self._host.allocations[handle] = torch.empty(0, dtype=torch.uint8).set_(storage)
-        return PoolHandles(self._mine, pool.numel(), int(pool.storage_offset()), handle, event.handle)
+        return PoolHandles(pool.numel(), int(pool.storage_offset()), handle)
 
-    def knows(self, device_uuid: bytes) -> bool:
-        return device_uuid in self._seen
-
-    def open(self, handles: PoolHandles) -> FakeOpened:
+    def open(self, handles: PoolHandles, device: str) -> FakeOpened:
         allocation = self._host.allocations.get(handles.memory)
         if allocation is None:
             raise OSError("invalid resource handle")
@@ -122,8 +97,7 @@ class FakeDriver:
             raise OSError(
                 f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {allocation.numel()}"
             )
-        tensor = allocation[handles.offset : handles.offset + handles.num_bytes]
-        return FakeOpened(self._host, tensor, self._host.events[handles.event])
+        return FakeOpened(self._host, allocation[handles.offset : handles.offset + handles.num_bytes])
 
 
 def offer_cuda_ipc(driver: IpcDriver | None) -> tuple[dict[str, Callable[[PoolMemory], Transport]], tuple[str, ...]]:

@@ -5,16 +5,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from kvtransfer import cuda_driver, shm, transports
-from kvtransfer.cuda_driver import CudaDriver, CudaEvent
+from kvtransfer.cuda_driver import CudaDriver, CudaPool
 from kvtransfer.cuda_handles import PoolHandles, decode_handles, encode_handles
 from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport
 from kvtransfer.digest import Region, RegionRuns, StopFlag, digest_of
@@ -25,14 +24,13 @@ from kvtransfer.mover import process_mover
 from kvtransfer.slots import window
 from kvtransfer.staging import whole
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.devices import GPU_UUID, DevicePool, FakeDriver, FakeEvent, FakeHost, offer_cuda_ipc
+from tests.kvtransfer.devices import DevicePool, FakeDriver, FakeHost, FakeOpened, offer_cuda_ipc
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Rig, endpoint_of, fill, make_rig, read, until
 from wire.errors import HandoffFailed
 from wire.kv_layout import PoolLayout
 from wire.types import PROTOCOL_VERSION, KvEndpoint
 
 ROOT = Path(__file__).parents[2]
-OTHER_UUID = bytes(range(16, 32))
 LAYOUT = PoolLayout(TENSORS, num_blocks=8, block_size=4)
 HELLO = Hello(PROTOCOL_VERSION, "p", 5, 9, "d", 77, "cuda_ipc", 4, 8, TENSORS, digests=True)
 P_BLOCKS, D_BLOCKS = (3, 9, 4, 5, 20, 1), (7, 8, 30, 2, 11, 50)
@@ -45,8 +43,20 @@ class Lying(FakeDriver):
         super().__init__(host)
         self._changes = changes
 
-    def export(self, pool: torch.Tensor, event: object) -> PoolHandles:
-        return super().export(pool, event)._replace(**self._changes)  # type: ignore[arg-type]
+    def export(self, pool: torch.Tensor) -> PoolHandles:
+        return super().export(pool)._replace(**self._changes)  # type: ignore[arg-type]
+
+
+class OnDevices(FakeDriver):
+    """Records the devices that open a pool."""
+
+    def __init__(self, host: FakeHost) -> None:
+        super().__init__(host)
+        self.opened: list[str] = []
+
+    def open(self, handles: PoolHandles, device: str) -> FakeOpened:
+        self.opened.append(device)
+        return super().open(handles, device)
 
 
 @pytest.fixture
@@ -80,45 +90,14 @@ def hand_over(rig: Rig) -> str:
     return rig.events.acks[ticket.ticket_id].transport
 
 
-def test_the_engine_and_then_the_event_come_before_every_read(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
-    with cuda_rig(monkeypatch, FakeDriver(host)) as rig:
+def test_the_receivers_own_device_opens_the_pool(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
+    """The sender's may be invisible to it, as each rank sees only its own."""
+    driver = OnDevices(host)
+    with cuda_rig(monkeypatch, driver, FakeDriver(host)) as rig:
+        rig.p_pool.device = "cuda:1"  # type: ignore[attr-defined]
         assert hand_over(rig) == "cuda_ipc"
 
-        (event,) = host.events.values()
-        assert 1 <= event.recorded == event.waited <= len(TENSORS)  # once a frame
-        assert rig.p_pool.waits == 2 * event.recorded  # type: ignore[attr-defined]  # for the digest and for the event
-
-
-def test_an_event_that_is_not_reached_in_time_ends_the_link(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
-    waited: list[float] = []
-
-    def late(self: FakeEvent, ready: object, timeout_s: float) -> None:
-        waited.append(timeout_s)
-        raise TimeoutError(f"cuda:0 did not reach it within {timeout_s:g} s")
-
-    monkeypatch.setattr(FakeEvent, "record", late)
-    with cuda_rig(monkeypatch, FakeDriver(host)) as rig:
-        ticket = rig.open(20, D_BLOCKS)
-        rig.hand_over(ticket, P_BLOCKS)
-        rig.events.wait("failed", ticket.ticket_id)
-
-        words = "the KV of frame 0 could not be waited for: cuda:0 did not reach it within 10 s"
-        assert words in str(rig.events.failures[ticket.ticket_id])
-        assert waited == [10.0]
-
-
-def test_the_driver_polls_its_event_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    event: Any = object.__new__(CudaEvent)
-    event._device, event._stream, did = torch.device("cpu"), None, list[str]()
-    event._event = SimpleNamespace(record=lambda stream: did.append("record"), query=lambda: False)
-    monkeypatch.setattr(cuda_driver, "_context", lambda device: nullcontext(0))
-
-    with pytest.raises(TimeoutError, match=r"cpu did not reach the event within 0\.05 s"):
-        event.record(lambda: did.append("ready"), 0.05)
-    event._event.query = lambda: True
-    event.record(lambda: did.append("ready"), 0.05)
-
-    assert did == ["ready", "record"] * 2
+        assert driver.opened == [rig.d_pool.device] == ["cpu"]  # type: ignore[attr-defined]
 
 
 def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
@@ -132,24 +111,17 @@ def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("receiver", "sender", "words"),
+    ("sender", "words"),
     [
-        ({"seen": (OTHER_UUID,)}, {}, f"is on device {GPU_UUID.hex()}, which is not visible here"),
-        ({}, {"num_bytes": LAYOUT.total_bytes + 1}, f"{LAYOUT.total_bytes + 1} bytes, its layout"),
-        ({}, {"memory": bytes(64)}, "cannot be opened: invalid resource handle"),
-        ({}, {"offset": 1 << 63}, f"bytes at {1 << 63} are not in an allocation of"),
+        ({"num_bytes": LAYOUT.total_bytes + 1}, f"{LAYOUT.total_bytes + 1} bytes, its layout"),
+        ({"memory": bytes(64)}, "cannot be opened: invalid resource handle"),
+        ({"offset": 1 << 63}, f"bytes at {1 << 63} are not in an allocation of"),
     ],
 )
 def test_a_pool_that_cannot_be_opened_falls_back(
-    monkeypatch: pytest.MonkeyPatch, host: FakeHost, receiver: dict[str, tuple[bytes, ...]],
-    sender: dict[str, object], words: str,
-) -> None:  # fmt: skip
-    with cuda_rig(
-        monkeypatch,
-        FakeDriver(host, **receiver),  # type: ignore[arg-type]
-        Lying(host, **sender),
-        names=("cuda_ipc", "tcp"),
-    ) as rig:
+    monkeypatch: pytest.MonkeyPatch, host: FakeHost, sender: dict[str, object], words: str
+) -> None:
+    with cuda_rig(monkeypatch, FakeDriver(host), Lying(host, **sender), names=("cuda_ipc", "tcp")) as rig:
         assert hand_over(rig) == "tcp"
 
         (link,) = rig.sender.links()
@@ -172,23 +144,21 @@ def test_the_receivers_endpoint_is_a_unix_socket_of_this_host(monkeypatch: pytes
         assert endpoint.host_id == shm.host_id()
 
 
-def test_set_up_is_160_bytes_of_fixed_fields() -> None:
-    handles = PoolHandles(GPU_UUID, 1 << 33, 4096, b"m" * 64, b"e" * 64)
+def test_set_up_is_80_bytes_of_fixed_fields() -> None:
+    handles = PoolHandles(1 << 33, 4096, b"m" * 64)
 
     body = encode_handles(handles)[PREFIX.size :]
 
-    assert body == GPU_UUID + struct.pack("!QQ", 1 << 33, 4096) + b"m" * 64 + b"e" * 64
+    assert body == struct.pack("!QQ", 1 << 33, 4096) + b"m" * 64
     assert decode_handles(body) == handles
     for wrong in (b"", body[:-1], body + b"\0"):
-        with pytest.raises(WireError, match=f"malformed SETUP of {len(wrong)} bytes, expected 160"):
+        with pytest.raises(WireError, match=f"malformed SETUP of {len(wrong)} bytes, expected 80"):
             decode_handles(wrong)
 
 
 def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
     pool, driver = DevicePool(LAYOUT), FakeDriver(host)
-    event = driver.make_event("cpu")
-    event.record(pool.ready, DEADLINE_S)
-    inlet = CudaIpcInlet(driver.open(driver.export(pool.tensor, event)), HELLO)
+    inlet = CudaIpcInlet(driver.open(driver.export(pool.tensor), "cpu"), HELLO)
     slots = inlet._slots
     assert slots is not None
     theirs = slots.place(0, window((1, 2), 4, 0, 8))
@@ -201,9 +171,7 @@ def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
 @pytest.mark.parametrize("blocks", [(1,), (1, 8), (1, 4_000_000_000)])
 def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: tuple[int, ...]) -> None:
     pool, driver = DevicePool(LAYOUT), FakeDriver(host)
-    event = driver.make_event("cpu")
-    event.record(pool.ready, DEADLINE_S)
-    inlet, size = CudaIpcInlet(driver.open(driver.export(pool.tensor, event)), HELLO), 8 * TENSORS[0].token_bytes
+    inlet, size = CudaIpcInlet(driver.open(driver.export(pool.tensor), "cpu"), HELLO), 8 * TENSORS[0].token_bytes
     frame = Frame("ab" * 16, 1, 0, 0, 0, 0, 8, 0, 2, size, digest_of([bytes(size)]), blocks)
 
     with pytest.raises(HandoffFailed, match=rf"frame 0 names {len(blocks)} blocks for tokens \[0, 8\)"):
@@ -235,12 +203,24 @@ def test_a_host_pool_is_refused_without_torch() -> None:
 
 
 class FakeLibrary:
-    """libcuda.so.1 with one allocation of 1,000 bytes at 5,000; calls are recorded."""
+    """libcuda.so.1 with one allocation of 1,000 bytes at `base`; opening it records the flags."""
+
+    def __init__(self, base: int = 5_000) -> None:
+        self._base, self.calls = base, list[object]()
 
     def cuMemGetAddressRange_v2(self, base: object, size: object, address: ctypes.c_uint64) -> int:
-        if not 5_000 <= address.value < 6_000:
+        if not self._base <= address.value < self._base + 1_000:
             return 1
-        base._obj.value, size._obj.value = 5_000, 1_000  # type: ignore[attr-defined]
+        base._obj.value, size._obj.value = self._base, 1_000  # type: ignore[attr-defined]
+        return 0
+
+    def cuIpcOpenMemHandle_v2(self, base: object, handle: ctypes.Structure, flags: int) -> int:
+        base._obj.value = self._base  # type: ignore[attr-defined]
+        self.calls.append(flags)
+        return 0
+
+    def cuIpcCloseMemHandle(self, base: ctypes.c_uint64) -> int:
+        self.calls.append(base.value)
         return 0
 
     def cuIpcGetMemHandle(self, handle: object, address: ctypes.c_uint64) -> int:
@@ -257,6 +237,31 @@ def test_the_handle_is_of_the_whole_allocation_with_an_offset(monkeypatch: pytes
     pool = SimpleNamespace(data_ptr=lambda: 5_300)
 
     assert cuda_driver._handle_of(pool) == ((5_000).to_bytes(64, "big"), 300)  # type: ignore[arg-type]
+
+
+def test_a_mapping_is_memory_of_the_device_that_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peer access is enabled with it, and no library is asked which device holds it: NCCL's transport/p2p.cc."""
+    allocation = torch.arange(1_000, dtype=torch.int16).to(torch.uint8)
+    library, contexts = FakeLibrary(allocation.data_ptr()), list[torch.device]()
+
+    def context(device: torch.device) -> AbstractContextManager[None]:
+        contexts.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(cuda_driver, "_library", lambda: library)
+    monkeypatch.setattr(cuda_driver, "_context", context)
+
+    pool = CudaDriver().open(PoolHandles(100, 20, bytes(64)), "cpu")
+
+    assert isinstance(pool, CudaPool)
+    assert pool.tensor.data_ptr() == allocation.data_ptr() + 20
+    assert torch.equal(pool.tensor, allocation[20:120])
+    pool.close()
+    pool.close()
+    assert library.calls == [1, allocation.data_ptr()]
+    assert contexts == [torch.device("cpu")] * 2
+    with pytest.raises(OSError, match="100 bytes at 901 are not in an allocation of 1000"):
+        CudaDriver().open(PoolHandles(100, 901, bytes(64)), "cpu")
 
 
 def test_a_refusal_of_the_driver_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:

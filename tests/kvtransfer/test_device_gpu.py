@@ -1,6 +1,7 @@
 """Tests that need a GPU. Skipped without one, which has been everywhere so far: docs/devices.md."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -108,6 +109,7 @@ def test_a_layers_frames_leave_while_the_next_one_is_computed(digests: bool, mon
 def test_a_hand_off_between_two_processes_is_byte_exact(
     transport: str, digests: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The receiver sees the last card alone, as an instance or a rank with a card of its own."""
     makers, names = offer_cuda_ipc(None)
     monkeypatch.setattr(transports, "_MAKERS", makers)
     monkeypatch.setattr(transports, "NAMES", names)
@@ -119,8 +121,13 @@ def test_a_hand_off_between_two_processes_is_byte_exact(
         pool, instance_id="p", epoch=1, transports=(transport,), events=events, progress_age=lambda: 0.0,
         connect_timeout_s=DEADLINE_S, progress_timeout_s=60.0, digests=digests,
     )  # fmt: skip
-    code = [sys.executable, "-m", "tests.kvtransfer.device_process", transport, f"cuda:{torch.cuda.device_count() - 1}"]
-    with subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as receiver:
+    count = torch.cuda.device_count()
+    shown = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": shown[count - 1], "PYTHONPATH": str(ROOT)}
+    code = [sys.executable, "-m", "tests.kvtransfer.device_process", transport, "cuda:0"]
+    with subprocess.Popen(
+        code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as receiver:
         assert receiver.stdout is not None
         assert receiver.stdin is not None
         fields = json.loads(receiver.stdout.readline())

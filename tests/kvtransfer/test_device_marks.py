@@ -123,7 +123,9 @@ def test_a_layers_frames_wait_for_its_mark_and_for_no_later_one(rig: Rig) -> Non
 
     assert read(rig.d_pool, D_BLOCKS, NUM_TOKENS) == tokens
     assert pool.ahead.waited_for == sorted(pool.ahead.waited_for)
-    assert set(pool.ahead.waited_for) == set(range(NUM_LAYERS))
+    is_read_here = rig.digests or rig.transport != "cuda_ipc"  # else D alone reads the pool, and marks only are polled
+    assert set(pool.ahead.waited_for) == (set(range(NUM_LAYERS)) if is_read_here else set())
+    assert all(mark.num_queries for mark in pool.ahead.marks)
     assert rig.d_pool.ahead.marks == []  # type: ignore[attr-defined]
 
 
