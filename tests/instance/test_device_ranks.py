@@ -36,6 +36,7 @@ from tests.instance.device_pair import (
 )
 from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
+from tests.kvtransfer.every_transport import MOONCAKE
 from tests.kvtransfer.groups import group_threads
 from tests.kvtransfer.nccl_notes import Notes
 from tests.kvtransfer.nccl_rules import NcclRules
@@ -75,23 +76,26 @@ def test_two_ranks_on_devices_generate_as_transformers(model: Path, reference: l
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("p_side", "d_side"),
+    ("p_side", "d_side", "transport"),
     [
-        (("cpu", 2, 16), ("fake", 2, 32)), (("fake", 2, 32), ("fake", 2, 16)), (("fake", 1, 16), ("fake", 2, 32)),
+        (("cpu", 2, 16), ("fake", 2, 32), "tcp"), (("fake", 2, 32), ("fake", 2, 16), "tcp"),
+        (("fake", 1, 16), ("fake", 2, 32), "tcp"),
+        *(pytest.param(("fake", p, 16), ("fake", d, 32), "mooncake", marks=MOONCAKE) for p, d in ((2, 2), (2, 1))),
     ],
-    ids=["cpu-ranks-to-ranks", "ranks-to-ranks", "one-to-ranks"],
+    ids=["cpu-ranks-to-ranks", "ranks-to-ranks", "one-to-ranks", "mooncake", "mooncake-ranks-to-one"],
 )  # fmt: skip
 def test_a_prompt_is_handed_off_between_ranks_on_devices(
-    p_side: tuple[str, int, int], d_side: tuple[str, int, int], model: Path, reference: list[list[int]]
-) -> None:
+    p_side: tuple[str, int, int], d_side: tuple[str, int, int], transport: str, model: Path,
+    reference: list[list[int]],
+) -> None:  # fmt: skip
     (p_device, p_ranks, p_block), (d_device, d_ranks, d_block) = p_side, d_side
-    prefill = config(model, Role.PREFILL, p_device, p_block, "tcp", ranks=p_ranks, port=4)
-    decode = config(model, Role.DECODE, d_device, d_block, "tcp", ranks=d_ranks, port=6)
+    prefill = config(model, Role.PREFILL, p_device, p_block, transport, ranks=p_ranks, port=4)
+    decode = config(model, Role.DECODE, d_device, d_block, transport, ranks=d_ranks, port=6)
 
     outputs, transports = serve_pair(prefill, decode)
 
     assert outputs == reference
-    assert transports == {"tcp"}
+    assert transports == {transport}
 
 
 def use_streams(collective: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from processes.failpoints import Failpoints
 from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import from_json, pack_error, to_json, unpack_error
 from security.trust import LiveAddresses, Trust
+from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
 from tests.kvtransfer.rig import DEADLINE_S, Pool, Recorder, until
 from tests.kvtransfer.test_device_marks import MarkedPool
@@ -40,7 +41,6 @@ NUM_TOKENS, BLOCK_IDS = 150, {16: (9, 3, 4, 5, 30, 1, 7, 12, 13, 20), 128: (2, 0
 SETTINGS = RankTransferSettings(
     "decode-0", 77, "127.0.0.1", None, ("tcp",), 10.0, (20000, 20100), True, 2, 10.0, "ab" * 32, ("10.0.0.1",)
 )  # fmt: skip
-OTHERS = ("shm", "process_group")
 ENDPOINT = KvEndpoint("tcp", "127.0.0.1:1", "", 1)
 TICKET = Ticket("ab" * 16, 77, "decode-0", 150, 16, 10.0, (ENDPOINT,))
 
@@ -52,8 +52,15 @@ def rig() -> Iterator[RankRig]:
         assert not made.lost
 
 
+@pytest.fixture(
+    params=[pytest.param(*one.values, marks=[*one.marks, *((pytest.mark.long,) if one.values != ("tcp",) else ())])
+            for one in EVERY_TRANSPORT]
+)  # fmt: skip
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.mark.parametrize(("p_ranks", "d_ranks", "heads"), [(2, 2, 3), (2, 1, 3), (1, 2, 4), (4, 2, 1), (2, 4, 3)])
-@pytest.mark.parametrize("transport", ["tcp", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_every_head_of_every_token_lands_in_its_slot(transport: str, p_ranks: int, d_ranks: int, heads: int) -> None:
     with make_rank_rig(transport, p_ranks=p_ranks, d_ranks=d_ranks, heads=heads, d_block=128, far=True) as rig:
         kv = random_kv(rig.tensors, NUM_TOKENS, seed=heads)
@@ -67,6 +74,7 @@ def test_every_head_of_every_token_lands_in_its_slot(transport: str, p_ranks: in
         num_bytes = NUM_TOKENS * sum(pool.layout.token_bytes for pool in rig.d_pools)
         assert rig.events.commits[ticket.ticket_id] == (b"the prompt", BLOCK_IDS[128], num_bytes)
         assert rig.events.acks[ticket.ticket_id].kv_bytes == num_bytes
+        assert rig.events.acks[ticket.ticket_id].transport == transport
         assert [kind for kind, _ in rig.events.reports] == ["committed", "acked"]
         until(lambda: rig.receiver.bytes_received == rig.sender.bytes_sent == num_bytes)
         until(lambda: {status.state for status in rig.sender.links()} == {"up"})

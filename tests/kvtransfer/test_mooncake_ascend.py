@@ -21,6 +21,7 @@ from kvtransfer.link_ops import Measured
 from kvtransfer.mooncake import MooncakeTransport
 from kvtransfer.mooncake_engine import read_method_of
 from tests.devices.fake_device import FakeDevice, FakeKind
+from tests.kvtransfer import rank_rig, test_far_rank
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer import test_contract as contract
 from tests.kvtransfer.faulty import hand_over
@@ -112,6 +113,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(mooncake_engine, "_RETIRED", {})
     monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda package: None)
     monkeypatch.setattr(rigs, "Pool", NpuPool)
+    monkeypatch.setattr(rank_rig, "Pool", NpuPool)
     for name in ("MC_TRANSFER_TIMEOUT", "MC_LOG_LEVEL"):
         monkeypatch.setenv(name, os.environ.get(name, "5"))
     yield machine
@@ -151,6 +153,13 @@ def test_the_contract_holds_between_npus(machine: Machine, claim: Callable[[Rig]
 ])  # fmt: skip
 def test_rigs_of_the_contract_work_between_npus(machine: Machine, claim: Callable[[str], None]) -> None:
     claim("mooncake")
+
+
+@pytest.mark.parametrize(("p_ranks", "d_ranks"), [(2, 2), (2, 1), (1, 2), (2, 4)])
+def test_ranks_of_npus_hand_over_every_head(machine: Machine, p_ranks: int, d_ranks: int) -> None:
+    test_far_rank.test_every_head_of_every_token_lands_in_its_slot("mooncake", p_ranks, d_ranks, heads=3)
+
+    assert len(machine.started) == p_ranks + d_ranks  # an engine for each rank's device
 
 
 def test_it_carries_prompts_of_npus_once_it_was_measured_faster(
