@@ -148,8 +148,13 @@ class CallReader:
                 return "".join(taken)
             yield
 
-    def head(self, pattern: re.Pattern[str], marker: str | None = None) -> Steps[re.Match[str] | None]:
-        """Read what is before arguments; None, and nothing is read, if `marker` or too much text comes first."""
+    def head(
+        self, pattern: re.Pattern[str], marker: str | None = None, *, begins: re.Pattern[str] | None = None
+    ) -> Steps[re.Match[str] | None]:
+        """Read what is before arguments; None, and nothing is read, if `marker` or too much text comes first.
+
+        `begins`, if given, matches all that a head may begin with, so that other text is not held back.
+        """
         while True:
             found = pattern.match(self.text, 0, MAX_HEAD_CHARS)
             if found is not None:
@@ -158,6 +163,8 @@ class CallReader:
                 self.text = self.text[found.end() :]
                 return found
             if self.is_over or len(self.text) > MAX_HEAD_CHARS or (marker is not None and marker in self.text):
+                return None
+            if begins is not None and begins.fullmatch(self.text) is None:
                 return None
             yield
 

@@ -204,3 +204,10 @@ def random_texts(name: str, count: int) -> list[str]:
 def test_any_text_is_parsed_the_same_however_cut(name: str) -> None:
     for text in random_texts(name, 40):
         check_every_cut(maker(name), text, parsed(maker(name), [text]))
+
+
+def test_a_list_that_is_no_call_is_not_held_back() -> None:
+    parser = maker("pythonic")()
+    sent = [parser.push(sign).content for sign in "[a link](https://example.org)"]
+
+    assert "".join(sent[:5]) == "[a li"

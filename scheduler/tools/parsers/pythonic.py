@@ -17,6 +17,7 @@ MARKERS = (START, STOP)
 _START = Markers(START)
 _NAME = r"\s*([A-Za-z_][\w.-]*)\s*\(\s*(?=\)|[A-Za-z_]\w*\s*=)"
 _FIRST, _NEXT = re.compile(r"\s*\[" + _NAME), re.compile(_NAME)
+_BEGINS = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.-]*\s*(?:\(\s*(?:[A-Za-z_]\w*\s*)?)?)?)?")
 _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
 
 
@@ -32,7 +33,7 @@ def pythonic(reader: CallReader) -> Steps[None]:
 
 def _read_list(reader: CallReader) -> Steps[None]:
     """Read calls up to the end of their list, or to what is no call."""
-    head = yield from reader.head(_FIRST)
+    head = yield from reader.head(_FIRST, begins=_BEGINS)
     while head is not None:
         reader.begin_call(head.group(1))
         if not (yield from _read_arguments(reader)):
