@@ -29,11 +29,13 @@ class PlainMessage(Generic[D, M]):
         self._plain, self._optional, self._lists = (
             tuple(field.name for field in sent if field.type in types) for types in (_PLAIN, _OPTIONAL, _LISTS)
         )
-        self._names = (*self._plain, *self._optional, *self._lists)
+        self._implicit = (*self._plain, *self._lists)
 
     def to_pb(self, value: D, **others: Any) -> M:
-        """Convert a value."""
-        return self._message(**{name: getattr(value, name) for name in self._names}, **others)
+        """Convert a value. A zero or an empty text or list is not written: it is what an absent field means."""
+        sent = {name: found for name in self._implicit if (found := getattr(value, name))}
+        sent |= {name: found for name in self._optional if (found := getattr(value, name)) is not None}
+        return self._message(**sent, **others)
 
     def from_pb(self, message: M, **others: Any) -> D:
         """Convert a message."""
