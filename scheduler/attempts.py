@@ -27,7 +27,7 @@ from wire.errors import (
     PdserveError,
     Unavailable,
 )
-from wire.types import Role, StageTimes
+from wire.types import Role
 
 _log = EventLogger("dispatch")
 
@@ -119,7 +119,7 @@ class Attempts:
             raise prompt.deadline_error() from None
         except Unavailable as error:
             raise (failure or error) from None
-        prompt.add_times(StageTimes(queue_s=prompt.enter("placed")))
+        prompt.add_time("queue_s", prompt.enter("placed"))
         return grant
 
     async def _wait_for_retry(self, prompt: PromptRun, retry: Retry) -> None:

@@ -120,6 +120,10 @@ class PromptRun:
         self._computes = computes
         return seconds
 
+    def add_time(self, name: str, seconds: float) -> None:
+        """Add one duration, by its name in StageTimes."""
+        self._times[name] = seconds
+
     def add_times(self, more: StageTimes) -> None:
         """Add the durations set in `more`."""
         self._times |= {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}

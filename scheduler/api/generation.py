@@ -36,16 +36,15 @@ class Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
         with self.context.drain.request():
-            self._log_accepted(scope)
+            _log.info(
+                "request_accepted", request_id=self.request.request_id, http_id=request_id_of(scope),
+                prompts=len(self.request.prompts), n=self.request.params.n,
+            )  # fmt: skip
             run = self._answer_stream(scope) if self.options.stream else self._answer_whole(scope, receive, send)
             try:
                 await until_disconnect(receive, run)
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
-
-    def _log_accepted(self, scope: Scope) -> None:
-        ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
-        _log.info("request_accepted", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = self._text_output(scope)

@@ -58,7 +58,9 @@ class PreparedRequest:
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
             traceparent=self.traceparent,
         )  # fmt: skip
-        text = dataclasses.replace(self.text, echo=echo, calls=calls, reasoning=reasoning)
+        text = self.text
+        if echo or calls is not None or reasoning is not None:
+            text = dataclasses.replace(text, echo=echo, calls=calls, reasoning=reasoning)
         return Generation(self.context, request, text, shape, self.options)
 
 

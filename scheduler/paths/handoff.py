@@ -20,7 +20,7 @@ from scheduler.starvation import extended_timeout
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
-from wire.types import StageTimes, Ticket
+from wire.types import Ticket
 
 _log = EventLogger("handoff")
 
@@ -77,7 +77,7 @@ class HandoffPath:
                         match await prompt.next_event():
                             case _, Reserved(ticket=ticket, seconds=seconds):
                                 self._decode.in_flight.reserved(prompt.prompt_id, ticket.first_token)
-                                prompt.add_times(StageTimes(reserve_s=seconds))
+                                prompt.add_time("reserve_s", seconds)
                                 return ticket
                             case _, Refused() | Failed() | SessionLost() as failure:
                                 raise to_error(failure, self._decode, prompt)
