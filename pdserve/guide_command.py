@@ -1,12 +1,11 @@
 """The guide's `pd_ranktable_tools` with `--config cluster.yaml`: the tool cannot read YAML and imports no pdserve."""
 # PYTHON_ARGCOMPLETE_OK
 
-import os
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from pdserve.completion import VARIABLE, complete
+from pdserve.ranktable_command import named, run_tool
 
 TYPE_CHECKING = False  # slow imports happen where Ctrl-C is handled
 if TYPE_CHECKING:
@@ -15,20 +14,11 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit status: 0, 2 for bad input, or 130 after Ctrl-C."""
-    try:
-        return _run(argv)
-    except KeyboardInterrupt:
-        return 130
+    return run_tool(argv, "ranktable_tools.guide", _run_with_file)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run_with_file(typed: Sequence[str]) -> int:
     from ranktable_tools import guide
-
-    if VARIABLE in os.environ:
-        complete(guide.command_parser())
-    typed = list(sys.argv[1:] if argv is None else argv)
-    if not any(word.partition("=")[0] == "--config" for word in typed):
-        return guide.main(typed)
     from wire.errors import ConfigError
 
     try:
@@ -49,7 +39,6 @@ def with_file(typed: Sequence[str]) -> list[str]:
     from pdserve.flags.config_file import read
     from pdserve.flags.from_file import arguments_of
     from pdserve.flags.parser import take_config
-    from pdserve.ranktable_command import named
     from ranktable_tools import guide
 
     path, rest = take_config(typed)

@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pdserve.completion import VARIABLE, complete
 
@@ -16,20 +16,27 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit status: 0, 2 for bad input, or 130 after Ctrl-C."""
+    return run_tool(argv, "ranktable_tools.cli", _run_with_file)
+
+
+def run_tool(argv: Sequence[str] | None, module: str, run_with_file: Callable[[Sequence[str]], int]) -> int:
+    """Run one command line of a module's tool, by `run_with_file` if it has --config; return 130 after Ctrl-C."""
     try:
-        return _run(argv)
+        import importlib
+
+        tool = importlib.import_module(module)
+        if VARIABLE in os.environ:
+            complete(tool.command_parser())
+        typed = list(sys.argv[1:] if argv is None else argv)
+        has_file = any(word.partition("=")[0] == "--config" for word in typed)
+        status: int = run_with_file(typed) if has_file else tool.main(typed)
     except KeyboardInterrupt:
         return 130
+    return status
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run_with_file(typed: Sequence[str]) -> int:
     from ranktable_tools import cli
-
-    if VARIABLE in os.environ:
-        complete(cli.command_parser())
-    typed = list(sys.argv[1:] if argv is None else argv)
-    if not any(word.partition("=")[0] == "--config" for word in typed):
-        return cli.main(typed)
     from wire.errors import ConfigError
 
     try:

@@ -8,22 +8,12 @@ import numpy.typing as npt
 import pytest
 
 from engine.fused.structs import declare
-from native.engine_library import ISAS, Threads
+from native.engine_library import Threads
 from tests.native.built import threads_with
 
 pytestmark = pytest.mark.combinations(2)
 _SHAPES = ((1, 1), (3, 7), (2, 511), (5, 512), (4, 513), (64, 1024), (7, 49_152))
 Floats = npt.NDArray[np.float32]
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=[1, 3])
-def num_threads(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 @pytest.fixture

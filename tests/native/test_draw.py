@@ -10,7 +10,6 @@ import torch
 from engine.sampling.native_chooser import NativeChooser
 from engine.sampling.sampler import TorchChooser
 from engine.step import SampleRow
-from native.engine_library import ISAS
 from tests.engine.both_choosers import chooser_of
 from tests.native.built import threads_with
 from wire.types import SamplingParams
@@ -20,16 +19,6 @@ _LIMITS = [
     {"top_k": k, "top_p": p, "min_p": m} for k, p, m in itertools.product((-1, 1, 7, 600), (1.0, 0.3, 0.95), (0, 0.05))
 ]
 _TEMPERATURES = (1e-30, 0.01, 0.7, 1.0, 5.0, 1e30)
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=[1, 3])
-def num_threads(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Workers that are both asked at once: the same answers as in the other orders, or an error soon."""
+"""Workers that get their requests at once: the same answers as in the other orders, or an early error."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from testing.vllm_worker.settings import Connector, WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker, Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until
-from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, leg_id, with_fake
+from tests.scheduler.worker_cluster import LEG_FAULTS, SETTINGS, WorkerCluster, leg_id, with_fake
 from wire.errors import HandoffFailed, Incompatible, InstanceLost
 from wire.types import Role, SamplingParams
 
@@ -129,22 +129,7 @@ async def test_log_probabilities_of_the_prompt_come_first(connector: Connector) 
         assert [one is None for one in answer.scored[0]] == [True] + [False] * (len(PROMPT) - 1)
 
 
-@pytest.mark.parametrize(
-    ("leg", "point", "action"),
-    [
-        ("prefill", "before", "die"),
-        ("prefill", "before", "drop"),
-        ("prefill", "before", "error"),
-        ("prefill", "before", "html"),
-        ("prefill", "after", "die"),
-        ("decode", "before", "die"),
-        ("decode", "before", "error"),
-        ("decode", "before", "empty"),
-        ("decode", "during", "die"),
-        ("decode", "during", "cut"),
-        ("decode", "during", "error"),
-    ],
-)
+@pytest.mark.parametrize(("leg", "point", "action"), LEG_FAULTS)
 @pytest.mark.parametrize("connector", CONNECTORS)
 @pytest.mark.anyio
 async def test_a_leg_that_fails_is_done_again(connector: Connector, leg: Any, point: Point, action: Action) -> None:

@@ -1,4 +1,4 @@
-"""Workers whose decode side is asked first and calls back: the same answers as in the other order, or an error soon."""
+"""Decode workers that get their request first and call back: the same answers as otherwise, or an early error."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from testing.vllm_worker.faults import Action, Fault, Point
 from testing.vllm_worker.settings import WorkerSettings
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until
-from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, leg_id, with_fake
+from tests.scheduler.worker_cluster import LEG_FAULTS, SETTINGS, WorkerCluster, leg_id, with_fake
 from wire.errors import HandoffFailed
 from wire.load import LoadSnapshot
 from wire.types import Role, SamplingParams
@@ -64,23 +64,7 @@ async def test_each_sequence_has_a_callback_of_its_own() -> None:
         assert len(set(urls)) == len(urls) == 6
 
 
-@pytest.mark.parametrize(
-    ("leg", "point", "action"),
-    [
-        ("prefill", "before", "die"),
-        ("prefill", "before", "drop"),
-        ("prefill", "before", "error"),
-        ("prefill", "before", "html"),
-        ("prefill", "after", "die"),
-        ("decode", "before", "die"),
-        ("decode", "before", "hang"),
-        ("decode", "before", "error"),
-        ("decode", "before", "empty"),
-        ("decode", "during", "die"),
-        ("decode", "during", "cut"),
-        ("decode", "during", "error"),
-    ],
-)
+@pytest.mark.parametrize(("leg", "point", "action"), [*LEG_FAULTS, ("decode", "before", "hang")])
 @pytest.mark.anyio
 async def test_a_leg_that_fails_is_done_again(leg: Any, point: Point, action: Action) -> None:
     limits = ControlLimits(reserve_s=2.0)  # of which only the one that hangs uses all

@@ -15,6 +15,7 @@ from scheduler.request import GenerationRequest
 from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
 from testing.engine.fake_model import FakeConfig
+from testing.vllm_worker.faults import Action, Point
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker, Received
 from tests.scheduler.fake_cluster import Answer, collect, control_over
@@ -23,6 +24,19 @@ from wire.types import Role
 
 _ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COMBINED}
 SETTINGS = WorkerSettings(FakeConfig(num_layers=1, vocab_size=1000))
+LEG_FAULTS: list[tuple[str, Point, Action]] = [
+    ("prefill", "before", "die"),
+    ("prefill", "before", "drop"),
+    ("prefill", "before", "error"),
+    ("prefill", "before", "html"),
+    ("prefill", "after", "die"),
+    ("decode", "before", "die"),
+    ("decode", "before", "error"),
+    ("decode", "before", "empty"),
+    ("decode", "during", "die"),
+    ("decode", "during", "cut"),
+    ("decode", "during", "error"),
+]
 
 
 class WorkerCluster:
