@@ -13,6 +13,7 @@ from pdserve.client import Client
 from pdserve.ports import free_ports
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import GuideCluster
+from tests.cluster.one_process import client_of
 from tests.cluster.pdserve_command import Pdserve
 from tests.pdserve.hub.fake_hub import FakeHub
 from tests.pdserve.hub.printed_models import LLAMA, NOUS_LLAMA, OPT, QWEN, hub_environment, printed_models, put_code
@@ -134,18 +135,10 @@ def test_serve_accepts_a_name_instead_of_a_folder(hub: FakeHub, tmp_path: Path) 
     command = [sys.executable, "-P", "-m", "pdserve", "serve", QWEN, "--port", str(port), *ENGINE_FLAGS]
     environ = Pdserve(tmp_path / "run", Path(QWEN))._env | hub_environment(hub, tmp_path)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as server:
-        assert server.stderr is not None
-        messages: list[str] = []
-        for line in iter(server.stderr.readline, ""):
-            messages.append(line)
-            if "ready" in line:
-                break
-        else:
-            pytest.fail(f"it ended with {server.wait(300)} before it was ready:\n{''.join(messages)}")
-        client = Client(f"http://127.0.0.1:{port}", timeout_s=300)
+        client = client_of(server, port)
 
         assert complete(client, QWEN) == greedy(hub.repos[QWEN], 7)
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == [QWEN]
         server.terminate()
-        server.stderr.read()
+        server.communicate(timeout=300)
         assert server.wait(300) == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvtransfer.transports import NAMES
-from pdserve.client import Client
 from pdserve.ports import free_ports
+from tests.cluster.one_process import client_of
 from tests.engine.tiny_models import KINDS, make_tiny_model
 
 pytestmark = pytest.mark.cluster
@@ -95,20 +95,12 @@ def test_one_process_serves_the_same_surface(tiny_model: Path) -> None:
     command = [sys.executable, "-P", "-m", "pdserve", "serve", str(tiny_model), "--port", str(port)]
     flags = ["--kv-cache-memory", "16MiB", "--served-model-name", "tiny"]
     with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=os.environ.copy()) as server:
-        assert server.stderr is not None
-        messages: list[str] = []
-        for line in iter(server.stderr.readline, ""):
-            messages.append(line)
-            if "ready" in line:
-                break
-        else:
-            pytest.fail(f"it ended with {server.wait(300)} before it was ready:\n{''.join(messages)}")
-        client = Client(f"http://127.0.0.1:{port}", timeout_s=300)
+        client = client_of(server, port)
 
         reply = client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
         health = client.get("/health")
         server.terminate()
-        server.stderr.read()
+        server.communicate(timeout=300)
 
         assert reply.status == 200, reply.body
         assert health.status == 200

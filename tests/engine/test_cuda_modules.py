@@ -21,7 +21,7 @@ from transformers import (
 
 from devices import flashinfer_package
 from devices.interface import Traits
-from engine.attention.registered import NAME, attach, register
+from engine.attention.registered import NAME, register
 from engine.checkpoints.checkpoint import open_checkpoint
 from engine.checkpoints.stored_weights import StoredWeights
 from engine.cuda import flashinfer_ops
@@ -29,7 +29,7 @@ from engine.cuda.flashinfer_ops import FlashInferOps
 from engine.cuda.torch_ops import TorchOps
 from engine.loader import LoadedModel, load_model
 from engine.modules import parts
-from engine.modules.check import PartCheck, SumAttention
+from engine.modules.check import PartCheck
 from engine.modules.interface import ModuleOps, NormWeight
 from engine.modules.joined import JoinedLinear
 from engine.modules.replace import replace_modules
@@ -38,12 +38,11 @@ from engine.oracle import Oracle
 from engine.sharding.cut import shard_network
 from tests.devices.fake_device import TRAITS, FakeDevice
 from tests.engine import flashinfer_ops_stand_in
+from tests.engine.small_networks import GQA, SIZES, logits, network
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import NAMED, OTHERS, make_family
 from wire.kv_layout import Rank
 
-_SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-_GQA: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
 _PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]
 _NORMS, _ADDED = {"rmsnorm", "fused_add_rmsnorm"}, "apply_rope_with_cos_sin_cache"
 _GEMMAS = {"gemma_rmsnorm", "gemma_fused_add_rmsnorm", "gelu_tanh_and_mul"}
@@ -65,24 +64,6 @@ def flashinfer() -> FlashInferOps:
     return FlashInferOps(flashinfer_ops_stand_in, "flashinfer")
 
 
-def network(config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    register()
-    torch.manual_seed(3)
-    made = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
-    for name, parameter in made.named_parameters():
-        if "norm" in name:
-            nn.init.normal_(parameter, 0.0 if "emma" in type(made).__name__ else 1.0, 0.2)
-    return made
-
-
-@torch.inference_mode()
-def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
-    attach(made, SumAttention())
-    ids = torch.arange(num_tokens)[None] % 64
-    result: torch.Tensor = made(input_ids=ids, position_ids=torch.arange(num_tokens)[None], use_cache=False).logits
-    return result.float()
-
-
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
@@ -95,12 +76,12 @@ def sizes_of(made: Any) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("config", "ops"),
     [
-        (lambda: LlamaConfig(**_GQA), {*_NORMS, _ADDED, "silu_and_mul"}),
-        (lambda: LlamaConfig(**_GQA, mlp_bias=True, attention_bias=True), {*_NORMS, _ADDED, "silu_and_mul"}),
-        (lambda: Qwen2Config(**_GQA), {*_NORMS, _ADDED, "silu_and_mul"}),
-        (lambda: Qwen3Config(**_GQA, head_dim=128), {*_NORMS, _ADDED, "silu_and_mul"}),
-        (lambda: GemmaConfig(**_GQA, head_dim=16), {*_GEMMAS, _ADDED}),
-        (lambda: Gemma2Config(**_GQA, head_dim=16), {*_GEMMAS, _ADDED}),
+        (lambda: LlamaConfig(**GQA), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: LlamaConfig(**GQA, mlp_bias=True, attention_bias=True), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: Qwen2Config(**GQA), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: Qwen3Config(**GQA, head_dim=128), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: GemmaConfig(**GQA, head_dim=16), {*_GEMMAS, _ADDED}),
+        (lambda: Gemma2Config(**GQA, head_dim=16), {*_GEMMAS, _ADDED}),
     ],
     ids=["llama", "llama-bias", "qwen2", "qwen3", "gemma", "gemma2"],
 )
@@ -126,7 +107,7 @@ def test_a_known_network_runs_by_library_ops_with_equal_output(
 
 
 def test_merged_weights_are_stored_once() -> None:
-    made = network(LlamaConfig(**_GQA, mlp_bias=True, attention_bias=True))
+    made = network(LlamaConfig(**GQA, mlp_bias=True, attention_bias=True))
     before = sum(parameter.nbytes for parameter in made.parameters())
 
     replace_modules(made, (TorchOps(),))
@@ -141,7 +122,7 @@ def test_merged_weights_are_stored_once() -> None:
 
 
 def test_a_layer_makes_one_product_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = network(LlamaConfig(**_GQA))
+    made = network(LlamaConfig(**GQA))
     replace_modules(made, (TorchOps(),))
     products: list[int] = []
     linear = nn.functional.linear
@@ -196,7 +177,7 @@ def _widen_inputs(made: Any) -> None:
     ids=["hooks", "adapters", "tied", "mixed"],
 )
 def test_linear_layers_that_are_not_plain_are_not_merged(change: Callable[[Any], None], mlps: int) -> None:
-    made = network(LlamaConfig(**_GQA))
+    made = network(LlamaConfig(**GQA))
     change(made)
     expected = logits(made)
     places = {name: tensor.data_ptr() for name, tensor in made.named_parameters(remove_duplicate=False)}
@@ -213,8 +194,8 @@ def test_linear_layers_that_are_not_plain_are_not_merged(change: Callable[[Any],
 @pytest.mark.parametrize(
     "config",
     [
-        lambda: OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
-        lambda: GPTNeoXConfig(**_SIZES, intermediate_size=96),
+        lambda: OPTConfig(**SIZES, ffn_dim=96, word_embed_proj_dim=64),
+        lambda: GPTNeoXConfig(**SIZES, intermediate_size=96),
     ],
     ids=["opt", "gpt-neox"],
 )
@@ -258,7 +239,7 @@ def test_torch_replaces_missing_or_wrong_library_ops(
         monkeypatch.delattr(flashinfer_ops_stand_in, name)
     else:
         monkeypatch.setattr(flashinfer_ops_stand_in, name, fail if how == "raises" else wrong)
-    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+    made = network(LlamaConfig(**GQA), torch.bfloat16)
     expected = logits(made)
 
     (line,) = replace_modules(made, (flashinfer(), TorchOps()))
@@ -281,7 +262,7 @@ def test_a_norm_that_is_wrong_by_heads_alone_is_found(strided: bool, monkeypatch
         return right(input, weight, **kwargs) * (0.5 if by_heads else 1.0)
 
     monkeypatch.setattr(flashinfer_ops_stand_in, "rmsnorm", wrong)
-    made = network(Qwen3Config(**_GQA, head_dim=16), torch.bfloat16)
+    made = network(Qwen3Config(**GQA, head_dim=16), torch.bfloat16)
     expected = logits(made)
 
     (line,) = replace_modules(made, (flashinfer(), TorchOps()))
@@ -299,7 +280,7 @@ def test_a_norm_that_raises_by_heads_is_left_to_the_next_library(monkeypatch: py
         return right(input, weight, **kwargs)
 
     monkeypatch.setattr(flashinfer_ops_stand_in, "rmsnorm", raises)
-    made = network(Qwen3Config(**_GQA, head_dim=16), torch.bfloat16)
+    made = network(Qwen3Config(**GQA, head_dim=16), torch.bfloat16)
 
     (line,) = replace_modules(made, (flashinfer(), TorchOps()))
 
@@ -322,7 +303,7 @@ def test_modules_equal_alone_but_not_together_are_restored(
 
             return run
 
-    made = network(LlamaConfig(**_GQA))
+    made = network(LlamaConfig(**GQA))
     expected = logits(made)
 
     (line,) = replace_modules(made, (Drifting(),))
@@ -347,13 +328,13 @@ def test_a_few_tokens_rounded_to_other_experts_are_accepted(
 
 @pytest.mark.parametrize("further", [(), (None,), "rows"], ids=["one-in-a-tuple", "none", "a-tensor"])
 def test_a_layer_that_returns_more_than_its_rows_stays(further: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer_type = type(network(LlamaConfig(**_GQA)).model.layers[0])
+    layer_type = type(network(LlamaConfig(**GQA)).model.layers[0])
     forward = layer_type.forward
 
     def returns_more(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
         return forward(self, hidden_states, **kwargs), *((hidden_states,) if further == "rows" else further)
 
-    made = network(LlamaConfig(**_GQA))
+    made = network(LlamaConfig(**GQA))
     monkeypatch.setattr(layer_type, "forward", returns_more)
     monkeypatch.setattr("engine.modules.check.PartCheck._logits", _logits_of_rows)
 
@@ -382,7 +363,7 @@ def test_modules_no_library_computes_stay(monkeypatch: pytest.MonkeyPatch) -> No
         return lambda rows: norm(rows) * 1.01  # type: ignore[misc]
 
     monkeypatch.setattr(TorchOps, "norm", wrong)
-    made = network(LlamaConfig(**_GQA))
+    made = network(LlamaConfig(**GQA))
     expected = logits(made)
 
     (line,) = replace_modules(made, (TorchOps(),))
@@ -392,7 +373,7 @@ def test_modules_no_library_computes_stay(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_layers_keep_their_inputs_where_others_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+    made = network(LlamaConfig(**GQA), torch.bfloat16)
     kept: dict[str, torch.Tensor] = {}
     embed, norm = type(made.model.embed_tokens).forward, made.model.norm.forward
 
@@ -414,7 +395,7 @@ def test_layers_keep_their_inputs_where_others_read_them(monkeypatch: pytest.Mon
 
 
 def test_layers_overwrite_inputs_no_one_else_reads() -> None:
-    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+    made = network(LlamaConfig(**GQA), torch.bfloat16)
 
     replace_modules(made, (flashinfer(), TorchOps()))
 
@@ -423,7 +404,7 @@ def test_layers_overwrite_inputs_no_one_else_reads() -> None:
 
 def test_angles_are_concatenated_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ops = flashinfer()
-    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+    made = network(LlamaConfig(**GQA), torch.bfloat16)
     replace_modules(made, (ops, TorchOps()))
     tables: list[int] = []
     make = ops._angles._make
@@ -564,7 +545,7 @@ def test_a_library_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch
 def test_both_libraries_implement_module_ops() -> None:
     libraries: tuple[ModuleOps, ...] = (flashinfer(), TorchOps())
 
-    check = PartCheck(network(LlamaConfig(**_GQA)))
+    check = PartCheck(network(LlamaConfig(**GQA)))
 
     assert [ops.name for ops in libraries] == ["flashinfer", "torch"]
     assert check.shared == frozenset()

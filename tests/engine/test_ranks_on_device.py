@@ -141,45 +141,43 @@ def test_each_rank_has_its_pool_on_its_own_device(two: LoadedRanks) -> None:
         _ = other.buffer
 
 
+def _notes_of_exact_ranks(path: Path) -> tuple[str, ...]:
+    """Return the notes of ranks whose tokens equal those of transformers."""
+    prompts, lost = [ids(length) for length in (5, 30)], list[PdserveError]()
+    loaded = load(path, lost.append, kv_bytes=4 * POOL)
+    try:
+        got = generate(loaded.model, prompts, 12, chunk=16)
+    finally:
+        loaded.model.close()
+
+    assert got == Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
+    assert not lost
+    return loaded.notes
+
+
 @pytest.mark.long
 def test_ranks_keep_quantised_layers_and_report_what_differs(tmp_path: Path) -> None:
     """Of three heads of 16 rank 1 has one, and int4pack supports 32 inputs or more: its output projections."""
     sizes = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}
     path = make_family("llama", tmp_path, **sizes, intermediate_size=128)
     quantise_checkpoint(awq(32), path)
-    prompts, lost = [ids(length) for length in (5, 30)], list[PdserveError]()
+    notes = _notes_of_exact_ranks(path)
 
-    loaded = load(path, lost.append, kv_bytes=4 * POOL)
-    try:
-        got = generate(loaded.model, prompts, 12, chunk=16)
-    finally:
-        loaded.model.close()
-
-    assert got == Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
-    (note,) = (note for note in loaded.notes if note.startswith("AWQ 4-bit, kept: "))
+    (note,) = (note for note in notes if note.startswith("AWQ 4-bit, kept: "))
     assert note.startswith("AWQ 4-bit, kept: 28 of 28 quantised layers; this rank's weights take ")
-    assert loaded.notes[loaded.notes.index("2 ranks add up by gloo") + 3] == (
+    assert notes[notes.index("2 ranks add up by gloo") + 3] == (
         "rank 1 of 2, unlike rank 0: kept: 24 of 28 quantised layers; 4 dequantised to float32: "
         "int4pack supports groups of 32, 64, 128, 256 inputs, not 16"
     )
-    assert not lost
 
 
 @pytest.mark.long
 def test_ranks_keep_quantised_experts(tmp_path: Path) -> None:
     path = make_family("mixtral", tmp_path, num_hidden_layers=2)
     quantise_checkpoint(dataclasses.replace(awq(32), ignore=("lm_head", "gate")), path)
-    prompts, lost = [ids(length) for length in (5, 30)], list[PdserveError]()
+    notes = _notes_of_exact_ranks(path)
 
-    loaded = load(path, lost.append, kv_bytes=4 * POOL)
-    try:
-        got = generate(loaded.model, prompts, 12, chunk=16)
-    finally:
-        loaded.model.close()
-
-    assert got == Oracle(path, "float32").generate_greedy(prompts, 12, ignore_eos=True)
-    assert any(note.startswith("AWQ 4-bit, kept: 32 of 32 quantised layers; this rank's ") for note in loaded.notes)
-    assert not lost
+    assert any(note.startswith("AWQ 4-bit, kept: 32 of 32 quantised layers; this rank's ") for note in notes)
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from tests.kvtransfer.rank_rig import make_rank_rig, random_kv
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
 from wire.errors import InstanceLost
 from wire.kv_layout import KvTensor
+from wire.types import Ticket
 
 P_BLOCKS, D_BLOCKS = range(5), (10, 11, 12, 13, 14)
 ONE_TENSOR = (KvTensor(0, "k", 2, 8, "float32"),)  # its rows lie in one piece, which `tcp` sends from the pool itself
@@ -54,6 +55,17 @@ def _reuse_blocks(rig: Rig) -> None:
     fill(rig.p_pool, P_BLOCKS, 20, seed=99)
 
 
+def _abort_at(gate: Gate, rig: Rig) -> Ticket:
+    """Hand over a ticket, and abort it and reuse its blocks while the link's thread is at the gate."""
+    ticket = rig.open(20, D_BLOCKS)
+    rig.hand_over(ticket, P_BLOCKS)
+    gate.wait()
+    rig.sender.abort(ticket.ticket_id, "the client went away")
+    _reuse_blocks(rig)
+    gate.open()
+    return ticket
+
+
 @pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 @pytest.mark.parametrize("digests", [False, True])
 def test_frames_digested_after_an_abort_are_never_committed(
@@ -70,13 +82,7 @@ def test_frames_digested_after_an_abort_are_never_committed(
     monkeypatch.setattr(OutgoingTickets, "_send", wait_first)
     with make_rig(transport, digests=digests) as rig:
         fill(rig.p_pool, P_BLOCKS, 20)
-        ticket = rig.open(20, D_BLOCKS)
-        rig.hand_over(ticket, P_BLOCKS)
-        gate.wait()
-
-        rig.sender.abort(ticket.ticket_id, "the client went away")
-        _reuse_blocks(rig)
-        gate.open()
+        ticket = _abort_at(gate, rig)
         rig.events.wait("ended", ticket.ticket_id)
 
         assert rig.events.ends[ticket.ticket_id] == (D_BLOCKS, "the client went away")
@@ -97,13 +103,7 @@ def test_without_digests_committed_kv_left_while_blocks_were_held(
     monkeypatch.setattr(OutgoingTickets, "check_leases", wait_first)
     with make_rig(transport, digests=False, tensors=ONE_TENSOR) as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)
-        ticket = rig.open(20, D_BLOCKS)
-        rig.hand_over(ticket, P_BLOCKS)
-        gate.wait()
-
-        rig.sender.abort(ticket.ticket_id, "the client went away")
-        _reuse_blocks(rig)
-        gate.open()
+        ticket = _abort_at(gate, rig)
         rig.events.wait("committed", ticket.ticket_id)
 
         assert read(rig.d_pool, D_BLOCKS, 20) == tokens

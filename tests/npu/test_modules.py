@@ -6,44 +6,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Qwen3Config
+from transformers import Gemma2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Qwen3Config
 
-from engine.attention.registered import NAME, attach, register
-from engine.modules.check import PartCheck, SumAttention
+from engine.modules.check import PartCheck
 from engine.npu.modules import replace_modules
+from tests.engine.small_networks import GQA, SIZES, logits, network
 from tests.npu.ops import NpuOps
 
-_SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-_GQA: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
 pytestmark = pytest.mark.usefixtures("npu_ops")
-
-
-def network(config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    register()
-    torch.manual_seed(3)
-    made = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
-    for name, parameter in made.named_parameters():
-        if "norm" in name:
-            nn.init.normal_(parameter, 1.0, 0.2)
-    return made
-
-
-@torch.inference_mode()
-def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
-    attach(made, SumAttention())
-    ids = torch.arange(num_tokens)[None] % 64
-    result: torch.Tensor = made(input_ids=ids, position_ids=torch.arange(num_tokens)[None], use_cache=False).logits
-    return result.float()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("config", "rotary"),
     [
-        (lambda: LlamaConfig(**_GQA), "npu_rotary_mul"),
-        (lambda: LlamaConfig(**_GQA, head_dim=64), "npu_apply_rotary_pos_emb"),
-        (lambda: LlamaConfig(**_GQA, mlp_bias=True, attention_bias=True), "npu_rotary_mul"),
-        (lambda: Qwen3Config(**_GQA, head_dim=128), "npu_apply_rotary_pos_emb"),
+        (lambda: LlamaConfig(**GQA), "npu_rotary_mul"),
+        (lambda: LlamaConfig(**GQA, head_dim=64), "npu_apply_rotary_pos_emb"),
+        (lambda: LlamaConfig(**GQA, mlp_bias=True, attention_bias=True), "npu_rotary_mul"),
+        (lambda: Qwen3Config(**GQA, head_dim=128), "npu_apply_rotary_pos_emb"),
     ],
     ids=["llama", "llama-64", "llama-bias", "qwen3-128"],
 )
@@ -68,8 +48,8 @@ def test_a_known_network_runs_by_npu_ops_with_equal_output(
 @pytest.mark.parametrize(
     "config",
     [
-        lambda: OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
-        lambda: GPTNeoXConfig(**_SIZES, intermediate_size=96),
+        lambda: OPTConfig(**SIZES, ffn_dim=96, word_embed_proj_dim=64),
+        lambda: GPTNeoXConfig(**SIZES, intermediate_size=96),
     ],
     ids=["opt", "gpt-neox"],
 )
@@ -84,7 +64,7 @@ def test_an_unknown_network_stays_unchanged(npu_ops: NpuOps, config: Callable[[]
 
 
 def test_modules_that_only_resemble_known_ones_stay(caplog: pytest.LogCaptureFixture) -> None:
-    made = network(Gemma2Config(**_GQA, head_dim=16))  # norms with one added to their weights
+    made = network(Gemma2Config(**GQA, head_dim=16))  # norms with one added to their weights
     expected = logits(made)
 
     (line,) = replace_modules(made)
@@ -95,7 +75,7 @@ def test_modules_that_only_resemble_known_ones_stay(caplog: pytest.LogCaptureFix
 
 
 def test_a_module_with_hooks_stays() -> None:
-    made = network(LlamaConfig(**_GQA))
+    made = network(LlamaConfig(**GQA))
     made.model.layers[1].mlp.gate_proj.register_forward_hook(lambda *_: None)
     made.model.norm.register_forward_hook(lambda *_: None)
 
@@ -130,7 +110,7 @@ def test_a_replacement_with_wrong_results_is_not_kept(part: str, stays: str, mon
             return type(found)(found.scaling * 2) if found else None
 
         monkeypatch.setattr(PartCheck, "options_of", other)
-    made = network(LlamaConfig(**_GQA))
+    made = network(LlamaConfig(**GQA))
     expected = logits(made)
 
     (line,) = replace_modules(made)
@@ -145,6 +125,6 @@ def test_an_op_that_raises_leaves_the_original(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.ops.npu, "npu_swiglu", fail)
 
-    (line,) = replace_modules(network(LlamaConfig(**_GQA)))
+    (line,) = replace_modules(network(LlamaConfig(**GQA)))
 
     assert line == "by NPU ops: 5 norms, 2 attentions, 2 layers; as they were, because they differ: 2 gated MLPs"
