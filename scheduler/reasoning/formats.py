@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 
 class ReasoningState(Enum):
-    """What the next text is; UNDECIDED: thinking if the answer begins with a marker, else content."""
+    """What the next text is; UNDECIDED: thinking if the answer begins with a marker, otherwise content."""
 
     THINKING = "thinking"
     UNDECIDED = "undecided"

@@ -39,7 +39,7 @@ def is_switched_off(text_format: ReasoningFormat, variables: Mapping[str, Any]) 
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:
-    """What a prompt ends with: begun or ended thinking, and `num_tokens` of it. `state` None: neither."""
+    """What a prompt ends with: thinking that has begun or ended, and `num_tokens` of it; `state` None: neither."""
 
     state: ReasoningState | None = None
     num_tokens: int = 0

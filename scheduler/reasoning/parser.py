@@ -15,7 +15,7 @@ class SplitText:
 
 
 class ReasoningParser:
-    """Finds the markers of a format. What it returns joins to the same however the text is cut; it never raises.
+    """Finds the markers of a format. Its joined output does not depend on how the text is cut; it never raises.
 
     Text that may become a marker is held back until it is clear, at the latest until `flush`. With `has_calls` a tool
     call ends the thinking, and after it no marker counts. Mutable, for one choice.

@@ -7,14 +7,14 @@ from scheduler.tools.json_value import JsonValueEnd, raw_field
 
 _BETWEEN = " \t\r\n,;[]"
 _NO_OBJECT = ('"', "n")
-"""Signs with which a JSON string and null begin."""
+"""Characters with which a JSON string and null begin."""
 
 
 class CallObject:
     """The form of such calls: `keys` are the names that the arguments may have.
 
-    A `marker` before the arguments ends it, and so does a text that is too long: then it is not a call of this form.
-    With `reads_text` arguments written as a JSON string are the text in it, and null is none.
+    If a `marker` or too much text comes before the arguments, it is not a call of this form.
+    With `reads_text` arguments written as a JSON string are the text in it, and null means none.
     """
 
     def __init__(self, *keys: str, marker: str | None = None, reads_text: bool = False) -> None:
@@ -42,7 +42,7 @@ class CallObject:
         return True
 
     def read_list(self, reader: CallReader) -> Steps[None]:
-        """Read calls one after another, with what separates them, up to other text or what is no call."""
+        """Read calls and their separators, up to other text or something that is not a call."""
         while True:
             reader.pending((yield from reader.run_of(_BETWEEN)))
             if reader.next_sign != "{":

@@ -12,9 +12,9 @@ from scheduler.tools.deltas import ToolCallParser
 class CallOptions:
     """`make_parser` returns a parser for each choice; `origin` identifies the request in the ids of its calls.
 
-    `finish_reason` replaces `stop` where a choice has calls, None: it stays. `only_first`: further calls are left out.
-    `forced`: a grammar allows calls alone. `markers` are texts that the parser needs even if they are special tokens.
-    `short_ids`: ids have nine letters and digits, which some chat templates demand of the calls in a conversation.
+    `finish_reason` replaces `stop` if a choice has calls, unless it is None. `only_first`: further calls are left out.
+    `forced`: a grammar allows only calls. `markers` are texts that the parser needs even if they are special tokens.
+    `short_ids`: ids have nine letters and digits, which some chat templates require of the calls in a conversation.
     """
 
     make_parser: Callable[[], ToolCallParser]

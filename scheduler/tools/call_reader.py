@@ -1,6 +1,6 @@
 """Read one choice's text in steps that wait for more of it. Pure.
 
-A format is a generator of steps, written as if the whole text were there:
+A format is a generator of steps, written as if it had the whole text:
 
     def steps(reader):
         while (yield from reader.content_until(BEGIN)):
@@ -12,7 +12,7 @@ A format is a generator of steps, written as if the whole text were there:
                 yield from reader.json_arguments()
                 reader.end_call()
 
-The reader's methods return the same however the text is cut, so the steps do.
+The reader's methods, and so the steps, return the same however the text is cut.
 """
 
 import re
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 Steps: TypeAlias = Generator[None, None, _T]
 """Steps that yield where they need more text."""
 MAX_HEAD_CHARS = 1024
-"""Of the text before the arguments: a longer one is no call whose arguments can be sent as they come."""
+"""The longest text before the arguments of a call that is sent as it arrives."""
 BLANKS = " \t\r\n"
 
 
@@ -51,7 +51,7 @@ class CallReader:
 
     @property
     def next_sign(self) -> str:
-        """Return the next sign, "" if there is none yet."""
+        """Return the next character, "" if there is none yet."""
         return self.text[:1]
 
     def content(self, text: str) -> None:
@@ -71,7 +71,7 @@ class CallReader:
             self._pending.append(text)
 
     def not_a_call(self, text: str) -> None:
-        """Add the text of what began as a call and is none: it is content, also after calls."""
+        """Add text that began like a call but is not one: it is content, even after calls."""
         self._has_content = True
         self.parsed.content += "".join([*self._pending, text])
         self._pending.clear()
@@ -100,7 +100,7 @@ class CallReader:
             self.not_a_call("")
 
     def not_a_call_until(self, markers: Markers) -> Steps[str]:
-        """Read the text of what is no call up to a marker; return the marker, "" at the end of the text."""
+        """Read text that is not a call, up to a marker; return the marker, "" at the end of the text."""
         return self.until(markers, self.not_a_call)
 
     def content_until(self, markers: Markers) -> Steps[str]:
@@ -118,7 +118,7 @@ class CallReader:
         return self.until(markers, _ignore)
 
     def until(self, markers: Markers, sink: Callable[[str], None], limit: int | None = None) -> Steps[str]:
-        """Pass the text before a marker to `sink` as it comes; return the marker, "" at the end or beyond `limit`."""
+        """Pass the text before a marker to `sink` as it arrives; return the marker, "" at the end or beyond `limit`."""
         num_chars = 0
         while True:
             before, marker, rest = markers.split(self.text)
@@ -138,7 +138,7 @@ class CallReader:
             yield
 
     def run_of(self, signs: str) -> Steps[str]:
-        """Return the signs up to one that is none of `signs`."""
+        """Return the characters up to one that is not in `signs`."""
         taken: list[str] = []
         while True:
             rest = self.text.lstrip(signs)
@@ -178,11 +178,11 @@ class CallReader:
         return self.json_value(self.arguments, JsonValueEnd())
 
     def rest_of_object(self) -> Steps[bool]:
-        """Leave out what is left of a JSON object; return whether it has ended."""
+        """Skip the rest of a JSON object; return whether it has ended."""
         return self.json_value(_ignore, JsonValueEnd(depth=1))
 
     def rest_of_text(self) -> Steps[None]:
-        """Leave out all text that is left."""
+        """Skip the rest of the text."""
         while True:
             self.text = ""
             if self.is_over:
@@ -190,7 +190,7 @@ class CallReader:
             yield
 
     def json_value(self, sink: Callable[[str], None], end: JsonValueEnd) -> Steps[bool]:
-        """Pass a JSON value to `sink` as it comes; return whether it has ended."""
+        """Pass a JSON value to `sink` as it arrives; return whether it has ended."""
         while True:
             at = end.find(self.text) if self.text else None
             value, self.text = (self.text, "") if at is None else (self.text[:at], self.text[at:])
@@ -233,4 +233,4 @@ class StepParser:
 
 
 def _ignore(text: str) -> None:
-    """Take text that nobody needs."""
+    """Discard text."""

@@ -120,7 +120,7 @@ def _function(value: Any, path: str) -> dict[str, Any]:
 
 
 def _check_schema(schema: Any, path: str) -> None:
-    """Refuse a schema that no arguments can match: they are always an object, and remote references are not fetched."""
+    """Refuse a schema that no arguments can match: arguments are an object, and remote references are not fetched."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{path} is not a JSON schema: it must be an object", path)
     if schema.get("type", "object") != "object":

@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class CallDelta:
-    """New text of call `index` of a choice: its name, in its first delta alone, and more of its arguments.
+    """New text of call `index` of a choice: its name, only in its first delta, and more of its arguments.
 
     The stage that runs the parser sets `call_id` in the first one, if the model did not write it.
     """
@@ -54,7 +54,7 @@ def joined(deltas: Iterable[CallDelta]) -> tuple[CallDelta, ...]:
 class ToolCallParser(Protocol):
     """Finds the calls in one choice's text, which arrives in pieces.
 
-    What it returns joins to the same content and calls however the text is split. It never raises: what is not a call
+    Its joined output does not depend on how the text is split. It never raises: what is not a call
     stays content. Text that may become a marker is held back until it is clear, at the latest until `flush`.
     """
 

@@ -16,7 +16,7 @@ from scheduler.tools.deltas import ParsedText
 _OPEN_FIELDS = frozenset((
     "$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties",
 ))  # fmt: skip
-"""Fields of a schema that allow or may allow properties beside those that it names."""
+"""Fields of a schema that allow or may allow properties that it does not name."""
 _CALL = CallObject("parameters")
 
 
@@ -50,7 +50,7 @@ def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments_schema(tool: Tool) -> dict[str, Any]:
-    """Return a copy of a tool's schema for an object with the properties that it names, none if it has no schema."""
+    """Return a copy of a tool's schema, closed to other properties unless it is open; that of {} if it has no schema."""
     schema = copy.deepcopy(tool["function"]["parameters"]) or {"properties": {}}
     schema.pop("$schema", None)
     schema.pop("$id", None)
@@ -74,7 +74,7 @@ def required_calls() -> StepParser:
 
 
 def _list_steps(reader: CallReader) -> Steps[None]:
-    """Read the list; what is none, from a worker that ignores grammars, is content."""
+    """Read the list; anything else, from a worker that ignores grammars, is content."""
     while True:
         reader.pending((yield from reader.run_of(" \t\r\n[],}")))
         if reader.next_sign != "{" or not (yield from _CALL.read(reader)):

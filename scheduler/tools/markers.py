@@ -15,7 +15,7 @@ class Markers:
     def split(self, text: str) -> tuple[str, str, str]:
         """Return what is before the first marker, the marker, and the text after it.
 
-        Without a marker, the last part is what may begin one.
+        Without a marker, the last part is text that may begin one.
         """
         found = self._any.search(text)
         if found is not None:

@@ -35,7 +35,7 @@ def read_value(reader: CallReader, level: int = 0) -> Steps[bool]:
 
 
 def _read_items(reader: CallReader, bracket: str, level: int) -> Steps[bool]:
-    """Read a list, a tuple, which JSON has as a list, or a dictionary."""
+    """Read a list, a tuple, which becomes a list, or a dictionary."""
     is_object, end = bracket == "{", _BRACKETS[bracket]
     reader.text = reader.text[1:]
     reader.arguments("{" if is_object else "[")
@@ -60,7 +60,7 @@ def _read_items(reader: CallReader, bracket: str, level: int) -> Steps[bool]:
 
 
 def _read_key(reader: CallReader) -> Steps[bool]:
-    """Read a dictionary's key, a text, and the colon after it."""
+    """Read a dictionary's key, a string, and the colon after it."""
     sign = reader.next_sign
     if sign not in ("'", '"') or not (yield from _read_text(reader, sign)):
         return False
@@ -73,7 +73,7 @@ def _read_key(reader: CallReader) -> Steps[bool]:
 
 
 def _read_text(reader: CallReader, quote: str) -> Steps[bool]:
-    """Read a text up to its closing quote; lines may break in it."""
+    """Read a string up to its closing quote; it may contain line breaks."""
     yield from reader.waited(3)
     if reader.text.startswith(quote * 3):
         quote *= 3
@@ -91,7 +91,7 @@ def _read_text(reader: CallReader, quote: str) -> Steps[bool]:
 
 
 def _escaped(escape: re.Match[str]) -> str:
-    """Return the JSON of what an escape stands for; one that Python does not know stays as it is."""
+    """Return the JSON of an escape's character; an escape that Python does not know is kept."""
     byte, short, long, octal, sign = escape.groups()
     if short:
         return f"\\u{short}"
@@ -106,7 +106,7 @@ def _inside(text: str) -> str:
 
 
 def _number(word: str) -> str | None:
-    """Return the JSON of a number, None if it is none that JSON has."""
+    """Return the JSON of a number, None if JSON has no such number."""
     for base in (10, 0):
         try:
             return str(int(word, base))

@@ -1,4 +1,4 @@
-"""Calls in a section between two markers, each a head with its name and a JSON object between two more. Pure."""
+"""Calls in a section between two markers: each has a head with its name, and a JSON object, between two more. Pure."""
 
 import re
 
@@ -20,7 +20,7 @@ class SectionCalls:
         self._after_text = Markers(self._call_end, self._section_end)
 
     def steps(self, reader: CallReader) -> Steps[None]:
-        """Read sections; what is no call within one is content."""
+        """Read sections; text within one that is not a call is content."""
         while (yield from reader.content_until(self._begin)):
             reader.pending(self._section)
             marker = yield from reader.content_until(self._inside)

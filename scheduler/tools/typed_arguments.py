@@ -16,7 +16,7 @@ _TYPES: dict[type, str] = {
 
 
 class TypedArguments:
-    """Writes the arguments of one call of the tool `name` as a JSON object, texts as they come."""
+    """Writes the arguments of one call of the tool `name` as a JSON object, strings as they arrive."""
 
     def __init__(self, reader: CallReader, name: str) -> None:
         self._reader = reader
@@ -67,7 +67,7 @@ class _TextPieces:
 
 
 def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Return the types that a property may have by the schema of an object: string if nothing names one, as in vLLM."""
+    """Return the types that an object's schema allows for a property: string if it names none, as in vLLM."""
     properties = schema.get("properties")
     one = properties.get(key) if isinstance(properties, dict) else None
     types = set[str]()
@@ -83,7 +83,7 @@ def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 
 def _named_types(one: Any, schema: Mapping[str, Any]) -> tuple[set[str], list[Any]]:
-    """Return the types that a schema within `schema` names, and the schemas that it is made of."""
+    """Return the types that a schema within `schema` names, and the schemas that it combines."""
     if not isinstance(one, dict):
         return set(), []
     named, values, reference = one.get("type"), one.get("enum"), one.get("$ref")
@@ -97,7 +97,7 @@ def _named_types(one: Any, schema: Mapping[str, Any]) -> tuple[set[str], list[An
 
 
 def typed_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value written as plain text: of the first type that it fits, or else a JSON string."""
+    """Return the JSON of a value written as plain text, by the first type that it fits, otherwise as a string."""
     if "null" in types and text.lower() == "null":
         return "null"
     number = _number(text, types)

@@ -5,8 +5,8 @@
     <arg_value>Paris</arg_value>
     </tool_call>
 
-A value has the type of the tool's schema, and ends at the first marker of its form. The name must be one of a tool, as
-in vLLM: nothing else shows that a text between the markers is a call.
+A value has the type of the tool's schema, and ends at the first marker of its form. The name must be a tool's, as
+in vLLM: nothing else shows that text between the markers is a call.
 """
 
 import re
@@ -26,7 +26,7 @@ _VALUE_END = Markers(VALUE_END, END)
 
 
 def glm45(reader: CallReader) -> Steps[None]:
-    """Send a call's name as soon as it is known, and texts among its arguments as they come."""
+    """Send a call's name as soon as it is known, and its text arguments as they arrive."""
     marker = yield from reader.content_until(_BEGIN)
     while marker:
         head = yield from reader.head(_HEAD, END)

@@ -20,7 +20,7 @@ _CALL = CallObject("arguments", marker=END)
 
 
 def hermes(reader: CallReader) -> Steps[None]:
-    """Send a call's name as soon as it is known and its arguments as they come."""
+    """Send a call's name as soon as it is known and its arguments as they arrive."""
     marker = yield from reader.content_until(_BEGIN)
     while marker:
         if (yield from _CALL.read(reader)):

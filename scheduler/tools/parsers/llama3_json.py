@@ -2,7 +2,7 @@
 
     <|python_tag|>{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "now", "parameters": {}}
 
-An object that is no call is content.
+An object that is not a call is content.
 """
 
 from scheduler.tools.call_object import CallObject
@@ -16,7 +16,7 @@ _CALL = CallObject("arguments", "parameters")
 
 
 def llama3_json(reader: CallReader) -> Steps[None]:
-    """Send a call's name as soon as it is known and its arguments as they come."""
+    """Send a call's name as soon as it is known and its arguments as they arrive."""
     reader.content((yield from reader.run_of(BLANKS)))
     if reader.next_sign == "{":
         yield from _CALL.read_list(reader)

@@ -19,7 +19,7 @@ _HEAD = re.compile(r"\s*(?:\[?\s*|(?P<name>[^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?(
 
 
 def mistral(reader: CallReader) -> Steps[None]:
-    """Send a call's name as soon as it is known and its arguments as they come."""
+    """Send a call's name as soon as it is known and its arguments as they arrive."""
     while (yield from reader.content_until(_CALLS)):
         reader.pending(CALLS)
         head = yield from reader.head(_HEAD, CALLS)

@@ -2,8 +2,8 @@
 
     [weather(city="Paris", days=[1, 2]), now()]
 
-Values become JSON as they come: texts, numbers, True, None, lists and objects of them. A list that does not begin with
-a call is content; what is no value within a call ends the text that is read.
+Values become JSON as they arrive: strings, numbers, True, None, lists and dictionaries. A list that does not begin with
+a call is content; an invalid value within a call ends the parsing.
 """
 
 import re
@@ -22,7 +22,7 @@ _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
 
 
 def pythonic(reader: CallReader) -> Steps[None]:
-    """Send a call's name as soon as it is known and its arguments as they come."""
+    """Send a call's name as soon as it is known and its arguments as they arrive."""
     reader.content((yield from reader.run_of(BLANKS)))
     if reader.next_sign == "[":
         yield from _read_list(reader)
@@ -32,7 +32,7 @@ def pythonic(reader: CallReader) -> Steps[None]:
 
 
 def _read_list(reader: CallReader) -> Steps[None]:
-    """Read calls up to the end of their list, or to what is no call."""
+    """Read calls up to the end of their list, or to something that is not a call."""
     head = yield from reader.head(_FIRST, begins=_BEGINS)
     while head is not None:
         reader.begin_call(head.group(1))
@@ -48,7 +48,7 @@ def _read_list(reader: CallReader) -> Steps[None]:
 
 
 def _read_arguments(reader: CallReader) -> Steps[bool]:
-    """Read the arguments of a call and the bracket after them; return whether they were right."""
+    """Read the arguments of a call and the bracket after them; return whether they are valid."""
     before = "{"
     while True:
         yield from reader.run_of(BLANKS)

@@ -34,7 +34,7 @@ _AFTER_CALL = Markers(END, BEGIN, FUNCTION)
 
 
 def qwen3_coder(reader: CallReader) -> Steps[None]:
-    """Send a call's name as soon as it is known, and texts among its arguments as they come."""
+    """Send a call's name as soon as it is known, and its text arguments as they arrive."""
     marker = yield from reader.content_until(_BEGIN)
     while marker:
         head = yield from reader.head(_HEADS[marker], END)

@@ -12,7 +12,7 @@ from scheduler.tools.parsers import deepseek, glm45, hermes, kimi_k2, llama3_jso
 class CallFormat:
     """A format: its steps, and the texts that must reach them even if they are special tokens.
 
-    `short_ids`: its chat templates accept ids of nine letters and digits alone.
+    `short_ids`: its chat templates accept only ids of nine letters and digits.
     """
 
     steps: Callable[[CallReader], Steps[None]]
