@@ -44,13 +44,17 @@ def forced_constraint(choice: ToolChoice) -> Constraint | None:
 def call_options(
     choice: ToolChoice, parser: str | None, request_id: str, prompt: tuple[int, ...]
 ) -> CallOptions | None:  # fmt: skip
-    """Return how the text of an answer becomes calls, None if it has none. OpenAI's named calls finish with `stop`."""
-    if choice.mode is ChoiceMode.NONE:
+    """Return how the text of an answer becomes content and calls, None if it is content as it is.
+
+    OpenAI's named calls finish with `stop`.
+    """
+    call_format = None if parser is None else CALL_FORMATS[parser]
+    if choice.mode is ChoiceMode.NONE and (call_format is None or not call_format.frames_content):
         return None
-    origin, call_format = call_origin(request_id, prompt), None if parser is None else CALL_FORMATS[parser]
+    origin, max_calls = call_origin(request_id, prompt), None if choice.parallel else 1
     short_ids = call_format is not None and call_format.short_ids
     if choice.mode is ChoiceMode.REQUIRED:
-        return CallOptions(required_calls, origin, only_first=not choice.parallel, forced=True, short_ids=short_ids)
+        return CallOptions(required_calls, origin, max_calls=max_calls, forced=True, short_ids=short_ids)
     if choice.mode is ChoiceMode.NAMED:
         name = choice.tools[0]["function"]["name"]
         return CallOptions(lambda: NamedCall(name), origin, finish_reason=None, forced=True, short_ids=short_ids)
@@ -59,7 +63,7 @@ def call_options(
     return CallOptions(
         partial(StepParser, call_format.steps, schemas_by_name(choice.tools)), origin,
         "function_call" if choice.legacy else "tool_calls",
-        only_first=not choice.parallel, markers=call_format.markers, short_ids=short_ids,
+        max_calls=0 if choice.mode is ChoiceMode.NONE else max_calls, markers=call_format.markers, short_ids=short_ids,
     )  # fmt: skip
 
 

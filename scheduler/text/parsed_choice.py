@@ -113,8 +113,8 @@ class ParsedChoice:
             if not (self._calls.forced and finish_reason == "length"):  # a truncated call is not content
                 parsed.content += last.content
             parsed.calls += last.calls
-        if self._calls.only_first:
-            parsed.calls = [delta for delta in parsed.calls if delta.index == 0]
+        if (max_calls := self._calls.max_calls) is not None:
+            parsed.calls = [delta for delta in parsed.calls if delta.index < max_calls]
         return parsed
 
     def _stop_in_skipped(self, parsed: ParsedText) -> tuple[str | None, int]:

@@ -9,6 +9,7 @@ _SIGNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mistral": (("[TOOL_CALLS]",), ()),
     "deepseek_v3": (("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json"), ()),
     "deepseek_v31": (("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"), ("```json",)),
+    "openai": (("<|start|>", "<|channel|>", "<|message|>"), ()),
     "kimi_k2": (("<|tool_call_begin|>", "<|tool_call_argument_begin|>"), ()),
 }
 """The texts that a template of each format has, and those that it does not have."""

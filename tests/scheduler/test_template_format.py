@@ -21,6 +21,7 @@ SHOWN = {
     "mistral": "{{ '[TOOL_CALLS] [' }}",
     "deepseek_v3": "<｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n```json\\n' + arguments + '\\n```",
     "deepseek_v31": "<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments + '<｜tool▁call▁end｜>",
+    "openai": "<|start|>assistant<|channel|>final<|message|>",
     "kimi_k2": "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>",
 }
 
@@ -34,7 +35,7 @@ def test_a_template_shows_its_format(name: str) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        None, "", "{{ messages }}", "<|channel|>commentary to=functions.f", "<tool_response>", "<|tool_call|>[{}]",
+        None, "", "{{ messages }}", "<|channel|>", "<tool_response>", "<|tool_call|>[{}]",
         "<tool_calls>[{\"name\": n, \"arguments\": a}]</tool_calls>", "<seed:tool_call><function=f><parameter=p>",
         "<tool_call>f<tool_sep><arg_key>k</arg_key><arg_value>v</arg_value>", "<longcat_tool_call>arguments",
         SHOWN["hermes"] + SHOWN["mistral"], SHOWN["llama3_json"] + SHOWN["pythonic"],

@@ -5,19 +5,31 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from scheduler.tools.call_reader import CallReader, Steps
-from scheduler.tools.parsers import deepseek, glm45, hermes, kimi_k2, llama3_json, mistral, pythonic, qwen3_coder
+from scheduler.tools.parsers import (
+    deepseek,
+    glm45,
+    harmony,
+    hermes,
+    kimi_k2,
+    llama3_json,
+    mistral,
+    pythonic,
+    qwen3_coder,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """A format: its steps, and the texts that must reach them even if they are special tokens.
 
-    `short_ids`: its chat templates accept only ids of nine letters and digits.
+    `short_ids`: its chat templates accept only ids of nine letters and digits. `frames_content`: answers without calls
+    have markers too, so all answers are parsed.
     """
 
     steps: Callable[[CallReader], Steps[None]]
     markers: tuple[str, ...]
     short_ids: bool = False
+    frames_content: bool = False
 
 
 _DEEPSEEK_V3 = CallFormat(deepseek.DEEPSEEK_V3.steps, (*deepseek.DEEPSEEK_V3.markers, deepseek.SEPARATOR))
@@ -44,4 +56,5 @@ CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType({
     "glm45": _GLM45,
     "glm47": _GLM45,
     "kimi_k2": _KIMI_K2,
+    "openai": CallFormat(harmony.harmony, harmony.MARKERS, frames_content=True),
 })  # fmt: skip
