@@ -11,7 +11,8 @@ layers    | a decode step without attention, as transformers           | bytes r
 steps     | decode after 2,048 tokens, in batches; prefill 4 x 2,048   | bytes read; products      | 70% at batch 1; 60%
 peers     | vLLM if installed, else   transformers, eager and SDPA   | the same                  |
 hand-off  | KV between two processes by cuda_ipc                       | a copy within the device  | 80%
-pd        | P and D on the device against one combined instance        |                           |
+pd        | P and D on the device against one combined instance; gaps  | gaps without KV           |
+          | between tokens on D while KV arrives                       |                           |
 tp        | tokens/s of 32 streams on two devices against one          | the same on one device    | 160%
 
 Fractions are of an H200's limits (4.3 TB/s, 788 TFLOP/s), or with --limits here of those measured in the same run.
@@ -47,6 +48,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--limits", default="h200", choices=("h200", "here"), help="limits to compare with (default: h200)"
     )
     parser.add_argument("--transport", help="KV transport of hand-off and pd (default: the device's first)")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks of each instance of pd (default: 1)")
     parser.add_argument("--tiny", action="store_true", help="a smoke run on a tiny model")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     args = parser.parse_args(arguments)

@@ -10,10 +10,13 @@ side that starts alternates, so a noisy machine disturbs both alike.
 Computed for every pair of requests, from the moment of sending, median over the pairs:
     hop       (second token of P/D - second token of combined) / first token of combined      goal: under 5%
     gap       the same for (second - first) of each side: the hop without the noise of two prefills
+Then streams decode on D while such prompts are handed off to it one by one, each followed by as long a pause:
+    alone, kv   the gaps between the tokens of the streams in the pauses, and while a prompt is under way
 """
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import random
@@ -24,8 +27,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,6 +44,7 @@ from benchmarks.kv.table import cpu
 START_S = 300
 HOP_GOAL = 0.05
 WARM_UPS = 2
+STREAMS = 8
 Times = dict[str, list[tuple[float, float]]]
 
 
@@ -53,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         start_combined(stack, combined_port, instance_port, args, folder)
         for prompt_tokens in args.prompt_tokens:
             ports = {"pd": pd_port, "combined": combined_port}
-            rows.append(summary(prompt_tokens, measure(ports, prompt_tokens, args.runs), args))
+            times = measure(ports, prompt_tokens, args.runs)
+            gaps = measure_gaps(pd_port, prompt_tokens, args.runs, args.stream_tokens)
+            rows.append({**summary(prompt_tokens, times, args), **gaps})
             print(json.dumps(rows[-1]), flush=True)
     print_table(rows)
     return rows
@@ -64,6 +73,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[512, 4096], help="default: 512 4096")
     parser.add_argument("--runs", type=int, default=20, help="requests to each side (default: 20)")
+    parser.add_argument(
+        "--stream-tokens", type=int, default=256, help=f"of each request of the {STREAMS} streams (default: 256)"
+    )
     parser.add_argument("--chunk", type=int, default=512, help="--prefill-chunk-size of every engine (default: 512)")
     parser.add_argument("--dtype", default="auto", help="of every engine (default: auto)")
     parser.add_argument("--model", help="folder of a model (default: the default model)")
@@ -123,15 +135,70 @@ def measure(ports: dict[str, int], prompt_tokens: int, runs: int) -> Times:
 
 def two_tokens(port: int, model: str, prompt: list[int]) -> tuple[float, float]:
     """Request a few tokens and return the arrival of the first two pieces of text, in seconds after sending."""
+    began = time.perf_counter()
+    arrivals = list(token_times(port, model, prompt, 12))
+    return arrivals[0] - began, arrivals[1] - began
+
+
+def measure_gaps(port: int, prompt_tokens: int, runs: int, stream_tokens: int) -> dict[str, Any]:
+    """Return percentiles of the gaps between tokens of streams, in ms, and the KV bytes handed off meanwhile."""
+    model, rng, over = model_name(port), random.Random(2), threading.Event()
+    gaps: list[tuple[float, float]] = []
+    windows: list[tuple[float, float]] = []
+
+    def decode(number: int) -> None:
+        while not over.is_set():
+            gaps.extend(itertools.pairwise(token_times(port, model, [100 + number] * 16, stream_tokens)))
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(decode, number) for number in range(STREAMS)]
+        try:
+            for index in range(runs + WARM_UPS):
+                if index == WARM_UPS:
+                    windows, bytes_before = [], handed_bytes(port)
+                began = time.perf_counter()
+                list(token_times(port, model, [rng.randrange(100, 900) for _ in range(prompt_tokens)], 2))
+                windows.append((began, time.perf_counter()))
+                time.sleep(windows[-1][1] - began)
+            handed = handed_bytes(port) - bytes_before
+        finally:
+            over.set()
+        for one in streams:
+            one.result()
+    found: dict[str, list[float]] = {"alone": [], "kv": []}
+    for start, end in gaps:
+        if windows[0][0] <= start and end <= 2 * windows[-1][1] - windows[-1][0]:
+            is_under_way = any(start < last and first < end for first, last in windows)
+            found["kv" if is_under_way else "alone"].append(1000 * (end - start))
+    if any(len(times) < 2 for times in found.values()):
+        raise SystemExit(f"too few tokens between {len(windows)} prompts: use more --runs")
+    percentiles = {name: statistics.quantiles(times, n=100) for name, times in found.items()}
+    return {
+        "handed_bytes": handed,
+        **{
+            f"token_gap_p{number}_{name}_ms": round(of[number - 1], 2)
+            for name, of in percentiles.items()
+            for number in (50, 99)
+        },
+    }
+
+
+def handed_bytes(port: int) -> float:
+    """Return the KV bytes of all hand-offs that have ended."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("pdserve_kv_handoff_bytes_total"))
+
+
+def token_times(port: int, model: str, prompt: list[int], max_tokens: int) -> Iterator[float]:
+    """Request a completion and yield the time of each piece of text."""
     body = {
-        "model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "stream": True,
-        "skip_special_tokens": False,
+        "model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
+        "stream": True, "skip_special_tokens": False,
     }  # fmt: skip
-    began, arrivals = time.perf_counter(), []
     for event in stream(port, body):
         if event.get("choices") and event["choices"][0].get("text"):
-            arrivals.append(time.perf_counter() - began)
-    return arrivals[0], arrivals[1]
+            yield time.perf_counter()
 
 
 def stream(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -44,7 +44,9 @@ def measure(args: argparse.Namespace, device: Device) -> Iterator[Row]:
         "hand-off": lambda: measure_hand_off(
             device, limits, args.transport, mib=1 if tiny else 1024, rounds=rounds, judged=judged
         ),
-        "pd": lambda: measure_pd(shapes[0], device, args.transport, requests=2 if tiny else 20, tiny=tiny),
+        "pd": lambda: measure_pd(
+            shapes[0], device, args.transport, ranks=args.ranks, requests=4 if tiny else 20, tiny=tiny
+        ),
         "tp": lambda: measure_tensor_parallel(shapes[0], device, tiny=tiny),
     }  # fmt: skip
     for part in args.parts:

@@ -24,7 +24,8 @@ SHOWS = {
     "engine-1b": "decode and prefill of one engine with random weights",
     "engine-8b": "the same with an 8B shape",
     "pd-one-card": "the hop between two processes on one card; on GPUs also P/D against one combined instance",
-    "pd-two-cards": "the same with a card for each, over NCCL or HCCL",
+    "pd-two-cards": "P/D with a card for each, over NCCL or HCCL, and the gap between D's tokens while KV arrives",
+    "pd-tp-2": "the same with two ranks each, on four cards: KV beside the sums",
     "tp-2": "32 streams on an 8B shape, on two cards against one",
     "vllm-install": "on GPUs: vLLM's wheel in an environment of its own inside the folder",
     "vllm": "on GPUs: vLLM and this engine in turn",
@@ -86,9 +87,16 @@ def find_card(kind: str) -> Card | str:
 def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
     """Return all steps in order, also those that this machine cannot run."""
     shares = may_share(kind_named(card.kind))  # two instances on one NPU are refused
-    alone = None if card.count > 1 else "one device is visible"
-    visible = find_kind(card.kind).traits.visible_variable
-    both = {} if visible is None or visible in os.environ else {visible: "0,1"}  # else gpu.py takes the first alone
+
+    def on(count: int) -> dict[str, Any]:
+        """Return how a step gets so many devices, or why it cannot: gpu.py itself shows as many as one side needs."""
+        visible = find_kind(card.kind).traits.visible_variable
+        is_set = visible is None or visible in os.environ
+        return {
+            "not_here": None if card.count >= count else f"{card.count} of {count} devices visible",
+            "environ": {} if is_set else {visible: ",".join(map(str, range(count)))},
+        }
+
     return [
         _selftest("selftest", [f"{group}: " for group in GROUPS if group != LOST_PEER], card, folder),
         _selftest("lost-peer", [f"{LOST_PEER}: "], card, folder),
@@ -96,8 +104,9 @@ def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
         _rates("engine-1b", "1b", ["limits", "layers", "steps"], card, folder, tiny),
         _rates("engine-8b", "8b", ["limits", "layers", "steps"], card, folder, tiny),
         _rates("pd-one-card", "1b", ["limits", "hand-off", *(["pd"] if shares else [])], card, folder, tiny),
-        _rates("pd-two-cards", "1b", ["pd"], card, folder, tiny, "process_group", not_here=alone, environ=both),
-        _rates("tp-2", "8b", ["tp"], card, folder, tiny, not_here=alone, environ=both),
+        _rates("pd-two-cards", "1b", ["pd"], card, folder, tiny, "--transport", "process_group", **on(2)),
+        _rates("pd-tp-2", "1b", ["pd"], card, folder, tiny, "--transport", "process_group", "--ranks", "2", **on(4)),
+        _rates("tp-2", "8b", ["tp"], card, folder, tiny, **on(2)),
         *_vllm(card, folder),
     ]
 
@@ -109,14 +118,13 @@ def _selftest(name: str, only: list[str], card: Card, folder: Path) -> Step:
 
 
 def _rates(
-    name: str, shape: str, parts: list[str], card: Card, folder: Path, tiny: bool, transport: str | None = None, *,
+    name: str, shape: str, parts: list[str], card: Card, folder: Path, tiny: bool, *more: str,
     not_here: str | None = None, environ: Mapping[str, str] | None = None,
 ) -> Step:  # fmt: skip
     rows = folder / f"{name}.json"
     command = (
         *_python(str(_ROOT / "benchmarks" / "gpu.py")), "--device", card.kind, "--shapes", shape, "--limits", "here",
-        "--parts", *parts, "--json", str(rows), *(("--tiny",) if tiny else ()),
-        *(("--transport", transport) if transport else ()),
+        "--parts", *parts, "--json", str(rows), *more, *(("--tiny",) if tiny else ()),
     )  # fmt: skip
     return Step(name, (command,), lambda: _measured(rows), (rows,), environ or {}, not_here=not_here)
 

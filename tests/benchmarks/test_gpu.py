@@ -121,7 +121,10 @@ def test_a_row_has_its_fraction_and_whether_it_is_enough() -> None:
 @pytest.mark.cluster
 def test_processes_hand_off_and_serve_on_a_tiny_model(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    command = [sys.executable, "-P", str(SCRIPT), "--device", "cpu", "--tiny", "--parts", "hand-off", "pd"]
+    command = [
+        sys.executable, "-P", str(SCRIPT), "--device", "cpu", "--tiny", "--parts", "hand-off", "pd", "--ranks", "2",
+        "--transport", "process_group",
+    ]  # fmt: skip
 
     with subprocess.Popen([*command, "--json", str(file)], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
         try:
@@ -134,3 +137,6 @@ def test_processes_hand_off_and_serve_on_a_tiny_model(tmp_path: Path) -> None:
     assert [row["note"] for row in rows if row["value"] is None] == []
     assert sum("digest" in row["measure"] for row in rows) == 2
     assert any("second token" in row["measure"] and row["who"] == "pd" for row in rows)
+    assert sum("token gap p99" in row["measure"] and row["value"] > 0 for row in rows) == 2
+    (handed,) = (row["value"] for row in rows if "KV handed off" in row["measure"])
+    assert handed >= 4 * TINY.prompt_tokens * TINY.kv_token_bytes / 1e6

@@ -38,3 +38,4 @@ def test_both_sides_start_answer_and_end(tmp_path: Path) -> None:
     row = json.loads(output.splitlines()[0])
     assert row["first_token_pd_ms"] > 0
     assert row["second_token_combined_ms"] > 0
+    assert min(row["token_gap_p50_alone_ms"], row["token_gap_p99_kv_ms"], row["handed_bytes"]) > 0
