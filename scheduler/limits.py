@@ -15,7 +15,8 @@ class ControlLimits:
     lost after `silence_s`; both are extended by the instance's own starvation, up to `silence_most_s`. One whose engine
     is stuck is lost when its last progress is older than `progress_s`, or than its turns explain
     (wire/shared_limits.py). Without starvation or slow turns both are detected within 10 s, a heartbeat's delay
-    included. A session gets a quick reconnect once it has lasted `lived_s`.
+    included. A session gets a quick reconnect once it has lasted `lived_s`. An instance that is refused is asked again
+    after `refused_first_s`, then after twice as long, up to `refused_retry_s`.
 
     Concurrent retries are limited to `retry_share` of the active requests, at least `min_retries`; none counts longer
     than `retry_window_s`. A reservation takes `reserve_s` at most, plus `grammar_s` if a grammar is compiled for it,
@@ -47,6 +48,7 @@ class ControlLimits:
     backoff_most_s: float = 0.5
     backoff_young_s: float = 8.0
     lived_s: float = 10.0
+    refused_first_s: float = 1.0
     refused_retry_s: float = 10.0
     reserve_s: float = 5.0
     grammar_s: float = 90.0

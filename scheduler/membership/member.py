@@ -82,6 +82,7 @@ class Member:
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
         self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # next short session's; due now
+        self._refused_s = min(limits.refused_first_s, limits.refused_retry_s)
         self._still = CappedLog(_log)
 
     @property
@@ -110,7 +111,8 @@ class Member:
             except Incompatible as error:
                 self._set_state(MemberState.REFUSED, str(error))
                 self._registry.refuse(self.expected, error)
-                await asyncio.sleep(self._limits.refused_retry_s)
+                await asyncio.sleep(self._refused_s)
+                self._refused_s = min(2 * self._refused_s, self._limits.refused_retry_s)
             except PdserveError as error:
                 why = str(error).removeprefix(f"{self.expected.address}: ")  # the log line names the address
                 self._set_state(self._state_after(error), why)
@@ -179,6 +181,7 @@ class Member:
             self._suspicion_changed,
         )
         self.description = description
+        self._refused_s = min(self._limits.refused_first_s, self._limits.refused_retry_s)
         self._set_state(MemberState.LIVING, "")
         began = asyncio.get_running_loop().time()
         try:

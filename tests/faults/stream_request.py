@@ -20,6 +20,7 @@ class StreamResult:
     ended_at: float = 0.0
     text: str = ""
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
 
 
 async def request_stream(
@@ -64,7 +65,8 @@ async def _read(response: httpx.Response, result: StreamResult, on_token: Callab
             result.outcome, result.message = ERROR, event["error"]["message"]
             continue
         if not event["choices"]:
-            result.num_tokens = event["usage"]["completion_tokens"]
+            usage = event["usage"]
+            result.num_tokens, result.num_prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
             continue
         choice = event["choices"][0]
         result.text += choice["text"]

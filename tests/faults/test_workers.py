@@ -165,12 +165,16 @@ async def _request_all(processes: Processes) -> list[StreamResult]:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int) -> StreamResult:
-        prompt = [5 + number, *range(20, 20 + 40 + number)]
+        temperature = 0.8 if number % 2 else 0.0
         async with room:
-            return await request_stream(client, prompt, LENGTH, temperature=0.8 if number % 2 else 0.0, seed=number)
+            return await request_stream(client, _prompt(number), LENGTH, temperature=temperature, seed=number)
 
     async with httpx.AsyncClient(base_url=processes.client.base_url, timeout=120.0) as client:
         return list(await asyncio.gather(*map(one, range(REQUESTS))))
+
+
+def _prompt(number: int) -> list[int]:
+    return [5 + number, *range(20, 20 + 40 + number)]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +254,8 @@ def _check(results: list[StreamResult], right: list[StreamResult]) -> int:
     """Check that every request ended once, with the right answer or an error; return how many were answered."""
     answered = [(one, correct) for one, correct in zip(results, right, strict=True) if one.outcome == ANSWER]
     assert not [(one, correct) for one, correct in answered if one.text != correct.text]
-    assert all(one.num_tokens == LENGTH for one, _ in answered)
+    for number, one in enumerate(results):
+        if one.outcome == ANSWER:
+            assert (one.num_prompt_tokens, one.num_tokens) == (len(_prompt(number)), LENGTH), "usage counts once"
     assert not [one for one in results if one.outcome == CLOSED]
     return len(answered)

@@ -1,0 +1,141 @@
+"""The fields of a request over vLLM workers, each by leg: what reaches prefill, what decode, and what is refused."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from flags.options import EngineOptions
+from scheduler.app import build_app
+from scheduler.app_context import AppContext, ReadyReport
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.model.files import read_model_files
+from scheduler.observability.metrics import Metrics
+from scheduler.tokens import Tokens
+from tests.scheduler.worker_cluster import WorkerCluster, leg_id, with_fake
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TEXT = "the quick brown fox jumps over the lazy dog"
+SAMPLED = {"temperature": 0.8, "seed": 5}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+PICTURE = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/cat.png"}}
+ABSENT, PRESENT = "absent", "present"
+"""What is checked of a key in place of its value."""
+
+
+@asynccontextmanager
+async def served(model_folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, WorkerCluster]]:
+    """The HTTP API over a prefill and a decode worker."""
+    async with WorkerCluster("PD", with_fake(vocab_size=320, max_model_len=512)).serving() as cluster:
+        config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions())
+        tokens = Tokens(read_model_files(str(model_folder)), config.options.chat_settings(keyed=False))
+        context = AppContext(config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True))
+        transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                yield client, cluster
+        finally:
+            await tokens.close()
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: the request, its legs of each role, and of their bodies what is checked."""
+
+    body: Mapping[str, Any]
+    prefill: Mapping[str, Any] = field(default_factory=dict)
+    decode: Mapping[str, Any] = field(default_factory=dict)
+    num_legs: int = 1
+    path: str = COMPLETIONS
+    num_choices: int = 1
+    text: str = ""
+
+
+FIELDS = {
+    "n": Field({"n": 2, **SAMPLED}, {"n": ABSENT}, {"n": ABSENT}, num_legs=2, num_choices=2),
+    "best_of": Field({"best_of": 3, **SAMPLED}, {"best_of": ABSENT}, {"best_of": ABSENT, "logprobs": 0}, num_legs=3),
+    "echo": Field({"echo": True}, {"echo": ABSENT, "prompt_logprobs": ABSENT}, {"echo": ABSENT}, text=TEXT),
+    "echo with log probabilities": Field(
+        {"echo": True, "logprobs": 2}, {"echo": ABSENT, "prompt_logprobs": 2}, {"echo": ABSENT, "logprobs": 2},
+        text=TEXT,
+    ),
+    "logprobs": Field({"logprobs": 2}, {"logprobs": ABSENT}, {"logprobs": 2}),
+    "prompt_logprobs": Field({"prompt_logprobs": 1}, {"prompt_logprobs": 1}, {"prompt_logprobs": ABSENT}),
+    "a grammar": Field(
+        {"structured_outputs": {"choice": ["fox", "dog"]}}, {"structured_outputs": ABSENT},
+        {"structured_outputs": {"choice": ["fox", "dog"]}},
+    ),
+    "a stop string": Field({"stop": ["zebra"]}, {"stop": ABSENT}, {"stop": ABSENT}),
+    "stop_token_ids": Field({"stop_token_ids": [7]}, {"stop_token_ids": ABSENT}, {"ignore_eos": True}),
+    "min_tokens": Field({"min_tokens": 3}, {"min_tokens": 1, "max_tokens": 1}, {"min_tokens": 3, "max_tokens": 8}),
+    "sampling": Field(
+        SAMPLED | {"top_p": 0.5, "top_k": 9, "presence_penalty": 1.0},
+        {"temperature": 0.0, "seed": ABSENT, "top_p": ABSENT},
+        SAMPLED | {"top_p": 0.5, "top_k": 9, "presence_penalty": 1.0},
+    ),
+    "cache_salt": Field({"cache_salt": "s"}, {"cache_salt": PRESENT}, {"cache_salt": PRESENT}),
+    "user": Field({"user": "u", "request_id": "mine"}, {"user": ABSENT, "request_id": ABSENT}, {"user": ABSENT}),
+    "tools that may not be called": Field(
+        {"tools": [TOOL], "tool_choice": "none"}, {"tools": ABSENT}, {"tools": ABSENT}, path=CHAT
+    ),
+    "a tool that must be called": Field(
+        {"tools": [TOOL], "tool_choice": "required"}, {"tools": ABSENT, "structured_outputs": ABSENT},
+        {"tools": ABSENT, "tool_choice": ABSENT, "structured_outputs": PRESENT}, path=CHAT,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FIELDS.values(), ids=FIELDS)
+@pytest.mark.anyio
+async def test_each_field_reaches_the_legs_that_need_it(row: Field, model_folder: Path) -> None:
+    prompt = {"messages": [{"role": "user", "content": TEXT}]} if row.path == CHAT else {"prompt": TEXT}
+    async with served(model_folder) as (client, cluster):
+        body = {"model": str(model_folder), "max_tokens": 8, "temperature": 0, **prompt, **row.body}
+        response = await client.post(row.path, json=body)
+
+        assert response.status_code == 200, response.text
+        answer, legs = response.json(), [worker.received for worker in cluster.workers]
+        assert len(answer["choices"]) == row.num_choices
+        assert answer["choices"][0].get("text", "").startswith(row.text)
+        num_prompt = len(legs[0][0].body["prompt"])
+        assert answer["usage"]["prompt_tokens"] == num_prompt
+        assert answer["usage"]["completion_tokens"] == 8 * row.num_legs
+        for found, expected in zip(legs, (row.prefill, row.decode), strict=True):
+            assert len({leg_id(one) for one in found}) == len(found) == row.num_legs
+            assert [one for one in found if not _has(one.body, expected)] == []
+        if row.num_legs > 1:
+            assert len({one.body["seed"] for one in legs[1]}) == row.num_legs
+
+
+def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    found = {key: body.get(key, ABSENT) for key in expected}
+    return all(found[key] == value or (value == PRESENT and found[key] != ABSENT) for key, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (COMPLETIONS, {"prompt": TEXT, "n": 2}, "n must be 1 when using greedy sampling"),
+        (COMPLETIONS, {"prompt": TEXT, "use_beam_search": True, "n": 2}, "beam search is not available over workers"),
+        (COMPLETIONS, {"prompt": TEXT, "bad_words": ["fox"]}, "bad_words is not available over workers"),
+        (COMPLETIONS, {"prompt": [7] * 512}, "maximum context length"),
+        (COMPLETIONS, {"prompt": TEXT, "kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+        (CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, "image_url parts are not supported yet"),
+        ("/v1/embeddings", {"input": TEXT}, "vectors and scores are not available over workers"),
+    ],
+)
+@pytest.mark.anyio
+async def test_what_is_refused_reaches_no_worker(
+    path: str, fields: dict[str, Any], message: str, model_folder: Path
+) -> None:
+    async with served(model_folder) as (client, cluster):
+        response = await client.post(path, json={"model": str(model_folder), "temperature": 0, **fields})
+
+        assert response.status_code in (400, 404), response.text
+        assert message in response.json()["error"]["message"]
+        assert not any(worker.received for worker in cluster.workers)
