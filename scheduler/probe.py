@@ -36,6 +36,7 @@ class PathProbe:
         self._readiness = readiness
         self._limits = limits
         self._failures = CappedLog(_log)
+        self._uncompared: set[tuple[int, int]] = set()
 
     async def run(self) -> None:
         """Probe and prove until cancelled."""
@@ -82,6 +83,7 @@ class PathProbe:
 
         async with asyncio.TaskGroup() as tasks:
             while True:
+                self._doubt_uncompared()
                 for gap in next_proofs(self._readiness.unproven(), running):
                     running.add(gap)
                     tasks.create_task(prove(gap))
@@ -91,30 +93,50 @@ class PathProbe:
                         await ended.wait()
 
     async def _prove(self, prefill: int, decode: int) -> None:
-        """Let a pair of workers serve if it answers like its decode worker alone."""
+        """Let a pair of workers serve if it answers like its decode worker alone, and that like our own instances."""
         try:
             path = self._readiness.description(prefill).path
         except InstanceLost:
             return
-        plans = [Plan("local", None, decode, "proof"), Plan(path, prefill, decode, "proof")]
-        names = self._readiness.names(plans[1])
+        pair, own = Plan(path, prefill, decode, "proof"), self._readiness.own_plan()
+        names = self._readiness.names(pair)
         try:
-            alone, through = [await self._answer(plan) for plan in plans]
-            why = difference(alone, through)
+            why = await self._difference(pair, own)
         except PdserveError as error:
             why = str(error)
-        if self._readiness.set_proof(plans[1], why):
+        if self._readiness.set_proof(pair, why):
+            if own is None:
+                self._uncompared.add((prefill, decode))
             _log.info("pair_proven", **names)
         else:
             self._failures.warning("pair_not_proven", f"proof of {' and '.join(names.values())}", **names, reason=why)
 
-    async def _answer(self, plan: Plan) -> list[TokenOutput]:
-        described = self._readiness.description(plan.decode)
-        timeout_s = self._limits.proof_timeout_s * self._readiness.slowness(plan)
-        request = proof_request(described.block_size, described.max_model_len, secrets.token_hex(8), timeout_s)
-        output = RecordedOutput()
-        await self._dispatch.probe(request, plan, output)
-        return output.outputs[0, 0]
+    async def _difference(self, pair: Plan, own: Plan | None) -> str | None:
+        """Return how the answers differ, None if they do not. Raises PdserveError."""
+        longest = min(self._readiness.description(one.decode).max_model_len for one in (pair, own) if one is not None)
+        block_size = self._readiness.description(pair.decode).block_size
+
+        async def answer(plan: Plan) -> list[TokenOutput]:
+            timeout_s = self._limits.proof_timeout_s * self._readiness.slowness(plan)
+            output = RecordedOutput()
+            request = proof_request(block_size, longest, secrets.token_hex(8), timeout_s)
+            await self._dispatch.probe(request, plan, output)
+            return output.outputs[0, 0]
+
+        alone = await answer(Plan("local", None, pair.decode, "proof"))
+        why = difference(alone, await answer(pair))
+        if why is not None or own is None:
+            return why
+        ours = " and ".join(self._readiness.names(own).values())
+        why = difference(await answer(own), alone, f"by {ours}")
+        return None if why is None else f"it does not serve the model of {ours}: {why}"
+
+    def _doubt_uncompared(self) -> None:
+        """Prove again, beside our own instances, the pairs that were proven while there were none."""
+        if self._uncompared and self._readiness.own_plan() is not None:
+            for pair in self._uncompared:
+                self._readiness.doubt(*pair, "not compared with pdserve's own instances yet")
+            self._uncompared.clear()
 
     def _found_no_room(self, error: PdserveError, plan: Plan) -> bool:
         """Whether the probe failed only for lack of room: refused by a progressing pair, or delayed by a full one."""

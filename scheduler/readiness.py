@@ -9,7 +9,7 @@ import math
 
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import InstanceLoad
-from scheduler.membership.kv_pairs import UNPROVEN, KvGap
+from scheduler.membership.kv_pairs import UNPROVEN, GapKind, KvGap
 from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
@@ -102,6 +102,17 @@ class Readiness:
         self._registry.changed()
         return True
 
+    def own_plan(self) -> Plan | None:
+        """Return a plan of pdserve's own instances that was used recently, None where there is none."""
+        own = {one.index for one in self._registry.living() if one.description.worker is None}
+        return next((plan for plan in self._recent_plans() if plan.decode in own), None)
+
+    def doubt(self, prefill: int, decode: int, why: str) -> None:
+        """Let a pair of living workers prove itself again."""
+        if {prefill, decode} <= self._living_epochs().keys():
+            self._registry.kv_pairs.disprove(prefill, decode, why, GapKind.UNPROVEN)
+            self._registry.changed()
+
     def description(self, index: int) -> InstanceDescription:
         """Return the description of a living instance. Raises InstanceLost."""
         return self._registry.instance(index).description
@@ -112,8 +123,7 @@ class Readiness:
 
     def ready(self) -> bool:
         """Whether some living pair was used within the window."""
-        window_s = self._limits.ready_window_s
-        return any(age <= window_s * self.slowness(plan) for plan, age in self._probe_ages().items())
+        return bool(self._recent_plans())
 
     def due(self) -> list[Plan]:
         """Return the living pairs not used recently, longest ago first."""
@@ -121,6 +131,10 @@ class Readiness:
         return sorted(
             (plan for plan in ages if ages[plan] > after_s * self.slowness(plan)), key=lambda plan: -ages[plan]
         )
+
+    def _recent_plans(self) -> list[Plan]:
+        window_s = self._limits.ready_window_s
+        return [plan for plan, age in self._probe_ages().items() if age <= window_s * self.slowness(plan)]
 
     def _probe_ages(self) -> dict[Plan, float]:
         """Return the time since each living pair's last use, infinity if its processes were never used."""

@@ -44,15 +44,15 @@ def proof_request(block_size: int, max_model_len: int, salt: str, timeout_s: flo
     return GenerationRequest("proof", (prompt,), _PARAMS, timeout_s, timeout_s, probe=True, cache_salt=salt)
 
 
-def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput]) -> str | None:
-    """Return how two answers differ by more than rounding; None if they do not."""
+def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput], by: str = "alone") -> str | None:
+    """Return how two answers differ by more than rounding; None if they do not. `by` describes the first one."""
     if len(alone) != len(through):
-        return f"{len(through)} tokens, and {len(alone)} alone"
+        return f"{len(through)} tokens, and {len(alone)} {by}"
     for one, other in zip(alone, through, strict=True):
         gap = _largest_gap(_by_token(one), _by_token(other))
         if gap is None or gap > MAX_GAP:
             shown = "no common token" if gap is None else f"log probabilities {gap:.3g} apart (limit {MAX_GAP:g})"
-            return f"token {one.index} is {other.token_id}, and {one.token_id} alone: {shown}"
+            return f"token {one.index} is {other.token_id}, and {one.token_id} {by}: {shown}"
         if one.token_id != other.token_id:  # both are about equally likely: what follows cannot be compared
             return None
     return None

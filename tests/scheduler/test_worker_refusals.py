@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,11 +20,11 @@ from scheduler.membership.member import Member
 from scheduler.workers.connection import WorkerConnection
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker
-from tests.scheduler.fake_cluster import control_over
+from tests.scheduler.fake_cluster import TABLE_DIGEST, control_over
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import SETTINGS
 from wire.errors import Incompatible
-from wire.types import Role
+from wire.types import InstanceDescription, Role
 
 HTML = b"<html>It works!</html>"
 FOREIGN: dict[str, tuple[WorkerSettings | None, str]] = {
@@ -122,3 +123,53 @@ async def test_a_refused_worker_is_asked_again_with_growing_pauses() -> None:
     assert pauses[:4] == sorted(pauses[:4])
     assert pauses[0] < pauses[3]
     assert pauses[-1] == ControlLimits().refused_retry_s
+
+
+class _OwnConnection(WorkerConnection):
+    """A connection to a fake worker that stands for an instance of pdserve's own."""
+
+    async def describe(self, timeout_s: float) -> InstanceDescription:
+        found = await super().describe(timeout_s)
+        self._description = dataclasses.replace(found, worker=None, table_digest=TABLE_DIGEST)
+        return self._description
+
+
+@pytest.mark.parametrize("salt", [0, 1], ids=["the same model", "another model"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["ours first", "workers first"])
+@pytest.mark.anyio
+async def test_a_worker_must_serve_the_model_of_our_instances(
+    salt: int, is_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pdserve")
+    ours = dataclasses.replace(SETTINGS, fake=dataclasses.replace(SETTINGS.fake, salt=salt))
+    *ports, port = free_ports(3)
+    entry = ExpectedInstance(2, "combined-0", Role.COMBINED, f"127.0.0.1:{port}", "", ())
+    control = control_over([*_expected(*ports), entry], _connect, ControlLimits())
+    groups = [[(ours, port)], [(SETTINGS, at) for at in ports]]
+    async with contextlib.AsyncExitStack() as stack:
+        running = asyncio.create_task(control.run())
+        try:
+            for group in groups if is_first else reversed(groups):
+                for settings, at in group:
+                    await stack.enter_async_context(_listening(settings, at))
+                await until(control.ready, timeout_s=30.0)
+            await until(lambda: len(control.registry.living()) == 3, timeout_s=30.0)
+            why = "it does not serve the model of combined-0: token 0 is"
+            if salt:
+                await until(lambda: why in str(control.registry.kv_pairs.gap(0, 1)), timeout_s=30.0)
+            else:  # a pair that was there first is proven once more
+                num_proofs = 1 if is_first else 2
+                await until(lambda: _num_proven(caplog) == num_proofs, timeout_s=30.0)
+            assert "not compared" not in str(control.registry.kv_pairs.gap(0, 1))
+        finally:
+            await control.dispatch.close(0.0)
+            running.cancel()
+            await asyncio.wait({running})
+
+
+def _num_proven(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(line.startswith("pair_proven") for line in caplog.messages)
+
+
+def _connect(address: str) -> WorkerConnection:
+    return WorkerConnection(address) if "://" in address else _OwnConnection(f"http://{address}")
