@@ -9,6 +9,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.api import docs_page, openapi
+from scheduler.api.anthropic.create_message import count_tokens, create_message
+from scheduler.api.anthropic.message_errors import ANTHROPIC_FORMAT
+from scheduler.api.anthropic.messages_body import CountTokensBody, MessagesBody
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
 from scheduler.api.cors import with_cors
@@ -40,6 +43,14 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
         ChatBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True,
+    ),
+    Route(
+        "POST", "/v1/messages", create_message, "text", "Answer a conversation, in Anthropic's format",
+        MessagesBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True, api_format=ANTHROPIC_FORMAT,
+    ),
+    Route(
+        "POST", "/v1/messages/count_tokens", count_tokens, "tokenizer", "The number of tokens of such a conversation",
+        CountTokensBody, TEXT, required=("messages",), api_format=ANTHROPIC_FORMAT,
     ),
     Route(
         "POST", "/v1/embeddings", create_embedding, "vectors", "Compute a vector for each text", EmbeddingBody, VECTORS,

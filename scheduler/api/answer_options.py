@@ -12,13 +12,14 @@ class AnswerOptions:
     """`logprobs` and `prompt_logprobs`: how many of the most likely tokens per position, None for no log probabilities.
 
     `usage` is sent at a stream's end, with the names of the `instances` that served it if requested; with
-    `continuous_usage` in every chunk too.
+    `continuous_usage` in every chunk too. With `cached_tokens` it has the number of cached prompt tokens.
     """
 
     n: int = 1
     stream: bool = False
     usage: bool = False
     continuous_usage: bool = False
+    cached_tokens: bool = False
     instances: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -37,6 +38,7 @@ def read_answer_options(body: GenerationBody, options: SchedulerOptions) -> Answ
         stream=bool(body.stream),
         usage=usage,
         continuous_usage=usage and bool(in_stream and in_stream.continuous_usage_stats),
+        cached_tokens=body.counts_cached or options.enable_prompt_tokens_details,
         instances=bool(in_stream and in_stream.include_instances),
         logprobs=sys.maxsize if body.logprob_token_ids else _count(body.num_logprobs),
         prompt_logprobs=_count(body.prompt_logprobs),

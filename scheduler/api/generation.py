@@ -87,4 +87,4 @@ class Generation:
         return chunk
 
     def _usage_of(self, output: TextOutput) -> dict[str, Any]:
-        return token_usage(output, details=self.context.config.options.enable_prompt_tokens_details)
+        return token_usage(output, details=self.options.cached_tokens)

@@ -114,8 +114,18 @@ class GenerationBody(Body):
         return "logprobs"
 
     @property
+    def stop_field(self) -> str:
+        """The name of the field that set `stop`."""
+        return "stop"
+
+    @property
     def echoes(self) -> bool:
         """Whether the answer includes the prompt."""
+        return False
+
+    @property
+    def counts_cached(self) -> bool:
+        """Whether the answer has the number of cached prompt tokens, whatever --enable-prompt-tokens-details says."""
         return False
 
 

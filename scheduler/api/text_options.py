@@ -1,5 +1,7 @@
 """How the output becomes text: stop strings, special tokens, and limits of streaming."""
 
+from typing import Any
+
 from scheduler.api.generation_body import GenerationBody
 from scheduler.config import SchedulerOptions
 from scheduler.text.pieces import TextOptions
@@ -13,7 +15,7 @@ def read_text_options(
     """Return the text options. Raises InvalidRequest."""
     _check_stream(body)
     return TextOptions(
-        stops=_stop_strings(body.stop, options),
+        stops=_stop_strings(body, options),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
@@ -34,20 +36,21 @@ def _check_stream(body: GenerationBody) -> None:
         raise InvalidRequest("prompt_logprobs cannot be streamed: leave stream out", "prompt_logprobs")
 
 
-def _stop_strings(value: object, options: SchedulerOptions) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value if value is not None else []
+def _stop_strings(body: GenerationBody, options: SchedulerOptions) -> tuple[str, ...]:
+    value: Any = body.stop
+    stops, name = [value] if isinstance(value, str) else value if value is not None else [], body.stop_field
     if not isinstance(stops, list):
-        raise InvalidRequest("stop must be a string or a list of strings", "stop")
+        raise InvalidRequest(f"{name} must be a string or a list of strings", name)
     if len(stops) > options.max_stop_strings:
         raise InvalidRequest(
-            f"stop has {len(stops)} strings; at most {options.max_stop_strings} are allowed (--max-stop-strings)",
-            "stop",
+            f"{name} has {len(stops)} strings; at most {options.max_stop_strings} are allowed (--max-stop-strings)",
+            name,
         )
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise InvalidRequest("stop must be a string or a list of strings, none empty", "stop")
+            raise InvalidRequest(f"{name} must be a string or a list of strings, none empty", name)
         if len(stop) > options.max_stop_chars:
             raise InvalidRequest(
-                f"a stop string has {len(stop)} characters; at most {options.max_stop_chars} are allowed", "stop"
+                f"a stop string has {len(stop)} characters; at most {options.max_stop_chars} are allowed", name
             )
     return tuple(dict.fromkeys(stops))

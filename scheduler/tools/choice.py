@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from scheduler.tools.definitions import Tool
+from scheduler.tools.definitions import FUNCTIONS, TOOLS, Tool
 from wire.errors import InvalidRequest
 
 
@@ -55,8 +55,8 @@ def read_choice(
     at = next((at for at, tool in enumerate(tools) if tool["function"]["name"] == name), None)
     if at is None:
         raise InvalidRequest(f"{path} is {name[:80]!r}, which none of the tools has", path)
-    schema_path = f"{plural}.{at}.parameters" if legacy else f"{plural}.{at}.function.parameters"
-    return ToolChoice(ChoiceMode.NAMED, (tools[at],), schema_path, parallel=False, legacy=legacy)
+    form = FUNCTIONS if legacy else TOOLS
+    return ToolChoice(ChoiceMode.NAMED, (tools[at],), form.schema_path(at), parallel=False, legacy=legacy)
 
 
 def _chosen_name(given: Any, field: str, modes: Sequence[str]) -> tuple[str, str]:

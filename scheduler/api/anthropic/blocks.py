@@ -1,0 +1,136 @@
+"""Read `system` and `messages` of Anthropic's API into the form that chat templates expect. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wire.errors import InvalidRequest
+
+Message = dict[str, Any]
+_Block = Mapping[str, Any]
+_MEDIA = frozenset(("image", "document", "search_result"))
+_BILLING = "x-anthropic-billing-header"
+"""Claude Code begins its system prompt with this block, which has a hash of the request: no two prompts would match."""
+
+
+def read_conversation(messages: Any, system: Any) -> list[Message]:
+    """Return the conversation for a template. Raises InvalidRequest with the path of the field."""
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", "messages")
+    read = [] if system is None else _system(system, "system")
+    calls = frozenset[str]()  # of the last assistant's message
+    for at, message in enumerate(messages):
+        path = f"messages.{at}"
+        if not isinstance(message, dict):
+            raise InvalidRequest(f"{path} is not an object", path)
+        content, role = f"{path}.content", message.get("role")
+        match role:
+            case "user":
+                read += _user(message.get("content"), content, calls)
+            case "assistant":
+                read.append(_assistant(message.get("content"), content))
+                calls = frozenset(call["id"] for call in read[-1].get("tool_calls", ()))
+            case "system":
+                read += _system(message.get("content"), content)
+            case _:
+                raise InvalidRequest(f"{path}.role must be user, assistant or system", f"{path}.role")
+    return read
+
+
+def continues_answer(messages: Sequence[Message]) -> bool:
+    """Return whether the last message is the beginning of the answer."""
+    last = messages[-1]
+    return last["role"] == "assistant" and "tool_calls" not in last and bool(last["content"])
+
+
+def _system(content: Any, path: str) -> list[Message]:
+    texts = [_text(block, at, "system") for at, block in _blocks(content, path)]
+    text = "".join(one for one in texts if not one.startswith(_BILLING))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _user(content: Any, path: str, calls: frozenset[str]) -> list[Message]:
+    """Return the results of calls, a message each, and a message with the texts."""
+    results: list[Message] = []
+    texts: list[str] = []
+    blocks = _blocks(content, path)
+    for at, block in blocks:
+        if block["type"] == "tool_result":
+            results.append(_result(block, at, calls))
+        else:
+            texts.append(_text(block, at, "user"))
+    return results + ([{"role": "user", "content": _content(texts)}] if texts or not results else [])
+
+
+def _assistant(content: Any, path: str) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for at, block in _blocks(content, path):
+        match block["type"]:
+            case "tool_use":
+                calls.append(_call(block, at))
+            case "thinking":
+                thoughts.append(_string(block, "thinking", at))
+            case "redacted_thinking":  # only its author can read it
+                pass
+            case _:
+                texts.append(_text(block, at, "assistant"))
+    message: Message = {"role": "assistant", "content": [] if calls and not texts else _content(texts)}
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message |= dict.fromkeys(("reasoning", "reasoning_content"), "".join(thoughts))
+    return message
+
+
+def _call(block: _Block, path: str) -> dict[str, Any]:
+    call_id, name = _string(block, "id", path), _string(block, "name", path)
+    arguments = block.get("input")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise InvalidRequest(f"{path}.input is not an object", f"{path}.input")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or {}}}
+
+
+def _result(block: _Block, path: str, calls: frozenset[str]) -> Message:
+    call_id = _string(block, "tool_use_id", path)
+    if call_id not in calls:
+        raise InvalidRequest(
+            f"{path}.tool_use_id is {call_id[:80]!r}, but the last assistant's message has no tool_use with this id",
+            f"{path}.tool_use_id",
+        )
+    content = block.get("content")
+    texts = [_text(one, at, "user") for at, one in _blocks(content, f"{path}.content")] if content else []
+    return {"role": "tool", "content": "\n".join(texts), "tool_call_id": call_id}
+
+
+def _blocks(content: Any, path: str) -> list[tuple[str, _Block]]:
+    """Return the blocks of a content, each with its path; a text is one block."""
+    if isinstance(content, str):
+        return [(path, {"type": "text", "text": content})]
+    if not isinstance(content, list) or not content:
+        raise InvalidRequest(f"{path} must be a string or a list of content blocks", path)
+    for at, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise InvalidRequest(f"{path}.{at} must be an object with a type", f"{path}.{at}")
+    return [(f"{path}.{at}", block) for at, block in enumerate(content)]
+
+
+def _text(block: _Block, path: str, role: str) -> str:
+    kind: str = block["type"]
+    if kind == "text":
+        return _string(block, "text", path, may_be_empty=True)
+    if kind in _MEDIA:
+        raise InvalidRequest(f"{path}: {kind} blocks are not supported yet: this model takes text only", path)
+    raise InvalidRequest(f"{path}: {kind[:40]!r} blocks are not supported here, in content of {role}", path)
+
+
+def _string(block: _Block, name: str, path: str, *, may_be_empty: bool = False) -> str:
+    value = block.get(name)
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise InvalidRequest(f"{path}.{name} must be a {'' if may_be_empty else 'non-empty '}string", f"{path}.{name}")
+    return value
+
+
+def _content(texts: Sequence[str]) -> str | list[dict[str, str]]:
+    texts = [text for text in texts if text]
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]

@@ -1,0 +1,120 @@
+"""POST /v1/messages and /v1/messages/count_tokens: chats in Anthropic's format."""
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler.api.anthropic.blocks import Message, continues_answer, read_conversation
+from scheduler.api.anthropic.message_shape import MessageShape
+from scheduler.api.anthropic.messages_body import CountTokensBody, MessagesBody
+from scheduler.api.chat import chat_options
+from scheduler.api.errors import json_response
+from scheduler.api.generation import Generation
+from scheduler.api.generation_body import ChatBody, StreamOptions
+from scheduler.api.prepared_chat import Conversation, prepare_conversation
+from scheduler.api.read_body import read_body
+from scheduler.api.structured import Constraint
+from scheduler.app_context import AppContext
+from scheduler.templates.chat_options import ChatOptions
+from scheduler.tools.choice import ChoiceMode, ToolChoice
+from scheduler.tools.definitions import Tool, ToolForm, tools_in
+from wire.errors import InvalidRequest
+from wire.structured_output import json_output
+
+_TOOLS = ToolForm("tools", "", "input_schema", "custom", max_name_chars=128, needs_schema=True)
+
+
+async def create_message(context: AppContext, request: Request) -> Generation:
+    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    body = await read_body(context, request, MessagesBody)
+    model = context.model_named(body.model)
+    messages, tools = read_conversation(body.messages, body.system), _tools(body)
+    choice = _choice(body, tools, context.call_parser)
+    options = _options(body, messages, tools)
+    conversation = Conversation(messages, options, choice, _constraint(body))
+    chat = await prepare_conversation(context, _sampling_body(body), request, conversation, "msg")
+    return chat.generation(MessageShape(chat.answer_id, model))
+
+
+async def count_tokens(context: AppContext, request: Request) -> Response:
+    """Return the number of tokens that /v1/messages would compute or find cached for the same body."""
+    body = await read_body(context, request, CountTokensBody)
+    context.model_named(body.model)
+    messages = read_conversation(body.messages, body.system)
+    prompt = await context.tokens.encode_chat(messages, _options(body, messages, _tools(body)))
+    return json_response({"input_tokens": len(prompt)})
+
+
+class _SamplingBody(ChatBody):
+    """The fields that sampling and stopping read, under the names of chats."""
+
+    @property
+    def stop_field(self) -> str:
+        """`stop_sequences`."""
+        return "stop_sequences"
+
+    @property
+    def counts_cached(self) -> bool:
+        """True: they are a part of the usage."""
+        return True
+
+
+def _sampling_body(body: MessagesBody) -> ChatBody:
+    return _SamplingBody.model_construct(
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        stream=body.stream,
+        stream_options=StreamOptions(include_usage=True) if body.stream else None,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        cache_salt=body.cache_salt,
+    )
+
+
+def _options(body: CountTokensBody, messages: Sequence[Message], tools: Sequence[Tool]) -> ChatOptions:
+    continues = continues_answer(messages)
+    fields = ChatBody.model_construct(
+        chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.output_config.effort if body.output_config else None,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+    )
+    return chat_options(fields, tools)
+
+
+def _tools(body: CountTokensBody) -> tuple[Tool, ...]:
+    return tools_in(_TOOLS, body.tools or None)
+
+
+def _choice(body: MessagesBody, tools: Sequence[Tool], parser: str | None) -> ToolChoice:
+    """Return which tools the answer calls; auto needs a parser."""
+    given = body.tool_choice
+    kind = "auto" if given is None else given.type
+    parallel = given is None or not given.disable_parallel_tool_use
+    if not tools:
+        if kind in ("any", "tool"):
+            raise InvalidRequest("tool_choice needs tools", "tool_choice")
+        return ToolChoice(ChoiceMode.NONE)
+    if kind == "tool":
+        name = None if given is None else given.name
+        at = next((at for at, tool in enumerate(tools) if tool["function"]["name"] == name), None)
+        if at is None:
+            raise InvalidRequest(f"tool_choice.name is {name!r:.80}, which none of the tools has", "tool_choice.name")
+        return ToolChoice(ChoiceMode.NAMED, (tools[at],), _TOOLS.schema_path(at), parallel=False)
+    if kind == "auto" and parser is None:
+        raise InvalidRequest(
+            "tool_choice auto, the default, needs the format in which the model writes calls, and its chat template "
+            "shows none that is known: name it with --tool-call-parser, or use any, tool or none",
+            "tool_choice",
+        )
+    mode = {"auto": ChoiceMode.AUTO, "any": ChoiceMode.REQUIRED, "none": ChoiceMode.NONE}[kind]
+    return ToolChoice(mode, tuple(tools), parallel=parallel)
+
+
+def _constraint(body: MessagesBody) -> Constraint | None:
+    output = body.output_config
+    if output is None or output.format is None:
+        return None
+    return "output_config.format.schema", json_output(output.format.json_schema)

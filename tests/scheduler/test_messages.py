@@ -1,0 +1,201 @@
+"""POST /v1/messages over a scripted dispatcher: whole and streamed answers, their blocks, stops and usage."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from scheduler.api.anthropic.message_shape import MessageShape
+from scheduler.request import GenerationRequest
+from testing.scheduler import scripted_dispatcher
+from testing.scheduler.scripted_dispatcher import Line, Script
+from tests.scheduler.test_tool_calls import ARGUMENTS, CALLED, ONE, TWO, ended
+from wire.errors import InternalError
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+
+USER = {"role": "user", "content": "hello"}
+WEATHER = {
+    "name": "weather",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+NOW = {"name": "now", "input_schema": {"type": "object"}}
+PARIS = {"type": "tool_use", "name": "weather", "input": {"city": "Paris"}}
+TOOLS = {"tools": [WEATHER, NOW]}
+ANY = TOOLS | {"tool_choice": {"type": "any"}}
+NAMED = TOOLS | {"tool_choice": {"type": "tool", "name": "weather"}}
+
+
+def events(text: str) -> list[Any]:
+    """Return the events of a stream, each of the type that its `event` line names."""
+    found = []
+    for part in text.split("\n\n")[:-1]:
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def message_of(stream: list[Any]) -> Any:
+    """Return the message that events join to, which is what Anthropic's clients make of them."""
+    start, *inner, delta, stop = stream
+    assert (start["type"], delta["type"], stop) == ("message_start", "message_delta", {"type": "message_stop"})
+    message, texts = start["message"], ""
+    assert (message["content"], message["stop_reason"], message["usage"]["output_tokens"]) == ([], None, 0)
+    for one in inner:
+        block: Any = message["content"][-1] if message["content"] else None
+        match one["type"]:
+            case "content_block_start":
+                assert one["index"] == len(message["content"])
+                message["content"].append(one["content_block"])
+                texts = ""
+            case "content_block_delta":
+                assert (one["index"], block is not None) == (len(message["content"]) - 1, True)
+                kind, *texts_of = one["delta"].values()
+                names = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+                if kind == "input_json_delta":
+                    texts += texts_of[0]
+                else:
+                    block[names[kind]] += texts_of[0]
+            case "content_block_stop":
+                assert one["index"] == len(message["content"]) - 1
+                if texts:
+                    block["input"] = json.loads(texts)
+            case other:
+                pytest.fail(f"{other} within a message")
+    return message | delta["delta"] | {"usage": delta["usage"]}
+
+
+def shown(message: Any) -> Any:
+    """Return what does not differ between two answers to the same body."""
+    blocks = [{name: value for name, value in block.items() if name != "id"} for block in message["content"]]
+    return blocks, message["stop_reason"], message["stop_sequence"]
+
+
+async def answers(
+    serve: Any, text: str, fields: Any = None, *, cut: int = 0, **options: Any
+) -> tuple[Any, Any, GenerationRequest]:
+    """Return the message, the one joined from a stream, and the request."""
+    got: list[Any] = []
+    script: Script = ended(text, got)
+    if cut:
+        script = lambda request, prompt, sequence: Line(got[0].ids(text)[:cut])  # noqa: E731
+    async with serve(script, **options) as served:
+        got.append(served)
+        body = {"model": served.model, "max_tokens": 300, "messages": [USER], "temperature": 0} | (fields or {})
+        whole = await served.client.post("/v1/messages", json=body)
+        assert whole.status_code == 200, whole.text
+        stream = await served.client.post("/v1/messages", json=body | {"stream": True})
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert stream.headers["request-id"] == stream.headers["x-request-id"]
+        return whole.json(), message_of(events(stream.text)), served.dispatcher.requests[0]
+
+
+def text_block(text: str) -> dict[str, str]:
+    """Return a block of text."""
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "cut", "expected"),
+    [
+        ("hello world", {}, 0, ([text_block("hello world")], "end_turn", None)),
+        ("", {}, 0, ([text_block("")], "end_turn", None)),
+        ("hello 你好 world", {}, 5, None),
+        ("a Paris b", {"stop_sequences": ["x", "Paris"]}, 0, ([text_block("a ")], "stop_sequence", "Paris")),
+        (ONE, ANY, 0, ([PARIS], "tool_use", None)),
+        (TWO, ANY, 0, ([PARIS, {"type": "tool_use", "name": "now", "input": {}}], "tool_use", None)),
+        (ARGUMENTS, NAMED, 0, ([PARIS], "tool_use", None)),
+        ("Sure. " + CALLED, TOOLS, 0, ([text_block("Sure. "), PARIS], "tool_use", None)),
+        (CALLED + CALLED, TOOLS, 0, ([PARIS, PARIS], "tool_use", None)),
+        (CALLED, TOOLS | {"tool_choice": {"type": "none"}}, 0, ([text_block(CALLED)], "end_turn", None)),
+        ("no tools", TOOLS | {"tool_choice": {"type": "auto"}}, 0, ([text_block("no tools")], "end_turn", None)),
+    ],
+)
+async def test_an_answer_is_blocks_whole_and_streamed(
+    serve: Any, text: str, fields: Any, cut: int, expected: Any
+) -> None:
+    whole, streamed, _ = await answers(serve, text, fields, cut=cut, tool_call_parser="hermes")
+
+    assert shown(whole) == shown(streamed)
+    assert expected is None or shown(whole) == expected
+    assert (expected is None) is (whole["stop_reason"] == "max_tokens")
+    assert (whole["type"], whole["role"], whole["id"][:4]) == ("message", "assistant", "msg-")
+    assert whole["usage"] == streamed["usage"]
+
+
+@pytest.mark.parametrize("only_one", [False, True])
+@pytest.mark.parametrize(("text", "choice"), [(TWO, "any"), (CALLED + CALLED, "auto")])
+async def test_parallel_tool_use_can_be_disabled(serve: Any, text: str, choice: str, only_one: bool) -> None:
+    fields = TOOLS | {"tool_choice": {"type": choice, "disable_parallel_tool_use": only_one}}
+    whole, streamed, _ = await answers(serve, text, fields, tool_call_parser="hermes")
+
+    assert shown(whole) == shown(streamed)
+    assert len(whole["content"]) == (1 if only_one else 2)
+
+
+async def test_a_call_cut_by_max_tokens_has_the_input_so_far(serve: Any) -> None:
+    got: list[Any] = []
+    inputs = []
+    async with serve(lambda request, prompt, sequence: Line(got[0].ids(ONE))) as served:
+        got.append(served)
+        for max_tokens in range(20, 60):
+            body = {"max_tokens": max_tokens, "messages": [USER]} | ANY
+            message = (await served.client.post("/v1/messages", json=body)).json()
+            if (block := message["content"][0])["type"] == "tool_use":
+                assert message["stop_reason"] == "max_tokens"
+                inputs.append(block["input"])
+
+    assert inputs[0] == {}
+    assert inputs[-1] == {"city": "Paris"}
+
+
+@pytest.mark.parametrize("arguments", ["nothing", "[1]", '{"a": NaN}', '{"a": 1e999}', '{"a": 1' + "0" * 30 + "}"])
+async def test_malformed_arguments_are_an_answer_too(serve: Any, arguments: str) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    got: list[Any] = []
+    async with serve(lambda request, prompt, sequence: Line(got[0].ids(call)), tool_call_parser="hermes") as served:
+        got.append(served)
+        body = {"max_tokens": 300, "messages": [USER]} | TOOLS
+        for stream in (False, True):
+            answer = await served.client.post("/v1/messages", json=body | {"stream": stream})
+            assert answer.status_code == 200, answer.text
+
+
+async def test_usage_separates_what_was_cached(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted_dispatcher, "TIMES", dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7))
+    whole, streamed, request = await answers(serve, "hello world")
+
+    num_prompt = len(request.prompts[0])
+    usage = whole["usage"]
+    assert usage["cache_read_input_tokens"] == 7
+    assert usage["input_tokens"] + 7 == num_prompt
+    assert usage == streamed["usage"]
+
+
+async def test_count_tokens_is_the_prompt_of_the_same_body(serve: Any) -> None:
+    async with serve("hi", tool_call_parser="hermes") as served:
+        for fields in ({}, {"system": "Be brief."}, TOOLS, {"messages": [USER, {"role": "assistant", "content": "I"}]}):
+            body = {"messages": [USER]} | fields
+            counted = await served.client.post("/v1/messages/count_tokens", json=body)
+            answer = await served.client.post("/v1/messages", json=body | {"max_tokens": 4})
+
+            assert counted.json() == {"input_tokens": answer.json()["usage"]["input_tokens"]}
+            assert counted.json()["input_tokens"] == len(served.dispatcher.requests[-1].prompts[0])
+
+
+async def test_an_error_in_mid_stream_is_an_event(serve: Any) -> None:
+    async with serve("hello world") as served:
+        served.dispatcher.fail_after, served.dispatcher.error = 1, InternalError("broken")
+        body = {"max_tokens": 9, "messages": [USER], "stream": True}
+        response = await served.client.post("/v1/messages", json=body, headers={"x-request-id": "mine"})
+
+        *before, error = events(response.text)
+        assert [one["type"] for one in before[:2]] == ["message_start", "content_block_start"]
+        assert (error["type"], error["error"]["type"], error["request_id"]) == ("error", "api_error", "mine")
+        assert "broken" not in error["error"]["message"]
+
+
+def test_a_quiet_stream_has_pings() -> None:
+    assert events(MessageShape.stream_format.comment.decode()) == [{"type": "ping"}]
