@@ -270,8 +270,7 @@ class EngineCore:
         state = resolve(state, self.info.pooling)
         chain = self._blocks.chain(state)
         prompt = Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len, chain=chain)
-        if grammar is not None:
-            prompt.bind(grammar)
+        prompt.bind(grammar)
         return prompt
 
     def _fail(self, prompt: Prompt, error: Exception, outcome: StepOutcome) -> None:

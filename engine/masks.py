@@ -15,6 +15,9 @@ def fill_masks(scheduled: ScheduledTokens, vocab_size: int) -> None:
     for index in scheduled.sampled:
         sequence = scheduled.prompt.sampled(index)
         if sequence.matcher is not None and (sequence.finish is None or scheduled.prompt.hold):
+            if sequence.matcher.is_free:
+                sequence.mask = None
+                continue
             import numpy as np  # only with a grammar: the fake engine needs no numpy
 
             row = np.zeros(-(-vocab_size // _WORD_BITS), dtype=np.int32)

@@ -18,6 +18,7 @@ from engine.kv.blocks import BlockPool
 from engine.pooling.collected import Collected
 from engine.prefix import BlockName, PrefixChain
 from engine.sequence import Sequence
+from engine.thinking import ThinkingMatcher
 from wire.types import Beam, FinishReason, PromptState, TokenOutput
 
 
@@ -44,8 +45,8 @@ class Prompt:
     The lower its `turn`, the earlier it is served: probes first, then by age.
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was cached at the first start.
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
-    `is_bound`: a grammar constrains its sequences. Between two of its tokens it was swapped out `num_swaps` times, and
-    dropped to its token ids `num_rebuilds` times.
+    `is_bound`: a grammar or a budget of thinking constrains its sequences. Between two of its tokens it was swapped out
+    `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
 
     state: PromptState
@@ -84,12 +85,20 @@ class Prompt:
             prompt.beams = Beams.of(state, chain, max_model_len=max_model_len)
         return prompt
 
-    def bind(self, grammar: Grammar) -> None:
-        """Constrain each live sequence by `grammar`. Raises InvalidGrammar if it does not allow the outputs so far."""
-        self.is_bound = True
-        for sequence in self.live:
-            sequence.matcher = grammar.matcher(self.state.params.stop_token_ids)
-            sequence.matcher.replay(sequence.outputs)
+    def bind(self, grammar: Grammar | None) -> None:
+        """Constrain each live sequence by `grammar` and by the rule of its thinking, if there are any.
+
+        Raises InvalidGrammar if they do not allow the outputs so far.
+        """
+        params = self.state.params
+        self.is_bound = grammar is not None or params.thinking is not None
+        for sequence in self.live if self.is_bound else ():
+            matcher = None if grammar is None else grammar.matcher(params.stop_token_ids)
+            if params.thinking is not None:
+                matcher = ThinkingMatcher(params.thinking, matcher)
+            sequence.matcher = matcher
+            if matcher is not None:
+                matcher.replay(sequence.outputs)
 
     @property
     def live(self) -> list[Sequence]:

@@ -13,6 +13,7 @@ from wire.types import (
     RepetitionDetection,
     SamplingParams,
     StructuredOutput,
+    Thinking,
 )
 
 MAX_PATTERN_SIZE = 1024  # compared at every token
@@ -66,6 +67,8 @@ def check_params(params: SamplingParams) -> None:
         _check_beams(params, params.beam_search)
     if params.structured is not None:
         _check_structured(params.structured)
+    if params.thinking is not None:
+        _check_thinking(params.thinking)
 
 
 def check_seed(seed: int) -> None:
@@ -126,6 +129,16 @@ def _check_structured(output: StructuredOutput) -> None:
             raise InvalidGrammar(f"{name} has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}")
 
 
+def _check_thinking(thinking: Thinking) -> None:
+    start, end, budget = thinking.start_token_id, thinking.end_token_id, thinking.budget
+    check_ids("thinking", (start, end))
+    _refuse((
+        ("thinking_token_budget", budget, budget is None or 0 <= budget <= MAX_COUNT, "0 or more"),
+        ("the end of the thinking", end, start >= 0 and end >= 0 and start != end, "a token other than its start"),
+        ("num_before", thinking.num_before, 0 <= thinking.num_before <= MAX_COUNT, f"in [0, {MAX_COUNT}]"),
+    ))  # fmt: skip
+
+
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
     early = search.early_stopping
     given = ((name, getattr(params, name), off) for name, off in WITH_BEAMS.items())
@@ -135,6 +148,7 @@ def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
         ("best_of", params.num_beams, params.num_beams >= 2, "at least 2 with beam search"),
         *((name, value, value == off, f"{off} with beam search") for name, value, off in given),
         ("structured", "set", params.structured is None, "unset with beam search"),
+        ("thinking_token_budget", "set", params.thinking is None, "unset with beam search"),
         ("logprobs", params.logprobs, params.logprobs is None, "unset with beam search"),
         ("repetition_detection", "set", params.repetition_detection is None, "unset with beam search"),
         ("early_stopping", repr(early)[:20], isinstance(early, bool) or early == "never", "true, false or never"),

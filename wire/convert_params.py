@@ -11,11 +11,13 @@ from wire.types import (
     RepetitionDetection,
     SamplingParams,
     StructuredOutput,
+    Thinking,
     TokenLogprobs,
 )
 
 _PARAMS = PlainMessage(SamplingParams, pb.SamplingParams)
 _STRUCTURED = PlainMessage(StructuredOutput, pb.StructuredOutput)
+_THINKING = PlainMessage(Thinking, pb.Thinking)
 _REPETITION = PlainMessage(RepetitionDetection, pb.RepetitionDetection)
 _BEAM_SEARCH = PlainMessage(BeamSearch, pb.BeamSearch)
 BEAM = PlainMessage(Beam, pb.Beam)
@@ -27,6 +29,7 @@ _EARLY_STOPPING_NAMED = {name: value for value, name in _EARLY_STOPPING.items()}
 def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
     """Convert sampling parameters."""
     structured, search, repetition = params.structured, params.beam_search, params.repetition_detection
+    thinking = params.thinking
     return _PARAMS.to_pb(
         params,
         logit_bias=[pb.TokenBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
@@ -34,6 +37,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         structured=None if structured is None else _STRUCTURED.to_pb(structured),
         beam_search=None if search is None else _beam_search_to_pb(search),
         repetition_detection=None if repetition is None else _REPETITION.to_pb(repetition),
+        thinking=None if thinking is None else _THINKING.to_pb(thinking),
     )
 
 
@@ -47,6 +51,7 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         structured=_STRUCTURED.from_pb(message.structured) if has("structured") else None,
         beam_search=_beam_search_from_pb(message.beam_search) if has("beam_search") else None,
         repetition_detection=_REPETITION.from_pb(message.repetition_detection) if has("repetition_detection") else None,
+        thinking=_THINKING.from_pb(message.thinking) if has("thinking") else None,
     )
 
 

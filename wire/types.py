@@ -40,6 +40,21 @@ class RepetitionDetection:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """The thinking before a sequence's answer: tokens between the two markers, limited to `budget` (None: no limit).
+
+    `is_open`: the outputs begin within it, after `num_before` tokens of it at the end of the prompt. A structured
+    output begins after it.
+    """
+
+    start_token_id: int
+    end_token_id: int
+    is_open: bool = False
+    num_before: int = 0
+    budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StructuredOutput:
     """The constraint on the output's text. Text only, so that every instance can compile it.
 
@@ -103,6 +118,7 @@ class SamplingParams:
     beam_search: BeamSearch | None = None
     logprob_token_ids: tuple[int, ...] = parameter((), Bounds(0, 128))  # as vLLM's
     repetition_detection: RepetitionDetection | None = None
+    thinking: Thinking | None = None
 
     @property
     def wanted_logprobs(self) -> "int | tuple[int, ...]":

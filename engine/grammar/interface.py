@@ -69,6 +69,11 @@ class Matcher(Protocol):
         """Whether the text is complete and only ids that end the sequence may follow."""
         ...
 
+    @property
+    def is_free(self) -> bool:
+        """Whether any token may follow, so that no mask is needed."""
+        ...
+
     def advance(self, token_id: int) -> bool:
         """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
         ...

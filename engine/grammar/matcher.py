@@ -49,6 +49,11 @@ class SequenceMatcher:
         """Whether the text is complete and only ids that end the sequence may follow."""
         return self._ended or (self._text.accepting and not self._text_row().any())
 
+    @property
+    def is_free(self) -> bool:
+        """Return False: a grammar bounds every token."""
+        return False
+
     def advance(self, token_id: int) -> bool:
         """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
         taken = self._take(token_id)

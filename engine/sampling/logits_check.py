@@ -17,6 +17,8 @@ def check_token_params(params: SamplingParams, vocab_size: int) -> None:
     _check("allowed_token_ids", params.allowed_token_ids, vocab_size)
     _check("logprob_token_ids", params.logprob_token_ids, vocab_size)
     _check("bad_words", (token for word in params.bad_words for token in word), vocab_size)
+    if (thinking := params.thinking) is not None:
+        _check("thinking", (thinking.start_token_id, thinking.end_token_id), vocab_size)
     lowest = min(params.stop_token_ids, default=0)
     if lowest < 0:
         raise InvalidRequest(f"stop_token_ids has token id {lowest}, must be 0 or more", "stop_token_ids")

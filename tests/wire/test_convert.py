@@ -62,6 +62,7 @@ from wire.types import (
     SamplingParams,
     StageTimes,
     StructuredOutput,
+    Thinking,
     Ticket,
     TokenLogprobs,
     TokenOutput,
@@ -77,7 +78,7 @@ PARAMS = SamplingParams(
     best_of=3, repetition_penalty=1.1, presence_penalty=-2.0, frequency_penalty=0.5, logit_bias=((3, -100.0), (4, 1.5)),
     allowed_token_ids=(1, 2, 3), bad_words=((5,), (6, 7)), logprobs=0, prompt_logprobs=2,
     structured=StructuredOutput("json", "{}", "", "xgrammar"), logprob_token_ids=(9, 3),
-    repetition_detection=RepetitionDetection(4, 1, 2),
+    repetition_detection=RepetitionDetection(4, 1, 2), thinking=Thinking(8, 9, True, 3, 0),
 )  # fmt: skip
 SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_search=BeamSearch(0.5, "never"))
 PAIR = PromptState("r/2", "r", (1, 2, 3), SamplingParams(max_tokens=1), pooling=Pooling("score", "cls", True, 5, 2))
@@ -129,7 +130,7 @@ def test_each_field_of_a_load_snapshot_survives_the_round_trip() -> None:
 
 def test_every_sampling_parameter_has_a_wire_field_and_bounds() -> None:
     own = {field.name for field in fields(SamplingParams)}
-    objects = {"structured", "beam_search", "repetition_detection"}
+    objects = {"structured", "beam_search", "repetition_detection", "thinking"}
 
     assert own == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
     assert set(PARAMETERS) == own - objects | {"length_penalty"}
