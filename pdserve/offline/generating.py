@@ -90,7 +90,7 @@ async def _complete(api: HttpApi, job: Job, body: dict[str, Any]) -> RequestOutp
 
 async def _chat(api: HttpApi, job: Job, body: dict[str, Any]) -> RequestOutput:
     assert isinstance(job.prompt, Mapping)
-    body |= {**job.prompt, **chat_logprobs(job.params)}
+    body |= {**job.prompt, **chat_logprobs(job.params), "separate_reasoning": False}
     output = await _run_timed(api, "/v1/chat/completions", body, job.params, functools.partial(of_chat, prompt=""))
     output.prompt = (await api.post("/detokenize", {"tokens": output.prompt_token_ids}))["prompt"]
     return output

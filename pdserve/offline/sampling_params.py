@@ -74,6 +74,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     logprob_token_ids: list[int] | None = None
     repetition_detection: RepetitionDetectionParams | Mapping[str, int] | None = None
+    thinking_token_budget: int | None = None
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
     logits_processors: Sequence[Callable[..., Any]] | None = None
@@ -88,7 +89,6 @@ class SamplingParams:
     extra_args: Mapping[str, Any] | None = None
     prompt_logprob_start: int | None = None
     prompt_logprob_token_ids: list[int] | None = None
-    thinking_token_budget: int | None = None
     trace_decode_token_ids: list[int] | None = None
     watermarking: bool | None = None
 
@@ -196,7 +196,6 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "extra_args": ((None, {}), "they are for plugins of vLLM's engine, which pdserve does not use"),
     "prompt_logprob_start": (_NONE, "prompt_logprobs returns all of them, from the first"),
     "prompt_logprob_token_ids": (_NONE, "prompt_logprobs=-1 returns all of them, with LLM(max_logprobs=-1)"),
-    "thinking_token_budget": ((None, -1), "max_tokens limits thoughts and answer together"),
     "trace_decode_token_ids": (_NONE, "prompt_logprobs returns the log probabilities of given tokens"),
     "watermarking": ((None, False), "outputs are sampled without a watermark"),
 }

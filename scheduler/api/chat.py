@@ -40,8 +40,10 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
     choice = choice_of_chat(body, tools, context.call_parser)
-    include = body.include_reasoning is not False
-    conversation = Conversation(messages, chat_options(body, tools), choice, include_reasoning=include)
+    conversation = Conversation(
+        messages, chat_options(body, tools), choice, include_reasoning=body.include_reasoning is not False,
+        separate_reasoning=body.separate_reasoning is not False,
+    )  # fmt: skip
     chat = await prepare_conversation(context, body, request, conversation, "chatcmpl")
     begins_message = conversation.options.add_generation_prompt
     role = context.config.options.response_role if begins_message else messages[-1]["role"]

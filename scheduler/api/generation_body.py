@@ -75,6 +75,7 @@ class GenerationBody(Body):
     prompt_logprobs: Annotated[int, bounds("prompt_logprobs")] | None = None
     logprob_token_ids: Annotated[list[int], max_length("logprob_token_ids")] | None = None
     repetition_detection: RepetitionBody | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     response_format: AnyFormat = None
@@ -158,6 +159,7 @@ class ChatBody(ConversationWithTools, GenerationBody):
     function_call: AnyFunctionCall = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:

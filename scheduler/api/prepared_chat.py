@@ -26,7 +26,7 @@ from wire.errors import InvalidRequest
 class Conversation:
     """A conversation in the form of chat templates, and what its answer may be: calls, or text with a `constraint`.
 
-    `include_reasoning`: the client gets the thinking before it.
+    `include_reasoning`: the client gets the thinking before it; `separate_reasoning`: not as a part of the text.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -34,6 +34,7 @@ class Conversation:
     choice: ToolChoice
     constraint: Constraint | None = None
     include_reasoning: bool = True
+    separate_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,13 @@ async def prepare_conversation(
         context, body, request, [prompt],
         default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
         param="messages", continues_prompt=False, forced=forced_constraint(choice) or conversation.constraint,
+        chat=conversation.options,
     )  # fmt: skip
     request_id = new_id(id_kind)
     answer_id = shown_id(request_id, request, body.request_id)
     calls = call_options(choice, context.call_parser, answer_id, prompt)
     reasoning = reasoning_options(
-        context, conversation.options, prepared.prompts[0], include=conversation.include_reasoning,
-        is_constrained=prepared.params.structured is not None, has_calls=calls is not None and not calls.forced,
+        context, conversation.options, prepared.prompts[0], prepared.params, include=conversation.include_reasoning,
+        has_calls=calls is not None and not calls.forced,
     )  # fmt: skip
-    return PreparedChat(prepared, request_id, answer_id, calls, reasoning)
+    return PreparedChat(prepared, request_id, answer_id, calls, reasoning if conversation.separate_reasoning else None)

@@ -1,38 +1,102 @@
-"""A chat's reasoning: how the text of its answer is separated into thinking and content."""
+"""The thinking before an answer: its limits for the engine, and how the text of a chat is separated from it."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from scheduler.app_context import AppContext
-from scheduler.reasoning.formats import REASONING_FORMATS, ReasoningState
-from scheduler.reasoning.options import ReasoningOptions, end_of_prompt, is_switched_off
+from scheduler.reasoning.formats import REASONING_FORMATS, ReasoningFormat, ReasoningState
+from scheduler.reasoning.options import PromptEnd, ReasoningOptions, end_of_prompt, is_switched_off
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.tokens import Tokens
+from wire.errors import InvalidRequest
+from wire.types import SamplingParams, Thinking
+
+_BUDGET = "thinking_token_budget"
+
+
+def read_thinking(
+    context: AppContext, chat: ChatOptions | None, prompts: Iterable[Sequence[int]], params: SamplingParams,
+    budget: int | None,
+) -> Thinking | None:  # fmt: skip
+    """Return where the thinking ends, if that limits the output: with a grammar, or a `budget` (-1: none).
+
+    `chat` is None for prompts that are no conversations: they think if they say so. Raises InvalidRequest.
+    """
+    budget = None if budget == -1 else budget
+    name, is_bound = context.config.options.reasoning_parser, params.structured is not None
+    if budget is None and not (is_bound and name is not None):
+        return None
+    if name is None:
+        raise InvalidRequest(f"{_BUDGET} needs --reasoning-parser, the format in which the model thinks", _BUDGET)
+    text_format, tokens = REASONING_FORMATS[name], context.tokens
+    starts, ends = _ids(text_format.starts, tokens), _ids(text_format.ends, tokens)
+    if not starts or not ends:
+        if budget is None:
+            return None
+        raise InvalidRequest(
+            f"{_BUDGET} is not possible: in this model's tokenizer the markers of {name} are not single tokens", _BUDGET
+        )
+    found = {_thinking(text_format, tokens, chat, prompt, budget, is_bound=is_bound) for prompt in prompts}
+    if len(found) > 1:
+        raise InvalidRequest("the prompts end with different thinking so far: send one in each request", "prompt")
+    (thinking,) = found
+    if thinking is not None:
+        _check_end(thinking, params)
+    return thinking
 
 
 def reasoning_options(
-    context: AppContext, chat: ChatOptions, prompt: Sequence[int], *, include: bool, is_constrained: bool,
+    context: AppContext, chat: ChatOptions, prompt: Sequence[int], params: SamplingParams, *, include: bool,
     has_calls: bool,
 ) -> ReasoningOptions | None:  # fmt: skip
     """Return how the text is separated, None without --reasoning-parser.
 
-    `include`: the client gets the thinking. `is_constrained`: a grammar allows no thinking. `has_calls`: the text is
-    parsed for calls in the model's format.
+    `include`: the client gets the thinking. `has_calls`: the text is parsed for calls in the model's format.
     """
     name = context.config.options.reasoning_parser
     if name is None:
         return None
-    text_format, tokens = REASONING_FORMATS[name], context.tokens
-    options = ReasoningOptions(text_format, text_format.begin, has_calls, include)
-    starts, ends = _ids(text_format.starts, tokens), _ids(text_format.ends, tokens)
-    state = end_of_prompt(prompt, starts, ends, tokens.special_ids).state
-    if is_constrained or is_switched_off(text_format, {**tokens.default_kwargs, **chat.template_kwargs}):
+    text_format = REASONING_FORMATS[name]
+    end = _prompt_end(text_format, context.tokens, prompt)
+    is_off = _is_off(text_format, context.tokens, chat)
+    options = ReasoningOptions(text_format, end.state or text_format.begin, has_calls, include)
+    if is_off or (params.structured is not None and params.thinking is None):
         return options.without_thinking()
-    if state is None or (state is ReasoningState.CONTENT and text_format.begin is ReasoningState.UNDECIDED):
-        return options
-    return ReasoningOptions(text_format, state, has_calls, include)
+    return options if params.structured is None else options.before_form()
+
+
+def _thinking(
+    text_format: ReasoningFormat, tokens: Tokens, chat: ChatOptions | None, prompt: Sequence[int], budget: int | None,
+    *, is_bound: bool,
+) -> Thinking | None:  # fmt: skip
+    end = _prompt_end(text_format, tokens, prompt)
+    state = end.state or ReasoningState.CONTENT
+    if chat is not None and end.state is None and not _is_off(text_format, tokens, chat):
+        state = text_format.begin
+    may_begin = chat is not None and end.state is None and state is text_format.begin
+    if is_bound and state is not ReasoningState.THINKING and not may_begin:
+        return None
+    (start,), (stop,) = _ids(text_format.starts[:1], tokens), _ids(text_format.ends[:1], tokens)
+    return Thinking(start, stop, state is ReasoningState.THINKING, end.num_tokens, budget)
+
+
+def _prompt_end(text_format: ReasoningFormat, tokens: Tokens, prompt: Sequence[int]) -> PromptEnd:
+    return end_of_prompt(prompt, _ids(text_format.starts, tokens), _ids(text_format.ends, tokens), tokens.special_ids)
+
+
+def _is_off(text_format: ReasoningFormat, tokens: Tokens, chat: ChatOptions) -> bool:
+    return is_switched_off(text_format, {**tokens.default_kwargs, **chat.template_kwargs})
 
 
 def _ids(markers: Sequence[str], tokens: Tokens) -> list[int]:
-    found: list[Any] = [tokens.token_id(marker) for marker in markers]
-    return [token_id for token_id in found if token_id is not None]
+    return [token_id for marker in markers if (token_id := tokens.token_id(marker)) is not None]
+
+
+def _check_end(thinking: Thinking, params: SamplingParams) -> None:
+    """Refuse what would never let the thinking end."""
+    end = thinking.end_token_id
+    if params.beam_search is not None:
+        raise InvalidRequest(f"{_BUDGET} conflicts with use_beam_search: leave one out", "use_beam_search")
+    if params.allowed_token_ids and end not in params.allowed_token_ids:
+        raise InvalidRequest(f"allowed_token_ids lacks {end}, the token that ends the thinking", "allowed_token_ids")
+    if (end,) in params.bad_words:
+        raise InvalidRequest(f"bad_words has the token that ends the thinking, {end}", "bad_words")

@@ -35,7 +35,6 @@ WITH_TOOLS_NOT_SERVED: dict[str, Refusal] = {
     "mm_processor_kwargs": (({},), _TEXT_ALONE),
     "prediction": (_NOTHING, "predicted output is not used: leave it out"),
     "vllm_xargs": (({},), "they are for plugins of vLLM's engine, which pdserve does not run"),
-    "thinking_token_budget": ((-1,), "there is no reasoning parser: max_tokens limits reasoning and answer together"),
     "watermarking": (_OFF, "outputs are sampled without a watermark"),
     "return_weight_versions": (_OFF, "weights are never replaced while a server runs"),
     "routed_experts_prompt_start": ((0,), "routed experts are not part of answers"),

@@ -30,6 +30,12 @@ class ReasoningOptions:
         plain = dataclasses.replace(self.text_format, in_content=())
         return dataclasses.replace(self, text_format=plain, begin=ReasoningState.CONTENT)
 
+    def before_form(self) -> "ReasoningOptions":
+        """Return the options of answers whose content has a form, in which no marker counts."""
+        plain = dataclasses.replace(self.text_format, in_content=())
+        begin = ReasoningState.UNDECIDED if self.begin is ReasoningState.CONTENT else self.begin
+        return dataclasses.replace(self, text_format=plain, begin=begin, has_calls=False)
+
 
 def is_switched_off(text_format: ReasoningFormat, variables: Mapping[str, Any]) -> bool:
     """Return whether the variables of the chat template turn the thinking off."""

@@ -68,14 +68,17 @@ def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_pa
         body["logprob_token_ids"] = params.logprob_token_ids
     if params.structured is not None:
         body["structured_outputs"] = _structured(params.structured)
+    if params.thinking is not None:
+        body["thinking_token_budget"] = _budget(params, len(ids))
     return orjson.dumps(body)
 
 
 def continued_ids(prompt: PromptState, sequence: int) -> tuple[int, ...]:
     """Return the prompt's ids, with the output so far where generating on from it gives what one run would give.
 
-    That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar or repetition
-    detection, which count outputs and prompt differently. Elsewhere the sequence is generated again from its start.
+    That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar, budget of
+    thinking or repetition detection, which count outputs and prompt differently. Elsewhere the sequence is generated
+    again from its start.
     """
     output = prompt.outputs[sequence] if prompt.outputs else ()
     return (*prompt.token_ids, *output) if output and _appends(prompt.params) else prompt.token_ids
@@ -97,6 +100,7 @@ def _appends(params: SamplingParams) -> bool:
         params.temperature == 0
         and (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1, 0, 0)
         and params.structured is None
+        and params.thinking is None
         and params.repetition_detection is None
     )
 
@@ -117,6 +121,15 @@ def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
     if params.repetition_detection is not None:
         body["repetition_detection"] = dataclasses.asdict(params.repetition_detection)
     return body
+
+
+def _budget(params: SamplingParams, num_tokens: int) -> int:
+    """Return the budget, one that is never spent where only a grammar has to wait for the end of the thinking.
+
+    A worker without --reasoning-parser refuses any budget; a grammar alone it would apply from the first token.
+    """
+    assert params.thinking is not None
+    return num_tokens + params.max_tokens if params.thinking.budget is None else params.thinking.budget
 
 
 def _structured(output: StructuredOutput) -> dict[str, Any]:

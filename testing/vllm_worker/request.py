@@ -58,6 +58,8 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> FakeBody
     params = _params(body, _max_tokens(16 if max_tokens is None else max_tokens, room, fake.max_model_len), fake)
     if params.n > 1 and params.temperature == 0:
         raise BadRequest(f"n must be 1 when using greedy sampling, got {params.n}.")
+    if body.get("thinking_token_budget", -1) not in (None, -1):
+        raise BadRequest("thinking_token_budget needs --reasoning-parser, which this worker lacks.")
     if params.min_tokens > params.max_tokens:
         text = f"min_tokens must be less than or equal to max_tokens={params.max_tokens}, got {params.min_tokens}."
         raise BadRequest(text)

@@ -23,7 +23,16 @@ from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, leg_id, with_fake
 from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InvalidRequest
 from wire.load import LoadSnapshot
-from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, Role, SamplingParams, StructuredOutput
+from wire.types import (
+    BeamSearch,
+    Pooling,
+    PromptState,
+    RepetitionDetection,
+    Role,
+    SamplingParams,
+    StructuredOutput,
+    Thinking,
+)
 
 PROMPT = tuple(range(10, 60))
 LENGTH = 24
@@ -219,6 +228,12 @@ _OUT = ((7, 8),)
         ({"structured": StructuredOutput("json_object", "")}, ((),), {"structured_outputs": {"json_object": True}}),
         ({"structured": StructuredOutput("choice", '["a"]')}, ((),), {"structured_outputs": {"choice": ["a"]}}),
         ({"structured": StructuredOutput("regex", "a+")}, ((),), {"structured_outputs": {"regex": "a+"}}),
+        ({"thinking": Thinking(7, 8, True, 1, 4)}, _OUT, {"prompt": [1, 2, 3], "thinking_token_budget": 4}),
+        ({"thinking": Thinking(7, 8, budget=0)}, ((),), {"thinking_token_budget": 0}),
+        (
+            {"thinking": Thinking(7, 8), "structured": StructuredOutput("json_object", "")}, ((),),
+            {"structured_outputs": {"json_object": True}, "thinking_token_budget": 12},
+        ),
         ({"stop_token_ids": (5,)}, ((),), {"stop_token_ids": [5], "ignore_eos": True}),
         ({"logprobs": 3}, _OUT, {"prompt": [1, 2, 3, 7, 8], "logprobs": 3, "return_tokens_as_token_ids": True}),
         ({"logprob_token_ids": (4,)}, ((),), {"logprobs": 0, "logprob_token_ids": [4]}),
@@ -238,7 +253,11 @@ def test_a_decode_leg_keeps_every_parameter(
 
 
 @pytest.mark.parametrize(
-    ("params", "extra"), [({"logprobs": 3, "min_tokens": 4}, {}), ({"prompt_logprobs": 2}, {"prompt_logprobs": 2})]
+    ("params", "extra"),
+    [
+        ({"logprobs": 3, "min_tokens": 4, "thinking": Thinking(7, 8)}, {}),
+        ({"prompt_logprobs": 2}, {"prompt_logprobs": 2}),
+    ],
 )
 def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str, Any], extra: dict[str, Any]) -> None:
     state = dataclasses.replace(_STATE, params=dataclasses.replace(_STATE.params, **params), cache_salt="s", outputs=())
@@ -264,6 +283,13 @@ async def test_what_no_worker_can_do_is_refused_with_the_reason(
         with pytest.raises(InvalidRequest, match=message):
             await cluster.answer(dataclasses.replace(_greedy(**params), poolings=poolings))
         assert not cluster.workers[0].received
+
+
+@pytest.mark.anyio
+async def test_a_budget_that_the_worker_cannot_keep_is_refused() -> None:
+    async with WorkerCluster("PD").serving() as cluster:
+        with pytest.raises(InvalidRequest, match="thinking_token_budget needs --reasoning-parser"):
+            await cluster.answer(_greedy(thinking=Thinking(7, 8, budget=3)))
 
 
 _METRICS = "\n".join((

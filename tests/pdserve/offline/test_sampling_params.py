@@ -128,12 +128,13 @@ WITHOUT_EFFECT: dict[str, Any] = {
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "watermarking": True, "prompt_logprob_start": 1, "prompt_logprob_token_ids": [1],
-    "extra_args": {"a": 1}, "thinking_token_budget": 9, "trace_decode_token_ids": [1],
+    "extra_args": {"a": 1}, "trace_decode_token_ids": [1],
 }  # fmt: skip
 
 
 TAKEN: dict[str, tuple[Any, Any]] = {
     "logprob_token_ids": ([5, 9], [5, 9]),
+    "thinking_token_budget": (9, 9),
     "repetition_detection": (
         RepetitionDetectionParams(max_pattern_size=4, min_count=2),
         {"max_pattern_size": 4, "min_pattern_size": 0, "min_count": 2},
@@ -158,7 +159,7 @@ def test_only_listed_tokens_are_returned_with_each_output() -> None:
 
 def test_each_new_vllm_field_is_accepted_or_refused() -> None:
     assert {*WITHOUT_EFFECT, *REFUSED, *TAKEN} == NEWEST
-    taken = SamplingParams(**WITHOUT_EFFECT, watermarking=False, extra_args={}, thinking_token_budget=-1)
+    taken = SamplingParams(**WITHOUT_EFFECT, watermarking=False, extra_args={}, thinking_token_budget=None)
     plain = sampling_body(SamplingParams(), max_tokens=16, seed=None)
 
     assert sampling_body(taken, max_tokens=16, seed=None) == plain
