@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import between_ends, first_reasons, obstacles, of_end, of_start
@@ -147,17 +148,15 @@ def _stays(start: InstanceLoad, prompt: PromptFacts) -> bool:
 def _in_order(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> tuple[list[InstanceLoad], list[InstanceLoad]]:
     """Return the instances that can prefill the prompt and those that can decode it, best first."""
     known, shared, length = prompt.known, prompt.shared, max(1, prompt.num_tokens)
-    starts = [load for load in loads if load.role is not Role.DECODE]
-    starts.sort(key=lambda load: (load.outstanding_tokens - known.get(load.index, 0), load.index))
-    ends = [] if prompt.prefill_only else [load for load in loads if load.role is Role.DECODE]
+    by_index = sorted(loads, key=attrgetter("index"))  # the last criterion first, as sorting keeps the order of equals
+    starts = [load for load in by_index if load.role is not Role.DECODE]
+    starts.sort(key=lambda load: load.outstanding_tokens - known.get(load.index, 0))
+    ends = [] if prompt.prefill_only else [load for load in by_index if load.role is Role.DECODE]
     by_size = {load.block_size: load for load in ends}
     needed = {size: load.blocks_for_all(prompt) for size, load in by_size.items()}
+    ends.sort(key=lambda load: load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length)
     ends.sort(
-        key=lambda load: (
-            needed[load.block_size] - shared.get(load.index, 0) // load.block_size > load.blocks_free,
-            load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length,
-            load.index,
-        )
+        key=lambda load: needed[load.block_size] - shared.get(load.index, 0) // load.block_size > load.blocks_free
     )
     return starts, ends
 
