@@ -65,24 +65,24 @@ def main(argv: Sequence[str]) -> int:
 def table(
     state: ClusterState | None, instances: Sequence[InstanceRow], reasons: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the lines of the table, header first: the processes of `state`, or the instances if it is None.
+    """Return the lines of the table, header first: the processes of `state`, then the instances that are none of them.
 
     Below it are the `reasons`, by address, why instances are not living.
     """
-    if state is None:
-        rows = [_row(one.name, one.role, one.address, "-", one.state, "-", one) for one in instances]
-    else:
-        by_address = {one.address: one for one in instances}
-        rows = []
-        for process in state.processes:
-            seen = by_address.get(process.address)
-            pid, condition = _condition(process, seen)
-            rows.append(_row(process.name, process.role, process.address, pid, condition, str(process.restarts), seen))
-    replaced = () if state is None else state.processes
+    by_address = {one.address: one for one in instances}
+    processes = () if state is None else state.processes
+    rows = []
+    for process in processes:
+        seen = by_address.get(process.address)
+        pid, condition = _condition(process, seen)
+        rows.append(_row(process.name, process.role, process.address, pid, condition, str(process.restarts), seen))
+    ours = {process.address for process in processes}
+    others = [one for one in instances if one.address not in ours]
+    rows += [_row(one.name, one.role, one.address, "-", one.state, "-", one) for one in others]
     notes = [
         *_engines(instances),
         *_problem_lines(rows, reasons or {}),
-        *map(_replaced, filter(_was_replaced, replaced)),
+        *map(_replaced, filter(_was_replaced, processes)),
     ]
     return [*text_table(_HEADER, rows), *notes]
 

@@ -56,6 +56,18 @@ def test_workers_of_another_engine_are_named_below_the_table() -> None:
     assert lines[1].split()[-2:] == ["-", "-"]
 
 
+def test_workers_that_ran_already_are_below_the_processes() -> None:
+    page = (
+        'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="prefill",state="living"} 1\n'
+        'pdserve_instance_info{address="http://h:1",instance="w",name="decode-1",role="decode",state="refused"} 1\n'
+    )
+
+    lines = table(_state(), read_page(parse_metrics(page)), {"http://h:1": "models differ"})
+
+    assert lines[3].split()[:6] == ["decode-1", "decode", "http://h:1", "-", "refused", "-"]
+    assert lines[4] == "decode-1 is refused: models differ"
+
+
 def test_an_instance_restarted_by_hand_is_living() -> None:
     page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="living"} 1\n'
 
