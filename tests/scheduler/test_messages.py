@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from scheduler.api.anthropic.message_shape import MessageShape
 from scheduler.request import GenerationRequest
@@ -69,7 +70,10 @@ def message_of(stream: list[Any]) -> Any:
 
 def shown(message: Any) -> Any:
     """Return what does not differ between two answers to the same body."""
-    blocks = [{name: value for name, value in block.items() if name != "id"} for block in message["content"]]
+    blocks = [
+        {name: value for name, value in block.items() if name not in ("id", "signature")}
+        for block in message["content"]
+    ]
     return blocks, message["stop_reason"], message["stop_sequence"]
 
 
@@ -123,6 +127,47 @@ async def test_an_answer_is_blocks_whole_and_streamed(
     assert (expected is None) is (whole["stop_reason"] == "max_tokens")
     assert (whole["type"], whole["role"], whole["id"][:4]) == ("message", "assistant", "msg-")
     assert whole["usage"] == streamed["usage"]
+
+
+def thought(text: str) -> dict[str, str]:
+    """Return a block of thinking, as `shown` returns it."""
+    return {"type": "thinking", "thinking": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "cut", "expected"),
+    [
+        ("hm</think>hello", {}, 0, ([thought("hm"), text_block("hello")], "end_turn", None)),
+        ("hm</think>" + CALLED, TOOLS, 0, ([thought("hm"), PARIS], "tool_use", None)),
+        ("hm so", {}, 5, ([thought("hm so")], "max_tokens", None)),
+        ("hm x</think>a x", {"stop_sequences": ["x"]}, 0, ([thought("hm x"), text_block("a ")], "stop_sequence", "x")),
+        ("hello", {"thinking": {"type": "disabled"}}, 0, ([text_block("hello")], "end_turn", None)),
+    ],
+)  # fmt: skip
+async def test_thinking_is_a_block_before_the_answer(
+    serve: Any, text: str, fields: Any, cut: int, expected: Any
+) -> None:
+    whole, streamed, _ = await answers(
+        serve, text, fields, cut=cut, tool_call_parser="hermes", reasoning_parser="qwen3"
+    )
+
+    assert shown(whole) == shown(streamed) == expected
+    signed = [len(one["signature"]) for one in (*whole["content"], *streamed["content"]) if one["type"] == "thinking"]
+    assert signed == [64] * len(signed)
+
+
+@pytest.mark.parametrize(("parser", "budget"), [("qwen3", 10), (None, None)])
+async def test_a_budget_of_thinking_needs_a_parser_to_count(
+    serve: Any, make_model: Any, parser: str | None, budget: int | None
+) -> None:
+    folder = make_model()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    fields = {"thinking": {"type": "enabled", "budget_tokens": 10}}
+    _, _, request = await answers(serve, "hm</think>hello", fields, folder=folder, reasoning_parser=parser)
+
+    assert (request.params.thinking and request.params.thinking.budget) == budget
 
 
 @pytest.mark.parametrize("only_one", [False, True])

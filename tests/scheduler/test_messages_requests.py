@@ -13,7 +13,10 @@ from wire.errors import DeadlineExceeded, InternalError, NoCapacity, Overloaded,
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
-DUMP = "{{ messages|tojson }}{{ tools|tojson }}{{ add_generation_prompt }}{{ enable_thinking }}{# content #}"
+DUMP = (
+    "{{ messages|tojson }}{{ tools|tojson }}{{ add_generation_prompt }}{{ enable_thinking }}{{ reasoning_effort }}"
+    "{# content #}"
+)
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "cold"}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
@@ -100,6 +103,18 @@ def called(*results: Any) -> list[Any]:
             {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
             {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
         ),
+        (
+            {"messages": [USER], "thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
+            {"messages": [USER], "reasoning_effort": "none"},
+        ),
+        (
+            {"messages": [USER], "thinking": {"type": "enabled", "budget_tokens": 3}},
+            {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}},
+        ),
+        (
+            {"messages": [USER], "thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
+            {"messages": [USER], "reasoning_effort": "max"},
+        ),
     ],
 )  # fmt: skip
 async def test_a_body_is_the_prompt_of_the_same_chat(serve: Any, make_model: Any, body: Any, chat: Any) -> None:
@@ -169,7 +184,9 @@ def refused(role: str, *blocks: Any) -> dict[str, Any]:
         (TOOLS | {"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"a": "x" * 70_000}}}}, "output_config"),
-        ({"thinking": {"type": "x"}}, "thinking.type"), ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"thinking": {"type": "x"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4}}, "thinking.budget_tokens"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"ticket": "x"}, "ticket"), ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ],
 )  # fmt: skip

@@ -33,7 +33,9 @@ async def create_message(context: AppContext, request: Request) -> Generation:
     choice = _choice(body, tools, context.call_parser)
     options = _options(body, messages, tools)
     conversation = Conversation(messages, options, choice, _constraint(body))
-    chat = await prepare_conversation(context, _sampling_body(body), request, conversation, "msg")
+    budget, has_parser = _thinking_budget(body), context.config.options.reasoning_parser is not None
+    sampling = _sampling_body(body, budget if has_parser else None)
+    chat = await prepare_conversation(context, sampling, request, conversation, "msg")
     return chat.generation(MessageShape(chat.answer_id, model))
 
 
@@ -60,7 +62,17 @@ class _SamplingBody(ChatBody):
         return True
 
 
-def _sampling_body(body: MessagesBody) -> ChatBody:
+def _thinking_budget(body: MessagesBody) -> int | None:
+    budget = None if body.thinking is None else body.thinking.budget_tokens
+    if budget is not None and budget >= body.max_tokens:
+        raise InvalidRequest(
+            f"thinking.budget_tokens is {budget}, must be less than max_tokens, {body.max_tokens}",
+            "thinking.budget_tokens",
+        )
+    return budget
+
+
+def _sampling_body(body: MessagesBody, thinking_budget: int | None) -> ChatBody:
     return _SamplingBody.model_construct(
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
@@ -70,14 +82,18 @@ def _sampling_body(body: MessagesBody) -> ChatBody:
         top_p=body.top_p,
         top_k=body.top_k,
         cache_salt=body.cache_salt,
+        thinking_token_budget=thinking_budget,
     )
 
 
 def _options(body: CountTokensBody, messages: Sequence[Message], tools: Sequence[Tool]) -> ChatOptions:
+    thinking = None if body.thinking is None else body.thinking.type
+    effort = body.output_config.effort if body.output_config else None
+    switches = {"enable_thinking": True, "thinking": True} if thinking == "enabled" else {}
     continues = continues_answer(messages)
     fields = ChatBody.model_construct(
-        chat_template_kwargs=body.chat_template_kwargs,
-        reasoning_effort=body.output_config.effort if body.output_config else None,
+        chat_template_kwargs=switches | (body.chat_template_kwargs or {}),
+        reasoning_effort="none" if thinking == "disabled" else effort,
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )

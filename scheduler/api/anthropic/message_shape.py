@@ -3,6 +3,7 @@
 message_start, (content_block_start, content_block_delta…, content_block_stop)…, message_delta, message_stop
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
+_EMPTY = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
 
 
 class MessageShape:
@@ -46,13 +48,15 @@ class MessageShape:
 
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the events that carry `piece`."""
-        events = self._text("text", piece.text) if piece.text else b""
+        events = self._text("thinking", piece.reasoning) if piece.reasoning else b""
+        if piece.text:
+            events += self._text("text", piece.text)
         for call in piece.calls:
             events += self._call(call)
         if piece.finish_reason is None:
             return events
         if not self._num_blocks and not self._block:
-            events += self._open("text", {"text": ""})
+            events += self._open("text", _EMPTY["text"])
         self._end = _stop_of(piece.finish_reason, piece.stop_reason, has_calls=self._has_calls)
         return events + self._close()
 
@@ -66,14 +70,18 @@ class MessageShape:
     def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete message."""
         (choice,) = choices
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": choice.text}] if choice.text else []
+        blocks: list[dict[str, Any]] = []
+        if choice.reasoning:
+            blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": self._signature(0)})
+        if choice.text:
+            blocks.append({"type": "text", "text": choice.text})
         blocks += [_tool_use(call) | {"input": _input(call.arguments)} for call in choice.calls]
         stop = _stop_of(choice.finish_reason, choice.stop_reason, has_calls=bool(choice.calls))
         content = blocks or [{"type": "text", "text": ""}]  # clients read the first block without looking
         return self._head | {"content": content} | stop | {"usage": _usage(usage)}
 
     def _text(self, kind: str, text: str) -> bytes:
-        opened = b"" if self._block == kind else self._open(kind, {kind: ""})
+        opened = b"" if self._block == kind else self._open(kind, _EMPTY[kind])
         return opened + self._before + orjson.dumps(text) + b"}}\n\n"
 
     def _call(self, call: CallDelta) -> bytes:
@@ -98,9 +106,17 @@ class MessageShape:
     def _close(self) -> bytes:
         if not self._block:
             return b""
+        at, closed = self._num_blocks, b""
+        if self._block == "thinking":
+            delta = {"type": "signature_delta", "signature": self._signature(at)}
+            closed = _event({"type": "content_block_delta", "index": at, "delta": delta})
         self._block = ""
         self._num_blocks += 1
-        return _event({"type": "content_block_stop", "index": self._num_blocks - 1})
+        return closed + _event({"type": "content_block_stop", "index": at})
+
+    def _signature(self, at: int) -> str:
+        """Return the signature of a block of thinking: clients send it back, and leave out blocks without one."""
+        return hashlib.sha256(f"{self._head['id']} {at}".encode()).hexdigest()
 
 
 def _tool_use(call: CallDelta) -> dict[str, Any]:
