@@ -128,6 +128,15 @@ async def test_a_line_may_call_tools(text_model: Path, tmp_path: Path, text: str
     assert lines[1]["response"]["body"]["error"]["param"] == "tools"
 
 
+async def test_a_line_may_think(text_model: Path, tmp_path: Path) -> None:
+    text = "<think>Hm.</think>Yes."
+    async with _backend_and_cluster(text_model, text=text, reasoning_parser="qwen3") as (backend, _):
+        (line,) = await _run(_job(tmp_path, (CHAT, {"messages": HELLO})), backend)
+
+    message = line["response"]["body"]["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
+
+
 async def test_a_lines_id_is_the_one_in_its_answer(text_model: Path, tmp_path: Path) -> None:
     async with _backend_and_cluster(text_model) as (backend, _):
         (line,) = await _run(_job(tmp_path, GOOD[0]), backend)

@@ -13,7 +13,7 @@ from instance.config import InstanceConfig
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.pair import Client, running
 from wire.messages import Failed, Generate, HandedOff, Prefill, Refused, Reserve, Reserved, Step
-from wire.types import FinishReason, PromptState, Role, SamplingParams, StructuredOutput, TokenOutput
+from wire.types import FinishReason, PromptState, Role, SamplingParams, StructuredOutput, Thinking, TokenOutput
 
 _PROMPT = tuple(range(3, 40))
 _PATTERN = r"[a-z]{3,6}-(é|\d{2,4})!"
@@ -26,8 +26,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("model"))
 
 
-def _prompt(prompt_id: str, option: StructuredOutput, seed: int, *, n: int = 1) -> PromptState:
-    params = SamplingParams(max_tokens=60, seed=seed, n=n, stop_token_ids=(_EOS,), structured=option)
+def _prompt(
+    prompt_id: str, option: StructuredOutput, seed: int, *, n: int = 1, thinking: Thinking | None = None
+) -> PromptState:
+    params = SamplingParams(max_tokens=60, seed=seed, n=n, stop_token_ids=(_EOS,), structured=option, thinking=thinking)
     return PromptState(prompt_id, "r", _PROMPT, params)
 
 
@@ -76,22 +78,31 @@ async def _generate_on_pair(p: Client, d: Client, state: PromptState) -> list[in
     return [token.token_id for token in (*first.tokens, *rest) if token.token_id is not None]
 
 
-def test_text_follows_its_grammar_combined_over_pd_and_resumed(folder: Path) -> None:
+_END = 77
+_THINKS = Thinking(76, _END, is_open=True, budget=5)
+
+
+@pytest.mark.parametrize("thinking", [None, _THINKS], ids=["at-once", "after-thinking"])
+def test_text_follows_its_grammar_combined_over_pd_and_resumed(folder: Path, thinking: Thinking | None) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     option = StructuredOutput("regex", _PATTERN)
 
     async def test(p: Client, d: Client) -> None:
         for seed in range(3):
-            whole = await _generate_on_one(d, _prompt(f"whole-{seed}", option, seed))
-            crossed = await _generate_on_pair(p, d, _prompt(f"crossed-{seed}", option, seed))
-            begun = _prompt(f"resumed-{seed}", option, seed)
-            resumed = await _generate_on_one(
-                p, PromptState(begun.prompt_id, "r", _PROMPT, begun.params, outputs=(tuple(whole[:3]),))
-            )
+            whole = await _generate_on_one(d, _prompt(f"whole-{seed}", option, seed, thinking=thinking))
+            crossed = await _generate_on_pair(p, d, _prompt(f"crossed-{seed}", option, seed, thinking=thinking))
 
-            assert re.fullmatch(_PATTERN, tokenizer.decode(whole))
+            begin = 0 if thinking is None else whole.index(_END) + 1
+            assert re.fullmatch(_PATTERN, tokenizer.decode(whole[begin:]))
             assert crossed == whole
-            assert whole[:3] + resumed == whole
+            assert thinking is None or begin <= 6
+            for done in (3, 5, 6):
+                begun = _prompt(f"resumed-{seed}-{done}", option, seed, thinking=thinking)
+                resumed = await _generate_on_one(
+                    p, PromptState(begun.prompt_id, "r", _PROMPT, begun.params, outputs=(tuple(whole[:done]),))
+                )
+
+                assert whole[:done] + resumed == whole
 
     _on_pair(folder, test)
 
