@@ -124,6 +124,10 @@ class Routed:
         self._process = process
         self.client = Client(f"http://127.0.0.1:{pair.port}")
 
+    def has_lost(self) -> bool:
+        """Return whether a worker is lost at this moment."""
+        return any(one["state"] == "lost" for one in self.client.get("/ready").json()["instances"])
+
     def wait_whole(self) -> None:
         """Wait until both workers are living and the pair is proven."""
         deadline, ready = time.monotonic() + START_S, None

@@ -184,15 +184,24 @@ async def _ask(routed: Routed, on_token: Callable[[int], None] = lambda count: N
 
 
 async def _ask_while_stopped(routed: Routed, stopped: str, killed: str) -> StreamResult:
-    """Send a request while one worker is stopped, which keeps it in that worker's leg, and kill one there."""
+    """Send a request while one worker is stopped, which keeps it in that worker's leg, and kill one there.
+
+    On a busy machine the stopped worker may be lost before: then that was the request's fault, and another one is sent.
+    """
     pair = routed.pair
-    pair.send(stopped, signal.SIGSTOP)
-    asking = asyncio.create_task(_ask(routed))
-    await routed.until_running()
-    if stopped == "decode":
-        async with asyncio.timeout(60.0):
-            while not pair.gauge("prefill", HELD) or pair.gauge("prefill", RUNNING):  # noqa: ASYNC110 - no event has it
-                await asyncio.sleep(0.02)
+    while True:
+        pair.send(stopped, signal.SIGSTOP)
+        asking = asyncio.create_task(_ask(routed))
+        await routed.until_running()
+        if stopped == "decode":
+            async with asyncio.timeout(60.0):
+                while not pair.gauge("prefill", HELD) or pair.gauge("prefill", RUNNING):  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.02)
+        if stopped == killed or not routed.has_lost():
+            break
+        pair.send(stopped, signal.SIGCONT)
+        await asking
+        routed.wait_whole()
     pair.send(killed, signal.SIGKILL)
     if stopped != killed:
         pair.send(stopped, signal.SIGCONT)
