@@ -21,6 +21,7 @@ class ReasoningFormat:
     `in_content` are the markers that count there too: one of `starts` begins to think again, one of `ends` is left out.
     `calls` begin a tool call, and so end the thinking. `switches` are variables of the chat template that turn thinking
     off, or on where `is_on` is false. `strips`: white space at the end of the thinking is left out.
+    `tokens` are the special tokens of which longer markers are made.
     """
 
     starts: tuple[str, ...]
@@ -31,16 +32,18 @@ class ReasoningFormat:
     switches: tuple[str, ...] = ()
     is_on: bool = True
     strips: bool = False
+    tokens: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The texts that must reach the parser even if they are special tokens."""
-        return (*self.starts, *self.ends)
+        return (*self.starts, *self.ends, *self.tokens)
 
 
 _START, _END = ("<think>",), ("</think>",)
 _CALL = ("<tool_call>",)
 _MISTRAL = ("[THINK]", "[/THINK]")
+_ANALYSIS = ("<|channel|>analysis<|message|>",)
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType({
     "deepseek_r1": ReasoningFormat(_START, _END),
@@ -51,6 +54,9 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType({
     ),
     "mistral": ReasoningFormat(
         _MISTRAL[:1], _MISTRAL[1:], ReasoningState.CONTENT, in_content=_MISTRAL, calls=("[TOOL_CALLS]",), strips=True
+    ),
+    "openai_gptoss": ReasoningFormat(  # its content is in frames, which the parser of its tool calls reads
+        _ANALYSIS, ("<|end|>",), ReasoningState.CONTENT, in_content=_ANALYSIS, tokens=("<|channel|>", "<|message|>")
     ),
     "granite": ReasoningFormat(
         ("Here is my thought process:", "Here's my thought process:"),

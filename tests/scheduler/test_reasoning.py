@@ -15,7 +15,8 @@ from tests.scheduler.test_tool_history import TOOL, USER
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-SPECIAL = ("[THINK]", "[/THINK]", "<x>")
+HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+SPECIAL = ("[THINK]", "[/THINK]", "<x>", *HARMONY)
 OPEN, CLOSED = CHATML + "{{ '<think>\n' }}", CHATML + "{{ '<think>\n\n</think>\n\n' }}"
 
 
@@ -92,6 +93,9 @@ def shown(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "a</think>b"}}\n</tool_call>'
 WRITTEN = CALL.replace("</think>", "")
 """As content, where a second end of the thinking is left out."""
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+WEATHER = 'commentary to=functions.weather <|constrain|>json<|message|>{"city": "a</think>b"}<|call|>'
+OPENAI = {"tool_call_parser": "openai"}
 CALLED = 'weather{"city": "a</think>b"}'
 TOOLS = {"tools": [TOOL]}
 BOTH = {"tool_call_parser": "hermes"}
@@ -114,6 +118,10 @@ BOTH = {"tool_call_parser": "hermes"}
         ("mistral", "[THINK]Hm.[/THINK]Yes<x>.", {}, {}, ("Hm.", "Yes.", "", "stop")),
         ("granite", "Here is my thought process: Hm. Here is my response: Yes.", {}, {},
          (" Hm. ", " Yes.", "", "stop")),
+        ("openai_gptoss", f"{ANALYSIS}<|channel|>final<|message|>Yes.", {}, OPENAI, ("Hm.", "Yes.", "", "stop")),
+        ("openai_gptoss", f"{ANALYSIS}{ANALYSIS}<|channel|>{WEATHER}", TOOLS, OPENAI,
+         ("Hm.Hm.", "", CALLED, "tool_calls")),
+        ("openai_gptoss", "<|channel|>analysis<|message|>Hm.", {}, OPENAI, ("Hm.", "", "", "stop")),
         ("qwen3", "a hello b</think>c hello d", {"stop": "hello"}, {}, ("a hello b", "c ", "", "stop")),
         ("qwen3", "a</think>b", {"messages": [USER, {"role": "assistant", "content": "x</think>"}, USER]}, {},
          ("a", "b", "", "stop")),
@@ -282,6 +290,7 @@ BUDGET = {"thinking_token_budget": 3}
     ("parser", "fields", "param"),
     [
         (None, BUDGET, "thinking_token_budget"),
+        ("openai_gptoss", BUDGET, "thinking_token_budget"),
         ("granite", BUDGET, "thinking_token_budget"),
         ("qwen3", {"thinking_token_budget": -2}, "thinking_token_budget"),
         ("qwen3", {"thinking_token_budget": 1.5}, "thinking_token_budget"),
