@@ -145,7 +145,7 @@ class DecodeGraphs:
             if clock() - shown >= _LINE_S:
                 shown = clock()
                 _log.info("graphs_capturing", done=len(self._captured), graphs=len(self.shapes))
-        for shape in self._captured.keys() - set(self.shapes):  # attention needs narrower tables since
+        for shape in self._captured.keys() - set(self.shapes):  # attention needs narrower tables now
             owner.drop(shape)
         if left_out:
             self._report_left_out(left_out)

@@ -71,7 +71,8 @@ def measure_headroom(
     """Run the largest steps, each on a model of its own with a pool of `num_blocks`, and return their peak memory.
 
     `graphs` is the attention backend where steps of up to `graph_rows` sequences are replayed. Raises ConfigError, with
-    the numbers, if a step does not fit beside the weights; any other error is logged, and no memory is reserved.
+    the numbers, if a step does not fit in addition to the weights; any other error is logged, and no memory is
+    reserved.
     """
     try:
         step_bytes = _peak(make_model, device, lambda model: _run(model, largest_batch(model.info, largest)))
@@ -82,7 +83,7 @@ def measure_headroom(
             return Headroom()
         raise ConfigError(
             f"a step of {largest.prompt_tokens} tokens of prompts and {largest.sequences} sequences does not fit "
-            f"beside the weights on {device.name}: {device.memory().free} of {device.memory().total} bytes are "
+            f"in addition to the weights on {device.name}: {device.memory().free} of {device.memory().total} bytes are "
             "free; lower --prefill-chunk-size or --max-num-seqs"
         ) from error
     return Headroom(step_bytes, graph_bytes)

@@ -57,7 +57,7 @@ def modules(device: Device, *, config: dict[str, Any], dtype: str) -> None:
 
 
 def _one_layer(device: Device, values: dict[str, Any], dtype: str) -> Any:
-    """Return a network of one layer with random weights, in the model's shapes but for its vocabulary."""
+    """Return a network of one layer with random weights, in the model's shapes except for its vocabulary."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -146,7 +146,7 @@ class Inflow:
             return MoveResult.VERIFIED
         if expected.state is _FrameState.REPEATING:
             raise HandoffFailed(
-                f"KV of {describe_frame(frame)} is corrupt twice: digest {frame.digest:016x} sent, {digest:016x} read"
+                f"KV of {describe_frame(frame)} was corrupt twice: digest {frame.digest:016x} sent, {digest:016x} read"
             )
         expected.state = _FrameState.REPEAT
         return MoveResult.REPEAT

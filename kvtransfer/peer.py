@@ -269,7 +269,7 @@ class Peer:
     def _dial_order(self) -> Sequence[str]:
         """Return the transports to dial for a ticket: those it can wait for, then those that should be measured first.
 
-        `tick` sets up the better ones beside the link that comes of it.
+        `tick` sets up the better ones next to the resulting link.
         """
         names = kept = list(self._health.order())
         for avoided in (self._measured_first, self._slow):

@@ -134,7 +134,7 @@ class SenderTicket:
         self._progressed = max(self._progressed, now)
 
     def receiver_renewed(self, now: float) -> None:
-        """Record that at `now` the receiver reported progress without being done, so that the ack may still come.
+        """Record that at `now` the receiver reported progress without being done, so the ack may still arrive.
 
         This counts once everything was sent, for MAX_WAIT_LEASES: blocks must not be held forever.
         """

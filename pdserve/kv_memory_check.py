@@ -20,7 +20,7 @@ _STORED: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16"
 
 
 def check_kv_room(options: EngineOptions, num_instances: int, *, is_here: bool) -> None:
-    """Raise ConfigError, with both numbers, if the requested pool fits no sequence or exceeds free memory.
+    """Raise ConfigError, with both numbers, if the requested pool is too small for one sequence or exceeds free memory.
 
     `is_here`: all instances are on this machine. Models whose KV size is known only once loaded are not checked.
     """

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
             parser.add_argument(name, default=argparse.SUPPRESS, help=metadata["help"], choices=metadata["choices"])
     found = find_folder(os.environ, from_namespace(EngineOptions, parser.parse_args(argv)))
     if not found.exists():
-        raise ConfigError(f"{found} is not a folder, nor a .gguf file")
+        raise ConfigError(f"{found} is neither a folder nor a .gguf file")
     print(found)
     return 0
 

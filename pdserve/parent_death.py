@@ -1,7 +1,7 @@
 """Die with the parent process: by the kernel's parent-death signal, and by a pipe that only the parent holds open.
 
 The signal is immediate and needs no thread of ours; the pipe covers a parent that died before we requested the signal.
-Both kill at once: nobody is left to drain us, and a survivor would hold devices, ports and blocks.
+Both kill at once: nothing is left to drain us, and a survivor would hold devices, ports and blocks.
 """
 
 import os

@@ -137,7 +137,7 @@ def stop_children(
     children: Sequence[Watched], scheduler_grace_s: float = SCHEDULER_GRACE_S,
     at_once: Callable[[], bool] = _never_stop,
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip
-    """Stop those of these processes that are here, as `stop` does, and what a worker's server leaves running."""
+    """Stop the processes on this machine, as `stop` does, and those that a worker's server leaves running."""
     here = [child for child in children if child.record.is_here]
     killed = stop([child.record for child in here], scheduler_grace_s, at_once)
     for child in here:

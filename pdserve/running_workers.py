@@ -43,7 +43,7 @@ def running_workers(
 ) -> RunningWorkers:
     """Return the workers at these URLs; `flags` is the form of the flags in messages.
 
-    Raises ConfigError for one that is no URL or is given twice.
+    Raises ConfigError for one that is not a URL or is given twice.
     """
     kind: WorkerKind = "vllm-ascend" if connector.startswith("ascend") else "vllm"
     name_by_url: dict[str, str] = {}

@@ -104,7 +104,7 @@ def _instance_changes(before: _Entry, after: _Entry) -> Iterator[str]:
         if old.server_port != new.server_port:
             yield f"{after} {_port_change(old, new)}."
         if old.worker != new.worker:
-            yield f"{after.name} is now {_engine(new)}, before {_engine(old)}."
+            yield f"{after.name} is now {_engine(new)}; it was {_engine(old)}."
         if old.url != new.url:
             yield f"{after.name} changes its url from {old.url or 'none'} to {new.url or 'none'}."
         for a, b in zip(old.devices, new.devices, strict=True):

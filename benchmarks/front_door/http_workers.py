@@ -3,9 +3,9 @@
     python benchmarks/front_door/http_workers.py     prints {"ready": true, "prefill": PORT, "decode": PORT}
 
 Each answers /v1/completions and /v1/chat/completions with the same tokens for every prompt, one event per token; only
-the length and the fields of an answer follow the request. The first token comes at once, and the others of all streams
-together at the next multiples of `step_s` of the monotonic clock, so that a client on this machine knows when each
-was sent. The prefill worker's answer has the transfer fields that a router copies to decode.
+the length and the fields of an answer follow the request. The first token is sent at once, and the others of all
+streams together at the next multiples of `step_s` of the monotonic clock, so that a client on this machine knows when
+each was sent. The prefill worker's answer has the transfer fields that a router copies to decode.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ TRANSFER = {
 }  # fmt: skip
 MODEL = "fake"
 _TIMER_S = 0.001
-"""The resolution of a timer: no step may come early."""
+"""The resolution of a timer: no step may be early."""
 _FIRST_ID, _NUM_IDS = 1000, 256
 _HEAD = {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": "text_completion", "created": 1, "model": MODEL}
 _STREAM_HEAD = (
@@ -36,7 +36,7 @@ _STREAM_HEAD = (
 
 
 class Stream:
-    """One streamed answer: its events are the same for all requests but for their fields."""
+    """One streamed answer: its events are the same for all requests except for their fields."""
 
     def __init__(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.left = int(body.get("max_tokens") or 1)

@@ -4,7 +4,7 @@ Today's form is {"format": {"type": ...}}, a tree of the types in `_FIELDS`; the
 {"structures": [{"begin": "<f=x>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}, a `triggered_tags`.
 
 llguidance splits text into lexemes, each as long as possible. So free text, or a regex, is one lexeme together with the
-fixed text behind it: it ends where that text first occurs.
+fixed text after it: it ends where that text first occurs.
 """
 
 import json
@@ -48,9 +48,9 @@ _SPECIAL = re.compile(r"<[^<>\s]+>")
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What follows a format: as Lark; the fixed texts it may begin with, each with the Lark behind it.
+    """What follows a format: as Lark, and the fixed texts it may begin with, each with the Lark after it.
 
-    `last` is the Lark behind free text that no fixed text ends, None where one must.
+    `last` is the Lark after free text that no fixed text ends, None where one must.
     """
 
     lark: str = ""
@@ -211,7 +211,7 @@ class _Writer:
         return self._free_text_with_tags(self._excluding(_ANY, form), tuple(texts), after, loop=loop)
 
     def _content(self, tag: dict[str, Any], after: _After) -> str:
-        """Return a rule for all of a tag behind its begin, and for what follows it."""
+        """Return a rule for a tag without its begin, and for what follows it."""
         end = tag.get("end")
         if isinstance(end, dict):
             last = self._add_rule(f"{_token(end)} {after.lark}")
@@ -226,7 +226,7 @@ class _Writer:
         return self._add_rule(self._write(tag.get("content"), _After(lark, texts)))
 
     def _then(self, form: object, after: _After) -> _After:
-        """Return a format and everything behind it as what follows the format before it."""
+        """Return a format and everything after it as what follows the format before it."""
         if not _begins_fixed(form):
             return _After(self._add_rule(self._write(form, after)))
         texts = tuple(self._fixed_texts(form, after))
@@ -247,7 +247,7 @@ class _Writer:
         return f"{self._free_text(pattern, _After(texts=texts), stops)}* {self._free_text(pattern, after, stops)}"
 
     def _free_text(self, pattern: str, after: _After, stops: _Texts = ()) -> str:
-        """Return text of `pattern` up to one of the texts behind it, or to the end; it ends at the first of `stops`.
+        """Return text of `pattern` up to one of the texts after it, or to the end; it ends at the first of `stops`.
 
         A lazy lexeme ends at its first match. But llguidance 1.9 panics if a single byte matches: for a stop of one
         byte, the other lexemes exclude it instead.

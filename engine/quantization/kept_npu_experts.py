@@ -1,8 +1,8 @@
 """Experts that stay quantised on an NPU: W8A8, by npu_dynamic_quant and npu_grouped_matmul.
 
 weights int8 [experts, inputs, outputs]; scales [experts, outputs] in bfloat16, or in float32 for float16 rows: the
-dtypes, and that the last end is the number of rows, are from torch_npu's page on npu_grouped_matmul (op-plugin,
-docs/zh/custom_APIs/torch_npu).
+dtypes, and the rule that the last end is the number of rows, are from torch_npu's page on npu_grouped_matmul
+(op-plugin, docs/zh/custom_APIs/torch_npu).
 """
 
 import torch

@@ -11,7 +11,7 @@
 W8A8 is made for inputs x_q = round(x / input_scale + input_offset), and outputs (x_q . weight + quant_bias) * deq_scale
 with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). A layer that stays quantised
 computes that (kept_static.py). Dequantised, the weight is codes * deq_scale / input_scale, and the bias is the stored
-one, else with `derives_biases` what quant_bias has of it.
+one, otherwise, with `derives_biases`, the one contained in quant_bias.
 
 Sources:
     github.com/Ascend/msmodelslim/msmodelslim/core/quant_service/modelslim_v1/save/ascendv1.py
@@ -98,7 +98,7 @@ class ModelSlimLayout:
 
     @property
     def rounded_inputs(self) -> torch.dtype | None:
-        """The type where all layers that are not static round their inputs to it, token by token."""
+        """The type to which all layers that are not static round their inputs, token by token; None if they differ."""
         types = {_BY_TOKEN[scheme] for scheme in self.schemes.values() if scheme not in _STATIC}
         return types.pop() if len(types) == 1 else None
 

@@ -40,7 +40,7 @@ from wire.kv_layout import KvTensor, PoolLayout, head_range
 from wire.types import ModelIdentity
 
 SHARED = "shared"
-"""The way of summing in shared memory; any other way is the name of a process group: engine/ranks/sums.py."""
+"""The name of the sum in shared memory; other names are those of process groups: engine/ranks/sums.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RankPart:
                 )
 
     def connect(self, way: str, store_fd: int, marks: Marks) -> None:
-        """Connect to the other ranks, all of which use the same way. Raises ReduceFailed."""
+        """Connect to the other ranks, which all sum in the same way. Raises ReduceFailed."""
         rank, step_s = self.setup.rank, self.setup.step_s
         if way == SHARED and self.library is not None:
             self.reduce.connect(SharedSum(self.library, rank, marks, step_s))

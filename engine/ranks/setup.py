@@ -13,9 +13,9 @@ class RankSetup:
     wait for the other ranks within a step. `is_native`: use native kernels, which rank 0 found to be available.
     `device` is a kind: the rank opens the first device of it that is visible to its process, where `visible` is the
     value of the kind's variable (None: unchanged). `gpu_memory_utilization` is the share of it that the engine may
-    take; `has_budget`: the size of the pools was configured, else memory is reserved for the `largest_step`: (prompt
-    tokens, of sequences of at most `max_model_len`; sequences). Decode steps of up to `max_graph_rows` sequences are
-    replayed from graphs, where all ranks can.
+    take; `has_budget`: the size of the pools was configured, else memory is reserved for the `largest_step`: its prompt
+    tokens, in sequences of at most `max_model_len`, and its sequences. Decode steps of up to `max_graph_rows` sequences
+    are replayed from graphs, where all ranks can.
     """
 
     path: str

@@ -108,7 +108,7 @@ class Team:
     def _wait(self, child: _Child, kind: RankMessageKind, timeout_s: float) -> None:
         """Wait until a rank sends a message or ends. Raises InstanceLost if it is late, or stopped for `step_s`.
 
-        Weights may take half an hour to load, but a process that a signal stopped loads none.
+        Weights may take half an hour to load, but a stopped process loads nothing.
         """
         began = going = time.monotonic()
         while not child.channel.has_more(min(_POLL_S, timeout_s)):

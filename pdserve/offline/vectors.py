@@ -62,7 +62,7 @@ class Pairs:
         """Return the pairs. Raises ValueError if the numbers do not match."""
         lefts, rights = ([one] if isinstance(one, str) else list(one) for one in (left, right))
         if not lefts or not rights or len(lefts) not in (1, len(rights)):
-            raise ValueError(f"{len(lefts)} texts against {len(rights)}: pass one, or as many as there are others")
+            raise ValueError(f"{len(lefts)} texts against {len(rights)}: pass one, or as many as the others")
         return cls(lefts, rights)
 
     def parts(self) -> list["Pairs"]:

@@ -13,7 +13,7 @@ from wire.errors import ConfigError
 
 Config = dict[str, Any]
 MOONCAKE_CLASS = "MooncakeConnector"
-"""vLLM's own: prefill has a bootstrap server, and no other port is known before the start."""
+"""vLLM's own: before the start only the port of its prefill's bootstrap server is known."""
 _CLASSES: Mapping[WorkerKind, Mapping[str, str]] = {
     "vllm": {
         AUTO: "NixlConnector", "nixl": "NixlConnector", NIXL_PUSH: "NixlPushConnector", MOONCAKE: MOONCAKE_CLASS,
@@ -37,7 +37,7 @@ def connector_class(worker: WorkerKind, name: str) -> str:
     """Return the class of the connector with the scheduler's `name`. Raises ConfigError for another engine's."""
     classes = _CLASSES[worker]
     if name not in classes:
-        raise ConfigError(f"--{CONNECTOR} {name} is none of {worker}: choose from {', '.join(classes)}")
+        raise ConfigError(f"--{CONNECTOR} {name} is not supported for {worker}: choose from {', '.join(classes)}")
     return classes[name]
 
 

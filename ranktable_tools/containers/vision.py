@@ -21,7 +21,7 @@ def vision_of(torch: Version) -> str:
     """Return the torchvision for a torch, such as 0.28 for 2.13. Raises RanktableError for an unknown torch."""
     major, minor = torch.minor
     if major != 2:
-        raise RanktableError(f"torchvision for torch {torch.text} is not known: only for torch 2.x")
+        raise RanktableError(f"no torchvision is known for torch {torch.text}, only for torch 2.x")
     return f"0.{minor + _OFFSET}"
 
 

@@ -1,7 +1,7 @@
 """The path over workers of other engines whose prefill worker names what decode needs, before or after it computes.
 
 prefill on P --references--> generate on D --tokens--> client
-     P ==KV, when D asks, or by itself==> D
+     P ==KV, when D reads it, or by itself==> D
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from wire.messages import Failed, FetchAndGenerate, HandedOff, PrefillAndHold, P
 class PrefillFirstPath:
     """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
 
-    Until each sequence has one, whatever happens to P fails the attempt: D may wait for KV that never comes, or get
+    Until each sequence has one, whatever happens to P fails the attempt: D may wait for KV that never arrives, or get
     another prompt's KV from a newer process there. KV that D has not fetched stays on P until its lease ends.
     """
 

@@ -50,7 +50,7 @@ def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments_schema(tool: Tool) -> dict[str, Any]:
-    """Return a copy of a tool's schema, closed to other properties unless it is open; without one, that of {}."""
+    """Return a copy of a tool's schema that allows only properties that it names, unless it may allow others."""
     schema = copy.deepcopy(tool["function"]["parameters"]) or {"properties": {}}
     schema.pop("$schema", None)
     schema.pop("$id", None)

@@ -97,8 +97,8 @@ class SequenceStream:
 def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the reference to the KV that a prefill holds. Raises HandoffFailed where it holds none.
 
-    It is passed on as it is, but for one key: with it, vLLM's decode worker reports that number as its cached tokens,
-    and whether it fetched the KV at all stays unknown (vllm.v1.engine.output_processor, from_new_request).
+    It is passed on unchanged, except for one key: with it, vLLM's decode worker reports that number as its cached
+    tokens, and whether it fetched the KV at all stays unknown (vllm.v1.engine.output_processor, from_new_request).
     """
     found = answer.get("kv_transfer_params")
     if not isinstance(found, dict) or not found.get("do_remote_prefill"):

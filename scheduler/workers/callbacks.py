@@ -1,6 +1,6 @@
 """Receives callbacks of decode workers that allocate first and then request the KV: one random path per request.
 
-decode worker --POST http://HOST:PORT/<random> {block ids, remote_host, ...}--> the session that asked it
+decode worker --POST http://HOST:PORT/<random> {block ids, remote_host, ...}--> the session that sent it a request
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _capped = CappedLog(EventLogger("workers"))
 
 _MAX_BYTES = 16 * 2**20
 _READ_S = 5.0
-_FOREIGN_PEER = "it is not from the worker that was asked"
+_FOREIGN_PEER = "it is not from the worker that got the request"
 _FOREIGN_HOST = "it wants the KV sent to another host than that of its URL"
 
 

@@ -49,7 +49,7 @@ class WorkerConnection:
         self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: Callbacks | None = None,
         bootstrap_port: int | None = None, check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
-        """`callbacks` are needed where the connector's decode workers are asked first; `check` raises Incompatible for
+        """`callbacks` are needed if the connector's decode workers get requests first; `check` raises Incompatible for
         a worker that must not be used.
 
         `bootstrap_port` is that of a prefill worker with MooncakeConnector; VLLM_MOONCAKE_BOOTSTRAP_PORT, as there, is

@@ -1,6 +1,6 @@
 """The prefill legs of prompts on a worker: it computes the prompt, and another worker generates the tokens.
 
-Where both legs run at once, the computation goes on when the prompt is cancelled.
+If both legs run at once, the computation continues when the prompt is cancelled.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ _T = TypeVar("_T")
 
 
 class PrefillLegs:
-    """Owner of the computations that go on after their prompts were cancelled. Its events are passed to `emit`."""
+    """Owner of the computations that continue after their prompts were cancelled. Its events are passed to `emit`."""
 
     def __init__(
         self, model: str, http: WorkerHttp, transfer: Transfer, progress: Progress, emit: Callable[[Event], None], *,
         max_abandoned_tokens: int,
     ) -> None:  # fmt: skip
-        """`max_abandoned_tokens`: how many tokens of cancelled prompts it may be computing when another one comes."""
+        """`max_abandoned_tokens`: with more tokens of cancelled prompts in progress it accepts no new prompt."""
         self._model = model
         self._http = http
         self._transfer = transfer
@@ -42,10 +42,10 @@ class PrefillLegs:
         return self._uncancelled.keys()
 
     async def hold(self, prompt: PromptState) -> None:
-        """Compute the prompt; where decode can be asked meanwhile, name what it needs first.
+        """Compute the prompt; if decode can get its request meanwhile, report first what it needs.
 
-        Not with log probabilities of the prompt: they come with prefill's answer, and before any token. Not with
-        several sequences: while one of them streams, nothing would show that another one's KV never comes.
+        Not with log probabilities of the prompt: they are in prefill's answer, and precede any token. Not with
+        several sequences: while one of them streams, nothing would show that the KV of another never arrives.
         """
         check_prompt(prompt)
         if (abandoned := sum(self._uncancelled.values())) > self._max_abandoned_tokens:  # as placement does
@@ -80,7 +80,7 @@ class PrefillLegs:
     async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
         """Do the work even if the prompt is cancelled, until the session ends.
 
-        Decode keeps the blocks of a request that waits, cancelled or not, until its KV has come (vLLM 0.32).
+        Decode keeps the blocks of a waiting request, cancelled or not, until its KV has arrived (vLLM 0.32).
         """
         task = asyncio.create_task(work)
         self._uncancelled[task] = 0

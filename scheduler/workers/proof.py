@@ -1,6 +1,6 @@
 """Prove a pair of workers: through it, a prompt must be answered as by its decode worker alone. Pure.
 
-Both answers are of one process, so they are equal but for rounding; unless KV was read from a wrong place.
+Both answers come from the same process, so they differ only by rounding, unless KV was read from a wrong place.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ _MOST_AT_ONCE = 8
 
 
 def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[KvGap]:
-    """Return the pairs to prove now, beside those that are `running`: at most 8 in all, and one for each worker.
+    """Return the pairs to prove now, in addition to the `running` ones: at most 8 in all, one for each worker.
 
     Pairs that have failed come last, and those of the workers that lack most pairs come first: every worker can serve
     after its first proof.

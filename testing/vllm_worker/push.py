@@ -3,12 +3,12 @@
 After vLLM 0.32:
 NixlPushConnectorScheduler.update_state_after_alloc   decode registers at the engine that its request names
 NixlPushConnectorWorker._pop_matching_registration    prefill finds it by the request id less its random suffix
-NixlPushConnectorWorker._do_send_reg_notif            a known engine that is gone is no error: decode waits on
-NixlPushConnectorScheduler.request_finished           prefill holds the KV for the lease; later, decode waits on
+NixlPushConnectorWorker._do_send_reg_notif            a known engine that is gone is not an error: decode keeps waiting
+NixlPushConnectorScheduler.request_finished           prefill holds the KV for the lease; later, decode keeps waiting
 MooncakeConnectorScheduler.update_state_after_alloc   the same by `transfer_id`; with a field missing decode prefills
 MooncakeConnectorWorker.handle_new_engine_id          an engine that the bootstrap server does not name is an error
-MooncakeConnectorScheduler.request_finished           prefill answers no reference
-Scheduler.finish_requests (v1/core/sched)             aborted while it waits, decode keeps its blocks until the KV is in
+MooncakeConnectorScheduler.request_finished           prefill's answer has no reference
+Scheduler.finish_requests (v1/core/sched)             aborted while waiting, decode keeps its blocks until KV arrives
 """
 
 import asyncio

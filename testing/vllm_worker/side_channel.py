@@ -44,7 +44,7 @@ class RemoteBlocks:
         self._session, self._reference = session, reference
 
     async def read(self, num_tokens: int) -> list[KvEntry]:
-        """Read the KV of `num_tokens` tokens, whatever lies there, and free the blocks."""
+        """Read the KV of `num_tokens` tokens, even of reused blocks, and free the blocks."""
         kv = [(int(token_id), int(salt)) for token_id, salt in await self._post("read")]
         return [*kv, *[(0, 0)] * (num_tokens - len(kv))][:num_tokens]
 

@@ -172,7 +172,7 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
         (f"{CANN}torch=2.13.0+cu130\n", [], "has torch 2.13.0+cu130, which is not a build for ascend"),
         (f"{CANN}torch=2.13.0\ntorchvision=0.25.0\n", [], "has torchvision 0.25.0, and torch 2.13.0 goes with 0.28"),
         (f"{CANN}torch=2.13.0\ntorchvision_npu=0.16.0\n", [], "has torchvision_npu 0.16.0, and torch 2.13.0 goes with"),
-        (f"{CANN}torch=3.0.0\n", ["--with-torchvision-npu"], "torchvision for torch 3.0.0 is not known"),
+        (f"{CANN}torch=3.0.0\n", ["--with-torchvision-npu"], "no torchvision is known for torch 3.0.0"),
         (f"{CANN}torch=2.13.0\ntorch_npu=2.13.0\n", ["--device=cpu"], "torch_npu 2.13.0, the image is for cpu"),
         ("image=asked\npython=3.12\ntorch=2.13.0+cpu\n", ["--device=cuda"], "which is not a build for cuda"),
         ("image=asked\npython=3.12\n", ["--device=ascend"], "has no CANN in /usr/local/Ascend"),

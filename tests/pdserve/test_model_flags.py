@@ -164,7 +164,7 @@ def test_other_nodes_get_the_models_name_and_commit(fetches: list[DownloadJob], 
 def test_model_path_prints_no_path_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["model", "path", str(tmp_path / "none")]) == 2
 
-    assert capsys.readouterr() == ("", f"pdserve model: {tmp_path}/none is not a folder, nor a .gguf file\n")
+    assert capsys.readouterr() == ("", f"pdserve model: {tmp_path}/none is neither a folder nor a .gguf file\n")
 
 
 def test_a_missing_file_of_the_model_is_named(tmp_path: Path) -> None:

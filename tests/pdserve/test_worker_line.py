@@ -207,11 +207,11 @@ WRONG = [
     Wrong("VLLM_MOONCAKE_BOOTSTRAP_PORT 8089 of prefill-0 is a port of decode-0", _MOONCAKE, environ={
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": "8089",
     }),
-    Wrong("--connector ascend is none of vllm: choose from auto, nixl, nixl-push, mooncake", (
+    Wrong("--connector ascend is not supported for vllm: choose from auto, nixl, nixl-push, mooncake", (
         *_FLAGS, "--connector=ascend",
     )),
     Wrong("--connector has no value", (*_FLAGS, "--connector=")),
-    Wrong("--connector nixl is none of vllm-ascend: choose from auto, ascend, ascend-layerwise", (
+    Wrong("--connector nixl is not supported for vllm-ascend: choose from auto, ascend, ascend-layerwise", (
         *_FLAGS, "--connector=nixl",
     ), "vllm-ascend", (_server(A, 0, worker="vllm-ascend"),)),
     Wrong("has the prefill sizes {\"dp_size\": 1, \"tp_size\": 1}", (

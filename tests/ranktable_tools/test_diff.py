@@ -74,7 +74,7 @@ def test_workers_of_another_engine_come_and_change(save: Save, capsys: Say) -> N
     new = modelarts(prefill=[server(A, 0, worker="vllm")], decode=[other, one])
 
     assert _diff(save, capsys, old, new) == [
-        "prefill-0 is now a worker of vllm, before pdserve's own.",
+        "prefill-0 is now a worker of vllm; it was pdserve's own.",
         "decode-0 (192.0.2.2, http://192.0.2.2:8102) is new.",
     ]
     assert _diff(save, capsys, old, modelarts(prefill=[server(A, 0)], decode=[other])) == [
