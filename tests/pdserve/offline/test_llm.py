@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 import math
 import re
 import time
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from batch.backend import NO_HEADERS, Answer, BatchBackend
 from pdserve import LLM, BeamSearchParams, FlatLogprobs, RequestOutput, SamplingParams, StructuredOutputsParams
 from tests.conformance.served import CHAT, Oracle
+from tests.engine.tiny_models import make_tiny_model
 from tests.pdserve.offline.conftest import ENGINE
 
 PROMPTS = [
@@ -108,6 +111,38 @@ def test_each_structure_is_followed_whatever_backend_is_named(local: LLM, kind: 
     (output,) = local.generate(PROMPTS[0], SamplingParams(max_tokens=60, seed=1, structured_outputs=structure))
 
     assert re.match(fits, output.outputs[0].text)
+
+
+def with_markers(folder: Path) -> Path:
+    """Give a model's tokenizer <think> and </think> in place of its last two tokens."""
+    file = make_tiny_model("llama", folder) / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
+    for token in sorted(vocabulary, key=vocabulary.__getitem__)[-2:]:
+        del vocabulary[token]
+    content["model"]["merges"] = merges[:-2]
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.save(str(file))
+    return folder
+
+
+def test_thinking_has_a_budget_and_stays_in_the_text(tmp_path: Path) -> None:
+    folder = with_markers(tmp_path / "model")
+    end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("</think>")
+    budget = SamplingParams(max_tokens=30, seed=1, thinking_token_budget=3, ignore_eos=True)
+    form = StructuredOutputsParams(regex="[ab]{3}")
+    with LLM(str(folder), reasoning_parser="qwen3", **ENGINE) as llm:  # type: ignore[arg-type]
+        (chat,) = llm.chat(CHAT, budget)
+        (formed,) = llm.chat(CHAT, SamplingParams(max_tokens=30, seed=1, thinking_token_budget=3,
+                                                  structured_outputs=form))  # fmt: skip
+        (begun,) = llm.generate("Hello <think>", budget)
+        (free,) = llm.generate("Hello", budget)
+
+    assert [ids(one)[:4].count(end) for one in (chat, formed, begun)] == [1, 1, 1]
+    assert chat.outputs[0].text.count("</think>") >= 1
+    assert re.fullmatch(r"[ab]{3}", formed.outputs[0].text.partition("</think>")[2])
+    assert end not in ids(free)[:4]
 
 
 def test_positional_arguments_are_vllms(local: LLM) -> None:
