@@ -17,6 +17,7 @@ from scheduler.workers.request_body import generate_body, prefill_body
 from scheduler.workers.transfers import HeldKv
 from testing.engine.fake_model import expected_tokens
 from testing.vllm_worker.faults import Action, Fault, Point
+from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until, virtual
@@ -127,11 +128,19 @@ async def test_a_leg_that_fails_is_done_again_elsewhere(
         await until(lambda: not cluster.kv_usage(Role.DECODE))
 
 
+@pytest.mark.parametrize(
+    ("prefill", "why"),
+    [
+        (with_fake(salt=1), "have not answered like decode-0 alone: token 0 is"),
+        (dataclasses.replace(SETTINGS, connector="none"), "it holds no KV"),
+    ],
+    ids=["another answer", "no connector"],
+)
 @pytest.mark.anyio
-async def test_a_pair_that_answers_otherwise_than_decode_alone_never_serves() -> None:
-    other = dataclasses.replace(SETTINGS, fake=dataclasses.replace(SETTINGS.fake, salt=1))
-    cluster = WorkerCluster("PD", other, SETTINGS)
-    with pytest.raises(DeadlineExceeded, match="have not answered like decode-0 alone: token 0 is"):
+async def test_a_pair_that_answers_otherwise_than_decode_alone_never_serves(prefill: WorkerSettings, why: str) -> None:
+    cluster = WorkerCluster("PD", prefill, SETTINGS)
+    cluster.connector = "auto"
+    with pytest.raises(DeadlineExceeded, match=why):
         async with cluster.serving(path_s=2.0):
             pass
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from pdserve.verify_endpoints import verify_endpoints
 from pdserve.workers.program import find_program
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER
@@ -118,6 +119,12 @@ def right(routed: Routed) -> str:
     result = asyncio.run(_ask(routed))
     assert result.outcome == ANSWER, result
     return result.text
+
+
+def test_verify_finds_the_pair_equal_to_decode_alone(routed: Routed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_endpoints(routed.client.base_url, routed.pair.url("decode"), 3, 8) == 0
+
+    assert capsys.readouterr().out.splitlines()[-1].startswith("3 of 3 prompts equal; ")
 
 
 Kill = Callable[[Routed], Coroutine[Any, Any, StreamResult]]
