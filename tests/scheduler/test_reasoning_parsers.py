@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from scheduler.reasoning.formats import REASONING_FORMATS, ReasoningState
+from scheduler.reasoning.options import ReasoningOptions
 from scheduler.reasoning.parser import ReasoningParser
+from scheduler.text.parsed_choice import ParsedChoice
+from scheduler.text.pieces import TextOptions, TextPiece
+from tests.scheduler.reasoning_by_vllm import Tokenizer
+from wire.types import TokenOutput
 
 TABLE = json.loads((Path(__file__).parent / "reasoning_by_vllm.json").read_text(encoding="utf-8"))
 """What vLLM's own parsers make of texts: reasoning_by_vllm.py writes it."""
@@ -99,3 +104,33 @@ def test_only_what_may_begin_a_marker_is_held_back() -> None:
     made: list[Any] = [parser.push("<") for _ in range(1000)]
 
     assert "".join(one.reasoning for one in made) == "<" * 999
+
+
+class PlainChoice:
+    """A Choice of given texts, one for each token."""
+
+    num_tokens = 0
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def push(self, token: TokenOutput) -> TextPiece:
+        return TextPiece(0, self._texts[token.index], tokens=(token,))
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "glm45", "mistral", "qwen3"])
+def test_tokens_of_thinking_are_counted_as_vllm_does(name: str) -> None:
+    text_format = REASONING_FORMATS[name]
+    options = TextOptions(reasoning=ReasoningOptions(text_format, text_format.begin))
+    for row in TABLE:
+        text: str = row["text"]
+        counts_all = name != "deepseek_r1" or (text.startswith("<think>") and text.count("<think>") == 1)
+        if row["name"] != name or not counts_all:  # vLLM counts R1's only after <think>, also in the content
+            continue
+        tokens = Tokenizer().encode_tokens(text)
+        plain: Any = PlainChoice([one for one, _ in tokens])
+        choice = ParsedChoice(plain, 0, options)
+        for index, (_, token_id) in enumerate(tokens):
+            choice.push(TokenOutput("p", 0, index, token_id))
+
+        assert choice.num_reasoning_tokens == row["num_tokens"], text
