@@ -28,8 +28,9 @@ def needs_history(scheduled: ScheduledTokens) -> bool:
     prompt = scheduled.prompt
     if scheduled.sequence is prompt.stem:
         return False
-    params = prompt.state.params
-    return prompt.is_bound or prompt.beams is not None or bool(params.bad_words) or has_penalty(params)
+    params, matcher = prompt.state.params, scheduled.sequence.matcher
+    is_bound = prompt.is_bound and (matcher is None or not matcher.is_free_for_two)
+    return is_bound or prompt.beams is not None or bool(params.bad_words) or has_penalty(params)
 
 
 def may_continue(scheduled: ScheduledTokens, max_model_len: int) -> bool:

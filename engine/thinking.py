@@ -36,6 +36,14 @@ class ThinkingMatcher:
         return not self._must_end if self._num_tokens is not None else self._grammar is None
 
     @property
+    def is_free_for_two(self) -> bool:
+        """Whether any token may follow, and any other one after it: no grammar may begin, nor the budget be spent."""
+        budget = self._rule.budget
+        if self._grammar is not None or budget is None:
+            return self._grammar is None
+        return budget > (0 if self._num_tokens is None else self._num_tokens + 1)
+
+    @property
     def _must_end(self) -> bool:
         budget = self._rule.budget
         return budget is not None and self._num_tokens is not None and self._num_tokens >= budget

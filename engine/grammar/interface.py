@@ -74,6 +74,11 @@ class Matcher(Protocol):
         """Whether any token may follow, so that no mask is needed."""
         ...
 
+    @property
+    def is_free_for_two(self) -> bool:
+        """Whether any token may follow, and any other one after it."""
+        ...
+
     def advance(self, token_id: int) -> bool:
         """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
         ...

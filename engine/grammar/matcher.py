@@ -54,6 +54,11 @@ class SequenceMatcher:
         """Return False: a grammar bounds every token."""
         return False
 
+    @property
+    def is_free_for_two(self) -> bool:
+        """Return False."""
+        return False
+
     def advance(self, token_id: int) -> bool:
         """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
         taken = self._take(token_id)

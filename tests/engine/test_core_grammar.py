@@ -37,6 +37,10 @@ class OnLadder:
     def is_free(self) -> bool:
         return False
 
+    @property
+    def is_free_for_two(self) -> bool:
+        return False
+
     def advance(self, token_id: int) -> bool:
         taken = token_id % STEP == self.position % STEP
         self.position += taken

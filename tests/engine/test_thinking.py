@@ -1,5 +1,6 @@
 """The thinking before an answer: its budget, the grammar after it, and the same state from the tokens so far."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +80,14 @@ def test_what_may_follow_depends_on_the_tokens_so_far(
     assert all(stepped.advance(token) for token in tokens)
     replayed.replay(tokens)
     assert allowed(stepped) == allowed(replayed) == expected
+    assert stepped.is_free_for_two == (expected == ALL and all(frees(made, tokens, one) for one in (5, START, END)))
+
+
+def frees(made: Callable[[], ThinkingMatcher], tokens: tuple[int, ...], token: int) -> bool:
+    """Return whether any token may follow after one more."""
+    matcher = made()
+    matcher.replay((*tokens, token))
+    return matcher.is_free
 
 
 @pytest.mark.usefixtures("runs_ahead")
