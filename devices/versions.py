@@ -45,13 +45,13 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def cuda_versions(cuda: str | None, root: Path = Path("/")) -> dict[str, str]:
-    """Return the versions found of torch's software stack on GPUs; `cuda` is torch.version.cuda."""
+    """Return the versions found in torch's software stack on GPUs; `cuda` is torch.version.cuda."""
     driver = _first(_NVIDIA_DRIVER, root / "proc/driver/nvidia/version")
     return _known({"driver": driver, "CUDA": cuda, "torch": package_version("torch")})
 
 
 def npu_versions(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> dict[str, str]:
-    """Return the versions found of torch's software stack on NPUs."""
+    """Return the versions found in torch's software stack on NPUs."""
     packages = {name: package_version(name) for name in ("torch", "torch_npu")}
     driver = _first(_ASCEND_DRIVER, root / "usr/local/Ascend/driver/version.info")
     return _known(

@@ -42,7 +42,7 @@ class MessageType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The sender is about to send this ticket's frames; it states the token range that it takes to be requested."""
+    """The sender is about to send this ticket's frames; it states the token range that it believes is wanted."""
 
     ticket_id: str
     epoch: int

@@ -7,7 +7,7 @@ The engine (mooncake_engine.py) can also write to registered memory, and it list
 memory is ever registered, never a pool; it is used only if `--kv-transport` names it, and it is started by the first
 proven link, not before (docs/ports.md).
 The same class of the package transfers host memory over TCP or RDMA, and device staging memory over HCCS or RoCE on
-Ascend, depending on a trait of the pool's device. Never run over RDMA or on Ascend by us.
+Ascend, depending on a trait of the pool's device. We have never run it over RDMA or on Ascend.
 """
 
 import struct
