@@ -35,6 +35,7 @@ class RealPair:
         self._ports = dict(zip(ROLES, ports[:2], strict=True))
         self._side_ports = dict(zip(ROLES, ports[2:], strict=True))
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._client = httpx.Client(timeout=60.0)  # a client of its own for each look costs 0.1 s
 
     def url(self, role: str) -> str:
         """Return the base URL of a worker."""
@@ -61,11 +62,17 @@ class RealPair:
         """Kill both workers."""
         for worker in self._workers.values():
             _kill(worker)
+        self._client.close()
 
     def gauge(self, role: str, name: str) -> float:
         """Return a metric of a worker, summed over its labels."""
-        page = httpx.get(f"{self.url(role)}/metrics", timeout=60.0).text
-        return sum(map(float, re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)))
+        page = self._client.get(f"{self.url(role)}/metrics").text
+        return _sum(page, name)
+
+    def holds_only(self, role: str) -> bool:
+        """Return whether a worker holds KV, and runs no request."""
+        page = self._client.get(f"{self.url(role)}/metrics").text
+        return _sum(page, "vllm:kv_cache_usage_perc") > 0 and not _sum(page, "vllm:num_requests_running")
 
     def log(self, name: str) -> str:
         """Return the end of a process's log."""
@@ -148,6 +155,10 @@ class Routed:
 
     def _num_running(self) -> float:
         return sum(one.value for one in self.client.metrics() if one.name == "pdserve_requests_inflight")
+
+
+def _sum(page: str, name: str) -> float:
+    return sum(map(float, re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)))
 
 
 def warm(pair: RealPair) -> None:

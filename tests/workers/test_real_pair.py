@@ -35,7 +35,6 @@ NAMED_PUSH = ("PDSERVE_VLLM_PUSH_PREFILL", "PDSERVE_VLLM_PUSH_DECODE")
 PROMPT = [5, 9, 13, *range(20, 140)]
 LENGTH = 96
 IN_MID_STREAM = 12
-HELD, RUNNING = "vllm:kv_cache_usage_perc", "vllm:num_requests_running"
 LOCAL = (
     "--when-prefill-is-gone", "local", "--when-decode-is-gone", "local", "--stall-timeout", "300",
     "--first-token-timeout", "600",
@@ -200,11 +199,9 @@ async def _ask_while_stopped(routed: Routed, stopped: str, killed: str) -> Strea
         pair.send(stopped, signal.SIGSTOP)
         asking = asyncio.create_task(_ask(routed))
         await routed.until_running()
-        if stopped == "decode":
-            async with asyncio.timeout(60.0):
-                while not pair.gauge("prefill", HELD) or pair.gauge("prefill", RUNNING):  # noqa: ASYNC110 - no event
-                    await asyncio.sleep(0.02)
-        if stopped == killed or not routed.has_lost():
+        while stopped == "decode" and not (pair.holds_only("prefill") or asking.done()):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
+        if stopped == killed or not (asking.done() or routed.has_lost()):
             break
         pair.send(stopped, signal.SIGCONT)
         await asking
