@@ -4,7 +4,7 @@
           --child on the same device, with inputs of its own--> good, or why not
 
 An illegal access poisons the context of its process: every later call fails there, and no kernel can replace the one
-that failed. So only kernels that passed in a child run here. A child that dies or exceeds its time is a reason as well.
+that failed. So only kernels that passed in a child run here; if the child dies or exceeds its time, they have failed.
 """
 
 import contextlib

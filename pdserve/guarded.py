@@ -18,7 +18,7 @@ def guarded(name: str, action: Callable[[], int]) -> int:
 
 
 def leave(status: int) -> None:
-    """Exit without the interpreter's cleanup, which takes a process that served 0.1 s and more."""
+    """Exit without the interpreter's cleanup, which takes 0.1 s or more in a process that has served."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -15,7 +15,7 @@ class ControlLimits:
     lost after `silence_s`; both are extended by the instance's own starvation, up to `silence_most_s`. One whose engine
     is stuck is lost when its last progress is older than `progress_s`, or than its turns explain
     (wire/shared_limits.py). Without starvation or slow turns both are detected within 10 s, a heartbeat's delay
-    included. A session gets a quick reconnect once it has lasted `lived_s`. An instance that is refused is asked again
+    included. A session gets a quick reconnect once it has lasted `lived_s`. A refused instance is tried again
     after `refused_first_s`, then after twice as long, up to `refused_retry_s`.
 
     Concurrent retries are limited to `retry_share` of the active requests, at least `min_retries`; none counts longer

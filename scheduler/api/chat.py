@@ -103,7 +103,7 @@ class ChatShape:
         self._options = options
         self._legacy = legacy
         self._reasons = reasons
-        self._no_content = "" if calls is None or calls.forced else None  # beside calls, as in vLLM
+        self._no_content = "" if calls is None or calls.forced else None  # next to calls, as in vLLM
         self._is_plain = options.logprobs is None and not options.token_ids and calls is None
         self._before: dict[int, bytes] = {}
 
@@ -185,7 +185,7 @@ class ChatShape:
 
 
 def _reasoning_fields(text: str) -> dict[str, Any]:
-    """Return the thinking under vLLM's name of today and the one that its and DeepSeek's clients read before."""
+    """Return the thinking under vLLM's current name, and under the older one that its and DeepSeek's clients read."""
     return {"reasoning": text, "reasoning_content": text} if text else {}
 
 

@@ -32,7 +32,7 @@ from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, ForeignWorker, InstanceDescription, KvEndpoint, ModelIdentity, Role
 
 _RANK = "X-data-parallel-rank"
-"""Counts the worker's own ranks from 0, also where the labels of its metrics begin with a higher one."""
+"""Counts the worker's own ranks from 0, even if the labels of its metrics begin with a higher number."""
 _MAX_NUM_SEQS = 1024
 _CHUNK = 8192
 """Limits that a worker does not report: prompts and tokens sent to it at once. It queues what it cannot run yet."""
@@ -82,7 +82,7 @@ class WorkerConnection:
         served = read_cards(self._url, await self._control.get_json("/v1/models", timeout_s))
         metrics = await self._control.get("/metrics", timeout_s)
         self._engines, self._started_at = engine_labels(metrics), started_at(metrics)
-        if self._connector == MOONCAKE and _NIXL in metrics:  # as decode, it would die of a request without blocks
+        if self._connector == MOONCAKE and _NIXL in metrics:  # as decode, it would crash on a request without blocks
             raise Incompatible(f"{self._url} runs a NIXL connector, not MooncakeConnector: --connector is another one")
         num_ranks = max(1, len(self._engines))
         if self._rank >= num_ranks:
