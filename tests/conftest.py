@@ -132,6 +132,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
@@ -152,6 +153,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ([not item.nodeid.startswith(folder) for folder in FIRST], item.path))
     mark_the_rest_long(items)
     mark_second_loops_long(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Collect once and freeze the rest: pytest and the interpreter would walk it at each step of their end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
