@@ -1,4 +1,4 @@
-"""Cases of a cross product that together have every combination of a few of its parameters' values."""
+"""Which cases of a test with parameters run in `scripts/test`; the others are marked long."""
 
 import itertools
 from collections import defaultdict
@@ -33,6 +33,23 @@ def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
         chosen = cover([_parameters(item) for item in group], strength)
         for place, item in enumerate(group):
             if place not in chosen:
+                item.add_marker(pytest.mark.long)
+
+
+def mark_the_unnamed_long(items: Sequence[pytest.Item]) -> None:
+    """Mark cases of tests with `often(ids)` as long, except those with one of the ids."""
+    groups: dict[tuple[object, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("often"):
+            groups[item.parent, item.originalname].append(item)
+    for group in groups.values():
+        mark = group[0].get_closest_marker("often")
+        assert mark is not None
+        unknown = set(mark.args) - {item.callspec.id for item in group}
+        if unknown and len(group) > 1:  # not a case that was requested by its own name
+            raise pytest.UsageError(f"{group[0].nodeid}: often names no case by {', '.join(sorted(unknown))}")
+        for item in group:
+            if item.callspec.id not in mark.args:
                 item.add_marker(pytest.mark.long)
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from native.build import build_all
 from native.cache import NoNative
 from pdserve import ports
-from tests.combinations import mark_second_loops_long, mark_the_rest_long
+from tests.combinations import mark_second_loops_long, mark_the_rest_long, mark_the_unnamed_long
 
 # A busy machine is not a defect. CI draws the same examples each time, so that a change is judged by its own effect;
 # new ones are drawn on developers' machines and by `scripts/test --all`.
@@ -151,6 +151,7 @@ def pytest_make_collect_report(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort, the same in each worker, and mark, before `-m "not long"` selects."""
     items.sort(key=lambda item: ([not item.nodeid.startswith(folder) for folder in FIRST], item.path))
+    mark_the_unnamed_long(items)
     mark_the_rest_long(items)
     mark_second_loops_long(items)
 

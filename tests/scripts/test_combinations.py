@@ -58,6 +58,30 @@ def test_the_other_cases_are_marked_long(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5, skipped=3, deselected=10)
 
 
+_OFTEN = """
+import pytest
+@pytest.mark.often("a-1", "b-0")
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("text", ["a", "b", "c"])
+def test_both(text, number): pass
+"""
+
+
+def test_cases_that_are_not_named_are_marked_long(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import pytest\n"
+        "from tests.combinations import mark_the_unnamed_long\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_collection_modifyitems(items): mark_the_unnamed_long(items)\n"
+    )
+    file = pytester.makepyfile(test_named=_OFTEN, test_wrong=_OFTEN.replace("b-0", "b-2"))
+
+    pytester.runpytest("-m", "not long", "-W", "ignore", str(file)).assert_outcomes(passed=2, deselected=4)
+    pytester.runpytest("-W", "ignore", f"{file}::test_both[c-1]").assert_outcomes(passed=1)
+    wrong = pytester.runpytest("-W", "ignore", "test_wrong.py")
+    wrong.stderr.fnmatch_lines(["*often names no case by b-2*"])
+
+
 def test_a_test_runs_only_one_case_on_the_second_loop(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         "import pytest\n"
