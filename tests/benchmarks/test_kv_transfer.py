@@ -46,6 +46,7 @@ def test_a_quick_run_compares_with_a_copy_and_names_missing_peers(tmp_path: Path
     assert "| measure" in output
 
 
+@pytest.mark.long
 def test_a_missing_transport_is_a_row_and_does_not_end_the_run(tmp_path: Path) -> None:
     _, rows = run(tmp_path, "--transports", "pigeon", "shm", "--parts", "scattered")
 

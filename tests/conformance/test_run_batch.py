@@ -21,7 +21,7 @@ from tests.cluster.conftest import ENGINE_FLAGS
 from tests.conformance.conftest import FLAGS
 from tests.conformance.test_encoders import save_words
 from tests.engine.tiny_encoders import make_bert
-from tests.pdserve.batches import Ended, chat, read, request, run, without_ids, write
+from tests.pdserve.batches import Ended, chat, read, request, run, run_here, without_ids, write
 
 pytestmark = pytest.mark.cluster
 
@@ -96,13 +96,14 @@ def way(
     request: pytest.FixtureRequest, flags_of: Callable[[str], tuple[str, ...]],
     tmp_path_factory: pytest.TempPathFactory, ended: dict[str, tuple[Ended, list[dict[str, Any]]]],
 ) -> tuple[Ended, list[dict[str, Any]]]:  # fmt: skip
-    """The result of the mixed file in one way, then in the other, each by one of the two module forms."""
+    """The result of the mixed file in one way, in this process, then in the other, by a module form."""
     name = request.param
     if name not in ended:
         folder = tmp_path_factory.mktemp("batch")
         source = write(folder / "in.jsonl", ["", *(json.dumps(line) for line in MIXED[:3]), "", "  ", *MIXED[3:], ""])
-        module = "pdserve.entrypoints.openai.run_batch" if name == WAYS[0] else "pdserve.endpoints.openai.run_batch"
-        output = run(folder, "-m", module, "-i", source, "-o", folder / "out.jsonl", *flags_of(name))
+        words = ("-i", source, "-o", folder / "out.jsonl", *flags_of(name))
+        here = name == WAYS[0]
+        output = run_here(folder, *words) if here else run(folder, "-m", "pdserve.endpoints.openai.run_batch", *words)
         assert output.status == 0, output.err
         ended[name] = output, read(folder / "out.jsonl")
     return ended[name]

@@ -51,6 +51,7 @@ def step_of(requested: list[dict[str, Any]]) -> StepBatch:
     return StepBatch(tuple(token_ids), tuple(parts), tuple(samples))
 
 
+@pytest.mark.often("all", "filtered")
 @pytest.mark.parametrize(
     "requested", [*([one] for one in PARAMS.values()), list(PARAMS.values())], ids=[*PARAMS, "all"]
 )

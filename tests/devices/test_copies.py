@@ -75,6 +75,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchModel]:
     model.close()
 
 
+@pytest.mark.often("filtered", "logprobs")
 @pytest.mark.parametrize("params", PARAMS)
 def test_more_sequences_need_no_more_copies(params: str, llama: TorchModel) -> None:
     one, many = (copies_of_step(llama, step_of(size, size - 1, PARAMS[params])) for size in (1, 5))
@@ -129,6 +130,7 @@ def test_a_step_starts_from_tokens_the_host_has_not_read(tmp_path: Path) -> None
     model.close()
 
 
+@pytest.mark.often("card-llama", "card-cuda-llama", "card-npu-llama")
 @pytest.mark.parametrize(
     ("attention", "kind"),
     [

@@ -57,7 +57,7 @@ def bytes_of(model: TorchModel) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.combinations(1)
+@pytest.mark.often("card-qwen2", "npu-qwen3", "fake-llama3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_equals_transformers(
     kind: str, device: Device, models: Callable[[str], Path], oracle: Callable[[str], list[list[int]]]
@@ -72,6 +72,7 @@ def test_greedy_output_equals_transformers(
     model.close()
 
 
+@pytest.mark.often("mistral-sliding")
 @pytest.mark.parametrize("kind", ["qwen3", "mistral-sliding"])
 def test_npu_ops_get_only_lists_from_the_host(
     kind: str, monkeypatch: pytest.MonkeyPatch, models: Callable[[str], Path],
@@ -106,6 +107,7 @@ def test_families_run_on_a_card_as_in_transformers(model_type: str, tmp_path: Pa
     model.close()
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_and_kv_have_the_requested_dtype(
     dtype: str, accelerator: Device, models: Callable[[str], Path]

@@ -217,8 +217,8 @@ class RunningAgain(FakeDevice):
 
 @pytest.mark.parametrize("takes_all", [True, False], ids=["its layers", "a layer of torch's"])
 def test_a_replay_transfers_no_more_than_the_blocks_in_use(takes_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long sequences may become: here 4,096 blocks each."""
-    case, max_blocks, sent = make_case(_DECODES, _HALF), 4096, list[int]()
+    """However long sequences may become: here 1,024 blocks each."""
+    case, max_blocks, sent = make_case(_DECODES, _HALF), 1024, list[int]()
     pool, rows, out = case.pool_with_past(), len(_DECODES), list[torch.Tensor]()
     spare, more = len(pool.keys) // 16, torch.zeros(16, *pool.keys.shape[1:], dtype=pool.keys.dtype)
     held = torch.cat([pool.keys, more]), torch.cat([pool.values, more])

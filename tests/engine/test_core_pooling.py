@@ -68,6 +68,7 @@ def close(found: tuple[float, ...], wanted: torch.Tensor) -> None:
     torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("how", ["last", "mean", "cls"])
 @pytest.mark.parametrize("kind", ["llama", "mistral-sliding", "opt"])
 def test_vectors_equal_transformers_beside_a_running_prompt(kind: str, how: str, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def _prompts() -> list[tuple[int, ...]]:
     return [tuple(numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(n)) for n in (3, 16, 40, 61, 90, 7)]
 
 
-@pytest.mark.combinations(1)
+@pytest.mark.often("qwen3-full-pool", "mistral-sliding-room-for-all")
 @pytest.mark.parametrize("kv_bytes", [4 << 20, 320 << 10], ids=["room-for-all", "full-pool"])
 @pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_continuous_batching_equals_transformers(kind: str, kv_bytes: int, tmp_path: Path) -> None:

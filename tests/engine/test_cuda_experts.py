@@ -67,6 +67,7 @@ def small_network(dtype: torch.dtype, **sizes: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
 
 
+@pytest.mark.often("gpt_oss", "qwen2_moe")
 @pytest.mark.usefixtures("in_float32")
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
 def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, calls: Calls) -> None:

@@ -470,6 +470,7 @@ def _same_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]
     return loaded.notes
 
 
+@pytest.mark.often("llama", "gemma2", "qwen3_moe")
 @pytest.mark.usefixtures("in_float32")
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "gemma2", "gemma3_text", "qwen3_moe"])
 def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

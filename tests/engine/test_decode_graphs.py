@@ -59,7 +59,7 @@ def serve(model: TorchModel, prompts: list[tuple[int, ...]], counts: list[int]) 
     return [answers.tokens[f"p{number}", 0] for number in range(len(prompts))], core
 
 
-@pytest.mark.combinations(1)
+@pytest.mark.often("llama-False", "qwen3-True")
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_tokens_equal_transformers_as_the_batch_grows_and_shrinks(kind: str, ahead: bool, tmp_path: Path) -> None:

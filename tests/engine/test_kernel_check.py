@@ -125,6 +125,7 @@ def test_only_accelerators_are_checked_in_a_child() -> None:
     assert torch.__version__.partition("+")[0] in check.versions
 
 
+@pytest.mark.long
 def test_the_child_computes_the_attention_of_its_device(tmp_path: Path) -> None:
     """In the model's kinds of layer, on a fake device with the attention of GPUs."""
     check = ChildCheck("fake:0", "", tmp_path, "tests.engine.fake_kernel_device")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ import torch
 from engine.core import EngineCore
 from engine.interface import Chunk, Prefilled
 from engine.loader import load_model
-from engine.oracle import Oracle, load_plain
+from engine.oracle import Oracle
 from engine.step import Model
 from tests.engine.fake_engines import Answers, run
 from tests.engine.tiny_families import NAMED, OTHERS, VARIANTS, make_family
@@ -24,7 +24,7 @@ from wire.types import PromptState, SamplingParams
 
 _NUM_TOKENS = 10
 _LENGTHS = (1, 19, 40, 70)  # three are longer than the window of 12
-_FAMILIES = [*NAMED, *VARIANTS, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+_FAMILIES = [*NAMED, *(pytest.param(name, marks=pytest.mark.long) for name in (*VARIANTS, *OTHERS))]
 _POOLS = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "phi3")
 """One family of each kind: all layers alike, windows in turn, with sinks, latent, a part of the head rotated."""
 
@@ -42,8 +42,9 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]
     @cache
     def make(name: str) -> _Family:
         path = make_family(name, tmp_path_factory.mktemp("families") / name)
-        expected = Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
-        return _Family(path, expected, _prompt_logprobs(path))
+        oracle = Oracle(path, "float32")
+        expected = oracle.generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
+        return _Family(path, expected, _prompt_logprobs(oracle._network))
 
     return make
 
@@ -113,9 +114,9 @@ def _prompts() -> list[tuple[int, ...]]:
 
 
 @torch.inference_mode()
-def _prompt_logprobs(path: Path) -> list[list[float]]:
+def _prompt_logprobs(network: Any) -> list[list[float]]:
     """Return transformers' log probability of each prompt's tokens but the first."""
-    network, logprobs = load_plain(path, "float32"), list[list[float]]()
+    logprobs = list[list[float]]()
     for prompt in _prompts():
         after = torch.log_softmax(network(input_ids=torch.tensor([prompt]), use_cache=False).logits[0], dim=-1)
         logprobs.append([float(after[place, token]) for place, token in enumerate(prompt[1:])])

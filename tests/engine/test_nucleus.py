@@ -41,6 +41,7 @@ def by_sorting(scores: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
     return draw(scores.to(open_device("card").torch_device), rows).cpu()
 
 
+@pytest.mark.often("50-4000-by_sorting", "50-4000-by_flashinfer", "50000-64-by_sorting")
 @pytest.mark.parametrize("way", [by_flashinfer, by_sorting])
 @pytest.mark.parametrize(("vocab_size", "num_rows"), [(50, 4000), (2000, 2000), (50_000, 64)])
 def test_seeded_rows_draw_the_cpus_tokens(

@@ -58,6 +58,7 @@ def test_a_complete_folder_is_used_unchanged(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.often("opt-2-model.", "llama-3-None")
 @pytest.mark.covers("A11.8")
 @pytest.mark.parametrize(
     ("kind", "shards", "prefix"), [("opt", 1, None), ("opt", 2, "model."), ("llama", 3, None), ("qwen2", 1, None)]

@@ -177,6 +177,7 @@ def test_only_float8_with_several_scales_per_output_is_widened() -> None:
     )
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("scheme", [hf_fp8((128, 128)), fp8((128, 128))], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_ranks_multiply_their_blocks(

@@ -138,6 +138,7 @@ _KEPT: tuple[tuple[str, Scheme, int, dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.often("llama-awq-32-2", "llama-packed-4-64-ordered-2", "phi3-gptq-4-32-2")
 @pytest.mark.parametrize(
     ("kind", "scheme", "num_ranks", "sizes"), _KEPT, ids=[f"{kind}-{scheme.name}-{of}" for kind, scheme, of, _ in _KEPT]
 )
@@ -167,6 +168,7 @@ def _no_sum(_: torch.Tensor) -> None:
     pass
 
 
+@pytest.mark.often("modelslim-w8a8_mix", "fp8-channel")
 @pytest.mark.parametrize(
     "scheme", [w8a8("channel"), w8a8("tensor"), modelslim("W8A8_MIX"), fp8(None)], ids=lambda scheme: scheme.name
 )
@@ -231,6 +233,7 @@ def test_ranks_err_no_more_than_one_rank_may(num_ranks: int) -> None:
     assert ((got - rows.double() @ matrix.t()).abs() <= bound * 1.001).all()
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize(
     ("scheme", "bits"),
     [(awq(32), 4 + 32 / 32), (gptq(4, 64), 4 + 32 / 64), (w8a8("channel"), 8), (fp8(None), 8)],

@@ -233,6 +233,7 @@ _MODELS = (
 )
 
 
+@pytest.mark.often("mixtral-awq-32", "mixtral-hf-fp8-block", "deepseek_v3-hf-fp8-block")
 @pytest.mark.parametrize(("family", "scheme", "all_kept"), _MODELS, ids=[f"{one[0]}-{one[1].name}" for one in _MODELS])
 def test_tokens_equal_transformers_on_the_dequantised_weights(
     family: str, scheme: Scheme, all_kept: bool, tmp_path: Path
@@ -247,6 +248,7 @@ def test_tokens_equal_transformers_on_the_dequantised_weights(
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
+@pytest.mark.often("modelslim-w8a16-", "fp8-channel-")
 @pytest.mark.parametrize(
     ("scheme", "kept"),
     [(w8a8("channel"), 24), (w8a8("group"), 24), (fp8(None), 24), (modelslim("W8A16"), 24)],
@@ -264,6 +266,7 @@ def test_experts_are_kept_beside_layers_without_a_kernel(scheme: Scheme, kept: i
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
+@pytest.mark.often("mixtral-awq-32-2", "deepseek_v3-hf-fp8-block-2")
 @pytest.mark.parametrize(
     ("family", "scheme", "num_ranks"),
     [
@@ -299,6 +302,7 @@ def _num_experts(family: str) -> int:
     return 2 if family in ("deepseek_v3", "qwen2_moe") else 4
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize(
     ("scheme", "bits"),
     [(awq(32), 4 + (16 + 8) / 32), (hf_fp8((32, 32)), 8 + 32 / 32**2), (w8a8("group"), 8 + 16 / 16)],

@@ -81,6 +81,7 @@ def _network(path: Path, dtype: str, formats: tuple[str, ...]) -> Any:
         return load_network(open_checkpoint(path), plain.weights, dtype=dtype, attention=None, keep=keeper).network
 
 
+@pytest.mark.often("awq-32", "gptq_v2-4-32-ordered")
 @pytest.mark.parametrize("scheme", _FOUR_BITS, ids=lambda scheme: scheme.name)
 def test_tokens_equal_transformers_on_the_dequantised_weights(scheme: Scheme, tmp_path: Path) -> None:
     """In float32 the kernel multiplies the same weights: (code - 8) * scale + zero is exact there."""
@@ -103,6 +104,7 @@ def test_biases_of_kept_weights_stay(tmp_path: Path) -> None:
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
+@pytest.mark.often("w8a8-channel--", "modelslim-w8a8_dynamic--")
 @pytest.mark.parametrize(
     ("scheme", "method", "is_shifted"),
     [
@@ -195,6 +197,7 @@ def _held_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
+@pytest.mark.often("w8a8-channel")
 @pytest.mark.parametrize("scheme", [gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)
 def test_host_and_device_tensors_are_never_mixed(
     scheme: Scheme, tmp_path: Path

@@ -63,6 +63,7 @@ def _make(kind: str, path: Path, scheme: Scheme) -> tuple[Path, Path]:
     return quantised, plain
 
 
+@pytest.mark.often("w8a8-channel", "gptq-4-32")
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=lambda scheme: scheme.name)
 def test_tokens_equal_transformers_on_the_dequantised_weights(scheme: Scheme, tmp_path: Path) -> None:
     quantised, plain = _make("llama", tmp_path, scheme)

@@ -249,6 +249,7 @@ def test_static_experts_are_dequantised_beside_kept_attention(tmp_path: Path) ->
     assert "; 48 dequantised to float32: experts with static inputs have no kernel; inputs are rounded to int8" in note
 
 
+@pytest.mark.often("2")
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_ranks_have_the_logits_of_whole_numbers(num_ranks: int, tmp_path: Path) -> None:
     """In float32 the ranks' sums differ from one rank's only by roundings, and an input between two steps may move."""

@@ -97,9 +97,8 @@ def test_requests_of_every_kind_are_answered_as_on_the_cpu(two: LoadedRanks, pat
         assert vector == pytest.approx(on_cpu.vectors[name], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "swap_bytes", [pytest.param(0, marks=pytest.mark.long), PLENTY], ids=["recomputed", "swapped-out"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("swap_bytes", [0, PLENTY], ids=["recomputed", "swapped-out"])
 def test_a_full_pool_changes_no_token(two: LoadedRanks, swap_bytes: int, path: Path) -> None:
     lengths = (90, 116, 75, 104)
     with core_over(two, swap_bytes) as core:

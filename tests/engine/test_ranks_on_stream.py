@@ -192,7 +192,10 @@ def fail(*args: object) -> None:
 @pytest.mark.parametrize(
     ("capture_faults", "warning"),
     [
-        ((None, (2, 6, "not permitted")), "graphs_off rows=16 width=16 .* rank 1 of 2: .*not permitted"),
+        pytest.param(
+            (None, (2, 6, "not permitted")), "graphs_off rows=16 width=16 .* rank 1 of 2: .*not permitted",
+            marks=pytest.mark.long,
+        ),
         (
             ((5, 0, "out of memory"), (6, 0, "out of memory")),
             "graphs_limited .*first_left_out_rows=2 .*left_out=2 .*graphs=4 .* rank 0 of 2: .*out of memory",

@@ -54,6 +54,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.often("llama-longrope-cpu", "deepseek_v2-dynamic-cpu", "phi3-longrope-cpu")
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("reference", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", _MODELS)
 def test_sequences_around_the_limit_equal_transformers_in_one_batch(name: str, backend: str, tmp_path: Path) -> None:
@@ -65,6 +66,7 @@ def test_sequences_around_the_limit_equal_transformers_in_one_batch(name: str, b
     assert got == Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
 
 
+@pytest.mark.often("phi3-longrope")
 @pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
 def test_a_preempted_sequence_is_computed_again_as_it_was(name: str, tmp_path: Path) -> None:
     path = _make(name, tmp_path)
@@ -77,6 +79,7 @@ def test_a_preempted_sequence_is_computed_again_as_it_was(name: str, tmp_path: P
     assert got == Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
 
 
+@pytest.mark.often("llama-dynamic")
 @pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
 def test_a_prompt_finds_no_keys_of_a_prompt_of_another_kind_of_length(name: str, tmp_path: Path) -> None:
     path = _make(name, tmp_path)
@@ -180,6 +183,7 @@ def test_dynamic_ends_at_factor_times_its_start(tmp_path: Path) -> None:
         _load(path, max_model_len=129)
 
 
+@pytest.mark.often("cohere-dynamic", "phi3-longrope", "deepseek_v2-dynamic")
 @pytest.mark.parametrize("name", _MODELS)
 def test_shapes_alone_give_the_layers_kv(name: str, tmp_path: Path) -> None:
     path = _make(name, tmp_path)

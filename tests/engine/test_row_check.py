@@ -34,6 +34,7 @@ def test_a_convolution_outside_attention_is_found(dtype: str, tmp_path: Path) ->
         check_rows(network, dtype)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "qwen3_moe", "afmoe"])
 def test_rows_interacting_only_in_attention_pass(model_type: str, dtype: str, tmp_path: Path) -> None:

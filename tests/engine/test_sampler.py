@@ -75,6 +75,7 @@ def test_nucleus_larger_than_the_first_guess_is_sorted_whole(monkeypatch: pytest
     assert torch.equal(weights > 0, _expected(logits, {"temperature": 4.0, "top_p": 0.95}) > 0)
 
 
+@pytest.mark.often("params1")
 @pytest.mark.parametrize(
     "params", [{"temperature": 1.0}, {"temperature": 1.5, "top_k": 6, "top_p": 0.9, "min_p": 0.05}]
 )

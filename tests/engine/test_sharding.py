@@ -100,12 +100,14 @@ def test_too_many_ranks_are_refused_with_the_numbers() -> None:
         share_heads(7, 2, Rank(0, 2))
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_ranks_together_are_the_model(tmp_path: Path, kind: str, num_ranks: int) -> None:
     _assert_ranks_are_the_model(make_family(kind, tmp_path), num_ranks)
 
 
+@pytest.mark.often("phi3", "gpt_neox", "mixtral", "gpt_oss", "cohere2", "opt", "gemma2", "deepseek_v2")
 @pytest.mark.parametrize("kind", sorted(NAMED.keys() - _REFUSED.keys() - {"llama", "qwen2", "qwen3"}))
 def test_two_ranks_are_the_model_whatever_its_family(tmp_path: Path, kind: str) -> None:
     _assert_ranks_are_the_model(make_family(kind, tmp_path), 2)
@@ -125,6 +127,7 @@ def test_a_rarer_family_is_sharded_exactly_or_refused(tmp_path: Path, kind: str)
         assert kind not in _OTHERS_CUT, refusal
 
 
+@pytest.mark.often("gpt_oss", "gpt_neox", "deepseek_v2")
 @pytest.mark.parametrize("kind", ["olmo2", "gpt_oss", "opt", "gpt_neox", "deepseek_v2"])
 def test_three_ranks_with_heads_of_their_own_kind_are_the_model(tmp_path: Path, kind: str) -> None:
     """Of two KV heads one is repeated; of four one rank has two."""

@@ -63,7 +63,7 @@ def count_carried(model: TorchModel) -> list[int]:
     return counts
 
 
-@pytest.mark.combinations(1)
+@pytest.mark.often("qwen3-full-pool", "llama-room-for-all")
 @pytest.mark.parametrize("kv_bytes", [4 << 20, 320 << 10], ids=["room-for-all", "full-pool"])
 @pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_greedy_output_is_that_of_transformers(kind: str, kv_bytes: int, tmp_path: Path) -> None:

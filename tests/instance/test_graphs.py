@@ -28,6 +28,7 @@ class CapturingKind(FakeKind):
         return self._device
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("eager", [False, True])
 def test_decode_steps_are_replayed_unless_enforce_eager_is_given(

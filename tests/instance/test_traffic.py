@@ -57,7 +57,7 @@ async def dial_all(p: Line, d: Line, num_links: int) -> None:
                 return
 
 
-@pytest.mark.combinations(1)
+@pytest.mark.often("over_grpc-tcp-2")
 @pytest.mark.parametrize(("transport", "num_links"), [("shm", 1), ("tcp", 2)])
 @pytest.mark.parametrize("reach", [in_process, over_grpc])
 def test_two_hundred_prompts_with_random_cancels_leave_nothing_behind(

@@ -130,8 +130,9 @@ def test_a_set_up_ends_at_once_with_the_reason(
         stream.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("npu_pools")
-@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_link_process_ends_an_idle_link(killed: int, rules: HcclRules) -> None:
     with make_rig("process_group") as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)

@@ -34,6 +34,7 @@ class CapturingNpu(NpuOnCpu):
         return self._graphs.capture(run)
 
 
+@pytest.mark.often("llama", "mistral-sliding")
 @pytest.mark.usefixtures("attention_in_float32")
 @pytest.mark.parametrize("kind", ["llama", "mistral-sliding", "qwen3"])
 def test_tokens_from_graphs_equal_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [[numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in lengths]
 
 
+@pytest.mark.often("mistral-sliding", "opt")
 @pytest.mark.usefixtures("attention_in_float32")
 @pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_greedy_output_equals_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def _load(path: Path) -> LoadedModel:
     )  # fmt: skip
 
 
+@pytest.mark.often("gpt_oss", "qwen3_moe")
 @pytest.mark.parametrize(
     "family", ["mixtral", pytest.param("qwen2_moe", marks=pytest.mark.long), "qwen3_moe", "gpt_oss"]
 )
@@ -75,6 +76,7 @@ def test_a_refused_call_leaves_experts_unchanged(tmp_path: Path, monkeypatch: py
     assert note.startswith("experts unchanged: the grouped call failed: ")
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("scheme", [w8a8("channel"), modelslim("W8A8_DYNAMIC")], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_experts_in_w8a8_are_multiplied_by_their_codes(
@@ -103,6 +105,7 @@ def test_experts_in_w8a8_are_multiplied_by_their_codes(
     assert sum(held) == 2 * 4 * (3 * 64 * inner + (2 * inner + 64) * 4)
 
 
+@pytest.mark.often("bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_model_with_w8a8_experts_is_served_in_the_dtypes_of_npus(dtype: str, tmp_path: Path, npu_ops: NpuOps) -> None:
     path = make_family("mixtral", tmp_path / "mixtral", num_hidden_layers=2)

@@ -256,6 +256,7 @@ def test_tokens_equal_transformers(scheme: Scheme, tmp_path: Path, npu_ops: NpuO
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
+@pytest.mark.often("w8a8-channel")
 @pytest.mark.usefixtures("kept_in_float32")
 @pytest.mark.parametrize("scheme", [gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)
 def test_host_and_card_tensors_are_never_mixed(scheme: Scheme, tmp_path: Path) -> None:
@@ -315,6 +316,7 @@ def _round_inputs(_layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch
     return ((torch.round(values / steps) * steps).float(),)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("scheme", [awq(32), w8a8("channel"), modelslim("W8A8")], ids=lambda s: s.name)
 def test_a_model_is_served_in_the_dtypes_of_npus(scheme: Scheme, dtype: str, tmp_path: Path, npu_ops: NpuOps) -> None:

@@ -236,6 +236,7 @@ if "import torch" in sys.argv:
 """
 
 
+@pytest.mark.often("--version-False", "status-False")
 @pytest.mark.parametrize(("argument", "looks"), [("--version", False), ("status", False), ("import torch", True)])
 def test_a_command_looks_for_cann_only_when_it_imports_torch(argument: str, looks: bool, tmp_path: Path) -> None:
     environ = {**broken_torch_npu(tmp_path / "site"), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}

@@ -99,6 +99,7 @@ def test_an_empty_file_has_an_empty_output_and_loads_no_model(tmp_path: Path) ->
     assert (ended.status, (tmp_path / "out.jsonl").read_bytes()) == (0, b""), ended.err
 
 
+@pytest.mark.often("script", "entrypoints")
 @pytest.mark.covers("A1.2", "A1.3")
 @pytest.mark.parametrize(
     "words",
@@ -226,6 +227,7 @@ def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, lo
     assert not (tmp_path / "out.jsonl.journal").exists(), "a run without the flag would continue with its answers"
 
 
+@pytest.mark.often("15-143")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_prints_how_to_resume_and_resumes(tmp_path: Path, number: signal.Signals, status: int) -> None:
     write(tmp_path / "in.jsonl", BATCH)
@@ -351,6 +353,7 @@ def test_no_torch_is_loaded_for_a_remote_server(tmp_path: Path, loopback: Loopba
     assert ended.status == 0, ended.err
 
 
+@pytest.mark.often("1")
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_batch_whose_model_is_lost_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -25,6 +25,8 @@ from wire.types import Role, SamplingParams
 PROMPT = tuple(range(10, 60))
 LENGTH = 24
 CONNECTORS: tuple[Connector, ...] = ("nixl-push", "mooncake")
+SLOW = ("nixl-push", pytest.param("mooncake", marks=pytest.mark.long))
+"""CONNECTORS, where a test waits for steps of seconds and no line depends on them."""
 
 
 def _of(connector: Connector, settings: WorkerSettings = SETTINGS, **changes: Any) -> WorkerSettings:
@@ -44,7 +46,7 @@ def _legs(cluster: WorkerCluster) -> tuple[Received, Received]:
     return prefill, decode
 
 
-@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("connector", SLOW)
 @pytest.mark.anyio
 async def test_decode_is_asked_while_prefill_computes(connector: Connector) -> None:
     async with WorkerCluster("PD", _of(connector, with_fake(step_seconds=0.3))).serving() as cluster:
@@ -100,6 +102,7 @@ async def test_each_sequence_has_a_transfer_of_its_own(connector: Connector) -> 
 
 @pytest.mark.parametrize("action", ["error", "hang"])
 @pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.combinations(1)
 @pytest.mark.anyio
 async def test_a_second_sequence_whose_prefill_fails_is_done_again(
     connector: Connector, action: Action, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +134,7 @@ async def test_log_probabilities_of_the_prompt_come_first(connector: Connector) 
 
 @pytest.mark.parametrize(("leg", "point", "action"), LEG_FAULTS)
 @pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.combinations(1)
 @pytest.mark.anyio
 async def test_a_leg_that_fails_is_done_again(connector: Connector, leg: Any, point: Point, action: Action) -> None:
     async with WorkerCluster("PPDD", _of(connector, with_fake(step_seconds=0.002))).serving() as cluster:
@@ -142,7 +146,7 @@ async def test_a_leg_that_fails_is_done_again(connector: Connector, leg: Any, po
         await until(lambda: not any(rank.running + rank.waiting for one in cluster.workers for rank in one.ranks))
 
 
-@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("connector", SLOW)
 @pytest.mark.anyio
 async def test_prefill_that_is_lost_before_decode_starts_is_noticed(connector: Connector) -> None:
     limits = ControlLimits(max_tries=1)
@@ -167,7 +171,7 @@ async def test_decode_that_gets_no_kv_after_prefill_is_given_up(
         assert (answer.tokens, answer.done[0].tries) == ({(0, 0): _right()}, 2)
 
 
-@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("connector", SLOW)
 @pytest.mark.anyio
 async def test_a_client_that_leaves_in_prefill_frees_both(connector: Connector) -> None:
     async with WorkerCluster("PD", _of(connector, with_fake(step_seconds=0.3))).serving() as cluster:

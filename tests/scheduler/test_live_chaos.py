@@ -42,6 +42,7 @@ async def change_tables(cluster: FakeCluster, rng: random.Random) -> None:
     cluster.control.registry.change(cluster.expected, "the last")
 
 
+@pytest.mark.often("1")
 @pytest.mark.parametrize("seed", [0, 1, *MORE])
 @virtual
 async def test_every_request_succeeds_on_the_instances_where_it_began(seed: int) -> None:

@@ -34,6 +34,7 @@ def _stale_loads(cluster: FakeCluster) -> list[InstanceLoad]:
     return [load for load, one in zip(kept, registry.living(), strict=True) if load != one.new_placement_load()]
 
 
+@pytest.mark.often("0")
 @pytest.mark.parametrize("seed", [0, 1, *MORE])
 @virtual
 async def test_every_gauge_is_zero_once_all_requests_have_ended(

@@ -97,6 +97,7 @@ async def test_it_is_ready_while_a_pair_takes_work(roles: str, is_ready: bool) -
         assert (report(cluster.control).ready, report(cluster.control).missing) == (True, ())
 
 
+@pytest.mark.often("6.0-24.0", "0.1-8.5")
 @pytest.mark.parametrize(("slowest_turn_s", "lost_after_s"), [(0.1, 8.5), (6.0, 24.0), (500.0, 120.0)])
 @virtual
 async def test_the_limit_of_progress_follows_the_slowest_step(slowest_turn_s: float, lost_after_s: float) -> None:

@@ -82,6 +82,7 @@ async def test_a_bad_template_fails_the_request_with_its_own_message(
     assert await renderer.render("fine", {}, of_request=True) == "fine"
 
 
+@pytest.mark.often("uvloop")
 async def test_a_killed_process_loses_no_other_request(renderer: TemplateRenderer) -> None:
     """A template of one request never ends; those before and behind it in its queue are still answered."""
     await renderer.render("warm", {}, of_request=True)
@@ -94,6 +95,7 @@ async def test_a_killed_process_loses_no_other_request(renderer: TemplateRendere
         await endless
 
 
+@pytest.mark.often("uvloop")
 async def test_a_template_has_a_limit_of_wall_time_too() -> None:
     renderer = TemplateRenderer(render_s=30, render_timeout_s=0.5)
     try:
@@ -125,6 +127,7 @@ async def test_a_requests_template_blocks_no_chat_with_the_models_own() -> None:
         await renderer.close()
 
 
+@pytest.mark.often("uvloop")
 async def test_a_render_waiting_too_long_is_answered_with_retry_after() -> None:
     renderer = TemplateRenderer(WAIT_S, WAIT_S, WAIT_S)
     try:

@@ -53,6 +53,7 @@ def test_a_curve_rises_to_all_requests() -> None:
         assert (shares[0], shares[-1]) == (0, 1)
 
 
+@pytest.mark.often("a load")
 @pytest.mark.parametrize("lines", [LINES, []], ids=["a load", "nothing measured"])
 def test_the_file_is_of_the_requested_type(lines: list[Any]) -> None:
     svg = plot(lines, title="<m> $& co$", file_type="svg")
