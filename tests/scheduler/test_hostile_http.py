@@ -229,10 +229,16 @@ async def test_a_full_queue_refuses_a_body_unread(
         assert await server.is_well()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/score"])
-async def test_every_queued_route_refuses_unread_if_full(serve: Serve, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/completions", 429), ("/v1/chat/completions", 429), ("/v1/messages", 529), ("/v1/embeddings", 429),
+        ("/v1/score", 429), ("/score", 429),
+    ],
+)  # fmt: skip
+async def test_every_queued_route_refuses_unread_if_full(serve: Serve, path: str, status: int) -> None:
     async with _listening(serve) as server:
         server.served.dispatcher.refuse_with = Overloaded("the queue is full")
 
-        assert (await server.answer(_post(path, b"no JSON"))).startswith(b"HTTP/1.1 429")
+        assert (await server.answer(_post(path, b"no JSON"))).startswith(b"HTTP/1.1 %d" % status)
         assert (await server.answer(_post("/tokenize", b"no JSON"))).startswith(b"HTTP/1.1 400")

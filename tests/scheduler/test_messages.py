@@ -101,6 +101,7 @@ def text_block(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
+@pytest.mark.covers("B.messages.1", "B.messages.2")
 @pytest.mark.parametrize(
     ("text", "fields", "cut", "expected"),
     [
@@ -134,6 +135,7 @@ def thought(text: str) -> dict[str, str]:
     return {"type": "thinking", "thinking": text}
 
 
+@pytest.mark.covers("B.messages.3")
 @pytest.mark.parametrize(
     ("text", "fields", "cut", "expected"),
     [
@@ -154,6 +156,7 @@ async def test_thinking_is_a_block_before_the_answer(
     assert shown(whole) == shown(streamed) == expected
     signed = [len(one["signature"]) for one in (*whole["content"], *streamed["content"]) if one["type"] == "thinking"]
     assert signed == [64] * len(signed)
+    assert (whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0) == bool(signed)
 
 
 @pytest.mark.parametrize(("parser", "budget"), [("qwen3", 10), (None, None)])
@@ -170,6 +173,7 @@ async def test_a_budget_of_thinking_needs_a_parser_to_count(
     assert (request.params.thinking and request.params.thinking.budget) == budget
 
 
+@pytest.mark.covers("B.messages.2")
 @pytest.mark.parametrize("only_one", [False, True])
 @pytest.mark.parametrize(("text", "choice"), [(TWO, "any"), (CALLED + CALLED, "auto")])
 async def test_parallel_tool_use_can_be_disabled(serve: Any, text: str, choice: str, only_one: bool) -> None:
@@ -180,6 +184,7 @@ async def test_parallel_tool_use_can_be_disabled(serve: Any, text: str, choice: 
     assert len(whole["content"]) == (1 if only_one else 2)
 
 
+@pytest.mark.covers("B.messages.2")
 async def test_a_call_cut_by_max_tokens_has_the_input_so_far(serve: Any) -> None:
     got: list[Any] = []
     inputs = []
@@ -208,6 +213,7 @@ async def test_malformed_arguments_are_an_answer_too(serve: Any, arguments: str)
             assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.covers("B.messages.7")
 async def test_usage_separates_what_was_cached(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_dispatcher, "TIMES", dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7))
     whole, streamed, request = await answers(serve, "hello world")
@@ -219,6 +225,7 @@ async def test_usage_separates_what_was_cached(serve: Any, monkeypatch: pytest.M
     assert usage == streamed["usage"]
 
 
+@pytest.mark.covers("B.messages.7")
 async def test_count_tokens_is_the_prompt_of_the_same_body(serve: Any) -> None:
     async with serve("hi", tool_call_parser="hermes") as served:
         for fields in ({}, {"system": "Be brief."}, TOOLS, {"messages": [USER, {"role": "assistant", "content": "I"}]}):
@@ -230,6 +237,7 @@ async def test_count_tokens_is_the_prompt_of_the_same_body(serve: Any) -> None:
             assert counted.json()["input_tokens"] == len(served.dispatcher.requests[-1].prompts[0])
 
 
+@pytest.mark.covers("B.messages.6")
 async def test_an_error_in_mid_stream_is_an_event(serve: Any) -> None:
     async with serve("hello world") as served:
         served.dispatcher.fail_after, served.dispatcher.error = 1, InternalError("broken")

@@ -29,6 +29,7 @@ def called(*results: Any) -> list[Any]:
     return [USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": list(results)}]
 
 
+@pytest.mark.covers("B.messages.4")
 @pytest.mark.parametrize(
     ("body", "chat"),
     [
@@ -129,7 +130,7 @@ async def test_a_body_is_the_prompt_of_the_same_chat(serve: Any, make_model: Any
 
 async def test_parameters_reach_the_request(serve: Any) -> None:
     async with serve() as served:
-        fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop_sequences": ["x"], "cache_salt": "mine"}
+        fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop_sequences": ["x"], "cache_salt": "c", "seed": 5}
         body = {"max_tokens": 9, "messages": [USER], "metadata": {"user_id": "u"}, "service_tier": "auto"}
         headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-beta"}
         answer = await served.client.post("/v1/messages?beta=true", json=body | fields, headers=headers)
@@ -142,7 +143,7 @@ async def test_parameters_reach_the_request(serve: Any) -> None:
         assert "warning" not in answer.headers
         first, formed, forced = served.dispatcher.requests
         assert (first.params.temperature, first.params.top_p, first.params.top_k) == (0.5, 0.9, 7)
-        assert (first.params.max_tokens, bool(first.cache_salt)) == (9, True)
+        assert (first.params.max_tokens, bool(first.cache_salt), first.params.seed) == (9, True, 5)
         assert '"a"' in formed.params.structured.value
         assert "weather" in forced.params.structured.value
 
@@ -152,6 +153,7 @@ def refused(role: str, *blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
+@pytest.mark.covers("B.messages.5")
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
@@ -201,6 +203,7 @@ async def test_a_bad_body_is_refused_with_the_path_of_the_field(serve: Any, fiel
         assert not served.dispatcher.requests
 
 
+@pytest.mark.covers("B.messages.6")
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 async def test_http_errors_have_anthropics_format(serve: Any, path: str) -> None:
     body = {"messages": [USER], "max_tokens": 4}
@@ -223,6 +226,7 @@ async def test_http_errors_have_anthropics_format(serve: Any, path: str) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.covers("B.messages.6")
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [

@@ -81,6 +81,7 @@ def _sampling_body(body: MessagesBody, thinking_budget: int | None) -> ChatBody:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
+        seed=body.seed,
         cache_salt=body.cache_salt,
         thinking_token_budget=thinking_budget,
     )

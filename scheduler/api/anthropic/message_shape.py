@@ -147,13 +147,16 @@ def _stop(reason: str | None, sequence: str | None) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, Any]:
     """Return the counts; those of the prompt are separate: what was cached, and the rest."""
     cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-    return _token_counts(usage["prompt_tokens"] - cached, cached, usage["completion_tokens"])
+    counts = _token_counts(usage["prompt_tokens"] - cached, cached, usage["completion_tokens"])
+    if thoughts := usage.get("completion_tokens_details"):
+        counts["output_tokens_details"] = {"thinking_tokens": thoughts["reasoning_tokens"]}
+    return counts
 
 
-def _token_counts(num_input: int, num_cached: int, num_output: int) -> dict[str, int]:
+def _token_counts(num_input: int, num_cached: int, num_output: int) -> dict[str, Any]:
     return {
         "input_tokens": num_input, "cache_creation_input_tokens": 0, "cache_read_input_tokens": num_cached,
         "output_tokens": num_output,

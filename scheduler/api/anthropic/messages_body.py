@@ -1,6 +1,6 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens.
 
-The fields are Anthropic's, and those of vLLM's route: cache_salt and chat_template_kwargs.
+The fields are Anthropic's, those of vLLM's route (cache_salt and chat_template_kwargs), and seed.
 """
 
 from collections.abc import Mapping
@@ -94,4 +94,5 @@ class MessagesBody(CountTokensBody):
     temperature: Annotated[float, bounds("temperature")] | None = None
     top_p: Annotated[float, bounds("top_p")] | None = None
     top_k: Annotated[int, bounds("top_k")] | None = None
+    seed: Annotated[int, bounds("seed")] | None = None
     cache_salt: Salt | None = None
