@@ -232,8 +232,9 @@ async def test_a_worker_that_joins_out_of_reach_is_refused(
     plan, options = _plan((*_NEAR, "--connector", connector), tmp_path)
     async with _running(cluster_of(plan, Trust(), options)) as control:
         table = plan.global_table
-        others = table.prefill if group == "prefill" else table.decode
-        joined = replace(table, **{group: (*others, replace(others[0], url=url))})
+        prefill, decode = (replace(one[0], url=url) for one in (table.prefill, table.decode))
+        more = (prefill,) if group == "prefill" else (), (decode,) if group == "decode" else ()
+        joined = replace(table, prefill=table.prefill + more[0], decode=table.decode + more[1])
         write_global(Path(plan.global_path), joined)
         await until(lambda: len(control.registry.members) == 3, timeout_s=30.0)
         added = next(one for one in control.registry.members if one.expected.address == url)
