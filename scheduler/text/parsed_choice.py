@@ -64,15 +64,11 @@ class ParsedChoice:
         self._tokens += piece.tokens
         split = self._split(piece)
         parsed, reason = self._parse(split.content, piece.finish_reason), piece.finish_reason
-        content, stop, num_calls = parsed.content, None, 0
-        if token.index >= self._min_tokens:
-            content, stop = self._finder.push(content)
-            if stop is None:
-                stop, num_calls = self._stop_in_skipped(parsed)
+        content, stop, num_calls = self._until_stop(parsed, searches=token.index >= self._min_tokens)
         if stop is not None:
             parsed.calls = [delta for delta in parsed.calls if delta.index < num_calls]
             reason = "stop"
-        if reason is not None or parsed.calls:
+        if reason is not None or (parsed.calls and parsed.calls[-1].index >= self._num_calls_before):
             content += self._finder.flush()
         if not (content or split.reasoning or parsed.calls) and reason is None:
             return None
@@ -106,26 +102,33 @@ class ParsedChoice:
 
     def _parse(self, text: str, finish_reason: str | None) -> ParsedText:
         if self._parser is None or self._calls is None:
-            return ParsedText(text)
+            return ParsedText(texts=[(0, text, True)])
         parsed = self._parser.push(text)
         if finish_reason is not None:
             last = self._parser.flush()
-            if not (self._calls.forced and finish_reason == "length"):  # a truncated call is not content
-                parsed.content += last.content
-            parsed.calls += last.calls
+            if self._calls.forced and finish_reason == "length":  # a truncated call is not content
+                last.texts.clear()
+            parsed.extend(last)
         if (max_calls := self._calls.max_calls) is not None:
             parsed.calls = [delta for delta in parsed.calls if delta.index < max_calls]
+        if max_calls == 0:
+            parsed.texts = [(0, text, True) for _, text, _ in parsed.texts]
         return parsed
 
-    def _stop_in_skipped(self, parsed: ParsedText) -> tuple[str | None, int]:
-        """Return the stop string in skipped text, None if there is none, and the number of calls before it."""
-        for num_calls, text in parsed.skipped:
+    def _until_stop(self, parsed: ParsedText, *, searches: bool) -> tuple[str, str | None, int]:
+        """Return the content up to a stop string, the stop string, if there is one, and the number of calls before."""
+        content = ""
+        for num_calls, text, is_content in parsed.texts:
             if num_calls != self._num_calls_before:
+                content += self._finder.flush()
                 self._skipped_finder.flush()
                 self._num_calls_before = num_calls
-            if (stop := self._skipped_finder.push(text)[1]) is not None:
-                return stop, num_calls
-        return None, 0
+            if searches:
+                text, stop = (self._finder if is_content else self._skipped_finder).push(text)
+            content += text if is_content else ""
+            if searches and stop is not None:
+                return content, stop, num_calls
+        return content, None, 0
 
     def _identified(self, delta: CallDelta) -> CallDelta:
         self._has_calls = True

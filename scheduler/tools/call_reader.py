@@ -59,7 +59,7 @@ class CallReader:
         if not text:
             return
         if self.num_calls:
-            self.parsed.skipped.append((self.num_calls, text))
+            self.parsed.texts.append((self.num_calls, text, False))
         elif text.isspace() and (self._pending or not self._has_content):
             self._pending.append(text)
         else:
@@ -73,7 +73,7 @@ class CallReader:
     def not_a_call(self, text: str) -> None:
         """Add text that began like a call but is not one: it is content, even after calls."""
         self._has_content = True
-        self.parsed.content += "".join([*self._pending, text])
+        self.parsed.texts.append((self.num_calls, "".join([*self._pending, text]), True))
         self._pending.clear()
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:

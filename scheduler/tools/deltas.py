@@ -20,14 +20,18 @@ class CallDelta:
 
 @dataclass(slots=True)
 class ParsedText:
-    """New content and new text of calls; the content is before the calls.
+    """New text of calls, and in `texts` what is outside of them: the number of calls before it, and if it is content.
 
-    `skipped` is text between and after calls, which the client does not get, each with the number of calls before it.
+    The client does not get other text between and after calls.
     """
 
-    content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
-    skipped: list[tuple[int, str]] = field(default_factory=list)
+    texts: list[tuple[int, str, bool]] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """Return what is content."""
+        return "".join(text for _, text, is_content in self.texts if is_content)
 
     def begin_call(self, index: int, name: str, call_id: str | None = None) -> None:
         """Add the first delta of a call."""
@@ -39,6 +43,11 @@ class ParsedText:
             self.calls[-1].arguments += text
         elif text:
             self.calls.append(CallDelta(index, arguments=text))
+
+    def extend(self, last: "ParsedText") -> None:
+        """Add what follows; a call has one delta."""
+        self.texts += last.texts
+        self.calls = list(joined([*self.calls, *last.calls]))
 
 
 def joined(deltas: Iterable[CallDelta]) -> tuple[CallDelta, ...]:

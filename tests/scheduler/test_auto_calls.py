@@ -130,6 +130,39 @@ async def test_a_repeated_request_has_the_same_ids(serve: Any, special: Path, na
         assert ids[0] == ["functions.weather:0", "functions.now:1"]
 
 
+CODER = ["<function=weather>", "<parameter=city>", "if a", " <"]
+TWO_PIECES = [
+    '<tool_call>{"name": "weather", "arguments": {"city": "Paris"',
+    "}}</tool_call><tool_call>no END</tool_call> more",
+]
+
+
+@pytest.mark.anyio
+@over_http
+@pytest.mark.parametrize(
+    ("name", "pieces", "fields", "arguments", "rest"),
+    [
+        ("qwen3_coder", CODER, {"functions": [TOOL["function"]]}, '{"city": "if a <', ("", "length")),
+        ("qwen3_coder", CODER, AUTO, '{"city": "if a <', ("", "length")),
+        ("hermes", TWO_PIECES, AUTO | {"stop": "END"}, '{"city": "Paris"}', ("<tool_call>no ", "tool_calls")),
+    ],
+)  # fmt: skip
+async def test_a_token_with_much_text_loses_no_arguments(
+    serve: Any, make_model: Any, name: str, pieces: list[str], fields: Any, arguments: str, rest: tuple[str, str]
+) -> None:
+    folder = make_model()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in pieces])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    options: dict[str, Any] = {"folder": folder, "tool_call_parser": name, "cut": len(pieces)}
+    whole, streamed, _ = await answers(serve, "".join(pieces), fields, **options)
+
+    called = {"name": "weather", "arguments": arguments}
+    legacy = "functions" in fields
+    expected = (rest[0], [] if legacy else [called], called if legacy else None, rest[1])
+    assert shown(whole) == shown(streamed) == [expected]
+
+
 class Killing(TextOutput):
     """Calls `kill` soon after so many tokens."""
 

@@ -16,6 +16,7 @@ from tests.scheduler.test_tool_parsers import Made, check_every_cut, parsed
 make = partial(StepParser, harmony)
 THINKING = "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+FINAL = "<|start|>assistant<|channel|>final<|message|>Hello"
 WEATHER = ("weather", '{"city": "Paris"}')
 
 
@@ -77,6 +78,8 @@ def special(make_model: Any) -> Path:
     [
         (THINKING + CALL, AUTO, ("", [PARIS], None, "tool_calls")),
         (THINKING + CALL, AUTO | {"tool_choice": "none"}, ("", [], None, "stop")),
+        (CALL + "<|call|>" + FINAL + "<|return|>", AUTO | {"tool_choice": "none"}, ("Hello", [], None, "stop")),
+        (CALL + "<|call|>" + FINAL + " END.", {"stop": "END"}, ("Hello ", [], None, "stop")),
         (THINKING + "<|channel|>final<|message|>Hello.", AUTO, ("Hello.", [], None, "stop")),
         (THINKING + "<|channel|>final<|message|>Hello.", {}, ("Hello.", [], None, "stop")),
         (THINKING + "<|channel|>final<|message|>Hello. Bye.", {"stop": "Need"}, ("Hello. Bye.", [], None, "stop")),
