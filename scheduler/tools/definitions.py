@@ -122,7 +122,7 @@ def _tool(value: Any, at: int, form: ToolForm) -> Tool:
     path = f"{form.field}.{at}"
     if not isinstance(value, dict):
         raise InvalidRequest(f"{path} is not an object", path)
-    if form.kind is not None and (kind := value.get("type", form.kind)) != form.kind:
+    if form.kind is not None and (kind := value.get("type")) not in (None, form.kind):
         raise InvalidRequest(f"{path}.type is {str(kind)[:40]!r}; only {form.kind} is supported", f"{path}.type")
     function = value.get(form.function) if form.function else value
     return {"type": "function", "function": _function(function, form.path(at), form)}

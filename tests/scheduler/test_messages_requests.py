@@ -14,19 +14,26 @@ from wire.errors import DeadlineExceeded, InternalError, NoCapacity, Overloaded,
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
 DUMP = (
-    "{{ messages|tojson }}{{ tools|tojson }}{{ add_generation_prompt }}{{ enable_thinking }}{{ reasoning_effort }}"
-    "{# content #}"
+    "{{ messages|tojson }}{{ tools|tojson }}{{ add_generation_prompt }}{{ enable_thinking }}{{ thinking }}"
+    "{{ reasoning_effort }}{# content #}"
 )
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "cold"}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 CHAT_NOW = {"type": "function", "function": {"name": "now", "parameters": NOW["input_schema"]}}
 HI = {"type": "text", "text": "hi"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
+EMPTY = {"messages": [{"role": "system", "content": ""}]}
 
 
 def called(*results: Any) -> list[Any]:
     """Return a conversation with a call and its results."""
     return [USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": list(results)}]
+
+
+def switches(value: bool) -> dict[str, bool]:
+    """Return the template variables that `thinking` sets."""
+    return {"enable_thinking": value, "thinking": value}
 
 
 @pytest.mark.covers("B.messages.4")
@@ -66,6 +73,23 @@ def called(*results: Any) -> list[Any]:
             },
         ),
         (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": [CALL, CALL | {"id": "c2"}]},
+                    {"role": "user", "content": [RESULT, RESULT | {"tool_use_id": "c2", "content": "warm"}]},
+                ]
+            },
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL, CHAT_CALL | {"id": "c2"}]},
+                    {"role": "tool", "tool_call_id": "c1", "content": "cold"},
+                    {"role": "tool", "tool_call_id": "c2", "content": "warm"},
+                ],
+            },
+        ),
+        (
             {"messages": called(RESULT | {"content": [HI, HI], "is_error": True})},
             {
                 "messages": [
@@ -82,7 +106,7 @@ def called(*results: Any) -> list[Any]:
                     {
                         "role": "assistant",
                         "content": [
-                            {"type": "thinking", "thinking": "hm", "signature": "s"},
+                            THOUGHT,
                             {"type": "redacted_thinking", "data": "x"},
                             HI,
                         ],
@@ -106,11 +130,26 @@ def called(*results: Any) -> list[Any]:
         ),
         (
             {"messages": [USER], "thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
-            {"messages": [USER], "reasoning_effort": "none"},
+            {"messages": [USER], "reasoning_effort": "none", "chat_template_kwargs": switches(False)},
         ),
         (
             {"messages": [USER], "thinking": {"type": "enabled", "budget_tokens": 3}},
-            {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}},
+            {"messages": [USER], "chat_template_kwargs": switches(True)},
+        ),
+        (
+            {"messages": [USER], "thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": False}},
+            {"messages": [USER], "chat_template_kwargs": switches(True) | {"enable_thinking": False}},
+        ),
+        ({"messages": [USER], "system": []}, {"messages": [USER]}),
+        ({"messages": [USER, {"role": "assistant", "content": []}]}, {"messages": [USER]}),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, {"messages": [USER]}),
+        (
+            {"messages": [USER, {"role": "assistant", "content": [THOUGHT]}]},
+            {"messages": [USER, {"role": "assistant", "content": "", "reasoning": "hm"}]},
+        ),
+        (
+            {"messages": [USER], "tools": [NOW | {"type": None}], "tool_choice": {"type": "none"}},
+            {"messages": [USER], "tools": [CHAT_NOW], "tool_choice": "none"},
         ),
         (
             {"messages": [USER], "thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
@@ -158,6 +197,8 @@ def refused(role: str, *blocks: Any) -> dict[str, Any]:
     ("fields", "path"),
     [
         ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [1]}, "messages.0"),
+        (EMPTY, "messages"), (EMPTY | {"system": "Be"}, "messages"), (refused("assistant"), "messages"),
+        ({"messages": [{"role": "assistant", "content": []}, USER]}, "messages.0.content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"), (refused("user"), "messages.0.content"),
         (refused("user", "hi"), "messages.0.content.0"), (refused("user", {"text": "hi"}), "messages.0.content.0"),
@@ -167,6 +208,16 @@ def refused(role: str, *blocks: Any) -> dict[str, Any]:
         (refused("user", CALL), "messages.0.content.0"), (refused("assistant", RESULT), "messages.0.content.0"),
         (refused("user", RESULT), "messages.0.content.0.tool_use_id"),
         ({"messages": called(RESULT | {"tool_use_id": "c2"})}, "messages.2.content.0.tool_use_id"),
+        (
+            {
+                "messages": [
+                    *called(RESULT),
+                    {"role": "assistant", "content": [CALL | {"id": "c2"}]},
+                    {"role": "user", "content": [RESULT]},
+                ]
+            },
+            "messages.4.content.0.tool_use_id",
+        ),
         ({"messages": called(RESULT | {"content": [{"type": "image"}]})}, "messages.2.content.0.content.0"),
         (refused("assistant", CALL | {"id": None}), "messages.0.content.0.id"),
         (refused("assistant", CALL | {"name": ""}), "messages.0.content.0.name"),
@@ -178,6 +229,7 @@ def refused(role: str, *blocks: Any) -> dict[str, Any]:
         ({"stop_sequences": [""]}, "stop_sequences"), ({"stop_sequences": ["x"] * 99}, "stop_sequences"),
         ({"tools": "x"}, "tools"), ({"tools": [{"name": "a"}]}, "tools.0.input_schema"),
         ({"tools": [NOW | {"name": "a b"}]}, "tools.0.name"), ({"tools": [NOW, NOW]}, "tools.1.name"),
+        ({"tools": [NOW | {"type": ""}]}, "tools.0.type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tools": [NOW | {"input_schema": {"type": "x"}}]}, "tools.0.input_schema.type"),
         ({"tools": [NOW]}, "tool_choice"), ({"tool_choice": {"type": "any"}}, "tool_choice"),

@@ -16,7 +16,7 @@ def read_conversation(messages: Any, system: Any) -> list[Message]:
     """Return the conversation for a template. Raises InvalidRequest with the path of the field."""
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
-    read = [] if system is None else _system(system, "system")
+    read: list[Message] = []
     calls = frozenset[str]()  # of the last assistant's message
     for at, message in enumerate(messages):
         path = f"messages.{at}"
@@ -26,6 +26,8 @@ def read_conversation(messages: Any, system: Any) -> list[Message]:
         match role:
             case "user":
                 read += _user(message.get("content"), content, calls)
+            case "assistant" if at + 1 == len(messages) and message.get("content") in ("", []):
+                pass  # this API allows it, as the beginning of an answer
             case "assistant":
                 read.append(_assistant(message.get("content"), content))
                 calls = frozenset(call["id"] for call in read[-1].get("tool_calls", ()))
@@ -33,7 +35,9 @@ def read_conversation(messages: Any, system: Any) -> list[Message]:
                 read += _system(message.get("content"), content)
             case _:
                 raise InvalidRequest(f"{path}.role must be user, assistant or system", f"{path}.role")
-    return read
+    if not read:
+        raise InvalidRequest("messages has no message with content", "messages")
+    return ([] if system is None or system == [] else _system(system, "system")) + read
 
 
 def continues_answer(messages: Sequence[Message]) -> bool:

@@ -90,7 +90,8 @@ def _sampling_body(body: MessagesBody, thinking_budget: int | None) -> ChatBody:
 def _options(body: CountTokensBody, messages: Sequence[Message], tools: Sequence[Tool]) -> ChatOptions:
     thinking = None if body.thinking is None else body.thinking.type
     effort = body.output_config.effort if body.output_config else None
-    switches = {"enable_thinking": True, "thinking": True} if thinking == "enabled" else {}
+    variables = ("enable_thinking", "thinking") if thinking in ("enabled", "disabled") else ()
+    switches = dict.fromkeys(variables, thinking == "enabled")
     continues = continues_answer(messages)
     fields = ChatBody.model_construct(
         chat_template_kwargs=switches | (body.chat_template_kwargs or {}),
