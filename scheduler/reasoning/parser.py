@@ -29,7 +29,7 @@ class ReasoningParser:
         self._state = begin
         self.num_markers = 0  # found while thinking
         self._held = ""
-        self._blanks = ""  # at the end of the thinking so far
+        self._blanks: list[str] = []  # at the end of the thinking so far
 
     @property
     def is_thinking(self) -> bool:
@@ -85,9 +85,12 @@ class ReasoningParser:
             split.content += text
             return
         if self._format.strips:
-            text = self._blanks + text
             kept = text.rstrip()
-            text, self._blanks = kept, text[len(kept) :]
+            blank = text[len(kept) :]
+            if not kept:
+                self._blanks.append(blank)
+                return
+            text, self._blanks = "".join((*self._blanks, kept)), [blank]
         split.reasoning += text
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,27 @@ def test_only_what_may_begin_a_marker_is_held_back() -> None:
     made: list[Any] = [parser.push("<") for _ in range(1000)]
 
     assert "".join(one.reasoning for one in made) == "<" * 999
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "glm45", "mistral", "qwen3"])
+@pytest.mark.parametrize("text", [" ", "\n", "<", "a"])
+def test_the_work_is_proportional_to_the_text(name: str, text: str) -> None:
+    parser, num_chars = ReasoningParser(REASONING_FORMATS[name], ReasoningState.THINKING), 0
+
+    def count(_frame: Any, event: str, method: Any) -> None:
+        nonlocal num_chars
+        if event == "c_call" and isinstance(method.__self__, str):
+            num_chars += len(method.__self__)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        made = [parser.push(text) for _ in range(2000)]
+    finally:
+        sys.setprofile(before)
+
+    assert num_chars < 2000 * 50
+    assert "".join(one.reasoning for one in [*made, parser.push("b")]).endswith(text * 1999 + "b")
 
 
 class PlainChoice:
