@@ -98,5 +98,11 @@ def _check_end(thinking: Thinking, params: SamplingParams) -> None:
         raise InvalidRequest(f"{_BUDGET} conflicts with use_beam_search: leave one out", "use_beam_search")
     if params.allowed_token_ids and end not in params.allowed_token_ids:
         raise InvalidRequest(f"allowed_token_ids lacks {end}, the token that ends the thinking", "allowed_token_ids")
-    if (end,) in params.bad_words:
+    is_forced = thinking.budget is not None  # at any place, also where a longer bad word or min_tokens bans it
+    if any(word[-1] == end for word in params.bad_words if is_forced or len(word) == 1):
         raise InvalidRequest(f"bad_words has the token that ends the thinking, {end}", "bad_words")
+    if is_forced and params.min_tokens and end in params.stop_token_ids:
+        raise InvalidRequest(
+            f"stop_token_ids has {end}, the token that ends the thinking: leave min_tokens or {_BUDGET} out",
+            "stop_token_ids",
+        )

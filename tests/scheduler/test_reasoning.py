@@ -297,11 +297,16 @@ BUDGET = {"thinking_token_budget": 3}
         ("qwen3", BUDGET | {"use_beam_search": True, "n": 2, "temperature": 0}, "use_beam_search"),
         ("qwen3", BUDGET | {"allowed_token_ids": [5]}, "allowed_token_ids"),
         ("qwen3", BUDGET | {"bad_words": ["</think>"]}, "bad_words"),
+        ("qwen3", BUDGET | {"bad_words": ["a</think>"]}, "bad_words"),
+        ("qwen3", FORM | {"bad_words": ["</think>"]}, "bad_words"),
+        ("qwen3", BUDGET | {"stop_token_ids": ["</think>"], "min_tokens": 5}, "stop_token_ids"),
     ],
 )
 async def test_a_budget_that_cannot_be_kept_is_refused(
     serve: Any, folder: Path, parser: str | None, fields: Any, param: str
 ) -> None:
+    if "stop_token_ids" in fields:
+        fields = fields | {"stop_token_ids": ids_of(folder, *fields["stop_token_ids"])}
     async with serve(folder=folder, reasoning_parser=parser) as served:
         answer = await served.client.post("/v1/chat/completions", json={"messages": [USER], "temperature": 1} | fields)
 
