@@ -24,6 +24,7 @@ class ThinkingMatcher:
         self._rule, self._grammar = rule, grammar
         self._num_tokens = rule.num_before if rule.is_open else None  # of the thinking; None outside
         self._may_begin = not rule.is_open or grammar is None
+        self._has_start = False  # in this thinking, among the outputs: only the first one is not counted
 
     @property
     def finished(self) -> bool:
@@ -53,7 +54,7 @@ class ThinkingMatcher:
         if self._num_tokens is not None:
             return self._advance_thinking(token_id, self._num_tokens)
         if token_id == self._rule.start_token_id and self._may_begin:
-            self._num_tokens, self._may_begin = 0, self._grammar is None
+            self._num_tokens, self._may_begin, self._has_start = 0, self._grammar is None, True
             return True
         if self._grammar is None:
             return True
@@ -87,5 +88,7 @@ class ThinkingMatcher:
         elif self._must_end:
             return False
         else:
-            self._num_tokens = 0 if token_id == self._rule.start_token_id else num_tokens + 1
+            is_first_start = token_id == self._rule.start_token_id and not self._has_start
+            self._has_start = self._has_start or is_first_start
+            self._num_tokens = num_tokens + (not is_first_start)
         return True
