@@ -1,6 +1,8 @@
 """Read a call written as an object, `{"name": …, "arguments": …}`. Pure."""
 
+import json
 import re
+from typing import Any
 
 from scheduler.tools.call_reader import CallReader, Steps
 from scheduler.tools.json_value import JsonValueEnd, raw_field
@@ -60,12 +62,7 @@ class CallObject:
 
     def add_whole(self, reader: CallReader, text: str) -> bool:
         """Add a call with its fields in any order; return whether `text` is one."""
-        import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
-
-        try:
-            call = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return False
+        call = _decoded(text)
         name = call.get("name") if isinstance(call, dict) else None
         key = next((key for key in self._keys if isinstance(call, dict) and key in call), None)
         if not isinstance(name, str) or not name or key is None:
@@ -75,6 +72,19 @@ class CallObject:
         reader.arguments(_text_in(written) if self._reads_text and written[:1] in _NO_OBJECT else written)
         reader.end_call()
         return True
+
+
+def _decoded(text: str) -> Any:
+    """Return a JSON value, None if it is invalid; half of a surrogate pair, or a number out of range, is valid."""
+    import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
+
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return None
 
 
 def _text_in(literal: str) -> str:

@@ -28,6 +28,8 @@ Steps: TypeAlias = Generator[None, None, _T]
 """Steps that yield where they need more text."""
 MAX_HEAD_CHARS = 1024
 """The longest text before the arguments of a call that is sent as it arrives."""
+MAX_KEY_CHARS = 64 * 1024
+"""The longest key of an argument: all schemas of a request together are no longer."""
 BLANKS = " \t\r\n"
 
 
@@ -94,6 +96,10 @@ class CallReader:
             self.arguments("{}")
         self.num_calls += 1
 
+    def cut_call(self) -> None:
+        """End the call where it is: its arguments are invalid from here on."""
+        self.num_calls += 1
+
     def finish(self) -> None:
         """Turn what is pending at the end of the text into content if there was no call."""
         if self._pending and not self._has_begun:
@@ -135,6 +141,14 @@ class CallReader:
                 num_chars += len(before)
             if marker or self.is_over:
                 return marker
+            yield
+
+    def follows(self, markers: Markers) -> Steps[bool]:
+        """Return whether a marker comes next, which is not read."""
+        while True:
+            before, marker, _ = markers.split(self.text)
+            if before or marker or self.is_over:
+                return bool(marker) and not before
             yield
 
     def run_of(self, signs: str) -> Steps[str]:

@@ -11,7 +11,7 @@ in vLLM: nothing else shows that text between the markers is a call.
 
 import re
 
-from scheduler.tools.call_reader import MAX_HEAD_CHARS, CallReader, Steps
+from scheduler.tools.call_reader import MAX_KEY_CHARS, CallReader, Steps
 from scheduler.tools.markers import Markers
 from scheduler.tools.typed_arguments import TypedArguments
 
@@ -50,7 +50,7 @@ def glm45(reader: CallReader) -> Steps[None]:
 
 def _read_pair(reader: CallReader, arguments: TypedArguments) -> Steps[str]:
     """Read a key and its value; return the marker after them, "" at the end of the text."""
-    key, marker = yield from reader.taken_until(_KEY_END, MAX_HEAD_CHARS)
+    key, marker = yield from reader.taken_until(_KEY_END, MAX_KEY_CHARS)
     if marker:
         marker = yield from reader.dropped_until(_AFTER_KEY)
     if marker == VALUE:

@@ -2,69 +2,83 @@
 
     [weather(city="Paris", days=[1, 2]), now()]
 
-Values become JSON as they arrive: strings, numbers, True, None, lists and dictionaries. A list that does not begin with
-a call is content; an invalid value within a call ends the parsing.
+Values become JSON as they arrive: strings, numbers, True, None, lists and dictionaries. A call begins where its first
+value is seen to be one. What is not a call is content, and from an invalid value within a call on, the rest.
 """
 
 import re
 
 from scheduler.tools.call_reader import BLANKS, CallReader, Steps
 from scheduler.tools.markers import Markers
-from scheduler.tools.python_value import read_value
+from scheduler.tools.python_value import put_back, read_gap, read_value
 
 START, STOP = "<|python_start|>", "<|python_end|>"
 MARKERS = (START, STOP)
 _START = Markers(START)
-_NAME = r"\s*([A-Za-z_][\w.-]*)\s*\(\s*(?=\)|[A-Za-z_]\w*\s*=)"
+_WORD = r"(?:[Tt]rue|[Ff]alse|None|null|(?:[+-]\s*)?\.?\d[\w.+-]*)\s*[,)#]"
+_VALUE = rf"""(?:[rRuUfF]|[rR][fF]|[fF][rR])?["']|[\[({{]|{_WORD}"""
+_NAME = rf"\s*([A-Za-z_][\w.-]*)\s*\(\s*(?=\)\s*[],#]|[A-Za-z_]\w*\s*=\s*(?:{_VALUE}))"
 _FIRST, _NEXT = re.compile(r"\s*\[" + _NAME), re.compile(_NAME)
-_BEGINS = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.-]*\s*(?:\(\s*(?:[A-Za-z_]\w*\s*)?)?)?)?")
-_KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
+_VALUE_BEGINS = r"(?:[+-]\s*)?(?:[\w.][\w.+-]*\s*)?"
+_ARGUMENT_BEGINS = rf"(?:\)\s*|[A-Za-z_]\w*\s*(?:=\s*{_VALUE_BEGINS})?)?"
+_NAME_BEGINS = rf"(?:[A-Za-z_][\w.-]*\s*(?:\(\s*{_ARGUMENT_BEGINS})?)?"
+_FIRST_BEGINS, _NEXT_BEGINS = re.compile(rf"\s*(?:\[\s*{_NAME_BEGINS})?"), re.compile(rf"\s*{_NAME_BEGINS}")
+_KEY, _KEY_BEGINS = re.compile(r"([A-Za-z_]\w*)\s*="), re.compile(r"(?:[A-Za-z_]\w*\s*)?")
 
 
 def pythonic(reader: CallReader) -> Steps[None]:
     """Send a call's name as soon as it is known and its arguments as they arrive."""
     reader.content((yield from reader.run_of(BLANKS)))
-    if reader.next_sign == "[":
-        yield from _read_list(reader)
-    while (yield from reader.content_until(_START)):
+    marker = yield from _read_list(reader) if reader.next_sign == "[" else reader.content_until(_START)
+    while marker:
         reader.pending(START)
-        yield from _read_list(reader)
+        marker = yield from _read_list(reader)
 
 
-def _read_list(reader: CallReader) -> Steps[None]:
-    """Read calls up to the end of their list, or to something that is not a call."""
-    head = yield from reader.head(_FIRST, begins=_BEGINS)
+def _read_list(reader: CallReader) -> Steps[str]:
+    """Read calls and the text after them; return the marker of the next list, "" at the end of the text."""
+    head = yield from reader.head(_FIRST, begins=_FIRST_BEGINS)
     while head is not None:
         reader.begin_call(head.group(1))
         if not (yield from _read_arguments(reader)):
-            yield from reader.rest_of_text()
-            return
+            reader.cut_call()
+            return (yield from reader.not_a_call_until(_START))
         reader.end_call()
-        yield from reader.run_of(BLANKS)
+        yield from read_gap(reader)
         if reader.next_sign != ",":
-            return
+            break
         reader.text = reader.text[1:]
-        head = yield from reader.head(_NEXT)
+        yield from read_gap(reader)
+        head = yield from reader.head(_NEXT, begins=_NEXT_BEGINS)
+        if head is None and reader.next_sign != "]":
+            return (yield from reader.not_a_call_until(_START))
+    return (yield from reader.content_until(_START))
 
 
 def _read_arguments(reader: CallReader) -> Steps[bool]:
-    """Read the arguments of a call and the bracket after them; return whether they are valid."""
+    """Read the arguments of a call and the bracket after them; return whether they are valid.
+
+    If not, the rest of the text begins with what is invalid; what the end of the text has cut is left out.
+    """
     before = "{"
     while True:
-        yield from reader.run_of(BLANKS)
+        yield from read_gap(reader)
         if reader.next_sign == ")":
             reader.text = reader.text[1:]
             reader.arguments("" if before == "{" else "}")
             return True
-        key = yield from reader.head(_KEY)
+        key = yield from reader.head(_KEY, begins=_KEY_BEGINS)
         if key is None:
+            if reader.is_over and _KEY_BEGINS.fullmatch(reader.text):
+                reader.text = ""
             return False
         reader.arguments(f'{before}"{key.group(1)}": ')
         before = ", "
-        if not (yield from read_value(reader)):
+        if not (yield from read_value(reader, reader.arguments)):
             return False
-        yield from reader.run_of(BLANKS)
+        gap = yield from read_gap(reader)
         if reader.next_sign == ",":
             reader.text = reader.text[1:]
         elif reader.next_sign != ")":
+            put_back(reader, gap)
             return False

@@ -8,12 +8,13 @@
     </function>
     </tool_call>
 
-A value has the type of the tool's schema, and ends at the first marker of its form. `<tool_call>` may be missing.
+A value has the type of the tool's schema, and ends at the first marker of its form. `<tool_call>` may be missing. The
+name begins a call only if a parameter or the end of the call comes next.
 """
 
 import re
 
-from scheduler.tools.call_reader import CallReader, Steps
+from scheduler.tools.call_reader import BLANKS, MAX_KEY_CHARS, CallReader, Steps
 from scheduler.tools.markers import Markers
 from scheduler.tools.typed_arguments import TypedArguments
 
@@ -21,7 +22,6 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MARKERS = (BEGIN, END)
-_MAX_KEY_CHARS = 256
 _HEADS = {
     BEGIN: re.compile(r"\s*<function=\s*([^<>\n]*[^<>\s])\s*>"),
     FUNCTION: re.compile(r"\s*([^<>\n]*[^<>\s])\s*>"),
@@ -38,8 +38,9 @@ def qwen3_coder(reader: CallReader) -> Steps[None]:
     marker = yield from reader.content_until(_BEGIN)
     while marker:
         head = yield from reader.head(_HEADS[marker], END)
-        if head is None:
-            reader.not_a_call(marker)
+        gap = "" if head is None else (yield from reader.run_of(BLANKS))
+        if head is None or not (yield from reader.follows(_IN_CALL)):
+            reader.not_a_call(marker if head is None else marker + head.group() + gap)
             marker = yield from reader.not_a_call_until(_AFTER_CALL)
             if marker == END:
                 reader.not_a_call(END)
@@ -60,7 +61,7 @@ def _read_parameters(reader: CallReader, name: str) -> Steps[str]:
     arguments = TypedArguments(reader, name)
     marker = yield from reader.dropped_until(_IN_CALL)
     while marker == PARAMETER:
-        key, marker = yield from reader.taken_until(_KEY_END, _MAX_KEY_CHARS)
+        key, marker = yield from reader.taken_until(_KEY_END, MAX_KEY_CHARS)
         if marker:
             marker = yield from arguments.read(key.strip(), _VALUE_END, strips_newlines=True)
         if marker == PARAMETER_END or not marker:
