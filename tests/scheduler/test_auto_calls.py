@@ -130,6 +130,18 @@ async def test_a_repeated_request_has_the_same_ids(serve: Any, special: Path, na
         assert ids[0] == ["functions.weather:0", "functions.now:1"]
 
 
+@pytest.mark.anyio
+@over_http
+@pytest.mark.parametrize(
+    ("fields", "content"), [({}, "[now(a=x) is a link] and more"), ({"stop": "and"}, "[now(a=x) is a link] ")]
+)
+async def test_a_link_that_looks_like_a_call_is_content(serve: Any, fields: dict[str, Any], content: str) -> None:
+    text = "[now(a=x) is a link] and more"
+    whole, streamed, _ = await answers(serve, text, AUTO | fields, tool_call_parser="pythonic")
+
+    assert shown(whole) == shown(streamed) == [(content, [], None, "stop")]
+
+
 CODER = ["<function=weather>", "<parameter=city>", "if a", " <"]
 TWO_PIECES = [
     '<tool_call>{"name": "weather", "arguments": {"city": "Paris"',
