@@ -101,7 +101,7 @@ def way(
     if name not in ended:
         folder = tmp_path_factory.mktemp("batch")
         source = write(folder / "in.jsonl", ["", *(json.dumps(line) for line in MIXED[:3]), "", "  ", *MIXED[3:], ""])
-        words = ("-i", source, "-o", folder / "out.jsonl", *flags_of(name))
+        words: tuple[str | Path, ...] = ("-i", source, "-o", folder / "out.jsonl", *flags_of(name))
         here = name == WAYS[0]
         output = run_here(folder, *words) if here else run(folder, "-m", "pdserve.endpoints.openai.run_batch", *words)
         assert output.status == 0, output.err

@@ -130,6 +130,7 @@ def with_markers(folder: Path) -> Path:
 def test_thinking_has_a_budget_and_stays_in_the_text(tmp_path: Path) -> None:
     folder = with_markers(tmp_path / "model")
     end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("</think>")
+    assert end is not None, "with_markers added it"
     budget = SamplingParams(max_tokens=30, seed=1, thinking_token_budget=3, ignore_eos=True)
     form = StructuredOutputsParams(regex="[ab]{3}")
     with LLM(str(folder), reasoning_parser="qwen3", **ENGINE) as llm:  # type: ignore[arg-type]
