@@ -110,8 +110,11 @@ class Retry(AbstractContextManager["Retry"]):
         self._budget.placed(self)
 
     def done(self) -> None:
-        """Release the place after the retry succeeded or ended. Idempotent; most prompts are never retried."""
-        if self._was_begun:
+        """Release the place after the retry succeeded or ended. Idempotent.
+
+        Most prompts are never retried and occupy none; but their end may leave room for a retry that waits.
+        """
+        if self._was_begun or self._budget.num_waiting:
             self._budget.give_back(self)
 
     def __exit__(self, *exc: object) -> None:

@@ -118,6 +118,22 @@ async def test_with_room_retries_continue_one_after_another() -> None:
     assert tasks[6].done()
 
 
+@pytest.mark.parametrize("active", [0, 20], ids=["room in the queue", "a larger limit"])
+@virtual
+async def test_the_end_of_an_ordinary_prompt_wakes_a_waiting_retry(active: int) -> None:
+    now = {"active": 0, "has room": False}
+    limits = ControlLimits(retry_share=0.2, min_retries=0)
+    budget = RetryBudget(limits, lambda: now["active"], lambda: bool(now["has room"]))
+    ordinary = budget.retry()
+    _, tasks = await start_retries(budget, 1)
+    assert not tasks[0].done()
+
+    now |= {"active": active, "has room": not active}
+    ordinary.done()
+    await asyncio.sleep(0)
+    assert tasks[0].done()
+
+
 @pytest.mark.parametrize(("has_room", "at_once"), [(True, 10), (False, 4)])  # four: a fifth of twenty
 @virtual
 async def test_a_fault_of_many_requests_is_retried_at_once_if_room(has_room: bool, at_once: int) -> None:
