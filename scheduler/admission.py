@@ -154,13 +154,15 @@ class Admission:
         self._without_room.discard(entry)
         self._room.give_back(entry.tenant, entry.facts.num_tokens)
         self._num_prefill_only -= entry.facts.prefill_only
+        if not self._queue:
+            self._granted_at = None
 
     def _note_time(self) -> None:
         """Update the smoothed time between grants while others wait."""
         now = asyncio.get_running_loop().time()
         if self._granted_at is not None:
             self._seconds_per_grant += 0.2 * (now - self._granted_at - self._seconds_per_grant)
-        self._granted_at = now if self._queue else None
+        self._granted_at = now
 
     def _retry_after_s(self) -> int:
         return max(1, min(_MAX_RETRY_S, math.ceil(self._seconds_per_grant * self.num_waiting)))

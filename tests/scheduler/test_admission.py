@@ -258,6 +258,28 @@ async def test_a_key_that_filled_its_share_is_refused_and_others_are_not() -> No
 
 
 @virtual
+async def test_retry_after_ignores_the_time_without_a_queue() -> None:
+    room = _Room(0)
+    admission = Admission(ControlLimits(max_queued_requests=2), room)
+    for _ in range(3):
+        granted, cancelled = waiting("granted"), waiting("cancelled")
+        admission.enter(granted)
+        admission.enter(cancelled)
+        room.room = 1
+        admission.pump()
+        admission.leave(cancelled)
+        room.room = 1
+        admission.enter(waiting("at once"))
+        await asyncio.sleep(1000.0)
+
+    for name in "ab":
+        admission.enter(waiting(name))
+    with pytest.raises(Overloaded) as caught:
+        admission.check_room(1, 10)
+    assert caught.value.retry_after_s == 1
+
+
+@virtual
 async def test_room_for_vectors_is_requested_while_one_waits() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
