@@ -33,7 +33,7 @@ def test_a_card_in_use_is_refused(tables: Make, docker: StubDocker, capsys: Capt
 
     error = refusal_of(capsys, "prefill", *tables(), *FLAGS)
 
-    assert "5 of the table: the container first was given" in error
+    assert "5 of the table: the container first has " in error
     assert "docker rm -f first" in error
 
 

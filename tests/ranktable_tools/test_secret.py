@@ -130,7 +130,7 @@ def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
 
     assert str(caught.value) == (
         f"{path} cannot be read: Permission denied; it belongs to uid {owner}, and this process is uid {uid}: "
-        "run as that user, or move it away for a new one"
+        "run as that user, or move it away to get a new one"
     )
     assert path.read_bytes() == GOOD
 
