@@ -50,7 +50,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     prepared = chat.prepared
     shape = ChatShape(
         chat.answer_id, model, role, prepared.formatter, prepared.options, chat.calls, legacy=choice.legacy,
-        reasons=chat.reasoning is not None,
+        reasons=chat.reasoning is not None and conversation.separate_reasoning,
     )  # fmt: skip
     return chat.generation(shape, echo=_echoed_text(body, messages, role))
 

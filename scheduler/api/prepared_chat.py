@@ -74,6 +74,6 @@ async def prepare_conversation(
     calls = call_options(choice, context.call_parser, answer_id, prompt)
     reasoning = reasoning_options(
         context, conversation.options, prepared.prompts[0], prepared.params, include=conversation.include_reasoning,
-        has_calls=calls is not None and not calls.forced,
+        has_calls=calls is not None and not calls.forced, separate=conversation.separate_reasoning,
     )  # fmt: skip
-    return PreparedChat(prepared, request_id, answer_id, calls, reasoning if conversation.separate_reasoning else None)
+    return PreparedChat(prepared, request_id, answer_id, calls, reasoning)

@@ -46,11 +46,12 @@ def read_thinking(
 
 def reasoning_options(
     context: AppContext, chat: ChatOptions, prompt: Sequence[int], params: SamplingParams, *, include: bool,
-    has_calls: bool,
+    has_calls: bool, separate: bool,
 ) -> ReasoningOptions | None:  # fmt: skip
     """Return how the text is separated, None without --reasoning-parser.
 
     `include`: the client gets the thinking. `has_calls`: the text is parsed for calls in the model's format.
+    `separate`: the thinking is no part of the content.
     """
     name = context.config.options.reasoning_parser
     if name is None:
@@ -58,7 +59,7 @@ def reasoning_options(
     text_format = REASONING_FORMATS[name]
     end = _prompt_end(text_format, context.tokens, prompt)
     is_off = _is_off(text_format, context.tokens, chat)
-    options = ReasoningOptions(text_format, end.state or text_format.begin, has_calls, include)
+    options = ReasoningOptions(text_format, end.state or text_format.begin, has_calls, include, separate)
     if is_off or (params.structured is not None and params.thinking is None):
         return options.without_thinking()
     return options if params.structured is None else options.before_form()

@@ -13,17 +13,20 @@ from scheduler.reasoning.parser import ReasoningParser
 class ReasoningOptions:
     """The format and where an answer begins. With `has_calls` a tool call ends the thinking.
 
-    `include`: the client gets the thinking. Without it, it gets neither its text nor its tokens.
+    `include`: the client gets the thinking. Without it, it gets neither its text nor its tokens. `separate`: not as a
+    part of the content, with its markers.
     """
 
     text_format: ReasoningFormat
     begin: ReasoningState
     has_calls: bool = False
     include: bool = True
+    separate: bool = True
 
     def make_parser(self) -> ReasoningParser:
         """Return a parser for one choice."""
-        return ReasoningParser(self.text_format, self.begin, has_calls=self.has_calls)
+        keeps_all = self.include and not self.separate
+        return ReasoningParser(self.text_format, self.begin, has_calls=self.has_calls, keeps_all=keeps_all)
 
     def without_thinking(self) -> "ReasoningOptions":
         """Return the options of answers that are content, whatever they contain."""

@@ -18,11 +18,15 @@ class ReasoningParser:
     """Finds the markers of a format. Its joined output does not depend on how the text is cut; it never raises.
 
     Text that may become a marker is held back until it is clear, at the latest until `flush`. With `has_calls` a tool
-    call ends the thinking, and after it no marker counts. Mutable, for one choice.
+    call ends the thinking, and after it no marker counts. With `keeps_all` nothing is left out: neither markers nor
+    white space. Mutable, for one choice.
     """
 
-    def __init__(self, text_format: ReasoningFormat, begin: ReasoningState, *, has_calls: bool = False) -> None:
+    def __init__(
+        self, text_format: ReasoningFormat, begin: ReasoningState, *, has_calls: bool = False, keeps_all: bool = False
+    ) -> None:
         self._format = text_format
+        self._keeps_all = keeps_all
         self._calls = text_format.calls if has_calls else ()
         self._thinking_markers = (*text_format.starts, *text_format.ends, *self._calls)
         self._content_markers = (*text_format.in_content, *self._calls) if text_format.in_content else ()
@@ -41,7 +45,8 @@ class ReasoningParser:
         split = SplitText()
         text, self._held = self._held + text, ""
         while text:
-            text = self._read_start(text) if self._state is ReasoningState.UNDECIDED else self._read(text, split)
+            read = self._read_start if self._state is ReasoningState.UNDECIDED else self._read
+            text = read(text, split)
         return split
 
     def flush(self) -> SplitText:
@@ -50,15 +55,17 @@ class ReasoningParser:
         self._add(held, split)
         return split
 
-    def _read_start(self, text: str) -> str:
-        """Return the text after the marker that an answer with thinking begins with."""
+    def _read_start(self, text: str, split: SplitText) -> str:
+        """Read the marker that an answer with thinking begins with; return the text after it."""
         starts = self._format.starts
         found = next((start for start in starts if text.startswith(start)), None)
         if found is None and any(start.startswith(text) for start in starts):
             self._held = text
             return ""
         self._state = ReasoningState.CONTENT if found is None else ReasoningState.THINKING
-        return text if found is None else text[len(found) :]
+        marker = found or ""
+        split.reasoning += marker if self._keeps_all else ""
+        return text[len(marker) :]
 
     def _read(self, text: str, split: SplitText) -> str:
         """Add the text up to a marker; return the text after it."""
@@ -75,7 +82,12 @@ class ReasoningParser:
         self._add(text[:at], split)
         self.num_markers += self.is_thinking
         if marker not in self._calls:
+            was_thinking = self.is_thinking
             self._state = ReasoningState.THINKING if marker in self._format.starts else ReasoningState.CONTENT
+            if self._keeps_all and (was_thinking or self.is_thinking):
+                split.reasoning += marker
+            elif self._keeps_all:
+                split.content += marker
             return text[at + len(marker) :]
         self._state, self._content_markers = ReasoningState.CONTENT, ()
         return text[at:]
@@ -84,7 +96,7 @@ class ReasoningParser:
         if not self.is_thinking:
             split.content += text
             return
-        if self._format.strips:
+        if self._format.strips and not self._keeps_all:
             kept = text.rstrip()
             blank = text[len(kept) :]
             if not kept:

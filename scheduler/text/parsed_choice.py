@@ -41,6 +41,7 @@ class ParsedChoice:
         self._index = index
         self._reasoning = None if options.reasoning is None else options.reasoning.make_parser()
         self._hides_reasoning = options.reasoning is not None and not options.reasoning.include
+        self._joins_reasoning = options.reasoning is not None and not options.reasoning.separate
         self._calls = options.calls
         self._parser = None if options.calls is None else options.calls.make_parser()
         self._min_tokens = options.min_tokens
@@ -62,9 +63,12 @@ class ParsedChoice:
         if piece is None:
             return None
         self._tokens += piece.tokens
-        split = self._split(piece)
+        split, before = self._split(piece), ""
+        if self._joins_reasoning and split.reasoning:
+            before, split.reasoning = self._finder.flush() + split.reasoning, ""
         parsed, reason = self._parse(split.content, piece.finish_reason), piece.finish_reason
         content, stop, num_calls = self._until_stop(parsed, searches=token.index >= self._min_tokens)
+        content = before + content
         if stop is not None:
             parsed.calls = [delta for delta in parsed.calls if delta.index < num_calls]
             reason = "stop"

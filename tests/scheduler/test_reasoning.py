@@ -98,7 +98,7 @@ WEATHER = 'commentary to=functions.weather <|constrain|>json<|message|>{"city": 
 OPENAI = {"tool_call_parser": "openai"}
 CALLED = 'weather{"city": "a</think>b"}'
 TOOLS = {"tools": [TOOL]}
-BOTH = {"tool_call_parser": "hermes"}
+BOTH: dict[str, Any] = {"tool_call_parser": "hermes"}
 
 
 @pytest.mark.parametrize(
@@ -201,12 +201,36 @@ async def test_without_a_parser_thinking_is_content(serve: Any, folder: Path) ->
     assert "completion_tokens_details" not in whole["usage"]
 
 
-async def test_thinking_stays_in_the_text_on_request(serve: Any, folder: Path) -> None:
-    fields = {"separate_reasoning": False, "thinking_token_budget": 5}
-    whole, streamed, dispatcher = await ask(serve, folder, "Hm.</think>Yes.", fields)
+FORCED = {"tools": [TOOL], "tool_choice": "required"}
 
-    assert shown(whole) == shown(streamed) == [("", "Hm.</think>Yes.", "", "stop")]
-    assert dispatcher.requests[0].params.thinking is not None
+
+@pytest.mark.parametrize(
+    ("parser", "text", "fields", "expected"),
+    [
+        ("qwen3", "<think>\nHm.</think>Yes.", {"thinking_token_budget": 5}, None),
+        ("qwen3", "<think><think>Hm.</think></think>\nYes.", {"chat_template": OPEN}, None),
+        ("glm45", "Hm. \n</think>\n<think>a</think> b", {}, None),
+        ("glm45", "a</think>x b<think>x c</think>d", {"stop": "x c"}, None),
+        ("mistral", "[THINK]Hm.[/THINK]Yes.", {}, None),
+        ("granite", "Here is my thought process: Hm. Here is my response: Yes.", {}, None),
+        ("qwen3", "a hello b</think>c hello d", {"stop": "hello"}, ("a hello b</think>c ", "", "stop")),
+        ("qwen3", "a</think>b", {"include_reasoning": False}, ("b", "", "stop")),
+        ("deepseek_r1", f"Hm. {WRITTEN}</think>{CALL}", TOOLS, (f"Hm. {WRITTEN}</think>", CALLED, "tool_calls")),
+        ("qwen3", 'Hm.</think>[{"name": "weather", "parameters": {"city": "a"}}]', FORCED,
+         ("Hm.</think>", 'weather{"city": "a"}', "tool_calls")),
+    ],
+)  # fmt: skip
+async def test_thinking_stays_in_the_text_on_request(
+    serve: Any, folder: Path, parser: str, text: str, fields: Any, expected: Any
+) -> None:
+    asked = fields | {"separate_reasoning": False}
+    whole, streamed, dispatcher = await ask(serve, folder, text, asked, parser=parser, **BOTH)
+
+    assert shown(whole) == shown(streamed) == [("", *(expected or (text, "", "stop")))]
+    assert whole["usage"] == streamed["usage"]
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    is_limited = "thinking_token_budget" in fields or fields == FORCED
+    assert (dispatcher.requests[0].params.thinking is not None) == is_limited
 
 
 async def test_reasoning_of_earlier_turns_reaches_the_template(serve: Any, folder: Path) -> None:
@@ -226,7 +250,6 @@ def ids_of(folder: Path, *texts: str) -> list[int]:
 
 
 FORM = {"response_format": {"type": "json_object"}}
-FORCED = {"tools": [TOOL], "tool_choice": "required"}
 THINKS, OFF = ("<think>", "</think>"), {"chat_template_kwargs": {"enable_thinking": False}}
 
 
