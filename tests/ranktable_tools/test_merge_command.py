@@ -73,7 +73,8 @@ def test_merge_writes_nothing_if_a_secret_is_unreadable(tmp_path: Path, capsys: 
     assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole"]) == 2
 
     assert _files(tmp_path / "whole") == ["cluster_secret"]
-    assert "whole/cluster_secret cannot be read: Is a directory; move it away to get a new one" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "whole/cluster_secret cannot be read: Is a directory; move it away to get a new one" in error
 
 
 @pytest.mark.parametrize("uid", ["-1", "99999999999"])
