@@ -50,11 +50,10 @@ class ChoiceCollector:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice so far; `lists` has each log probability list as pieces of JSON."""
+    """One choice so far: `blocks` has types and texts, `lists` each log probability list as pieces of JSON."""
 
     index: int
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    blocks: list[tuple[str, list[str]]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     lists: dict[str, list[bytes]] = field(default_factory=dict)
     is_scored: bool = False
@@ -65,14 +64,15 @@ class _Choice:
         """Add a piece; return roughly how many bytes it adds to the answer."""
         ids = [token.token_id for token in piece.tokens if token.token_id is not None] if token_ids else []
         self.last = piece
-        self.texts.append(piece.text)
         self.token_ids += ids
-        added = len(piece.text.encode("utf-8", "replace")) + _TOKEN_ID_BYTES * len(ids)
+        added = _TOKEN_ID_BYTES * len(ids)
         if piece.reasoning:
-            self.thoughts.append(piece.reasoning)
-            added += len(piece.reasoning.encode("utf-8", "replace"))
+            added += self._add_text("thinking", piece.reasoning)
+        if piece.text:
+            added += self._add_text("text", piece.text)
         if piece.calls:
             self.calls += piece.calls
+            self.blocks += [("tool_use", []) for delta in piece.calls if delta.name is not None]
             added += sum(len(delta.arguments.encode("utf-8", "replace")) for delta in piece.calls)
         if logprobs is None:
             return added
@@ -88,7 +88,15 @@ class _Choice:
         """Return the complete choice."""
         assert self.last is not None
         logprobs = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self.lists.items()}
+        blocks = tuple((kind, "".join(texts)) for kind, texts in self.blocks)
+        text, thoughts = ("".join(text for kind, text in blocks if kind == one) for one in ("text", "thinking"))
         return CompleteChoice(
-            self.index, "".join(self.texts), self.last.finish_reason, self.last.stop_reason,
-            logprobs if self.is_scored else None, tuple(self.token_ids), joined(self.calls), "".join(self.thoughts),
+            self.index, text, self.last.finish_reason, self.last.stop_reason, logprobs if self.is_scored else None,
+            tuple(self.token_ids), joined(self.calls), thoughts, blocks,
         )  # fmt: skip
+
+    def _add_text(self, kind: str, text: str) -> int:
+        if not self.blocks or self.blocks[-1][0] != kind:
+            self.blocks.append((kind, []))
+        self.blocks[-1][1].append(text)
+        return len(text.encode("utf-8", "replace"))

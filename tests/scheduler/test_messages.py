@@ -143,6 +143,14 @@ def thought(text: str) -> dict[str, str]:
         ("hm</think>" + CALLED, TOOLS, 0, ([thought("hm"), PARIS], "tool_use", None)),
         ("hm so", {}, 5, ([thought("hm so")], "max_tokens", None)),
         ("hm x</think>a x", {"stop_sequences": ["x"]}, 0, ([thought("hm x"), text_block("a ")], "stop_sequence", "x")),
+        (
+            "a</think>b<think>c</think>d", {}, 0,
+            ([thought("a"), text_block("b"), thought("c"), text_block("d")], "end_turn", None),
+        ),
+        (
+            f"a</think>b<think>c{CALLED}", TOOLS, 0,
+            ([thought("a"), text_block("b"), thought("c"), PARIS], "tool_use", None),
+        ),
         ("hello", {"thinking": {"type": "disabled"}}, 0, ([text_block("hello")], "end_turn", None)),
     ],
 )  # fmt: skip
@@ -150,12 +158,12 @@ async def test_thinking_is_a_block_before_the_answer(
     serve: Any, text: str, fields: Any, cut: int, expected: Any
 ) -> None:
     whole, streamed, _ = await answers(
-        serve, text, fields, cut=cut, tool_call_parser="hermes", reasoning_parser="qwen3"
+        serve, text, fields, cut=cut, tool_call_parser="hermes", reasoning_parser="glm45"
     )
 
     assert shown(whole) == shown(streamed) == expected
-    signed = [len(one["signature"]) for one in (*whole["content"], *streamed["content"]) if one["type"] == "thinking"]
-    assert signed == [64] * len(signed)
+    signed = [one["signature"] for one in (*whole["content"], *streamed["content"]) if one["type"] == "thinking"]
+    assert [len(one) for one in signed] == [64] * len(set(signed))
     assert (whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0) == bool(signed)
 
 
@@ -201,16 +209,20 @@ async def test_a_call_cut_by_max_tokens_has_the_input_so_far(serve: Any) -> None
     assert inputs[-1] == {"city": "Paris"}
 
 
-@pytest.mark.parametrize("arguments", ["nothing", "[1]", '{"a": NaN}', '{"a": 1e999}', '{"a": 1' + "0" * 30 + "}"])
-async def test_malformed_arguments_are_an_answer_too(serve: Any, arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expected", "joined"),
+    [
+        ("nothing", {}, {}), ("[1]", {}, {}), (' \n "x"', {}, {}), (' \n{"a": 1}', {"a": 1}, {"a": 1}),
+        ('{"a": NaN}', {}, None), ('{"a": 1e999}', {}, None),
+        ('{"a": 1' + "0" * 30 + "}", {"a": 10**30}, {"a": 10**30}),
+    ],
+)  # fmt: skip
+async def test_malformed_arguments_are_an_answer_too(serve: Any, arguments: str, expected: Any, joined: Any) -> None:
     call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
-    got: list[Any] = []
-    async with serve(lambda request, prompt, sequence: Line(got[0].ids(call)), tool_call_parser="hermes") as served:
-        got.append(served)
-        body = {"max_tokens": 300, "messages": [USER]} | TOOLS
-        for stream in (False, True):
-            answer = await served.client.post("/v1/messages", json=body | {"stream": stream})
-            assert answer.status_code == 200, answer.text
+    whole, streamed, _ = await answers(serve, call, TOOLS, tool_call_parser="hermes")
+
+    assert whole["content"][0]["input"] == expected
+    assert joined is None or streamed["content"][0]["input"] == joined
 
 
 @pytest.mark.covers("B.messages.7")

@@ -23,6 +23,7 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
 _EMPTY = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
+_BLANK = " \t\r\n"
 
 
 class MessageShape:
@@ -38,6 +39,7 @@ class MessageShape:
         self._block = ""  # the type of the open block, empty if none is open
         self._before = b""  # a delta of the open block up to its text
         self._has_calls = False
+        self._has_input: bool | None = None  # whether the open call's arguments are an object, None before the first
         self._end: dict[str, Any] = {}
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
@@ -70,12 +72,16 @@ class MessageShape:
     def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete message."""
         (choice,) = choices
-        blocks: list[dict[str, Any]] = []
-        if choice.reasoning:
-            blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": self._signature(0)})
-        if choice.text:
-            blocks.append({"type": "text", "text": choice.text})
-        blocks += [_tool_use(call) | {"input": _input(call.arguments)} for call in choice.calls]
+        calls, blocks = iter(choice.calls), list[dict[str, Any]]()
+        for at, (kind, text) in enumerate(choice.blocks):
+            match kind:
+                case "thinking":
+                    blocks.append({"type": kind, "thinking": text, "signature": self._signature(at)})
+                case "text":
+                    blocks.append({"type": kind, "text": text})
+                case _:
+                    call = next(calls)
+                    blocks.append(_tool_use(call) | {"input": _input(call.arguments)})
         stop = _stop_of(choice.finish_reason, choice.stop_reason, has_calls=bool(choice.calls))
         content = blocks or [{"type": "text", "text": ""}]  # clients read the first block without looking
         return self._head | {"content": content} | stop | {"usage": _usage(usage)}
@@ -85,21 +91,20 @@ class MessageShape:
         return opened + self._before + orjson.dumps(text) + b"}}\n\n"
 
     def _call(self, call: CallDelta) -> bytes:
-        opened = b""
+        opened, text = b"", call.arguments
         if call.name is not None:
-            self._has_calls = True
+            self._has_calls, self._has_input = True, None
             opened = self._open("tool_use", _tool_use(call) | {"input": {}})
-        return opened + self._before + orjson.dumps(call.arguments) + b"}}\n\n" if call.arguments else opened
+        if self._has_input is None and (text := text.lstrip(_BLANK)):
+            self._has_input = text[0] == "{"
+        return opened + self._before + orjson.dumps(text) + b"}}\n\n" if text and self._has_input else opened
 
     def _open(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         """Return the events that close the open block and open one of this type."""
         closed = self._close()
         self._block = kind
         name, key = ("input_json_delta", "partial_json") if kind == "tool_use" else (f"{kind}_delta", kind)
-        start = (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":' % self._num_blocks
-        )
-        self._before = start + b'{"type":"%b","%b":' % (name.encode(), key.encode())
+        self._before = _DELTA % (self._num_blocks, name.encode(), key.encode())
         block = {"type": kind, **fields}
         return closed + _event({"type": "content_block_start", "index": self._num_blocks, "content_block": block})
 
