@@ -28,8 +28,7 @@ def read_thinking(
     if name is None:
         raise InvalidRequest(f"{_BUDGET} needs --reasoning-parser, the format in which the model thinks", _BUDGET)
     text_format, tokens = REASONING_FORMATS[name], context.tokens
-    starts, ends = _ids(text_format.starts, tokens), _ids(text_format.ends, tokens)
-    if not starts or not ends:
+    if not can_limit_thinking(context):
         if budget is None:
             return None
         raise InvalidRequest(
@@ -42,6 +41,15 @@ def read_thinking(
     if thinking is not None:
         _check_end(thinking, params)
     return thinking
+
+
+def can_limit_thinking(context: AppContext) -> bool:
+    """Return whether --reasoning-parser names a format whose markers are single tokens of this model."""
+    name = context.config.options.reasoning_parser
+    text_format = None if name is None else REASONING_FORMATS[name]
+    return text_format is not None and all(
+        _ids(markers, context.tokens) for markers in (text_format.starts, text_format.ends)
+    )
 
 
 def reasoning_options(

@@ -167,15 +167,21 @@ async def test_thinking_is_a_block_before_the_answer(
     assert (whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0) == bool(signed)
 
 
-@pytest.mark.parametrize(("parser", "budget"), [("qwen3", 10), (None, None)])
+@pytest.mark.parametrize(
+    ("parser", "kind", "budget"),
+    [
+        ("qwen3", "enabled", 10), ("qwen3", "disabled", None), ("qwen3", "adaptive", None), (None, "enabled", None),
+        ("granite", "enabled", None), ("openai_gptoss", "enabled", None),
+    ],
+)  # fmt: skip
 async def test_a_budget_of_thinking_needs_a_parser_to_count(
-    serve: Any, make_model: Any, parser: str | None, budget: int | None
+    serve: Any, make_model: Any, parser: str | None, kind: str, budget: int | None
 ) -> None:
     folder = make_model()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
     tokenizer.save(str(folder / "tokenizer.json"))
-    fields = {"thinking": {"type": "enabled", "budget_tokens": 10}}
+    fields = {"thinking": {"type": kind, "budget_tokens": 10}}
     _, _, request = await answers(serve, "hm</think>hello", fields, folder=folder, reasoning_parser=parser)
 
     assert (request.params.thinking and request.params.thinking.budget) == budget

@@ -14,6 +14,7 @@ from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody, StreamOptions
 from scheduler.api.prepared_chat import Conversation, prepare_conversation
 from scheduler.api.read_body import read_body
+from scheduler.api.reasoning import can_limit_thinking
 from scheduler.api.structured import Constraint
 from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
@@ -33,9 +34,7 @@ async def create_message(context: AppContext, request: Request) -> Generation:
     choice = _choice(body, tools, context.call_parser)
     options = _options(body, messages, tools)
     conversation = Conversation(messages, options, choice, _constraint(body))
-    budget, has_parser = _thinking_budget(body), context.config.options.reasoning_parser is not None
-    sampling = _sampling_body(body, budget if has_parser else None)
-    chat = await prepare_conversation(context, sampling, request, conversation, "msg")
+    chat = await prepare_conversation(context, _sampling_body(context, body), request, conversation, "msg")
     return chat.generation(MessageShape(chat.answer_id, model))
 
 
@@ -62,19 +61,21 @@ class _SamplingBody(ChatBody):
         return True
 
 
-def _thinking_budget(body: MessagesBody) -> int | None:
-    budget = None if body.thinking is None else body.thinking.budget_tokens
+def _thinking_budget(context: AppContext, body: MessagesBody) -> int | None:
+    """Return the budget, None if there is none or nothing can enforce it."""
+    thinking = body.thinking
+    budget = thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
     if budget is not None and budget >= body.max_tokens:
         raise InvalidRequest(
             f"thinking.budget_tokens is {budget}, must be less than max_tokens, {body.max_tokens}",
             "thinking.budget_tokens",
         )
-    return budget
+    return budget if can_limit_thinking(context) else None
 
 
-def _sampling_body(body: MessagesBody, thinking_budget: int | None) -> ChatBody:
+def _sampling_body(context: AppContext, body: MessagesBody) -> ChatBody:
     return _SamplingBody.model_construct(
-        max_tokens=body.max_tokens,
+        max_tokens=min(body.max_tokens, context.tokens.max_model_len),  # required, so that clients send large ones
         stop=body.stop_sequences,
         stream=body.stream,
         stream_options=StreamOptions(include_usage=True) if body.stream else None,
@@ -83,7 +84,7 @@ def _sampling_body(body: MessagesBody, thinking_budget: int | None) -> ChatBody:
         top_k=body.top_k,
         seed=body.seed,
         cache_salt=body.cache_salt,
-        thinking_token_budget=thinking_budget,
+        thinking_token_budget=_thinking_budget(context, body),
     )
 
 
