@@ -10,7 +10,7 @@ from scheduler.api.answer_shape import AnswerShape
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prepared_request import PreparedRequest, prepare_generation
-from scheduler.api.reasoning import reasoning_options
+from scheduler.api.reasoning import chat_start, reasoning_options
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.structured import Constraint
 from scheduler.api.tool_calls import call_options, forced_constraint
@@ -63,17 +63,18 @@ async def prepare_conversation(
     prompt = await context.tokens.encode_chat(conversation.messages, conversation.options)
     if not prompt:
         raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
+    start = await chat_start(context, conversation.messages, conversation.options, prompt)
     prepared = await prepare_generation(
         context, body, request, [prompt],
         default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
         param="messages", continues_prompt=False, forced=forced_constraint(choice) or conversation.constraint,
-        chat=conversation.options,
+        chat=start,
     )  # fmt: skip
     request_id = new_id(id_kind)
     answer_id = shown_id(request_id, request, body.request_id)
     calls = call_options(choice, context.call_parser, answer_id, prompt)
     reasoning = reasoning_options(
-        context, conversation.options, prepared.prompts[0], prepared.params, include=conversation.include_reasoning,
+        context, start, prepared.params, include=conversation.include_reasoning,
         has_calls=calls is not None and not calls.forced, separate=conversation.separate_reasoning,
     )  # fmt: skip
     return PreparedChat(prepared, request_id, answer_id, calls, reasoning)

@@ -13,7 +13,7 @@ from scheduler.api.answer_shape import AnswerShape
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.logprobs import TokenFormatter
-from scheduler.api.reasoning import read_thinking
+from scheduler.api.reasoning import ChatStart, read_thinking
 from scheduler.api.sampling import read_sampling
 from scheduler.api.structured import Constraint, read_structured
 from scheduler.api.text_options import read_text_options
@@ -21,7 +21,6 @@ from scheduler.app_context import AppContext
 from scheduler.observability.traces import traceparent_of
 from scheduler.reasoning.options import ReasoningOptions
 from scheduler.request import GenerationRequest
-from scheduler.templates.chat_options import ChatOptions
 from scheduler.text.pieces import TextOptions
 from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.tools.call_options import CallOptions
@@ -69,11 +68,11 @@ class PreparedRequest:
 async def prepare_generation(
     context: AppContext, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
     default_max_tokens: int | None, param: str, continues_prompt: bool,
-    forced: Constraint | None = None, chat: ChatOptions | None = None,
+    forced: Constraint | None = None, chat: ChatStart | None = None,
 ) -> PreparedRequest:  # fmt: skip
     """Check everything that needs the model, the prompts or the config. Raises InvalidRequest.
 
-    `forced` is the constraint of an answer that must be calls. `chat`: how the prompt was rendered, if it is a chat's.
+    `forced` is the constraint of an answer that must be calls. `chat`: what the answer begins after, if it is a chat's.
     """
     room = max(1, context.tokens.max_model_len - (body.max_output or 1))
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"

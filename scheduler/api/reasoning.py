@@ -1,6 +1,10 @@
 """The thinking before an answer: its limits for the engine, and how the text of a chat is separated from it."""
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
 from scheduler.app_context import AppContext
 from scheduler.reasoning.formats import REASONING_FORMATS, ReasoningFormat, ReasoningState
@@ -13,8 +17,39 @@ from wire.types import SamplingParams, Thinking
 _BUDGET = "thinking_token_budget"
 
 
+@dataclass(frozen=True, slots=True)
+class ChatStart:
+    """What the answer to a conversation begins after; `is_off`: the template's variables turn its thinking off."""
+
+    end: PromptEnd
+    is_off: bool
+
+
+async def chat_start(
+    context: AppContext, messages: Sequence[Mapping[str, Any]], options: ChatOptions, prompt: Sequence[int]
+) -> ChatStart | None:
+    """Return what the template put after the messages, in which a marker is only text; None without --reasoning-parser.
+
+    Where the answer continues the last message, its markers count, and without one it continues content.
+    """
+    name = context.config.options.reasoning_parser
+    if name is None:
+        return None
+    text_format, tokens = REASONING_FORMATS[name], context.tokens
+    end = _prompt_end(text_format, tokens, prompt)
+    if options.continue_final_message:
+        if end.state is None or not _mentions(text_format, messages[-1]):
+            end = PromptEnd(ReasoningState.CONTENT)
+    elif end.state is not None and _mentions(text_format, (messages, options.tools, options.documents)):
+        without = await tokens.encode_chat(messages, dataclasses.replace(options, add_generation_prompt=False))
+        if without != prompt:  # else the template always adds the same
+            num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, without, strict=False)))
+            end = _prompt_end(text_format, tokens, prompt[num_same:])
+    return ChatStart(end, is_switched_off(text_format, {**tokens.default_kwargs, **options.template_kwargs}))
+
+
 def read_thinking(
-    context: AppContext, chat: ChatOptions | None, prompts: Iterable[Sequence[int]], params: SamplingParams,
+    context: AppContext, chat: ChatStart | None, prompts: Iterable[Sequence[int]], params: SamplingParams,
     budget: int | None,
 ) -> Thinking | None:  # fmt: skip
     """Return where the thinking ends, if that limits the output: with a grammar, or a `budget` (-1: none).
@@ -53,8 +88,8 @@ def can_limit_thinking(context: AppContext) -> bool:
 
 
 def reasoning_options(
-    context: AppContext, chat: ChatOptions, prompt: Sequence[int], params: SamplingParams, *, include: bool,
-    has_calls: bool, separate: bool,
+    context: AppContext, chat: ChatStart | None, params: SamplingParams, *, include: bool, has_calls: bool,
+    separate: bool,
 ) -> ReasoningOptions | None:  # fmt: skip
     """Return how the text is separated, None without --reasoning-parser.
 
@@ -62,24 +97,22 @@ def reasoning_options(
     `separate`: the thinking is no part of the content.
     """
     name = context.config.options.reasoning_parser
-    if name is None:
+    if name is None or chat is None:
         return None
     text_format = REASONING_FORMATS[name]
-    end = _prompt_end(text_format, context.tokens, prompt)
-    is_off = _is_off(text_format, context.tokens, chat)
-    options = ReasoningOptions(text_format, end.state or text_format.begin, has_calls, include, separate)
-    if is_off or (params.structured is not None and params.thinking is None):
+    options = ReasoningOptions(text_format, chat.end.state or text_format.begin, has_calls, include, separate)
+    if chat.is_off or (params.structured is not None and params.thinking is None):
         return options.without_thinking()
     return options if params.structured is None else options.before_form()
 
 
 def _thinking(
-    text_format: ReasoningFormat, tokens: Tokens, chat: ChatOptions | None, prompt: Sequence[int], budget: int | None,
+    text_format: ReasoningFormat, tokens: Tokens, chat: ChatStart | None, prompt: Sequence[int], budget: int | None,
     *, is_bound: bool,
 ) -> Thinking | None:  # fmt: skip
-    end = _prompt_end(text_format, tokens, prompt)
+    end = _prompt_end(text_format, tokens, prompt) if chat is None else chat.end
     state = end.state or ReasoningState.CONTENT
-    if chat is not None and end.state is None and not _is_off(text_format, tokens, chat):
+    if chat is not None and end.state is None and not chat.is_off:
         state = text_format.begin
     may_begin = chat is not None and end.state is None and state is text_format.begin
     if is_bound and state is not ReasoningState.THINKING and not may_begin:
@@ -92,8 +125,9 @@ def _prompt_end(text_format: ReasoningFormat, tokens: Tokens, prompt: Sequence[i
     return end_of_prompt(prompt, _ids(text_format.starts, tokens), _ids(text_format.ends, tokens), tokens.special_ids)
 
 
-def _is_off(text_format: ReasoningFormat, tokens: Tokens, chat: ChatOptions) -> bool:
-    return is_switched_off(text_format, {**tokens.default_kwargs, **chat.template_kwargs})
+def _mentions(text_format: ReasoningFormat, value: object) -> bool:
+    text = repr(value)
+    return any(marker in text for marker in (*text_format.starts, *text_format.ends))
 
 
 def _ids(markers: Sequence[str], tokens: Tokens) -> list[int]:

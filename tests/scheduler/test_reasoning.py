@@ -17,6 +17,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 SPECIAL = ("[THINK]", "[/THINK]", "<x>", *HARMONY)
+NAMES = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+ASKS = NAMES + "{% if add_generation_prompt %}assistant:{% endif %}"
+"""Templates without special tokens, in which a turn begins with its role's name."""
 OPEN, CLOSED = CHATML + "{{ '<think>\n' }}", CHATML + "{{ '<think>\n\n</think>\n\n' }}"
 
 
@@ -98,7 +101,19 @@ WEATHER = 'commentary to=functions.weather <|constrain|>json<|message|>{"city": 
 OPENAI = {"tool_call_parser": "openai"}
 CALLED = 'weather{"city": "a</think>b"}'
 TOOLS = {"tools": [TOOL]}
+FORM = {"response_format": {"type": "json_object"}}
 BOTH: dict[str, Any] = {"tool_call_parser": "hermes"}
+
+
+def said(text: str) -> dict[str, Any]:
+    """Return the fields of a chat in which the user says `text`."""
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def prefilled(text: str) -> dict[str, Any]:
+    """Return the fields of a chat whose answer begins with `text`."""
+    messages = [{"role": "user", "content": "[THINK]?"}, {"role": "assistant", "content": text}]
+    return {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +140,16 @@ BOTH: dict[str, Any] = {"tool_call_parser": "hermes"}
         ("qwen3", "a hello b</think>c hello d", {"stop": "hello"}, {}, ("a hello b", "c ", "", "stop")),
         ("qwen3", "a</think>b", {"messages": [USER, {"role": "assistant", "content": "x</think>"}, USER]}, {},
          ("a", "b", "", "stop")),
+        ("qwen3", "a</think>b", said("x</think>"), {"chat_template": ASKS}, ("a", "b", "", "stop")),
+        ("mistral", "Yes.", said("What is [THINK]?"), {"chat_template": ASKS}, ("", "Yes.", "", "stop")),
+        ("qwen3", "a</think>b", said("x</think>"), {"chat_template": f"{ASKS}<think>"}, ("a", "b", "", "stop")),
+        ("qwen3", "a", said("<think>"), {"chat_template": f"{ASKS}<think></think>"}, ("", "a", "", "stop")),
+        ("qwen3", "a", said("<think>"), {"chat_template": f"{NAMES}<think></think>"}, ("", "a", "", "stop")),
+        ("qwen3", "a", prefilled("Well"), {}, ("", "a", "", "stop")),
+        ("deepseek_r1", "a", prefilled("Well") | FORM, {}, ("", "a", "", "stop")),
+        ("qwen3", "a</think>b", prefilled("<think>Well"), {}, ("a", "b", "", "stop")),
+        ("qwen3", "a</think>b", prefilled("<think>Well"), {"chat_template": NAMES}, ("a", "b", "", "stop")),
+        ("mistral", "a", prefilled("Well"), {"chat_template": NAMES}, ("", "a", "", "stop")),
         ("qwen3", f"Hm.</think>Sure. {CALL}", TOOLS, BOTH, ("Hm.", "Sure. ", CALLED, "tool_calls")),
         ("qwen3", f"Hm. {CALL}", TOOLS, BOTH, ("Hm. ", "", CALLED, "tool_calls")),
         ("deepseek_r1", f"Hm.</think>{CALL}", TOOLS, BOTH, ("Hm.", "", CALLED, "tool_calls")),
@@ -249,7 +274,6 @@ def ids_of(folder: Path, *texts: str) -> list[int]:
     return [tokenizer.token_to_id(text) or 0 for text in texts]
 
 
-FORM = {"response_format": {"type": "json_object"}}
 THINKS, OFF = ("<think>", "</think>"), {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -267,6 +291,9 @@ THINKS, OFF = ("<think>", "</think>"), {"chat_template_kwargs": {"enable_thinkin
         ("qwen3", FORCED | {"thinking_token_budget": 5}, {}, (THINKS, True, 0, 5)),
         ("deepseek_r1", FORM, {"chat_template": CLOSED}, None),
         ("deepseek_r1", FORM, {"chat_template": OPEN}, (THINKS, True, 1, None)),
+        ("deepseek_r1", FORM | prefilled("Well"), {}, None),
+        ("deepseek_r1", FORM | prefilled("<think>a"), {"chat_template": NAMES}, (THINKS, True, 1, None)),
+        ("mistral", FORM | said("[THINK]?"), {"chat_template": ASKS}, (("[THINK]", "[/THINK]"), False, 0, None)),
         ("mistral", FORM, {}, (("[THINK]", "[/THINK]"), False, 0, None)),
         ("granite", FORM, {}, None),
     ],
