@@ -23,10 +23,11 @@ _log = EventLogger("api")
 class Gate:
     """ASGI wrapper around the app. `routes` maps exact paths to metric labels; other paths are `other`.
 
-    `formats` has the exact paths whose API is not OpenAI's. The key check, the label, the format and the route all use
-    the received path without `root_path`. The scope's `state` gets request_id, the shown_id of the response headers,
-    api_format, arrived_s, refusals, ids_in_use, the `answer` to write to, and the key's tenant ("" if no key is
-    required). An endpoint that shows the client's own id adds it to `ids_in_use` and stores it as `client_id`.
+    `formats` has the API of each path, also for unknown paths below it; all others have OpenAI's. The key check, the
+    label, the format and the route all use the received path without `root_path`. The scope's `state` gets request_id,
+    the shown_id of the response headers, api_format, arrived_s, refusals, ids_in_use, the `answer` to write to, and the
+    key's tenant ("" if no key is required). An endpoint that shows the client's own id adds it to `ids_in_use` and
+    stores it as `client_id`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Gate:
             return
         path = self._strip_root(scope)
         own_id, client_id = new_id("req"), _client_id(scope)
-        shown_id, api_format = client_id or own_id, self._formats.get(path, OPENAI_FORMAT)
+        shown_id, api_format = client_id or own_id, self._formats.get(path) or self._format_below(path)
         tenant = self._keys.admit(path, scope["headers"])
         scope.setdefault("state", {}).update(
             request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant,
@@ -80,6 +81,10 @@ class Gate:
             status = answer.status or CLIENT_GONE
             self._metrics.http_request(self._routes.get(path, "other"), scope["method"], status)
             _log.debug("http_request", request_id=own_id, client_id=client_id, path=path, status=status)
+
+    def _format_below(self, path: str) -> ApiFormat:
+        above = (known for route, known in self._formats.items() if path.startswith(f"{route}/"))
+        return next(above, OPENAI_FORMAT)
 
     def _strip_root(self, scope: Scope) -> str:
         """Remove the prefix that a reverse proxy left in the path, and return the path."""

@@ -292,6 +292,22 @@ async def test_http_errors_have_anthropics_format(serve: Any, path: str) -> None
 
 
 @pytest.mark.covers("B.messages.6")
+@pytest.mark.parametrize("path", ["/v1/messages/", "/v1/messages/batches", "/v1/messages/batches/x?limit=1"])
+async def test_unknown_paths_below_have_anthropics_errors(serve: Any, path: str) -> None:
+    async with serve() as served:
+        keyed = build_app(dataclasses.replace(served.context, keys=Keys(["sk-mine"])))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(keyed), base_url="http://test") as client:
+            answers = [await served.client.get(path), await client.post(path, json={})]
+        other = await served.client.get("/v1/messages2")
+
+    for answer, status, kind in zip(answers, (404, 401), ("not_found_error", "authentication_error"), strict=True):
+        body = answer.json()
+        assert (answer.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
+        assert body["request_id"] == answer.headers["request-id"]
+    assert (other.json()["error"]["code"], "request-id" in other.headers) == (404, False)
+
+
+@pytest.mark.covers("B.messages.6")
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
