@@ -50,6 +50,7 @@ class ParsedChoice:
         self._num_calls_before = 0  # the text in which it searches
         self._unsent = echo
         self._tokens: list[TokenOutput] = []
+        self._num_shown = 0  # of these, up to the last content: hiding the thinking leaves them
         self._has_calls = False
 
     @property
@@ -84,7 +85,7 @@ class ParsedChoice:
         )  # fmt: skip
         if reason == "stop" and self._has_calls and self._calls is not None:
             made.finish_reason = self._calls.finish_reason or reason
-        self._unsent, self._tokens = "", []
+        self._unsent, self._tokens, self._num_shown = "", [], 0
         return made
 
     def _split(self, piece: TextPiece) -> SplitText:
@@ -101,7 +102,9 @@ class ParsedChoice:
         if self._hides_reasoning:
             split.reasoning = ""
             if was_thinking or parser.is_thinking:
-                self._tokens.clear()
+                del self._tokens[self._num_shown :]
+            if split.content:
+                self._num_shown = len(self._tokens)
         return split
 
     def _parse(self, text: str, finish_reason: str | None) -> ParsedText:

@@ -130,6 +130,14 @@ def prefilled(text: str) -> dict[str, Any]:
         ("deepseek_v3", "Yes.", {}, {}, ("", "Yes.", "", "stop")),
         ("deepseek_v3", "Hm.</think>Yes.", {"chat_template_kwargs": {"thinking": True}}, {},
          ("Hm.", "Yes.", "", "stop")),
+        ("deepseek_v3", "Hm.</think>Yes.", {"chat_template_kwargs": {"thinking": True, "enable_thinking": False}}, {},
+         ("Hm.", "Yes.", "", "stop")),
+        ("deepseek_v3", "Hm.</think>Yes.", {"chat_template_kwargs": {"enable_thinking": True}}, {},
+         ("Hm.", "Yes.", "", "stop")),
+        ("deepseek_v3", "Yes.", {"reasoning_effort": "none"},
+         {"default_chat_template_kwargs": '{"thinking": true}'}, ("", "Yes.", "", "stop")),
+        ("glm45", "Yes.", {"chat_template_kwargs": {"thinking": False}}, {}, ("", "Yes.", "", "stop")),
+        ("glm45", "Yes.", {"chat_template_kwargs": {"enable_thinking": False}}, {}, ("", "Yes.", "", "stop")),
         ("mistral", "[THINK]Hm.[/THINK]Yes<x>.", {}, {}, ("Hm.", "Yes.", "", "stop")),
         ("granite", "Here is my thought process: Hm. Here is my response: Yes.", {}, {},
          (" Hm. ", " Yes.", "", "stop")),
@@ -217,6 +225,16 @@ async def test_log_probabilities_are_of_every_token(serve: Any, folder: Path) ->
     assert part["token_ids"] == choice["token_ids"][-len(after) :]
     assert shown(hidden) == shown(hidden_stream) == [("", "Yes.", "", "stop")]
     assert hidden["usage"] == whole["usage"]
+
+
+async def test_hidden_thinking_leaves_the_tokens_of_held_back_content(serve: Any, folder: Path) -> None:
+    fields = {"logprobs": True, "include_reasoning": False, "stop": "abX"}
+    whole, streamed, _ = await ask(serve, folder, "Hm.</think>ab<think>c</think>d", fields, parser="glm45")
+
+    assert shown(whole) == shown(streamed) == [("", "abd", "", "stop")]
+    tokens = [one["token"] for one in whole["choices"][0]["logprobs"]["content"]]
+    assert "".join(tokens) == "".join(streamed["choices"][0]["tokens"])
+    assert "".join(tokens).startswith("abd")
 
 
 async def test_without_a_parser_thinking_is_content(serve: Any, folder: Path) -> None:
