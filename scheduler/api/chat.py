@@ -68,6 +68,8 @@ def chat_options(body: ConversationBody, tools: Sequence[Tool] = ()) -> ChatOpti
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
+        if body.reasoning_effort == "none":
+            kwargs.setdefault("thinking", False)
     return ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         add_special_tokens=bool(body.add_special_tokens),
