@@ -6,6 +6,7 @@ A pair too full for a probe counts as used while it progresses: its own long req
 
 import asyncio
 import math
+from collections.abc import Iterator
 
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import InstanceLoad
@@ -123,26 +124,26 @@ class Readiness:
 
     def ready(self) -> bool:
         """Whether some living pair was used within the window."""
-        return bool(self._recent_plans())
+        return any(True for _ in self._recent_plans())
 
     def due(self) -> list[Plan]:
         """Return the living pairs not used recently, longest ago first."""
-        ages, after_s = self._probe_ages(), self._limits.probe_after_s
-        return sorted(
-            (plan for plan in ages if ages[plan] > after_s * self.slowness(plan)), key=lambda plan: -ages[plan]
-        )
+        after_s = self._limits.probe_after_s
+        ages = {plan: age for plan, age, slowness in self._probe_ages() if age > after_s * slowness}
+        return sorted(ages, key=lambda plan: -ages[plan])
 
-    def _recent_plans(self) -> list[Plan]:
+    def _recent_plans(self) -> Iterator[Plan]:
         window_s = self._limits.ready_window_s
-        return [plan for plan, age in self._probe_ages().items() if age <= window_s * self.slowness(plan)]
+        return (plan for plan, age, slowness in self._probe_ages() if age <= window_s * slowness)
 
-    def _probe_ages(self) -> dict[Plan, float]:
-        """Return the time since each living pair's last use, infinity if its processes were never used."""
-        now, epoch_by_index, ages = asyncio.get_running_loop().time(), self._living_epochs(), dict[Plan, float]()
-        for plan in self.living_plans():
+    def _probe_ages(self) -> Iterator[tuple[Plan, float, float]]:
+        """Yield the time since each living pair's last use, infinity if its processes were never used; its slowness."""
+        now, epoch_by_index = asyncio.get_running_loop().time(), self._living_epochs()
+        slowness = {one.index: one.slowness for one in self._registry.living()}
+        for plan in self._living_plans():
             epochs, at = self._last_use.get(plan.pair, (None, 0.0))
-            ages[plan] = now - at if epochs == _epochs_of(plan, epoch_by_index) else math.inf
-        return ages
+            age = now - at if epochs == _epochs_of(plan, epoch_by_index) else math.inf
+            yield plan, age, max(slowness[index] for index in plan.pair if index is not None)
 
     def _epochs_now(self, plan: Plan) -> _Epochs:
         ends = [self._registry.find(index) for index in plan.pair if index is not None]
@@ -153,19 +154,22 @@ class Readiness:
 
     def living_plans(self) -> list[Plan]:
         """Return a plan for every pair (and combined instance) that accepts new work and can transfer KV."""
+        return list(self._living_plans())
+
+    def _living_plans(self) -> Iterator[Plan]:
         living = [instance for instance in self._registry.living() if not instance.is_suspect]
         if self._is_pooled:
-            return [Plan("pooling", None, i.index, "probe") for i in living if i.role is not Role.DECODE]
+            yield from (Plan("pooling", None, i.index, "probe") for i in living if i.role is not Role.DECODE)
+            return
         prefills = [instance for instance in living if instance.role is Role.PREFILL]
         decodes = [instance.index for instance in living if instance.role is Role.DECODE]
-        pairs = [
+        yield from (
             Plan(prefill.description.path, prefill.index, decode, "probe")
             for prefill in prefills
             for decode in decodes
             if self._registry.kv_pairs.gap(prefill.index, decode) is None
-        ]
-        alone = [Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED]
-        return pairs + alone
+        )
+        yield from (Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED)
 
 
 def _epochs_of(plan: Plan, epoch_by_index: dict[int, int]) -> _Epochs:

@@ -316,3 +316,21 @@ async def test_a_failed_pair_is_tried_again_later_and_not_remembered_longer() ->
     await asyncio.sleep(ControlLimits().refused_retry_s)
     assert len(readiness.unproven()) == 1
     assert readiness._tried_at == {}
+
+
+@pytest.mark.parametrize("roles", ["PD", "PPPDDD"])
+@virtual
+async def test_ready_walks_the_members_alike_for_any_number_of_pairs(roles: str) -> None:
+    async with FakeCluster(roles, probes=True).serving() as cluster:
+        await asyncio.sleep(4.0)
+        registry, walks = cluster.control.registry, list[int]()
+        living = registry.living
+
+        def counted() -> list[Any]:
+            walks.append(1)
+            return living()
+
+        registry.living = counted  # type: ignore[method-assign]
+        assert cluster.control.readiness.ready()
+        assert cluster.control.readiness.own_plan() is not None
+        assert len(walks) <= 7
