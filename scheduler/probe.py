@@ -36,12 +36,13 @@ class PathProbe:
         self._readiness = readiness
         self._limits = limits
         self._failures = CappedLog(_log)
-        self._uncompared: set[tuple[int, int]] = set()
+        self._verdicts: dict[tuple[int, int], str | None] = {}  # by decode worker and epoch
 
     async def run(self) -> None:
         """Probe and prove until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._prove_pairs())
+            tasks.create_task(self._compare_serving())
             tasks.create_task(self._probe_pairs())
 
     async def _probe_pairs(self) -> None:
@@ -83,7 +84,6 @@ class PathProbe:
 
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self._doubt_uncompared()
                 for gap in next_proofs(self._readiness.unproven(), running):
                     running.add(gap)
                     tasks.create_task(prove(gap))
@@ -98,23 +98,48 @@ class PathProbe:
             path = self._readiness.description(prefill).path
         except InstanceLost:
             return
-        pair, own = Plan(path, prefill, decode, "proof"), self._readiness.own_plan()
+        pair = Plan(path, prefill, decode, "proof")
         names = self._readiness.names(pair)
         try:
-            why = await self._difference(pair, own)
+            why = await self._difference(_alone(decode), pair, "alone") or await self._compare(decode)
         except PdserveError as error:
             why = str(error)
         if self._readiness.set_proof(pair, why):
-            if own is None:
-                self._uncompared.add((prefill, decode))
             _log.info("pair_proven", **names)
         else:
             self._failures.warning("pair_not_proven", f"proof of {' and '.join(names.values())}", **names, reason=why)
 
-    async def _difference(self, pair: Plan, own: Plan | None) -> str | None:
-        """Return how the answers differ, None if they do not. Raises PdserveError."""
-        longest = min(self._readiness.description(one.decode).max_model_len for one in (pair, own) if one is not None)
-        block_size = self._readiness.description(pair.decode).block_size
+    async def _compare_serving(self) -> None:
+        """Compare the workers that serve already with our own instances once these answer; doubt one that differs."""
+        while True:
+            workers = self._readiness.decode_workers()
+            self._verdicts = {worker: why for worker, why in self._verdicts.items() if worker in workers}
+            for decode, epoch in workers:
+                if (decode, epoch) not in self._verdicts:
+                    with contextlib.suppress(InstanceLost):
+                        why = await self._compare(decode)
+                        if why is not None:
+                            self._readiness.doubt(decode, why)
+            await asyncio.sleep(_ROUND_S)
+
+    async def _compare(self, decode: int) -> str | None:
+        """Return how a worker differs from our own instances, None if it does not or could not be compared yet.
+
+        An error, as of instances of ours that are full, is no verdict on the worker: its last verdict stays.
+        """
+        worker, own = (decode, self._readiness.description(decode).epoch), self._readiness.own_plan()
+        if own is not None:
+            ours = " and ".join(self._readiness.names(own).values())
+            with contextlib.suppress(PdserveError):
+                why = await self._difference(own, _alone(decode), f"by {ours}")
+                self._verdicts[worker] = None if why is None else f"it does not serve the model of {ours}: {why}"
+                _log.info("worker_compared", **self._readiness.names(_alone(decode)), ours=ours, reason=why)
+        return self._verdicts.get(worker)
+
+    async def _difference(self, first: Plan, second: Plan, by: str) -> str | None:
+        """Return how the answers of two plans differ, None if they do not. Raises PdserveError."""
+        ends = [self._readiness.description(plan.decode) for plan in (first, second)]
+        longest, block_size = min(end.max_model_len for end in ends), ends[1].block_size
 
         async def answer(plan: Plan) -> list[TokenOutput]:
             timeout_s = self._limits.proof_timeout_s * self._readiness.slowness(plan)
@@ -123,20 +148,7 @@ class PathProbe:
             await self._dispatch.probe(request, plan, output)
             return output.outputs[0, 0]
 
-        alone = await answer(Plan("local", None, pair.decode, "proof"))
-        why = difference(alone, await answer(pair))
-        if why is not None or own is None:
-            return why
-        ours = " and ".join(self._readiness.names(own).values())
-        why = difference(await answer(own), alone, f"by {ours}")
-        return None if why is None else f"it does not serve the model of {ours}: {why}"
-
-    def _doubt_uncompared(self) -> None:
-        """Prove again, beside our own instances, the pairs that were proven while there were none."""
-        if self._uncompared and self._readiness.own_plan() is not None:
-            for pair in self._uncompared:
-                self._readiness.doubt(*pair, "not compared with pdserve's own instances yet")
-            self._uncompared.clear()
+        return difference(await answer(first), await answer(second), by)
 
     def _found_no_room(self, error: PdserveError, plan: Plan) -> bool:
         """Whether the probe failed only for lack of room: refused by a progressing pair, or delayed by a full one."""
@@ -149,3 +161,7 @@ class PathProbe:
         return GenerationRequest(
             "probe", (PROBE_TOKEN_IDS,), _PROBE_PARAMS, timeout_s, timeout_s, probe=True, poolings=self._poolings
         )
+
+
+def _alone(decode: int) -> Plan:
+    return Plan("local", None, decode, "proof")

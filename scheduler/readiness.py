@@ -108,11 +108,20 @@ class Readiness:
         own = {one.index for one in self._registry.living() if one.description.worker is None}
         return next((plan for plan in self._recent_plans() if plan.decode in own), None)
 
-    def doubt(self, prefill: int, decode: int, why: str) -> None:
-        """Let a pair of living workers prove itself again."""
-        if {prefill, decode} <= self._living_epochs().keys():
-            self._registry.kv_pairs.disprove(prefill, decode, why, GapKind.UNPROVEN)
-            self._registry.changed()
+    def decode_workers(self) -> list[tuple[int, int]]:
+        """Return the index and epoch of each living decode worker."""
+        living = [one for one in self._registry.living() if one.role is Role.DECODE]
+        return [(one.index, one.description.epoch) for one in living if one.description.worker is not None]
+
+    def doubt(self, decode: int, why: str) -> None:
+        """Let the pairs of a decode worker that serve prove themselves again."""
+        living, pairs = self._registry.living(), self._registry.kv_pairs
+        if decode not in {one.index for one in living}:
+            return
+        for one in living:
+            if one.role is Role.PREFILL and pairs.gap(one.index, decode) is None:
+                pairs.disprove(one.index, decode, why, GapKind.UNPROVEN)
+        self._registry.changed()
 
     def description(self, index: int) -> InstanceDescription:
         """Return the description of a living instance. Raises InstanceLost."""

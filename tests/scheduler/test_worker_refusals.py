@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,15 @@ from pdserve.ports import free_ports
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.member import Member
+from scheduler.placement import Plan
+from scheduler.request import GenerationRequest, TokenSink
 from scheduler.workers.connection import WorkerConnection
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import TABLE_DIGEST, control_over
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import SETTINGS
-from wire.errors import Incompatible
+from wire.errors import Incompatible, NoCapacity
 from wire.types import InstanceDescription, Role
 
 HTML = b"<html>It works!</html>"
@@ -134,17 +136,27 @@ class _OwnConnection(WorkerConnection):
         return self._description
 
 
-@pytest.mark.parametrize("salt", [0, 1], ids=["the same model", "another model"])
+OURS = {
+    "the same model": (0, False),
+    "another model": (1, False),
+    "another model, found once ours has room": (1, True),
+}
+"""The salt of our own instance's model, and whether it is full at first."""
+
+
+@pytest.mark.parametrize(("salt", "is_full"), OURS.values(), ids=OURS)
 @pytest.mark.parametrize("is_first", [True, False], ids=["ours first", "workers first"])
 @pytest.mark.anyio
 async def test_a_worker_must_serve_the_model_of_our_instances(
-    salt: int, is_first: bool, caplog: pytest.LogCaptureFixture
+    salt: int, is_full: bool, is_first: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "pdserve")
     ours = dataclasses.replace(SETTINGS, fake=dataclasses.replace(SETTINGS.fake, salt=salt))
     *ports, port = free_ports(3)
     entry = ExpectedInstance(2, "combined-0", Role.COMBINED, f"127.0.0.1:{port}", "", ())
     control = control_over([*_expected(*ports), entry], _connect, ControlLimits())
+    full, pairs = _Full(control.dispatch.probe, is_full), control.registry.kv_pairs
+    monkeypatch.setattr(control.dispatch, "probe", full.probe)
     groups = [[(ours, port)], [(SETTINGS, at) for at in ports]]
     async with contextlib.AsyncExitStack() as stack:
         running = asyncio.create_task(control.run())
@@ -155,16 +167,32 @@ async def test_a_worker_must_serve_the_model_of_our_instances(
                 await until(control.ready, timeout_s=30.0)
             await until(lambda: len(control.registry.living()) == 3, timeout_s=30.0)
             why = "it does not serve the model of combined-0: token 0 is"
+            if is_full:  # no verdict: the workers serve, or go on to
+                await until(lambda: full.num_refused > 0 and _num_proven(caplog) == 1, timeout_s=30.0)
+                assert pairs.gap(0, 1) is None
+                full.is_full = False
             if salt:
-                await until(lambda: why in str(control.registry.kv_pairs.gap(0, 1)), timeout_s=30.0)
-            else:  # a pair that was there first is proven once more
-                num_proofs = 1 if is_first else 2
-                await until(lambda: _num_proven(caplog) == num_proofs, timeout_s=30.0)
-            assert "not compared" not in str(control.registry.kv_pairs.gap(0, 1))
+                await until(lambda: why in str(pairs.gap(0, 1)), timeout_s=30.0)
+            else:
+                await until(lambda: "worker_compared" in str(caplog.messages), timeout_s=30.0)
+                await until(lambda: pairs.gap(0, 1) is None, timeout_s=30.0)
         finally:
             await control.dispatch.close(0.0)
             running.cancel()
             await asyncio.wait({running})
+
+
+class _Full:
+    """Refuses the proofs on our own instance, index 2, while it is full."""
+
+    def __init__(self, probe: Callable[[GenerationRequest, Plan, TokenSink], Awaitable[None]], is_full: bool) -> None:
+        self._probe, self.is_full, self.num_refused = probe, is_full, 0
+
+    async def probe(self, request: GenerationRequest, plan: Plan, sink: TokenSink) -> None:
+        if self.is_full and plan.decode == 2 and request.request_id == "proof":
+            self.num_refused += 1
+            raise NoCapacity("full")
+        await self._probe(request, plan, sink)
 
 
 def _num_proven(caplog: pytest.LogCaptureFixture) -> int:
