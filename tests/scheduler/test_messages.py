@@ -4,11 +4,17 @@ import dataclasses
 import json
 from typing import Any
 
+import orjson
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.answer_shape import PromptReport
 from scheduler.api.anthropic.message_shape import MessageShape
+from scheduler.api.choice_collector import ChoiceCollector
 from scheduler.request import GenerationRequest
+from scheduler.text.pieces import TextPiece
+from scheduler.tools.deltas import CallDelta
 from testing.scheduler import scripted_dispatcher
 from testing.scheduler.scripted_dispatcher import Line, Script
 from tests.scheduler.test_tool_calls import ARGUMENTS, CALLED, ONE, TWO, ended
@@ -266,6 +272,45 @@ async def test_an_error_in_mid_stream_is_an_event(serve: Any) -> None:
         assert [one["type"] for one in before[:2]] == ["message_start", "content_block_start"]
         assert (error["type"], error["error"]["type"], error["request_id"]) == ("error", "api_error", "mine")
         assert "broken" not in error["error"]["message"]
+
+
+SECOND_CALL = TextPiece(0, "", calls=(CallDelta(1, "f", '{"a": 1}', "c2"),))
+
+
+def call_pieces(*arguments: str) -> list[TextPiece]:
+    """Return the pieces of a call whose arguments arrive one by one."""
+    begun = TextPiece(0, "", calls=(CallDelta(0, "weather", call_id="c1"),))
+    return [begun, *(TextPiece(0, "", calls=(CallDelta(0, arguments=one),)) for one in arguments)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (call_pieces("", " \n", ' {"city"', ': "Paris"}'), [PARIS]),
+        (call_pieces(" ", "\n[", '{"city": "Paris"}]'), [PARIS | {"input": {}}]),
+        (
+            [*call_pieces('{"city": "Paris"}'), TextPiece(0, "so", reasoning="hm")],
+            [PARIS, thought("hm"), text_block("so")],
+        ),
+        (
+            [TextPiece(0, "a"), TextPiece(0, "b"), *call_pieces("\t1"), TextPiece(0, "c"), SECOND_CALL],
+            [text_block("ab"), PARIS | {"input": {}}, text_block("c"), PARIS | {"name": "f", "input": {"a": 1}}],
+        ),
+    ],
+)  # fmt: skip
+def test_whole_and_stream_have_the_same_blocks(pieces: list[TextPiece], expected: Any) -> None:
+    prompt, usage = PromptReport((1,), ()), {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": None}
+    shape, ended_pieces = MessageShape("msg-1", "tiny"), [*pieces, TextPiece(0, "", "stop")]
+    collector = ChoiceCollector(shape, AnswerOptions(), [prompt], 1000)
+    for piece in ended_pieces:
+        collector.add(piece)
+    whole = json.loads(orjson.dumps(shape.whole(collector.choices(), [prompt], usage)))
+    sent = shape.opening(0, prompt, None) + b"".join(shape.event(piece, prompt, None) for piece in ended_pieces)
+    last = MessageShape.stream_format.frame(shape.usage_chunk(usage)) + MessageShape.stream_format.end
+    streamed = message_of(events((sent + last).decode()))
+
+    assert whole == streamed
+    assert shown(whole)[0] == expected
 
 
 def test_a_quiet_stream_has_pings() -> None:

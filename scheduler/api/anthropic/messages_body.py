@@ -15,7 +15,7 @@ _Schema = dict[str, Any]
 _NULL: _Schema = {"type": "null"}
 _TEXT: _Schema = {"type": "string"}
 _BLOCK: _Schema = {"type": "object", "required": ["type"], "properties": {"type": _TEXT}}
-_CONTENT: _Schema = {"anyOf": [_TEXT, {"type": "array", "items": _BLOCK, "minItems": 1}]}
+_CONTENT: _Schema = {"anyOf": [_TEXT, {"type": "array", "items": _BLOCK}]}
 _MESSAGE: _Schema = {
     "type": "object",
     "required": ["role", "content"],
