@@ -126,14 +126,15 @@ def _kv_ports(
 ) -> _KvPorts:
     """Return the ports: NIXL's is one for each data-parallel rank, Ascend's Mooncake's one for each device."""
     assert plan.own.worker is not None, "the caller checked it"
-    name = BOOTSTRAP_PORT if connector == MOONCAKE_CLASS else PORT_NAMES[plan.own.worker]
+    is_bootstrap = plan.own.worker == "vllm" and connector == MOONCAKE_CLASS
+    name = BOOTSTRAP_PORT if is_bootstrap else PORT_NAMES[plan.own.worker]
     chosen = environ.get(name) if plan.own.worker == "vllm" else config.get("kv_port")
     first = None
     if chosen:
         first = parse_port(str(chosen))
         if first is None:
             raise ConfigError(f"{name} is {chosen!r}, which is not in 1..65535")
-    if connector == MOONCAKE_CLASS:
+    if is_bootstrap:
         start = first or DEFAULT_BOOTSTRAP_PORT
         return _KvPorts(range(start, start + (plan.role == "prefill")), name)
     ports = kv_ports(plan.own, first)

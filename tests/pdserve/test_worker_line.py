@@ -58,6 +58,7 @@ class Row:
     words: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] | None = None
+    num_kv_ports: int | None = None
 
 
 def _ascend(prefill: tuple[int, int], decode: tuple[int, int]) -> dict[str, Any]:
@@ -140,6 +141,13 @@ ROWS = {
             "kv_port": 18000, "engine_id": "decode-0-c0ffee", "kv_connector_extra_config": _ascend((1, 4), (1, 2)),
         },
     ),
+    "vllm-ascend, a typed class of vLLM's name": Row(
+        "decode", (2, 2), "vllm-ascend", (*_FLAGS, '--kv-transfer-config={"kv_connector": "MooncakeConnector"}'),
+        variables={"VLLM_HOST_IP": B}, num_kv_ports=2, config={
+            "kv_connector": "MooncakeConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "fail",
+            "kv_port": 18000, "engine_id": "decode-0-c0ffee", "kv_connector_extra_config": _ascend((1, 2), (1, 2)),
+        },
+    ),
     "vllm-ascend, the other side's sizes are typed": Row(
         worker="vllm-ascend", sizes=(4, 2), typed=(
             *_FLAGS, "-dp", "2", "--kv-transfer-config",
@@ -164,6 +172,8 @@ def test_the_line_follows_from_tables_flags_and_variables(row: Row) -> None:
         assert _config(line) == row.config
     if row.variables is not None:
         assert line.variables == row.variables
+    if row.num_kv_ports is not None:
+        assert len(line.kv_ports) == row.num_kv_ports
 
 
 @dataclass(frozen=True)
