@@ -74,6 +74,15 @@ def test_thinking_is_the_same_however_cut(name: str) -> None:
             assert split(name, pieces) == whole, pieces
 
 
+@pytest.mark.parametrize("name", ["deepseek_r1", "glm45", "granite", "mistral", "qwen3"])
+def test_a_parser_that_keeps_all_leaves_nothing_out(name: str) -> None:
+    text_format = REASONING_FORMATS[name]
+    for row in TABLE:
+        parser = ReasoningParser(text_format, text_format.begin, has_calls=True, keeps_all=True)
+        made = [*map(parser.push, row["text"]), parser.flush()]
+        assert "".join(one.reasoning + one.content for one in made) == row["text"]
+
+
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "</think>"}}</tool_call>'
 
 
