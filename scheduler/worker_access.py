@@ -36,7 +36,7 @@ class WorkerAccess:
         """Use the first table. Raises ConfigError for a worker that cannot reach the address that it would be given."""
         self.use_table(expected)
         for one in expected:
-            if (why := self._out_of_reach(one)) is not None:
+            if (why := self._out_of_reach(one, expected)) is not None:
                 raise ConfigError(why)
 
     def connect(self, address: str) -> WorkerConnection:
@@ -48,16 +48,19 @@ class WorkerAccess:
 
     async def _check(self, url: str) -> None:
         """Raise Incompatible if the worker at this URL cannot reach the address that it would be given."""
-        one = next((one for one in self._expected if one.address == url), None)
-        why = None if one is None else await asyncio.to_thread(self._out_of_reach, one)  # it may look up names
+        expected = self._expected  # the table may change during the check, which may look up names
+        one = next((one for one in expected if one.address == url), None)
+        why = (
+            None if one is None else await asyncio.to_thread(self._out_of_reach, one, expected)
+        )  # it may look up names
         if why is not None:
             raise Incompatible(why)
 
-    def _out_of_reach(self, one: ExpectedInstance) -> str | None:
+    def _out_of_reach(self, one: ExpectedInstance, expected: Sequence[ExpectedInstance]) -> str | None:
         if not one.is_worker:
             return None
         if self._connector == MOONCAKE:
-            return _misses_bootstrap(one, [other for other in self._expected if other.is_worker])
+            return _misses_bootstrap(one, [other for other in expected if other.is_worker and other.index < one.index])
         if self._place is None or one.role is not Role.DECODE or canonical(self._place[0]) != "localhost":
             return None
         if HostComparer().same(url_place(one.address)[0], self._place[0]):
@@ -72,24 +75,30 @@ class WorkerAccess:
         await self._callbacks.close()
 
 
-def _misses_bootstrap(one: ExpectedInstance, workers: Sequence[ExpectedInstance]) -> str | None:
-    """Return why a prefill worker's host, as its URL has it, leads decode to another bootstrap server, or to none."""
-    host, prefills = url_place(one.address)[0], [other for other in workers if other.role is Role.PREFILL]
-    if one.role is Role.PREFILL:
-        first = next(other for other in prefills if canonical(url_place(other.address)[0]) == canonical(host))
-        if first == one:
-            return None
-        return (
-            f"{one} and {first} are on one host: with --connector {MOONCAKE} a host has one prefill worker, whose "
-            "bootstrap server is at the same port on each"
-        )
-    near = next((other for other in prefills if canonical(url_place(other.address)[0]) == "localhost"), None)
-    if near is None or one.role is not Role.DECODE or HostComparer().same(host, "localhost"):
-        return None
-    return (
-        f"{one}, on another host, cannot find the bootstrap server of {near}: give an address of this host that it "
-        "reaches"
-    )
+def _misses_bootstrap(one: ExpectedInstance, earlier: Sequence[ExpectedInstance]) -> str | None:
+    """Return why decode workers would be led to another bootstrap server, or to none, by the prefill workers' URLs.
+
+    Of two workers that do not fit, the later one is refused: the earlier may be serving.
+    """
+    for other in earlier:
+        if one.role is Role.PREFILL is other.role and _host(one) == _host(other):
+            return (
+                f"{one} and {other} are on one host: with --connector {MOONCAKE} a host has one prefill worker, whose "
+                "bootstrap server is at the same port on each"
+            )
+        prefill, decode = (one, other) if one.role is Role.PREFILL else (other, one)
+        if (prefill.role, decode.role) != (Role.PREFILL, Role.DECODE) or _host(prefill) != "localhost":
+            continue
+        if not HostComparer().same(url_place(decode.address)[0], "localhost"):
+            return (
+                f"{decode}, on another host, cannot find the bootstrap server of {prefill}: give an address of this "
+                "host that it reaches"
+            )
+    return None
+
+
+def _host(one: ExpectedInstance) -> str:
+    return canonical(url_place(one.address)[0])
 
 
 def read_worker_key(options: SchedulerOptions) -> str:

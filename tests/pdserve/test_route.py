@@ -21,14 +21,17 @@ from ranktable_tools.table_file import write_global
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import cluster_of
 from scheduler.serving import Cluster, build_control
+from scheduler.worker_access import WorkerAccess
 from security.trust import Trust
 from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import collect, request
 from tests.scheduler.virtual_time import until
 from tests.scheduler.worker_cluster import SETTINGS
-from wire.errors import ConfigError
+from wire.errors import ConfigError, Incompatible
+from wire.types import Role
 
 _NEAR = ("--prefill", "http://127.0.0.1:8100", "--decode", "http://127.0.0.1:8200")
 _FAR = ("--prefill", "http://127.0.0.1:8100", "--decode", "http://10.255.255.254:8200")
@@ -240,3 +243,38 @@ async def test_a_worker_that_joins_out_of_reach_is_refused(
         added = next(one for one in control.registry.members if one.expected.address == url)
         await until(lambda: why in added.why, timeout_s=30.0)
         assert (added.state == "refused") is (connector != "auto")
+
+
+_FAR_PREFILL = ExpectedInstance(0, "prefill-0", Role.PREFILL, "http://10.255.255.253:8100", "", ())
+_FAR_DECODE = ExpectedInstance(1, "decode-0", Role.DECODE, "http://10.255.255.254:8200", "", ())
+_NEAR_PREFILL = ExpectedInstance(2, "prefill-1", Role.PREFILL, "http://127.0.0.1:8101", "", ())
+_SAME_HOST = replace(_NEAR_PREFILL, address="http://10.255.255.253:8101")
+
+
+@pytest.mark.parametrize(
+    ("joined", "why"),
+    [
+        (_NEAR_PREFILL, "decode-0 at http://10.255.255.254:8200, on another host, cannot find the bootstrap server"),
+        (_SAME_HOST, "prefill-1 at http://10.255.255.253:8101 and prefill-0 at .* are on one host"),
+    ],
+    ids=["near", "same host"],
+)
+@pytest.mark.anyio
+async def test_who_joins_is_refused_and_not_who_reconnects(
+    joined: ExpectedInstance, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = WorkerAccess(SchedulerOptions(connector="mooncake"))
+    access.use_table([joined, _FAR_PREFILL, _FAR_DECODE])  # a table has its prefill workers first
+
+    with pytest.raises(Incompatible, match=why):
+        await access._check(joined.address)
+    for earlier in (_FAR_PREFILL, _FAR_DECODE):
+        await access._check(earlier.address)
+
+    async def after_the_next_table(function: Callable[..., str | None], *given: object) -> str | None:
+        access.use_table([])
+        return function(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", after_the_next_table)
+    with pytest.raises(Incompatible, match=why):
+        await access._check(joined.address)
