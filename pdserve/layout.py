@@ -20,6 +20,7 @@ from ranktable_tools.tables import WorkerKind
 from ranktable_tools.worker_kind import VARIABLE
 from ranktable_tools.worker_ports import PORT_NAMES
 from ranktable_tools.worker_urls import url_of
+from scheduler.workers.connectors import BOOTSTRAP_PORT
 
 HOST = "127.0.0.1"
 __all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
@@ -69,12 +70,14 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     def files(local: str) -> dict[str, str]:
         return {GLOBAL_VARIABLE: str(global_path), LOCAL_VARIABLE: str(tables / local)}
 
+    bootstrap = _bootstrap(shape)
     instances = [
-        _process(name, HOST, port, flags, {**files(local.file_name), **cards, **_of_worker(shape.worker)})
+        _process(name, HOST, port, flags, {**files(local.file_name), **cards, **_of_worker(shape.worker), **bootstrap})
         for name, local, port, cards in zip(names, generated.instances, ports, dealt, strict=True)
     ]
     assert generated.host is not None, "gen was called with api_server=True"
-    return (*instances, _process("scheduler", shape.host, shape.port, shape.flags, files(generated.host.file_name)))
+    own = {**files(generated.host.file_name), **bootstrap}
+    return (*instances, _process("scheduler", shape.host, shape.port, shape.flags, own))
 
 
 def _of_worker(worker: WorkerKind | None) -> dict[str, str]:
@@ -83,6 +86,16 @@ def _of_worker(worker: WorkerKind | None) -> dict[str, str]:
         return {}
     side_channel = {PORT_NAMES[worker]: str(free_ports(1, HOST)[0])} if worker == "vllm" else {}
     return {VARIABLE: worker, **side_channel}
+
+
+def _bootstrap(shape: ClusterShape) -> dict[str, str]:
+    """Return the port of Mooncake's bootstrap server, for workers and scheduler: one that no other cluster here uses.
+
+    Running prefill workers share the scheduler's variable, so it stays as it is beside them.
+    """
+    if shape.worker != "vllm" or shape.running.prefill or os.environ.get(BOOTSTRAP_PORT):
+        return {}
+    return {BOOTSTRAP_PORT: str(free_ports(1, HOST)[0])}
 
 
 def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Generated:

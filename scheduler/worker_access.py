@@ -50,9 +50,7 @@ class WorkerAccess:
         """Raise Incompatible if the worker at this URL cannot reach the address that it would be given."""
         expected = self._expected  # the table may change during the check, which may look up names
         one = next((one for one in expected if one.address == url), None)
-        why = (
-            None if one is None else await asyncio.to_thread(self._out_of_reach, one, expected)
-        )  # it may look up names
+        why = None if one is None else await asyncio.to_thread(self._out_of_reach, one, expected)
         if why is not None:
             raise Incompatible(why)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from flags.options import EngineOptions
 from pdserve.up_options import UpOptions
-from pdserve.workers.kv_config import connector_class
+from pdserve.workers.kv_config import MOONCAKE_CLASS, connector_class
 from pdserve.workers.program import find_program
 from pdserve.workers.typed_flags import CONNECTOR
 from ranktable_tools.worker_kind import worker_named
@@ -37,7 +37,10 @@ def check_up(options: UpOptions, connector: str, typed: Collection[str], environ
         if field.name in typed and field.name not in (*_OF_VLLM, *_OF_SCHEDULER):
             flag = f"--{field.name.replace('_', '-')}"
             raise ConfigError(f"{flag} is for pdserve's own engine: leave it out; --worker-args takes vLLM's flags")
-    connector_class(kind, connector)
+    if connector_class(kind, connector) == MOONCAKE_CLASS and options.prefill > 1:
+        raise ConfigError(
+            f"--prefill {options.prefill} with --worker {kind} --connector {connector}: a host has one prefill worker"
+        )
     find_program(kind, environ)
 
 

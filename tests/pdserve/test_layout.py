@@ -6,7 +6,7 @@ import pytest
 
 from pdserve.layout import ClusterShape, environment, lay_out
 from pdserve.membership import TableMembership
-from pdserve.running_workers import running_workers
+from pdserve.running_workers import NO_WORKERS, running_workers
 from ranktable_tools.launch_plan import resolve
 from wire.errors import ConfigError
 
@@ -39,6 +39,18 @@ def test_workers_of_another_engine_have_flags_and_ports_of_their_own(tmp_path: P
     assert all(TableMembership().has(plan) for plan in workers)
     assert len({plan.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for plan in workers}) == 2
     assert {resolve(environment(plan, {})).own.worker for plan in workers} == {"vllm"}
+
+
+@pytest.mark.parametrize(("num_running", "is_set"), [(0, True), (1, False)], ids=["alone", "beside running ones"])
+def test_the_scheduler_knows_the_workers_bootstrap_port(tmp_path: Path, num_running: int, is_set: bool) -> None:
+    urls = ["http://h:1"] * num_running
+    running = running_workers(urls, ["http://h:2"], [], "mooncake") if urls else NO_WORKERS
+    shape = ClusterShape(1, 1, "h", 9000, (), worker="vllm", worker_flags=("--model", "/m"), running=running)
+    prefill, _, scheduler = lay_out(shape, tmp_path)
+
+    ports = [plan.env.get("VLLM_MOONCAKE_BOOTSTRAP_PORT") for plan in (prefill, scheduler)]
+    assert ports[0] == ports[1]
+    assert (ports[0] is not None) is is_set
 
 
 @pytest.mark.parametrize("num_own", [0, 1])

@@ -89,6 +89,11 @@ def test_an_empty_value_is_refused_and_no_default_used(flag: str, value: str) ->
         parse([f"{flag}={value}"])
 
 
+def test_a_second_prefill_worker_with_mooncake_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--prefill 2 with --worker vllm --connector mooncake"):
+        parse(["--worker=vllm", "--connector=mooncake", "--prefill=2", "--model=/m"])
+
+
 def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
     words = r"--prefill 99999 --decode 1: 100000 instances, and one machine takes at most 64"
     with pytest.raises(ConfigError, match=words):
