@@ -34,7 +34,9 @@ class ChoiceCollector:
 
     def add(self, piece: TextPiece) -> None:
         """Add a piece. Raises InvalidRequest when the answer exceeds the limit."""
-        choice = self._choices.setdefault(piece.index, _Choice(piece.index))
+        choice = self._choices.get(piece.index)
+        if choice is None:
+            choice = self._choices[piece.index] = _Choice(piece.index)
         logprobs = self._shape.logprobs(piece, self._prompts[piece.index // self._n])
         self._num_bytes += choice.add(piece, logprobs, token_ids=self._token_ids)
         if self._num_bytes > self._max_bytes:
@@ -66,10 +68,12 @@ class _Choice:
         self.last = piece
         self.token_ids += ids
         added = _TOKEN_ID_BYTES * len(ids)
-        if piece.reasoning:
-            added += self._add_text("thinking", piece.reasoning)
-        if piece.text:
-            added += self._add_text("text", piece.text)
+        for kind, text in (("thinking", piece.reasoning), ("text", piece.text)):
+            if text:
+                if not self.blocks or self.blocks[-1][0] != kind:
+                    self.blocks.append((kind, []))
+                self.blocks[-1][1].append(text)
+                added += len(text.encode("utf-8", "replace"))
         if piece.calls:
             self.calls += piece.calls
             self.blocks += [("tool_use", []) for delta in piece.calls if delta.name is not None]
@@ -94,9 +98,3 @@ class _Choice:
             self.index, text, self.last.finish_reason, self.last.stop_reason, logprobs if self.is_scored else None,
             tuple(self.token_ids), joined(self.calls), thoughts, blocks,
         )  # fmt: skip
-
-    def _add_text(self, kind: str, text: str) -> int:
-        if not self.blocks or self.blocks[-1][0] != kind:
-            self.blocks.append((kind, []))
-        self.blocks[-1][1].append(text)
-        return len(text.encode("utf-8", "replace"))
