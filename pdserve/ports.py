@@ -3,6 +3,7 @@
 import errno
 import random
 import socket
+from collections import deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from wire.errors import ConfigError
 
 _MIN_PORT = 20_000
 _TRIES = 100
+_given = deque[int](maxlen=256)
 
 
 def require_free(host: str, port: int, flag: str = "--port") -> None:
@@ -34,14 +36,18 @@ def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
     """Return `count` different ports on which nothing listens now.
 
     Where possible they are outside the range for outgoing connections, so that another process that
-    connects somewhere cannot take one before it is used.
+    connects somewhere cannot take one before it is used. Ports that the last calls in this process returned are not
+    returned again: what they are for may not listen yet.
     """
     with ExitStack() as held:
-        return tuple(_take(held.enter_context(socket.socket()), host) for _ in range(count))
+        ports = tuple(_take(held.enter_context(socket.socket()), host) for _ in range(count))
+    _given.extend(ports)
+    return ports
 
 
 def _take(listener: socket.socket, host: str) -> int:
-    spare = _ports_not_ephemeral()
+    given = set(_given)
+    spare = [port for port in _ports_not_ephemeral() if port not in given]
     for port in random.sample(spare, min(_TRIES, len(spare))):
         with suppress(OSError):
             listener.bind((host, port))

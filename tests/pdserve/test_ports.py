@@ -2,6 +2,7 @@
 
 import inspect
 import socket
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_free_ports_are_different_and_free() -> None:
     assert len(set(ports)) == 8
     for port in ports:
         require_free("127.0.0.1", port)
+
+
+def test_ports_given_before_are_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = free_ports(8)
+    monkeypatch.setattr(module, "_ports_not_ephemeral", lambda: few)
+    monkeypatch.setattr(module, "_given", deque(few[:6]))
+
+    assert set(free_ports(2)) == set(few[6:])
 
 
 def test_free_ports_are_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:
