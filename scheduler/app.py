@@ -23,6 +23,8 @@ from scheduler.api.health import health, metrics, ready
 from scheduler.api.invocations import invoke
 from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
+from scheduler.api.responses.create_response import create_response
+from scheduler.api.responses.responses_body import ResponsesBody
 from scheduler.api.route import TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
@@ -43,6 +45,10 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
         ChatBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True,
+    ),
+    Route(
+        "POST", "/v1/responses", create_response, "text", "Answer items, in the format of OpenAI's Responses API",
+        ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,
     ),
     Route(
         "POST", "/v1/messages", create_message, "text", "Answer a conversation, in Anthropic's format",

@@ -40,23 +40,16 @@ class RepetitionBody(Body):
     min_count: Annotated[int, Field(ge=0)] = 0
 
 
-class GenerationBody(Body):
-    """Fields common to all these routes."""
+class SamplingBody(Body):
+    """Fields of routes that generate text, about how the tokens are sampled and where they end."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, bounds("min_tokens")] | None = None
     temperature: Annotated[float, bounds("temperature")] | None = None
     top_p: Annotated[float, bounds("top_p")] | None = None
     top_k: Annotated[int, bounds("top_k")] | None = None
     min_p: Annotated[float, bounds("min_p")] | None = None
     seed: Annotated[int, bounds("seed")] | None = None
-    n: Annotated[int, bounds("n")] | None = None
-    best_of: Annotated[int, bounds("best_of")] | None = None
-    use_beam_search: bool | None = None
-    length_penalty: Annotated[float, bounds("length_penalty")] | None = None
-    early_stopping: AnyStopping = None
     presence_penalty: Annotated[float, bounds("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, bounds("frequency_penalty")] | None = None
     repetition_penalty: Annotated[float, bounds("repetition_penalty")] | None = None
@@ -69,17 +62,34 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    repetition_detection: RepetitionBody | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    structured_outputs: AnyObject = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
+    user: str | None = None
+    request_id: str | None = None
+    stream: bool | None = None
+
+
+class GenerationBody(SamplingBody):
+    """Fields common to the routes of completions and chats."""
+
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, bounds("n")] | None = None
+    best_of: Annotated[int, bounds("best_of")] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, bounds("length_penalty")] | None = None
+    early_stopping: AnyStopping = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: Annotated[int, bounds("prompt_logprobs")] | None = None
     logprob_token_ids: Annotated[list[int], max_length("logprob_token_ids")] | None = None
-    repetition_detection: RepetitionBody | None = None
-    thinking_token_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     response_format: AnyFormat = None
-    structured_outputs: AnyObject = None
     guided_json: AnySchema = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -87,11 +97,6 @@ class GenerationBody(Body):
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
-    priority: Priority | None = None
-    cache_salt: Salt | None = None
-    user: str | None = None
-    request_id: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property

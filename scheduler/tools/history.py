@@ -69,10 +69,11 @@ def _function(value: Any, path: str) -> dict[str, Any]:
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{path}.name must be a non-empty string", f"{path}.name")
-    return {"name": name, "arguments": _arguments(value.get("arguments"))}
+    return {"name": name, "arguments": read_arguments(value.get("arguments"))}
 
 
-def _arguments(value: Any) -> dict[str, Any]:
+def read_arguments(value: Any) -> dict[str, Any]:
+    """Return a call's arguments as an object, {} for what is none."""
     if isinstance(value, str):
         try:
             orjson.loads(value)  # stricter: it refuses NaN and lone surrogates, but rounds integers beyond 64 bits

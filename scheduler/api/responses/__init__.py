@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its bodies, input items, answers and events, over what chats are made of."""

@@ -1,0 +1,120 @@
+"""POST /v1/responses: chats in the format of OpenAI's Responses API."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+from scheduler.api.chat import chat_options
+from scheduler.api.generation import Generation
+from scheduler.api.generation_body import ChatBody, SamplingBody, StreamOptions
+from scheduler.api.prepared_chat import Conversation, PreparedChat, prepare_conversation
+from scheduler.api.read_body import read_body
+from scheduler.api.responses.input_items import Item, continues_answer, read_conversation, read_items
+from scheduler.api.responses.response_head import response_head
+from scheduler.api.responses.response_shape import ResponseShape
+from scheduler.api.responses.response_tools import read_response_tools
+from scheduler.api.responses.responses_body import ResponsesBody
+from scheduler.api.responses.truncation import drop_oldest
+from scheduler.api.structured import Constraint
+from scheduler.app_context import AppContext
+from scheduler.templates.chat_options import ChatOptions
+from scheduler.tools.call_options import call_origin
+from scheduler.tools.definitions import Tool
+from wire.errors import InvalidRequest
+from wire.structured_output import json_output
+from wire.types import StructuredOutput
+
+
+async def create_response(context: AppContext, request: Request) -> Generation:
+    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    body = await read_body(context, request, ResponsesBody)
+    _check_state(body)
+    model = context.model_named(body.model)
+    items = read_items(body.input)
+    tools, choice = read_response_tools(
+        body.tools, body.tool_choice, parallel=body.parallel_tool_calls, parser=context.call_parser
+    )
+    messages, options = read_conversation(items, body.instructions), _options(body, items, tools)
+    conversation = Conversation(
+        messages, options, choice, _constraint(body), include_reasoning=body.include_reasoning is not False
+    )
+    try:
+        chat = await _prepare(context, body, request, conversation)
+    except InvalidRequest as error:
+        if error.param == "messages":
+            error.param = "input"
+        raise
+    (prompt,) = chat.prepared.prompts
+    formatter = chat.prepared.formatter if body.has_logprobs else None
+    head = response_head(body, model, chat)
+    return chat.generation(ResponseShape(head, call_origin(head["id"], prompt), formatter))
+
+
+class _SamplingBody(ChatBody):
+    """The fields that sampling and stopping read, under the names of chats."""
+
+    @property
+    def max_output_field(self) -> str:
+        """`max_output_tokens`."""
+        return "max_output_tokens"
+
+    @property
+    def counts_cached(self) -> bool:
+        """True: they are a part of the usage."""
+        return True
+
+
+async def _prepare(
+    context: AppContext, body: ResponsesBody, request: Request, conversation: Conversation
+) -> PreparedChat:  # fmt: skip
+    sampling = _sampling_body(context, body)
+    if body.truncation == "auto":
+        fitting = await drop_oldest(context, conversation.messages, conversation.options, sampling.max_tokens)
+        conversation = dataclasses.replace(conversation, messages=fitting)
+    return await prepare_conversation(context, sampling, request, conversation, "resp")
+
+
+def _check_state(body: ResponsesBody) -> None:
+    """Refuse what needs a store of responses."""
+    for name in ("background", "previous_response_id"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} needs stored responses, and this server stores none", name)
+
+
+def _sampling_body(context: AppContext, body: ResponsesBody) -> ChatBody:
+    limit = body.max_output_tokens
+    shared = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    return _SamplingBody.model_construct(
+        **shared,
+        max_tokens=None if limit is None else min(limit, context.tokens.max_model_len),  # clients send large ones
+        stream_options=StreamOptions(include_usage=True) if body.stream else None,
+        logprobs=body.has_logprobs,
+        top_logprobs=body.top_logprobs,
+    )
+
+
+def _options(body: ResponsesBody, items: Sequence[Item], tools: Sequence[Tool]) -> ChatOptions:
+    continues = continues_answer(items)
+    fields = ChatBody.model_construct(
+        chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+    )
+    return chat_options(fields, tools)
+
+
+def _constraint(body: ResponsesBody) -> Constraint | None:
+    wanted = None if body.text is None else body.text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    if body.structured_outputs is not None:
+        raise InvalidRequest("structured_outputs and text.format both constrain the output: use one", "text.format")
+    if wanted.type == "json_object":
+        return "text.format", StructuredOutput("json_object", "")
+    for name, value in (("name", wanted.name), ("schema", wanted.json_schema)):
+        if value is None:
+            raise InvalidRequest(f"text.format.{name} is missing", f"text.format.{name}")
+    assert wanted.json_schema is not None
+    return "text.format.schema", json_output(wanted.json_schema)

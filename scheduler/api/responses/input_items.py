@@ -1,0 +1,149 @@
+"""Read `instructions` and the items of `input` into the form that chat templates expect. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.tools.history import read_arguments
+from wire.errors import InvalidRequest
+
+Message = dict[str, Any]
+Item = Mapping[str, Any]
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_MEDIA = frozenset(("input_image", "input_file", "input_audio", "image_url", "computer_screenshot"))
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""Types of parts that are text, and the fields that have it."""
+_UNFINISHED = frozenset(("in_progress", "incomplete"))
+
+
+def read_items(given: Any) -> list[Item]:
+    """Return the items of `input`; a text is one message. Raises InvalidRequest with the path of the field."""
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("input must be a text or a list of at least one item", "input")
+    for at, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise InvalidRequest(f"input.{at} is not an object", f"input.{at}")
+    return given
+
+
+def read_conversation(items: Sequence[Item], instructions: str | None) -> list[Message]:
+    """Return the conversation for a template. Raises InvalidRequest with the path of the field.
+
+    Reasoning, text and calls that follow each other are one message of the assistant.
+    """
+    messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    num_before, calls = len(messages), set[str]()
+    for at, item in enumerate(items):
+        path = f"input.{at}"
+        match item.get("type", "message"):
+            case "message":
+                _add_message(messages, item, path)
+            case "reasoning":
+                _add_reasoning(messages, item, path)
+            case "function_call":
+                calls.add(_add_call(messages, item, path))
+            case "function_call_output":
+                messages.append(_result(item, path, calls))
+            case "item_reference":
+                raise InvalidRequest(f"{path}: items are not stored: send the item in place of its id", path)
+            case kind:
+                raise InvalidRequest(
+                    f"{path}.type is {str(kind)[:40]!r}; there are message, function_call, function_call_output and "
+                    "reasoning",
+                    f"{path}.type",
+                )
+    if len(messages) == num_before:
+        raise InvalidRequest("input has no item with content", "input")
+    return messages
+
+
+def continues_answer(items: Sequence[Item]) -> bool:
+    """Return whether the last item is the unfinished beginning of the answer."""
+    last = items[-1]
+    return (
+        last.get("type", "message") == "message" and last.get("role") == "assistant" and bool(last.get("content"))
+        and last.get("status") in _UNFINISHED
+    )  # fmt: skip
+
+
+def _add_message(messages: list[Message], item: Item, path: str) -> None:
+    role = item.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidRequest(f"{path}.role must be {', '.join(_ROLES)}", f"{path}.role")
+    content = _content(item.get("content"), f"{path}.content")
+    last = messages[-1] if messages else {}
+    if role == "assistant" and last.get("role") == "assistant" and not (last["content"] or "tool_calls" in last):
+        last["content"] = content  # it follows its reasoning
+    else:
+        messages.append({"role": _ROLES[role], "content": content})
+
+
+def _add_reasoning(messages: list[Message], item: Item, path: str) -> None:
+    texts: list[str] = []
+    for field in ("content", "summary"):  # a summary only stands for reasoning that is not there
+        parts = item.get(field) or []
+        if not isinstance(parts, list):
+            raise InvalidRequest(f"{path}.{field} is not a list", f"{path}.{field}")
+        texts = texts or [_field(part, "text", f"{path}.{field}.{at}") for at, part in enumerate(parts)]
+    if not texts:
+        return  # encrypted: only its author can read it
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or last["content"]:
+        last = {"role": "assistant", "content": ""}
+        messages.append(last)
+    text = last.get("reasoning", "") + "".join(texts)
+    last |= {"reasoning": text, "reasoning_content": text}
+
+
+def _add_call(messages: list[Message], item: Item, path: str) -> str:
+    """Add a call to the assistant's message, and return its id."""
+    call_id, name = _field(item, "call_id", path), _field(item, "name", path)
+    arguments = item.get("arguments")
+    if arguments is not None and not isinstance(arguments, str):
+        raise InvalidRequest(f"{path}.arguments is not a string", f"{path}.arguments")
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    last = messages[-1]
+    last["content"] = last["content"] or []
+    function = {"name": name, "arguments": read_arguments(arguments)}
+    last.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+    return call_id
+
+
+def _result(item: Item, path: str, calls: set[str]) -> Message:
+    call_id = _field(item, "call_id", path)
+    if call_id not in calls:
+        raise InvalidRequest(
+            f"{path}.call_id is {call_id[:80]!r}, but no function_call before it has this id", f"{path}.call_id"
+        )
+    output = item.get("output")
+    content = _content(output, f"{path}.output") if output else ""
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return {"role": "tool", "content": text, "tool_call_id": call_id}
+
+
+def _content(given: Any, path: str) -> str | list[dict[str, str]]:
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest(f"{path} must be a text or a list of parts", path)
+    texts = [_part(part, f"{path}.{at}") for at, part in enumerate(given)]
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _MEDIA:
+        raise InvalidRequest(f"{path}: {kind} parts are not supported yet: this model takes text only", path)
+    if not isinstance(kind, str) or kind not in _TEXTS:
+        shown = f"type is {kind[:40]!r}; it" if isinstance(kind, str) else "it"
+        raise InvalidRequest(f"{path}: {shown} must be an object of type input_text or output_text", path)
+    return _field(part, _TEXTS[kind], path, may_be_empty=True)
+
+
+def _field(item: Any, name: str, path: str, *, may_be_empty: bool = False) -> str:
+    value = item.get(name) if isinstance(item, dict) else None
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise InvalidRequest(f"{path}.{name} must be a {'' if may_be_empty else 'non-empty '}text", f"{path}.{name}")
+    return value

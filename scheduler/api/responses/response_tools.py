@@ -1,0 +1,85 @@
+"""Read `tools` and `tool_choice` of /v1/responses, and show them as the answer repeats them. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.tools.choice import ChoiceMode, ToolChoice
+from scheduler.tools.definitions import Tool, ToolForm, tools_in
+from wire.errors import InvalidRequest
+
+_FORM = ToolForm("tools", "", "parameters", "function")
+_SHOWN = dict.fromkeys(("name", "description", "parameters", "strict"))
+_MODES = (ChoiceMode.NONE, ChoiceMode.AUTO, ChoiceMode.REQUIRED)
+
+
+def read_response_tools(
+    tools: Any, choice: Any, *, parallel: bool | None, parser: str | None
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """Return the tools that the template describes, and which of them the answer calls; auto needs a `parser`.
+
+    Tools that are not among the `allowed_tools` are left out. Raises InvalidRequest with the path of the field.
+    """
+    read = tools_in(_FORM, tools or None)
+    mode, names, path = _mode_and_names(choice)
+    if not read:
+        if mode in (ChoiceMode.REQUIRED, ChoiceMode.NAMED) or names is not None:
+            raise InvalidRequest("tool_choice needs tools", "tool_choice")
+        return (), ToolChoice(ChoiceMode.NONE)
+    allowed = read if names is None else _tools_named(names, read)
+    if mode is ChoiceMode.NAMED:
+        field = _FORM.schema_path(read.index(allowed[0]))
+        return read, ToolChoice(mode, allowed, field, parallel=False)
+    if mode is ChoiceMode.AUTO and parser is None:
+        raise InvalidRequest(
+            f"{path} auto, the default, needs the format in which the model writes calls, and its chat template shows "
+            "none that is known: name it with --tool-call-parser, use none, or force a call by required or the name of "
+            "one",
+            path,
+        )
+    return allowed, ToolChoice(mode, allowed, parallel=parallel is not False)
+
+
+def shown_tools(tools: Any) -> list[dict[str, Any]]:
+    """Return checked `tools` with the fields that clients expect to find."""
+    return [{"type": "function"} | {name: tool.get(name) for name in _SHOWN} for tool in tools or ()]
+
+
+def _mode_and_names(given: Any) -> tuple[ChoiceMode, list[tuple[str, str]] | None, str]:
+    """Return the mode, the paths and names of the tools that it allows (None: all), and the path of the mode."""
+    if given is None:
+        return ChoiceMode.AUTO, None, "tool_choice"
+    if isinstance(given, str) and given in _MODES:
+        return ChoiceMode(given), None, "tool_choice"
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "function":
+        return ChoiceMode.NAMED, [_name(given, "tool_choice")], "tool_choice"
+    if kind != "allowed_tools":
+        raise InvalidRequest(
+            f'tool_choice must be {", ".join(_MODES)}, {{"type": "function", "name": …}} or {{"type": "allowed_tools", '
+            '"mode": …, "tools": […]}',
+            "tool_choice" if kind is None else "tool_choice.type",
+        )
+    mode, allowed = given.get("mode"), given.get("tools")
+    if mode not in (ChoiceMode.AUTO, ChoiceMode.REQUIRED):
+        raise InvalidRequest("tool_choice.mode must be auto or required", "tool_choice.mode")
+    if not isinstance(allowed, list) or not allowed:
+        raise InvalidRequest("tool_choice.tools must be a list of at least one tool", "tool_choice.tools")
+    names = [_name(one, f"tool_choice.tools.{at}") for at, one in enumerate(allowed)]
+    return ChoiceMode(mode), names, "tool_choice.mode"
+
+
+def _name(given: Any, path: str) -> tuple[str, str]:
+    """Return the path and the name of a chosen tool."""
+    name = given.get("name") if isinstance(given, Mapping) and given.get("type") == "function" else None
+    if not isinstance(name, str):
+        raise InvalidRequest(f'{path} must be {{"type": "function", "name": …}}', f"{path}.name")
+    return f"{path}.name", name
+
+
+def _tools_named(names: Sequence[tuple[str, str]], tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    known = {tool["function"]["name"] for tool in tools}
+    for path, name in names:
+        if name not in known:
+            raise InvalidRequest(f"{path} is {name[:80]!r}, which none of the tools has", path)
+    chosen = {name for _, name in names}
+    return tuple(tool for tool in tools if tool["function"]["name"] in chosen)
