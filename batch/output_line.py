@@ -129,10 +129,11 @@ def _line(custom_id: str, request_id: str, status: int, body: Any, error: dict[s
 
 
 def _tokens(body: Any) -> tuple[int, int]:
-    """Return the prompt and completion tokens from the usage in an answer's body."""
+    """Return the prompt and completion tokens from the usage in an answer's body, by either of OpenAI's names."""
     usage = body.get("usage") if isinstance(body, dict) else None
     counts = usage if isinstance(usage, dict) else {}
-    return _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
+    num_prompt = counts.get("prompt_tokens", counts.get("input_tokens"))
+    return _count(num_prompt), _count(counts.get("completion_tokens", counts.get("output_tokens")))
 
 
 def _count(value: Any) -> int:

@@ -8,7 +8,9 @@ import orjson
 
 from batch.lines import json_name
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/score")
+ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/score",
+)  # fmt: skip
 """The paths that a line may have as its `url`."""
 
 _SHOWN_CHARS = 128

@@ -49,7 +49,10 @@ class PromptReport:
 class AnswerShape(Protocol):
     """One request's answer in the format of one API. Streams send `opening` before a choice's first event."""
 
-    stream_format: StreamFormat
+    @property
+    def stream_format(self) -> StreamFormat:
+        """How the events of its streams are written."""
+        ...
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event that opens a choice's stream; empty if the API has none."""

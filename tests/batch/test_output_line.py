@@ -63,6 +63,12 @@ def test_an_answer_is_in_response_with_a_null_error() -> None:
     assert (outcome.prompt_tokens, outcome.completion_tokens) == (7, 5)
 
 
+def test_usage_may_have_the_names_of_the_responses_api() -> None:
+    outcome = answered("a", "r1", "/v1/responses", json_answer({"usage": {"input_tokens": 7, "output_tokens": 5}}))
+
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (7, 5)
+
+
 def test_a_body_in_many_lines_becomes_one() -> None:
     answer = Answer(200, {}, json.dumps({"a": [1, 2.5, 1e-7]}, indent=4).encode())
 

@@ -232,8 +232,8 @@ async def test_a_full_queue_refuses_a_body_unread(
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/v1/completions", 429), ("/v1/chat/completions", 429), ("/v1/messages", 529), ("/v1/embeddings", 429),
-        ("/v1/score", 429), ("/score", 429),
+        ("/v1/completions", 429), ("/v1/chat/completions", 429), ("/v1/messages", 529), ("/v1/responses", 429),
+        ("/v1/embeddings", 429), ("/v1/score", 429), ("/score", 429),
     ],
 )  # fmt: skip
 async def test_every_queued_route_refuses_unread_if_full(serve: Serve, path: str, status: int) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import weakref
 from typing import Any
 
 import orjson
@@ -296,6 +297,15 @@ def test_whole_and_stream_have_the_same_items(pieces: list[TextPiece], expected:
 
     assert checked(whole)["output"] == streamed["output"]
     assert shown(whole)["output"] == expected
+
+
+def test_a_shape_leaves_nothing_to_the_garbage_collector() -> None:
+    shape = ResponseShape(HEAD, b"origin", None)
+    shape.stream_format.frame({"type": "response.completed"})
+    alive = weakref.ref(shape)
+
+    del shape
+    assert alive() is None
 
 
 def test_a_failure_before_the_first_piece_opens_the_stream() -> None:

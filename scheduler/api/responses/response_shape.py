@@ -31,7 +31,6 @@ class ResponseShape:
     """
 
     def __init__(self, head: Mapping[str, Any], origin: bytes, formatter: TokenFormatter | None) -> None:
-        self.stream_format = StreamFormat(SSE.headers, self._frame, comment=SSE.comment)
         self._head = head
         self._origin = origin
         self._formatter = formatter
@@ -43,6 +42,11 @@ class ResponseShape:
         self._num_messages = 0
         self._in_message = False
         self._status = COMPLETED
+
+    @property
+    def stream_format(self) -> StreamFormat:
+        """Server-sent events; not stored, or the shape would refer to itself."""
+        return StreamFormat(SSE.headers, self._frame, comment=SSE.comment)
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the events before the first item."""
