@@ -41,7 +41,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "answers": (
         "return_tokens_as_token_ids", "enable_prompt_tokens_details", "enable_force_include_usage", "enable_docs",
-        "enable_tokenizer_info_endpoint",
+        "enable_tokenizer_info_endpoint", "enable_per_request_metrics", "enable_dev_routes",
     ),
     "logs and traces": ("log_level", "log_format", "otlp_traces_endpoint"),
 }  # fmt: skip

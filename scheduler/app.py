@@ -15,6 +15,7 @@ from scheduler.api.anthropic.messages_body import CountTokensBody, MessagesBody
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
 from scheduler.api.cors import with_cors
+from scheduler.api.dev_routes import reset_prefix_cache, server_info
 from scheduler.api.embeddings import EmbeddingBody, create_embedding
 from scheduler.api.gate import Gate
 from scheduler.api.generate import GenerateBody, generate
@@ -27,6 +28,7 @@ from scheduler.api.responses.create_response import create_response
 from scheduler.api.responses.responses_body import ResponsesBody
 from scheduler.api.route import TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
+from scheduler.api.token_generation import TokensBody, generate_tokens
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
@@ -59,6 +61,10 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         CountTokensBody, TEXT, required=("messages",), api_format=ANTHROPIC_FORMAT,
     ),
     Route(
+        "POST", "/inference/v1/generate", generate_tokens, "text", "Continue token ids with token ids",
+        TokensBody, TEXT, media_types=_STREAMED, queues=True,
+    ),
+    Route(
         "POST", "/v1/embeddings", create_embedding, "vectors", "Compute a vector for each text", EmbeddingBody, VECTORS,
         queues=True,
     ),
@@ -88,8 +94,13 @@ OPS_ROUTES: tuple[Route, ...] = (
     Route("GET POST", "/ping", ping, "operations", "The same as /health", says_no=True),
     Route("GET", "/load", load, "operations", "Number of running requests"),
     Route("GET", "/version", version, "operations", "The version of pdserve"),
+    Route("GET", "/server_info", server_info, "operations", "Flags, variables and versions", flag="enable_dev_routes"),
+    Route(
+        "POST", "/reset_prefix_cache", reset_prefix_cache, "operations", "Ignore everything that is cached now",
+        flag="enable_dev_routes",
+    ),
     Route("GET", "/metrics", metrics, "operations", "All metrics, for Prometheus", media_types=("text/plain",)),
-)
+)  # fmt: skip
 
 
 def build_app(context: AppContext) -> ASGIApp:

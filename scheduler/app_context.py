@@ -1,5 +1,6 @@
 """The HTTP API's dependencies: everything an endpoint needs, created once at startup."""
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,20 @@ def no_bound(num_tokens: int, num_sequences: int) -> int | None:
     return None
 
 
+class SaltOfAll:
+    """A salt of every request's KV: a new one makes whatever is cached unreachable, on all instances at once.
+
+    Running requests keep their blocks; unreachable ones are evicted as needed.
+    """
+
+    def __init__(self) -> None:
+        self.value = ""
+
+    def renew(self) -> None:
+        """Make later requests ignore everything that is cached now."""
+        self.value = secrets.token_hex(8)
+
+
 @dataclass(frozen=True, slots=True)
 class AppContext:
     """The scheduler's state for the HTTP API.
@@ -55,6 +70,7 @@ class AppContext:
     keys: Keys = field(default_factory=Keys)
     defaults: Mapping[str, Any] = field(default_factory=lambda: GUIDE_DEFAULTS)
     traces: Traces | None = None
+    salt_of_all: SaltOfAll = field(default_factory=SaltOfAll)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

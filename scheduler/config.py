@@ -149,8 +149,12 @@ class SchedulerOptions:
     max_stop_strings: int = flag(4, "maximum stop strings per request", parse=int)
     max_stop_chars: int = flag(256, "longest stop string", parse=int)
     max_inputs: int = flag(2048, "maximum texts per request for vectors or scores", parse=int)
+    enable_per_request_metrics: bool = flag(False, "report in answers how long their stages took, in `metrics`")
     enable_docs: bool = flag(False, "serve /docs, the API as a page")
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
+    enable_dev_routes: bool = flag(
+        False, "serve /server_info (the configuration) and /reset_prefix_cache, to every client"
+    )
 
     def may_lack(self) -> frozenset[Role]:
         """Return the roles without which the other one serves alone."""

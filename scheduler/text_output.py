@@ -101,7 +101,7 @@ class TextOutput:
         Raises a PdserveError if it failed.
         """
         self._put = put
-        with reporting(self._observer.request_done, self._request_done):
+        with reporting(self._observer.request_done, self.request_done):
             self._dispatched_s = self._clock() - self._started_s
             try:
                 await dispatcher.run(self._request, self)
@@ -151,7 +151,8 @@ class TextOutput:
         self.served.append(done)
         self._observer.prompt_done(done)
 
-    def _request_done(self, outcome: str, error: str) -> RequestDone:
+    def request_done(self, outcome: str = "finished", error: str = "") -> RequestDone:
+        """Return the record of the request with this outcome."""
         last_token_s = max((choice.last_token_s or 0.0 for choice in self._choices), default=0.0) - self._started_s
         return RequestDone(
             self._request, tuple(self.served), outcome, self._clock() - self._started_s, self._dispatched_s,

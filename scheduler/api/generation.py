@@ -12,7 +12,7 @@ from scheduler.api.choice_collector import ChoiceCollector
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.piece_writer import PieceWriter
 from scheduler.api.sse import ClientGone, until_disconnect
-from scheduler.api.usage import server_timing, serving_report, token_usage
+from scheduler.api.usage import server_timing, serving_report, timing_metrics, token_usage
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
@@ -54,6 +54,8 @@ class Generation:
         timing = server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
         answer = self.shape.whole(collector.choices(), prompts, self._usage_of(output))
+        if "metrics" in answer:
+            answer["metrics"] = self._metrics_of(output)
         response = json_response(answer, 200, headers)
         await response(scope, receive, send)
 
@@ -84,7 +86,15 @@ class Generation:
         chunk = self.shape.usage_chunk(self._usage_of(output)) if self.options.usage else None
         if chunk is not None:
             chunk["pdserve"] = serving_report(output.served, instances=self.options.instances)
+            if "choices" in chunk and (metrics := self._metrics_of(output)):
+                chunk["metrics"] = metrics
         return chunk
+
+    def _metrics_of(self, output: TextOutput) -> dict[str, float | None] | None:
+        """Return the times of a request with one choice; None for several, or if they are not reported."""
+        is_one = self.options.n == len(self.request.prompts) == 1
+        enabled = self.context.config.options.enable_per_request_metrics
+        return timing_metrics(output.request_done()) if enabled and is_one else None
 
     def _usage_of(self, output: TextOutput) -> dict[str, Any]:
         return token_usage(output, details=self.options.cached_tokens)

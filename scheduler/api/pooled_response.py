@@ -35,7 +35,7 @@ def pooling_request(
     options, tenant = context.config.options, str(request.scope["state"].get("tenant", ""))
     return GenerationRequest(
         request_id, tuple(prompts), _NOTHING_GENERATED, options.first_token_timeout, options.stall_timeout,
-        poolings=tuple(poolings), cache_salt=cache_salt_of(tenant, body.cache_salt), tenant=tenant,
+        poolings=tuple(poolings), cache_salt=cache_salt_of(context, tenant, body.cache_salt), tenant=tenant,
         priority=priority_of(body.priority, request),
     )  # fmt: skip
 

@@ -92,16 +92,15 @@ async def prepare_generation(
             context.tokens.texts, options.logprobs or 0, options.tokens_by_number, ranked=options.token_ids,
             listed=bool(params.logprob_token_ids),
         ),
-        tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),
+        tenant, cache_salt_of(context, tenant, body.cache_salt), priority_of(body.priority, request),
         traceparent_of(context.traces, request.scope["headers"]),
     )  # fmt: skip
 
 
-def cache_salt_of(tenant: str, salt: str | None) -> str:
+def cache_salt_of(context: AppContext, tenant: str, salt: str | None) -> str:
     """Return the salt that limits KV sharing: to the client's key and, if given, to requests with the same salt."""
-    if not tenant and not salt:
-        return ""
-    return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).hexdigest()
+    parts = (tenant, salt or "", context.salt_of_all.value)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest() if any(parts) else ""
 
 
 def priority_of(in_body: int | None, request: Request) -> int:

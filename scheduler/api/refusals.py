@@ -45,6 +45,16 @@ WITH_TOOLS_NOT_SERVED: dict[str, Refusal] = {
 NOT_SERVED = _WITHOUT_TOOLS | WITH_TOOLS_NOT_SERVED
 """Refused by routes without tools."""
 
+TOKENS_NOT_SERVED = WITH_TOOLS_NOT_SERVED | {"features": (_NOTHING, _TEXT_ALONE), "content_parts": (([],), _TEXT_ALONE)}
+SAMPLING_NOT_SERVED = NOT_SERVED | {
+    "extra_args": (({},), "they are for plugins of vLLM's engine, which pdserve does not run"),
+    "prompt_logprob_token_ids": (_NOTHING, "use prompt_logprobs"),
+    "prompt_logprob_start": ((0,), "prompt_logprobs are those of the whole prompt"),
+    "skip_reading_prefix_cache": (_OFF, "use a cache_salt that no other request has"),
+    "trace_decode_token_ids": (_NOTHING, "the output is what the model generates"),
+}
+"""Refused by /inference/v1/generate, and in its sampling_params."""
+
 POOLING_NOT_SERVED = NOT_SERVED | {
     "padding": (("do_not_pad",), "texts are computed without padding: leave it out"),
     "use_activation": (_NOTHING, "the model's own files define the activation"),
@@ -71,6 +81,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "mm_payload": "used only by vLLM's render routes; its generation routes ignore it too",
     "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",
     "metadata": "the client's own notes", "store": "nothing is stored", "service_tier": "there is only one",
+    "token_offsets": "their texts are not used by vLLM either", "parse_context": "read only for answers that are chats",
+    "reasoning_ended": "the prompt's own markers say it", "reasoning_parser_kwargs": "as reasoning_ended",
+    "flat_logprobs": "the answer has one form", "output_kind": "`stream` decides it",
+    "skip_clone": "vLLM's own state", "output_text_buffer_length": "vLLM's own state",
     "safety_identifier": "as user: the client's identifier of its end user", "prompt_cache_key": "as session_id",
 }  # fmt: skip
 """Fields of other APIs that are accepted because ignoring them is harmless, and why."""

@@ -25,7 +25,7 @@ def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:
         return own_id
     state["ids_in_use"].add(client_id)
     state["client_id"] = client_id
-    return f"{own_id.partition('-')[0]}-{client_id}"
+    return f"{own_id.rpartition('-')[0]}-{client_id}"
 
 
 def clean_client_id(given: str) -> str | None:

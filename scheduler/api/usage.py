@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
 from scheduler.text_output import TextOutput
 from wire.types import StageTimes
@@ -45,6 +46,19 @@ def server_timing(served: Sequence[PromptDone]) -> str:
         hop = f';desc="bytes={times.kv_bytes} transport={times.transport}"'
         parts = [part + hop if part.startswith("send;") else part for part in parts]
     return ", ".join(parts)
+
+
+def timing_metrics(done: RequestDone) -> dict[str, float | None]:
+    """Return vLLM's `metrics` of a request; times begin when its prompt was placed, None without an output token."""
+    prefill_s, decode_s, count = done.prefill_s, done.decode_s, done.num_output_tokens
+    mean_s = decode_s / (count - 1) if decode_s is not None and count > 1 else None
+    inference_s = 0.0 if prefill_s is None or decode_s is None else prefill_s + decode_s
+    seconds = {
+        "time_to_first_token_ms": prefill_s, "generation_time_ms": decode_s, "queue_time_ms": done.queue_s,
+        "mean_itl_ms": mean_s,
+    }  # fmt: skip
+    found = {name: None if value is None else round(value * 1000, 3) for name, value in seconds.items()}
+    return found | {"tokens_per_second": round(count / inference_s, 3) if inference_s else None}
 
 
 def serving_report(served: Sequence[PromptDone], *, instances: bool) -> Any:

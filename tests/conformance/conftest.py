@@ -18,7 +18,13 @@ from tests.cluster.guide import START_TIMEOUT_S, GuideCluster
 from tests.conformance.served import Compared, Oracle, Served
 from tests.engine.tiny_models import make_tiny_model
 
-FLAGS = ("--max-logprobs", "20", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint")
+FLAGS = (
+    "--max-logprobs",
+    "20",
+    "--enable-prompt-tokens-details",
+    "--enable-tokenizer-info-endpoint",
+    "--enable-dev-routes",
+)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,12 @@ SURFACES: dict[str, dict[int, str]] = {
     },
     "B.ops": {
         1: "/health: 200, and 503 when the engine is dead", 2: "/metrics", 3: "/version", 4: "/ping", 5: "/load",
-        6: "/openapi.json", 7: "/docs by flag",
+        6: "/openapi.json", 7: "/docs by flag", 8: "/server_info and /reset_prefix_cache by flag",
+        9: "every route of vLLM 0.33 is served, or documented with the reason why not",
+    },
+    "B.tokens": {
+        1: "/inference/v1/generate: ids, texts and log probabilities, whole and streamed",
+        2: "a wrong field with its path",
     },
     "B.chat": {
         1: "max_completion_tokens wins over max_tokens", 2: "top_logprobs: null is 0, -1 is all where allowed",
@@ -46,6 +51,7 @@ SURFACES: dict[str, dict[int, str]] = {
         1: "stream_options only with stream", 2: "include_usage: one more chunk without choices",
         3: "continuous_usage_stats: counts in every chunk, never smaller, with include_usage",
         4: "else no usage anywhere", 5: "--enable-force-include-usage and --enable-prompt-tokens-details",
+        6: "--enable-per-request-metrics",
     },
     "B.logprobs": {
         1: "chats: token, logprob, bytes and exactly top_logprobs others",

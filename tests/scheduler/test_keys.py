@@ -66,7 +66,7 @@ def _app_with_keys(served: Served, **kwargs: Any) -> Any:
 
 @pytest.mark.covers("A2.32")
 async def test_every_route_needs_a_key_except_the_open_ones(serve: Serve) -> None:
-    async with serve(enable_docs=True, enable_tokenizer_info_endpoint=True) as served:
+    async with serve(enable_docs=True, enable_tokenizer_info_endpoint=True, enable_dev_routes=True) as served:
         app, options = _app_with_keys(served), served.context.config.options
         paths = {route.path.replace("{name:path}", "x") for route in open_routes(options)} | set(CLOSED)
         statuses = {(path, method): (await _ask(app, path, method))[0] for path in paths for method in METHODS}

@@ -81,7 +81,9 @@ async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
 def test_the_docs_page_names_every_route(use_openai: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text(encoding="utf-8")
 
-    opened = SchedulerOptions(use_openai=use_openai, enable_docs=True, enable_tokenizer_info_endpoint=True)
+    opened = SchedulerOptions(
+        use_openai=use_openai, enable_docs=True, enable_tokenizer_info_endpoint=True, enable_dev_routes=True
+    )
     assert [route.path for route in open_routes(opened) if route.path.replace(":path", "") not in page] == []
 
 

@@ -8,6 +8,7 @@ from scheduler.api.embeddings import EmbeddingBody
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.refusals import NOT_SERVED, TRANSFER_FIELDS, WITHOUT_EFFECT
 from scheduler.api.score import ScoreBody
+from scheduler.api.token_generation import SamplingBody, TokensBody
 
 SHARED = [
     "model", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed",
@@ -44,6 +45,22 @@ SCORE = [
 ]  # fmt: skip
 """Of the classes of the two routes served here: Embedding*Request, and Score*Request with its four pairs of names."""
 
+TOKENS = [
+    "request_id", "token_ids", "token_offsets", "features", "content_parts", "sampling_params", "model",
+    "reasoning_ended", "reasoning_parser_kwargs", "return_token_ids", "output_mode", "parse_context", "stream",
+    "stream_options", "cache_salt", "priority", "kv_transfer_params", "ec_transfer_params",
+]  # fmt: skip
+SAMPLING = [
+    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "watermarking", "top_p",
+    "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs",
+    "prompt_logprobs", "logprob_token_ids", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
+    "include_stop_str_in_output", "stream_interval", "structured_outputs", "logit_bias", "allowed_token_ids",
+    "extra_args", "bad_words", "skip_reading_prefix_cache", "thinking_token_budget", "repetition_detection",
+    "routed_experts_prompt_start", "prompt_logprob_token_ids", "prompt_logprob_start", "flat_logprobs",
+    "output_kind", "skip_clone", "output_text_buffer_length", "trace_decode_token_ids",
+]  # fmt: skip
+"""Of /inference/v1/generate: GenerateRequest's, and those of SamplingParams, which is a field of it."""
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 EMBED: dict[str, Any] = {"input": "hi"}
 PAIR: dict[str, Any] = {"text_1": "hi", "text_2": "hi"}
@@ -66,8 +83,10 @@ REFUSED = [
         ([*SHARED, *CHAT], ChatBody),
         ([*POOLING, *EMBEDDING], EmbeddingBody),
         ([*POOLING, *SCORE], ScoreBody),
+        (TOKENS, TokensBody),
+        (SAMPLING, SamplingBody),
     ],
-    ids=["text", "chat", "vectors", "scores"],
+    ids=["text", "chat", "vectors", "scores", "tokens", "sampling"],
 )
 def test_each_field_has_one_verdict(names: list[str], body: Any) -> None:
     tables = [set(body.model_fields), set(body.not_served), set(TRANSFER_FIELDS), set(WITHOUT_EFFECT)]

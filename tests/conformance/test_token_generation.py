@@ -1,0 +1,41 @@
+"""/inference/v1/generate and /reset_prefix_cache with a real model, combined and over P/D."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conformance.served import PROMPT, Compared, Oracle
+
+pytestmark = pytest.mark.cluster
+
+PATH = "/inference/v1/generate"
+
+
+@pytest.mark.covers("B.tokens.1")
+def test_ids_generated_from_ids_are_those_of_the_completion(compared: Compared, oracle: Oracle) -> None:
+    sampling = {"max_tokens": 8, "temperature": 0, "logprobs": 2}
+    body: dict[str, Any] = {"token_ids": oracle.ids(PROMPT), "sampling_params": sampling, "output_mode": "text"}
+    completion = compared.completion(return_token_ids=True)["choices"][0]
+    whole = compared.post(PATH, **body).json()["choices"][0]
+    chunks = compared.post(PATH, **body, stream=True).text.split("\n\n")[:-2]
+    streamed = [json.loads(chunk.removeprefix("data: "))["choices"][0] for chunk in chunks]
+
+    assert (whole["token_ids"], whole["text"]) == (completion["token_ids"], completion["text"])
+    assert [token_id for choice in streamed for token_id in choice["token_ids"]] == whole["token_ids"]
+    assert "".join(choice["text"] for choice in streamed) == whole["text"]
+    compared.agree("ids", whole["token_ids"])
+
+
+@pytest.mark.covers("B.ops.8")
+def test_nothing_is_found_in_the_prefix_cache_after_a_reset(compared: Compared) -> None:
+    prompt, found = [7] * 100, list[Any]()
+    for reset in (False, False, True, False):
+        if reset:
+            assert compared.http.post("/reset_prefix_cache").json() == {"success": True}
+        answer = compared.completion(prompt, return_token_ids=True)
+        found.append((answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["token_ids"]))
+
+    cached, outputs = zip(*found, strict=True)
+    assert cached == (0, 96, 0, 96)
+    assert len(set(map(tuple, outputs))) == 1
