@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from batch.backend import Answer
 
-_BUSY = frozenset({429, 503, 504})
-"""Statuses of an overloaded server; 504, because a request waited too long in its queue."""
+_BUSY = frozenset({429, 503, 504, 529})
+"""Statuses of an overloaded server; 504, because a request waited too long in its queue; 529 in Anthropic's API."""
 
 
 class Inflight:

@@ -16,8 +16,8 @@ from batch.retry_after import retry_after_s
 from telemetry.capped_logs import CappedLog
 from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 
-_BUSY = 429
-_TEMPORARY = frozenset({_BUSY, 408, 502, 503, 504})
+_BUSY = frozenset({429, 529})
+_TEMPORARY = _BUSY | {408, 502, 503, 504}
 """Statuses whose cause is not the line: it is retried."""
 _PROBES = ("/health", "/ready")
 _PROBE_S = 30.0
@@ -66,7 +66,7 @@ class LineAttempts:
             answer, lost = await self._attempt(request, headers)
             if answer is not None and answer.status not in _TEMPORARY:
                 return self._check_key(answer)
-            if answer is not None and answer.status == _BUSY:
+            if answer is not None and answer.status in _BUSY:
                 busy += 1
             else:
                 failures += 1

@@ -129,11 +129,15 @@ def _line(custom_id: str, request_id: str, status: int, body: Any, error: dict[s
 
 
 def _tokens(body: Any) -> tuple[int, int]:
-    """Return the prompt and completion tokens from the usage in an answer's body, by either of OpenAI's names."""
+    """Return the prompt and completion tokens from the usage in an answer's body, by the names of any API.
+
+    Anthropic's counts of the prompt are separate: what was cached, and the rest.
+    """
     usage = body.get("usage") if isinstance(body, dict) else None
     counts = usage if isinstance(usage, dict) else {}
     num_prompt = counts.get("prompt_tokens", counts.get("input_tokens"))
-    return _count(num_prompt), _count(counts.get("completion_tokens", counts.get("output_tokens")))
+    cached = sum(_count(counts.get(f"cache_{how}_input_tokens")) for how in ("creation", "read"))
+    return _count(num_prompt) + cached, _count(counts.get("completion_tokens", counts.get("output_tokens")))
 
 
 def _count(value: Any) -> int:

@@ -9,7 +9,7 @@ import orjson
 from batch.lines import json_name
 
 ENDPOINTS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/score",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score", "/score",
 )  # fmt: skip
 """The paths that a line may have as its `url`."""
 

@@ -30,7 +30,7 @@ async def _round(inflight: Inflight, status: int, count: int) -> int:
     return inflight.limit
 
 
-@pytest.mark.parametrize("busy", [429, 503, 504])
+@pytest.mark.parametrize("busy", [429, 503, 504, 529])
 async def test_it_is_halved_once_for_all_requests_refused_together(busy: int) -> None:
     inflight = Inflight(64)
 

@@ -37,7 +37,7 @@ def test_a_retry_after_lengthens_a_wait_within_its_limit() -> None:
     ("header", "minimum", "maximum"),
     [("7", 7.0, 8.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.25, 0.5), ("-1", 0.25, 0.5), ("9" * 400, 0.25, 0.5)],
 )
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, 503, 529])
 def test_a_retry_after_is_waited_for(status: int, header: str, minimum: float, maximum: float) -> None:
     times: list[float] = []
 

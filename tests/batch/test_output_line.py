@@ -63,8 +63,16 @@ def test_an_answer_is_in_response_with_a_null_error() -> None:
     assert (outcome.prompt_tokens, outcome.completion_tokens) == (7, 5)
 
 
-def test_usage_may_have_the_names_of_the_responses_api() -> None:
-    outcome = answered("a", "r1", "/v1/responses", json_answer({"usage": {"input_tokens": 7, "output_tokens": 5}}))
+@pytest.mark.parametrize(
+    ("path", "num_input", "cached"),
+    [
+        ("/v1/responses", 7, {"input_tokens_details": {"cached_tokens": 4}}),
+        ("/v1/messages", 3, {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 4}),
+    ],
+)
+def test_usage_may_have_the_names_of_other_apis(path: str, num_input: int, cached: dict[str, Any]) -> None:
+    usage = {"input_tokens": num_input, "output_tokens": 5} | cached
+    outcome = answered("a", "r1", path, json_answer({"usage": usage}))
 
     assert (outcome.prompt_tokens, outcome.completion_tokens) == (7, 5)
 

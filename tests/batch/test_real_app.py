@@ -33,6 +33,7 @@ GOOD = (
     ("/score", {"text_1": "hello", "text_2": "world"}),
     (CHAT, {"messages": HELLO, "n": 2, "logprobs": True, "top_logprobs": 2}),
     ("/v1/responses", {"input": "hello", "max_output_tokens": 9}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
 )
 
 
@@ -96,8 +97,10 @@ async def test_all_endpoints_are_answered_in_one_file_in_order(
         lines = await _run(_job(tmp_path, *GOOD), backend)
 
     assert [line["response"]["status_code"] for line in lines] == [200] * len(GOOD)
-    kinds = [line["response"]["body"]["object"] for line in lines]
+    *others, message = (line["response"]["body"] for line in lines)
+    kinds = [body["object"] for body in others]
     assert kinds == ["chat.completion", "text_completion", "list", "list", "list", "chat.completion", "response"]
+    assert (message["type"], message["content"][0]["text"]) == ("message", "hello world")
     assert [line["custom_id"] for line in lines] == [f"r{i}" for i in range(len(GOOD))]
     assert lines[0]["response"]["body"]["choices"][0]["message"]["content"] == "hello world"
     assert len(lines[5]["response"]["body"]["choices"]) == 2
@@ -239,16 +242,18 @@ async def test_a_nesting_bomb_inside_a_body_is_that_lines_error(text_model: Path
     assert "nested deeper than" in line["error"]["message"]
 
 
-async def test_a_full_queue_is_waited_out(text_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "status"), [(0, 429), (-1, 529)], ids=["chat", "message"])
+async def test_a_full_queue_is_waited_out(text_model: Path, tmp_path: Path, at: int, status: int) -> None:
     async with _backend_and_cluster(text_model) as (backend, dispatcher):
         dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=1)
-        reported = await backend.send("POST", CHAT, json.dumps({"model": NAME, "messages": HELLO}).encode())
-        full = await _run(_job(tmp_path, GOOD[0]), backend)
+        path, body = GOOD[at]
+        reported = await backend.send("POST", path, json.dumps({"model": NAME, **body}).encode())
+        full = await _run(_job(tmp_path, GOOD[at]), backend)
         dispatcher.refuse_with = None
-        (line,) = await _run(_job(tmp_path, GOOD[0]), backend)
+        (line,) = await _run(_job(tmp_path, GOOD[at]), backend)
 
-    assert (reported.status, reported.headers["retry-after"]) == (429, "1")
-    assert full[0]["response"]["status_code"] == 429
+    assert (reported.status, reported.headers["retry-after"]) == (status, "1")
+    assert full[0]["response"]["status_code"] == status
     assert line["error"] is None
 
 

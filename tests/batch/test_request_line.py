@@ -8,7 +8,10 @@ import pytest
 from batch.request_line import ENDPOINTS, LineRefused, request_of
 from tests.batch.scripted import line
 
-MANY = "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/score, /score"
+MANY = (
+    "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, "
+    "/v1/embeddings, /v1/score, /score"
+)
 
 
 @pytest.mark.parametrize("url", ENDPOINTS)

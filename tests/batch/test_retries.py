@@ -18,6 +18,7 @@ pytestmark = pytest.mark.anyio
         json_answer({}, 502),
         json_answer({}, 503),
         json_answer({}, 504),
+        json_answer({}, 529),
         Unavailable("the connection was lost"),
     ],
 )
