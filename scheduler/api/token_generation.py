@@ -25,7 +25,7 @@ from wire.errors import InvalidRequest, PromptTooLong
 _OWN_FIELDS = ("stream", "stream_options", "cache_salt", "priority", "request_id")
 
 
-class SamplingBody(GenerationBody):
+class TokensSamplingBody(GenerationBody):
     """`sampling_params`: the sampling parameters of /v1/completions."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = SAMPLING_NOT_SERVED
@@ -53,7 +53,7 @@ class TokensBody(Body):
     not_served: ClassVar[Mapping[str, Refusal]] = TOKENS_NOT_SERVED
 
     token_ids: Annotated[ManyIds, Field(min_length=1)]
-    sampling_params: SamplingBody
+    sampling_params: TokensSamplingBody
     model: str | None = None
     output_mode: Literal["tokens", "text"] = "tokens"
     return_token_ids: bool | None = None

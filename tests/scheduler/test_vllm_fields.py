@@ -8,7 +8,7 @@ from scheduler.api.embeddings import EmbeddingBody
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.refusals import NOT_SERVED, TRANSFER_FIELDS, WITHOUT_EFFECT
 from scheduler.api.score import ScoreBody
-from scheduler.api.token_generation import SamplingBody, TokensBody
+from scheduler.api.token_generation import TokensBody, TokensSamplingBody
 
 SHARED = [
     "model", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed",
@@ -84,7 +84,7 @@ REFUSED = [
         ([*POOLING, *EMBEDDING], EmbeddingBody),
         ([*POOLING, *SCORE], ScoreBody),
         (TOKENS, TokensBody),
-        (SAMPLING, SamplingBody),
+        (SAMPLING, TokensSamplingBody),
     ],
     ids=["text", "chat", "vectors", "scores", "tokens", "sampling"],
 )

@@ -1,6 +1,7 @@
 """The fields of a request over vLLM workers, each by leg: what reaches prefill, what decode, and what is refused."""
 
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,3 +140,52 @@ async def test_what_is_refused_reaches_no_worker(
         assert response.status_code in (400, 404), response.text
         assert message in response.json()["error"]["message"]
         assert not any(worker.received for worker in cluster.workers)
+
+
+ASK = [{"role": "user", "content": TEXT}]
+OTHER_APIS = {
+    "messages": ("/v1/messages", {"messages": ASK, "max_tokens": 8}, lambda body: body["content"][0]["text"]),
+    "responses": (
+        "/v1/responses", {"input": TEXT, "max_output_tokens": 8}, lambda body: body["output"][0]["content"][0]["text"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "text_of"), OTHER_APIS.values(), ids=OTHER_APIS)
+@pytest.mark.anyio
+async def test_other_apis_answer_as_chats_do(
+    path: str, body: dict[str, Any], text_of: Callable[[Any], str], model_folder: Path
+) -> None:
+    fields = {"model": str(model_folder), "temperature": 0}
+    async with served(model_folder) as (client, cluster):
+        chat = await client.post(CHAT, json=fields | {"messages": ASK, "max_tokens": 8})
+        other = await client.post(path, json=fields | body)
+        streamed = await client.post(path, json=fields | body | {"stream": True})
+
+        assert (chat.status_code, other.status_code, streamed.status_code) == (200, 200, 200), other.text
+        events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line[:5] == "data:"]
+        text = chat.json()["choices"][0]["message"]["content"]
+        assert text_of(other.json()) == text
+        assert "".join(_delta(event) for event in events) == text
+        assert [[len(one.body["prompt"]) for one in worker.received] for worker in cluster.workers] == (
+            [[chat.json()["usage"]["prompt_tokens"]] * 3] * 2
+        )
+
+
+@pytest.mark.anyio
+async def test_token_ids_are_continued_as_by_a_completion(model_folder: Path) -> None:
+    ids, sampling = [5, 9, 17], {"max_tokens": 8, "temperature": 0}
+    async with served(model_folder) as (client, cluster):
+        completion = {"prompt": ids, "return_token_ids": True} | sampling
+        found = await client.post(COMPLETIONS, json=completion)
+        tokens = await client.post("/inference/v1/generate", json={"token_ids": ids, "sampling_params": sampling})
+
+        assert tokens.status_code == 200, tokens.text
+        assert tokens.json()["choices"][0]["token_ids"] == found.json()["choices"][0]["token_ids"]
+        assert [len(worker.received) for worker in cluster.workers] == [2, 2]
+
+
+def _delta(event: Mapping[str, Any]) -> str:
+    """Return the text that an event adds: Anthropic's, or that of the Responses API."""
+    delta = event.get("delta")
+    return delta if isinstance(delta, str) else (delta or {}).get("text", "")
