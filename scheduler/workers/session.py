@@ -171,7 +171,7 @@ class WorkerSession:
     async def _ask_and_generate(self, prompt: PromptState) -> None:
         """Start the prompt on this worker, and report its wanted blocks once all its requests have called back."""
         if self._expect is None:
-            raise InternalError("it does not get its request first: --connector is another one")
+            raise InternalError("with this --connector, decode gets its request after prefill")
         check_prompt(prompt)
         reserved = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
