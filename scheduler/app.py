@@ -26,6 +26,12 @@ from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
 from scheduler.api.responses.create_response import create_response
 from scheduler.api.responses.responses_body import ResponsesBody
+from scheduler.api.responses.stored_responses import (
+    cancel_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from scheduler.api.route import TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
 from scheduler.api.token_generation import TokensBody, generate_tokens
@@ -51,6 +57,16 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/responses", create_response, "text", "Answer items, in the format of OpenAI's Responses API",
         ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,
+    ),
+    Route(
+        "GET", "/v1/responses/{response_id}", retrieve_response, "text", "Return a kept response",
+        media_types=_STREAMED,
+    ),
+    Route("DELETE", "/v1/responses/{response_id}", delete_response, "text", "Delete a kept response"),
+    Route("POST", "/v1/responses/{response_id}/cancel", cancel_response, "text", "Cancel a response in the background"),
+    Route(
+        "GET", "/v1/responses/{response_id}/input_items", list_input_items, "text",
+        "List the items that a kept response answers",
     ),
     Route(
         "POST", "/v1/messages", create_message, "text", "Answer a conversation, in Anthropic's format",

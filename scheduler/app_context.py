@@ -13,6 +13,8 @@ from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.traces import Traces
 from scheduler.request import Dispatcher
+from scheduler.responses_store.background_runs import BackgroundRuns
+from scheduler.responses_store.response_store import ResponseStore
 from scheduler.text_output import Observer
 from scheduler.tokens import Tokens
 from wire.errors import UnknownModel
@@ -56,7 +58,7 @@ class AppContext:
     """The scheduler's state for the HTTP API.
 
     `health` returns why the process cannot work, None if it can; `max_output` returns how many output tokens per
-    sequence fit into the KV pools after a prompt.
+    sequence fit into the KV pools after a prompt; `responses` keeps those of /v1/responses, None if they are not kept.
     """
 
     config: SchedulerConfig
@@ -71,6 +73,8 @@ class AppContext:
     defaults: Mapping[str, Any] = field(default_factory=lambda: GUIDE_DEFAULTS)
     traces: Traces | None = None
     salt_of_all: SaltOfAll = field(default_factory=SaltOfAll)
+    responses: ResponseStore | None = None
+    background: BackgroundRuns = field(default_factory=BackgroundRuns)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from ranktable_tools.addresses import HostComparer
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport, always_healthy
-from scheduler.config import SchedulerConfig
+from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
 from scheduler.http.drain import Drain
 from scheduler.http.keys import read_keys
@@ -30,6 +30,10 @@ from scheduler.observability.replacements import VARIABLE as STATE_FILE
 from scheduler.observability.traces import open_traces
 from scheduler.placement import max_output
 from scheduler.registry import Registry
+from scheduler.responses_store.background_runs import BackgroundRuns
+from scheduler.responses_store.response_store import ResponseStore
+from scheduler.responses_store.sqlite_rows import StoreLimits
+from scheduler.responses_store.sqlite_store import SqliteStore
 from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
@@ -61,6 +65,7 @@ class Serving:
     app: ASGIApp
     control: Control
     drain: Drain
+    _background: BackgroundRuns
     _tasks: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
 
     async def run(self) -> None:
@@ -74,6 +79,7 @@ class Serving:
             for task in done:
                 task.result()
         finally:
+            await self._background.close()  # while there are sessions, so that they end for their own reason
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,6 +112,7 @@ async def open_serving(
     model = config.engine.served_names()[0]
     traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
     drain, tokens = Drain(), Tokens(files, options.chat_settings(keyed=len(keys) > 0))
+    responses = await _open_responses(options)
     context = AppContext(
         config,
         control.dispatch,
@@ -124,6 +131,7 @@ async def open_serving(
         traces=traces,
         keys=keys,
         defaults=defaults,
+        responses=responses,
     )
     follow = cluster.follow
     tasks = (
@@ -134,12 +142,21 @@ async def open_serving(
         lambda: give_back_memory(lambda: not control.dispatch.ledger.inflight),
     )
     try:
-        yield Serving(build_app(context), control, drain, tasks)
+        yield Serving(build_app(context), control, drain, context.background, tasks)
     finally:
         await control.dispatch.close(0)
+        if responses is not None:
+            await responses.close()
         await tokens.close()
         if traces is not None:
             await asyncio.to_thread(traces.close)
+
+
+async def _open_responses(options: SchedulerOptions) -> ResponseStore | None:
+    if options.responses_store is None:
+        return None
+    limits = StoreLimits(options.responses_store_count, options.responses_store_bytes, options.responses_store_ttl)
+    return await SqliteStore.open(Path(options.responses_store), limits)
 
 
 def build_control(cluster: Cluster, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT) -> Control:

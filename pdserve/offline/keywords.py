@@ -24,7 +24,8 @@ from wire.errors import ConfigError
 DECIDED = frozenset((
     "host", "port", "ip", "kv_ip", "http_port", "share_devices", "global_rank_table", "node_ports", "use_openai",
     "connector", "worker_api_key_file", "worker_callback",
-    "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path", "config",
+    "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path", "config", "responses_store",
+    "responses_store_count", "responses_store_bytes", "responses_store_ttl",
     "_api_process_count", "_api_process_rank",
 ))  # fmt: skip
 _OFFLINE: Mapping[str, Any] = {

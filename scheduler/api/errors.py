@@ -19,11 +19,11 @@ _SHOWN_PATH = 128  # characters of an unknown path quoted in an error
 
 
 class HttpError(Exception):
-    """An HTTP-level refusal with its own status."""
+    """An HTTP-level refusal with its own status; `param` names the field, if one is to blame."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.param = status, param
 
 
 def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
 def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
     """Log `error` and return its response; a refusal of path, method or body is not logged."""
     if isinstance(error, HttpError):
-        return _http_response(error.status, str(error), None, scope)
+        return _http_response(error.status, str(error), None, scope, error.param)
     if isinstance(error, HTTPException):
         return _no_route_error(error, scope)
     headers = {}
@@ -98,10 +98,10 @@ def _no_route_error(error: HTTPException, scope: Mapping[str, Any]) -> Response:
 
 
 def _http_response(
-    status: int, message: str, headers: Mapping[str, str] | None, scope: Mapping[str, Any]
+    status: int, message: str, headers: Mapping[str, str] | None, scope: Mapping[str, Any], param: str | None = None
 ) -> Response:  # fmt: skip
     kind = _HTTP_TYPES.get(status, "invalid_request_error")
-    return _response(ShownError(message, kind, None, status), headers, scope)
+    return _response(ShownError(message, kind, param, status), headers, scope)
 
 
 def _response(error: ShownError, headers: Mapping[str, str] | None, scope: Mapping[str, Any]) -> Response:

@@ -293,7 +293,7 @@ def parts(role: str, *content: Any) -> dict[str, Any]:
         (TOOLS | {"tool_choice": ALLOWED | {"tools": [{"type": "mcp"}]}}, "tool_choice.tools.0"),
         (TOOLS | {"tool_choice": ALLOWED | {"tools": [NOW | {"name": "x"}]}}, "tool_choice.tools.0.name"),
         ({"prompt": {"id": "x"}}, "prompt"), ({"conversation": "x"}, "conversation"), ({"n": 2}, "n"),
-        ({"background": True}, "background"), ({"previous_response_id": "x"}, "previous_response_id"),
+        ({"background": True}, "background"),
         ({"response_format": {"type": "json_object"}}, "response_format"), ({"max_tokens": 3}, "max_tokens"),
         ({"ticket": "x"}, "ticket"), ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ],

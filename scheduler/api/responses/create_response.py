@@ -4,15 +4,16 @@ import dataclasses
 from collections.abc import Sequence
 
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from scheduler.api.chat import chat_options
-from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody, SamplingBody, StreamOptions
 from scheduler.api.prepared_chat import Conversation, PreparedChat, prepare_conversation
 from scheduler.api.read_body import read_body
 from scheduler.api.responses.input_items import Item, continues_answer, read_conversation, read_items
 from scheduler.api.responses.response_head import response_head
 from scheduler.api.responses.response_shape import ResponseShape
+from scheduler.api.responses.response_state import earlier_items, keep, store_for
 from scheduler.api.responses.response_tools import read_response_tools
 from scheduler.api.responses.responses_body import ResponsesBody
 from scheduler.api.responses.truncation import drop_oldest
@@ -26,19 +27,20 @@ from wire.structured_output import json_output
 from wire.types import StructuredOutput
 
 
-async def create_response(context: AppContext, request: Request) -> Generation:
+async def create_response(context: AppContext, request: Request) -> ASGIApp:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     body = await read_body(context, request, ResponsesBody)
-    _check_state(body)
-    model = context.model_named(body.model)
-    items = read_items(body.input)
+    model, store = context.model_named(body.model), store_for(context, body)
+    earlier = await earlier_items(context, body, request)
+    items = [*earlier, *read_items(body.input)]
     tools, choice = read_response_tools(
         body.tools, body.tool_choice, parallel=body.parallel_tool_calls, parser=context.call_parser
     )
-    messages, options = read_conversation(items, body.instructions), _options(body, items, tools)
+    messages = read_conversation(items, body.instructions, num_earlier=len(earlier))
     conversation = Conversation(
-        messages, options, choice, _constraint(body), include_reasoning=body.include_reasoning is not False
-    )
+        messages, _options(body, items, tools), choice, _constraint(body),
+        include_reasoning=body.include_reasoning is not False,
+    )  # fmt: skip
     try:
         chat = await _prepare(context, body, request, conversation)
     except InvalidRequest as error:
@@ -47,8 +49,10 @@ async def create_response(context: AppContext, request: Request) -> Generation:
         raise
     (prompt,) = chat.prepared.prompts
     formatter = chat.prepared.formatter if body.has_logprobs else None
-    head = response_head(body, model, chat)
-    return chat.generation(ResponseShape(head, call_origin(head["id"], prompt), formatter))
+    head = response_head(body, model, chat, None if store is None else store.new_id())
+    shape = ResponseShape(head, call_origin(head["id"], prompt), formatter)
+    generation = chat.generation(shape)
+    return generation if store is None else await keep(store, generation, shape, items, body, request)
 
 
 class _SamplingBody(ChatBody):
@@ -75,20 +79,14 @@ async def _prepare(
     return await prepare_conversation(context, sampling, request, conversation, "resp")
 
 
-def _check_state(body: ResponsesBody) -> None:
-    """Refuse what needs a store of responses."""
-    for name in ("background", "previous_response_id"):
-        if getattr(body, name):
-            raise InvalidRequest(f"{name} needs stored responses, and this server stores none", name)
-
-
 def _sampling_body(context: AppContext, body: ResponsesBody) -> ChatBody:
     limit = body.max_output_tokens
     shared = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    shared["stream"] = streams = bool(body.stream or body.background)
     return _SamplingBody.model_construct(
         **shared,
         max_tokens=None if limit is None else min(limit, context.tokens.max_model_len),  # clients send large ones
-        stream_options=StreamOptions(include_usage=True) if body.stream else None,
+        stream_options=StreamOptions(include_usage=True) if streams else None,
         logprobs=body.has_logprobs,
         top_logprobs=body.top_logprobs,
     )

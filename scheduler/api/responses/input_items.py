@@ -27,15 +27,16 @@ def read_items(given: Any) -> list[Item]:
     return given
 
 
-def read_conversation(items: Sequence[Item], instructions: str | None) -> list[Message]:
+def read_conversation(items: Sequence[Item], instructions: str | None, *, num_earlier: int = 0) -> list[Message]:
     """Return the conversation for a template. Raises InvalidRequest with the path of the field.
 
+    The first `num_earlier` items are those of the responses that it continues.
     Reasoning, text and calls that follow each other are one message of the assistant.
     """
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     num_before, calls = len(messages), set[str]()
     for at, item in enumerate(items):
-        path = f"input.{at}"
+        path = f"input.{at - num_earlier}"
         match item.get("type", "message"):
             case "message":
                 _add_message(messages, item, path)

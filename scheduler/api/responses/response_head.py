@@ -8,8 +8,10 @@ from scheduler.api.responses.response_tools import shown_tools
 from scheduler.api.responses.responses_body import ResponsesBody
 
 
-def response_head(body: ResponsesBody, model: str, chat: PreparedChat) -> dict[str, Any]:
-    """Return every field that a response has; some change until its end."""
+def response_head(
+    body: ResponsesBody, model: str, chat: PreparedChat, stored_id: str | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """Return every field that a response has; some change until its end. `stored_id` is its id if it is kept."""
     params, text, reasoning = chat.prepared.params, body.text, body.reasoning
     shown_format = (
         {"type": "text"}
@@ -17,7 +19,7 @@ def response_head(body: ResponsesBody, model: str, chat: PreparedChat) -> dict[s
         else text.format.model_dump(by_alias=True, exclude_none=True)
     )
     return {
-        "id": f"resp_{chat.answer_id.partition('-')[2]}",
+        "id": stored_id or f"resp_{chat.answer_id.partition('-')[2]}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
@@ -45,8 +47,8 @@ def response_head(body: ResponsesBody, model: str, chat: PreparedChat) -> dict[s
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "top_logprobs": body.top_logprobs or 0,
-        "store": False,
-        "background": False,
+        "store": stored_id is not None,
+        "background": bool(body.background),
         "service_tier": "default",
         "metadata": body.metadata or {},
         "user": body.user,

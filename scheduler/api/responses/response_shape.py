@@ -26,12 +26,12 @@ _CODES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "i
 class ResponseShape:
     """Builds one response, whole or as events. Mutable while it streams. Implements AnswerShape.
 
-    `head` is the response before its first item. `origin` identifies the request in the ids of its items. `formatter`
-    formats log probabilities, None if they are not requested.
+    `head` is the response before its first item, `final` at its end, empty until then. `origin` identifies the request
+    in the ids of its items. `formatter` formats log probabilities, None if they are not requested.
     """
 
     def __init__(self, head: Mapping[str, Any], origin: bytes, formatter: TokenFormatter | None) -> None:
-        self._head = head
+        self.head = head
         self._origin = origin
         self._formatter = formatter
         self._num_events = len(_OPENING)  # they have the first numbers, and are sent first, but made after a piece
@@ -42,6 +42,7 @@ class ResponseShape:
         self._num_messages = 0
         self._in_message = False
         self._status = COMPLETED
+        self.final: dict[str, Any] = {}
 
     @property
     def stream_format(self) -> StreamFormat:
@@ -51,7 +52,7 @@ class ResponseShape:
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the events before the first item."""
         self._is_open = True
-        return b"".join(_framed(name, at, {"response": self._head}) for at, name in enumerate(_OPENING))
+        return b"".join(_framed(name, at, {"response": self.head}) for at, name in enumerate(_OPENING))
 
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the events that carry `piece`."""
@@ -87,12 +88,16 @@ class ResponseShape:
         status = _status_of(choice.finish_reason)
         return self._finished(status, [*(item.shown(COMPLETED) for item in before), last.shown(status)], usage)
 
+    def cancel(self) -> None:
+        """Set `final` to the response with the items so far, cancelled."""
+        self._finished("cancelled", self._output_so_far(), None)
+
     def _finished(
         self, status: str, output: Sequence[Any], usage: Usage | None, error: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:  # fmt: skip
         """Return the response at its end: every one, whole or streamed, complete or failed, is made here."""
-        return {
-            **self._head,
+        self.final = {
+            **self.head,
             "completed_at": int(time.time()) if status == COMPLETED else None,
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
@@ -100,6 +105,7 @@ class ResponseShape:
             "output": output,
             "usage": None if usage is None else _usage(usage),
         }
+        return self.final
 
     def _message_logprobs(self, piece: TextPiece) -> list[Any]:
         """Return those of the tokens of a piece in a message; those of thinking and of calls have no place."""
@@ -174,10 +180,13 @@ class ResponseShape:
         if "error" not in body:
             return _as_event(body)
         opening = b"" if self._is_open else self.opening(0, PromptReport((), ()), None)
-        output = self._output + ([] if self._item is None else [self._item.shown(INCOMPLETE)])
         error, kind = body["error"], body["error"]["type"]
         shown = {"code": _CODES.get(kind, "server_error"), "message": error["message"]}
-        return opening + self._event("failed", {"response": self._finished("failed", output, None, shown)})
+        failed = self._finished("failed", self._output_so_far(), None, shown)
+        return opening + self._event("failed", {"response": failed})
+
+    def _output_so_far(self) -> list[dict[str, Any]]:
+        return self._output + ([] if self._item is None else [self._item.shown(INCOMPLETE)])
 
 
 def _framed(name: str, number: int, fields: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,84 @@
+"""A scheduler process that is killed with responses under way, and the next one with the same store."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pdserve.ports import free_ports
+from scheduler.responses_store.sqlite_rows import INTERRUPTED
+
+WAIT_S = 120.0
+SCHEDULER = """
+import asyncio, sys
+from flags.options import EngineOptions
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.process import serve_cluster
+from scheduler.serving import Cluster
+from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
+
+async def main(model, port, store, step_s):
+    fakes = FakeCluster("PD")
+    fakes.boot(0)
+    fakes.boot(1).behaviour.step_s = float(step_s)
+    cluster = Cluster(tuple(fakes.expected), fakes.network.connect, TABLE_DIGEST)
+    options = SchedulerOptions(responses_store=store)
+    await serve_cluster(SchedulerConfig(EngineOptions(model=model, port=int(port)), options), cluster)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@contextmanager
+def scheduler(model: Path, port: int, store: Path, step_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A scheduler process over fake instances, ready; a decode step takes `step_s`."""
+    command = [sys.executable, "-c", SCHEDULER, str(model), str(port), str(store), str(step_s)]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}) as process:
+        try:
+            answer("GET", f"http://127.0.0.1:{port}/ready", lambda got: got.status_code == 200)
+            yield process
+        finally:
+            process.kill()
+
+
+def answer(method: str, url: str, until: Any, **body: Any) -> Any:
+    """Return the first answer that `until` accepts."""
+    deadline, last = time.monotonic() + WAIT_S, None
+    while time.monotonic() < deadline:
+        try:
+            last = httpx.request(method, url, json=body or None, trust_env=False, timeout=WAIT_S)
+        except httpx.TransportError:
+            last = None
+        if last is not None and until(last):
+            return last.json()
+        time.sleep(0.05)
+    raise AssertionError(f"no such answer: {last and last.text}")
+
+
+def test_what_a_killed_scheduler_generated_has_failed(model_folder: Path, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    url, store = f"http://127.0.0.1:{port}/v1/responses", tmp_path / "store"
+    with scheduler(model_folder, port, store, 0.5) as process:
+        created = answer("POST", url, lambda got: got.status_code == 200, input="hi", background=True)
+        running = answer("GET", f"{url}/{created['id']}", lambda got: got.json()["status"] == "in_progress")
+        process.send_signal(signal.SIGKILL)
+        process.wait(WAIT_S)
+
+    with scheduler(model_folder, port, store, 0.01) as process:
+        failed = answer("GET", f"{url}/{created['id']}", lambda got: got.status_code == 200)
+        body: Any = {"input": "again", "previous_response_id": created["id"], "max_output_tokens": 2}
+        more = answer("POST", url, lambda got: got.status_code == 200, **body)
+        cancelled = answer("POST", f"{url}/{created['id']}/cancel", lambda got: True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+
+    assert failed == cancelled == running | {"status": "failed", "error": INTERRUPTED}
+    assert more["previous_response_id"] == created["id"]
+    assert [one.name for one in tmp_path.iterdir()] == ["store"]
