@@ -1,7 +1,8 @@
 """The rows of stored responses: bounded in number, bytes and age; the oldest go first."""
 
 import json
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from wire.errors import InvalidRequest, Overloaded
 
 INTERRUPTED = {"code": "server_error", "message": "the scheduler ended before this response: send the request again"}
 """The error of responses that were not done when their process ended."""
+LOST = {"code": "server_error", "message": "the end of this response could not be stored: send the request again"}
+"""The error of responses whose `finish` failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +35,16 @@ class SqliteRows:
     def __init__(self, path: Path, limits: StoreLimits, clock: Callable[[], float], *, busy_s: float) -> None:
         """Open the file; `clock` is the time in seconds since 1970. Raises ConfigError."""
         self._limits, self._clock = limits, clock
+        self._lost: set[str] = set()  # ids whose `finish` failed
         self._connection, self.store_id = open_file(path, busy_s=busy_s)
         self.num_responses = self.num_bytes = self.num_interrupted = 0
         try:
             self.num_responses, self.num_bytes = self._connection.execute(
                 "SELECT count(*), coalesce(sum(num_bytes), 0) FROM response"
             ).fetchone()
-            self._end_interrupted()
+            left = [one for (one,) in self._connection.execute("SELECT id FROM response WHERE NOT done")]
+            self._fail(left, INTERRUPTED)
+            self.num_interrupted = len(left)
             self.drop_expired()
             with self._transaction():  # the limits may be lower than the last process's
                 self._make_room(0, 0)
@@ -67,8 +73,20 @@ class SqliteRows:
             )  # fmt: skip
             self._change(1, num_bytes)
 
-    def finish(self, response_id: str, response: bytes, events: bytes = b"") -> bool:
-        """Replace the object of a response that is not done; False if there is none, or no room for it."""
+    def finish(self, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
+        """Replace the object of a response that is not done, or forget it; False if there is none, or no room for it.
+
+        If that fails, the response is marked as failed as soon as the file can be written.
+        """
+        try:
+            if response is None:
+                self.forget(response_id)
+            return response is not None and self._finish(response_id, response, events)
+        except sqlite3.Error:
+            self._lost.add(response_id)
+            raise
+
+    def _finish(self, response_id: str, response: bytes, events: bytes) -> bool:
         row = self._connection.execute(
             "SELECT num_bytes, length(items) FROM response WHERE id = ? AND NOT done", (response_id,)
         ).fetchone()
@@ -91,6 +109,8 @@ class SqliteRows:
 
     def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """Return the response of this owner, None if there is none."""
+        if response_id in self._lost:
+            self._fail_lost()
         row = self._connection.execute(
             "SELECT background, response, items, done, events FROM response"
             " WHERE id = ? AND owner = ? AND (NOT done OR created_s >= ?)",
@@ -115,6 +135,7 @@ class SqliteRows:
 
     def drop_expired(self) -> None:
         """Delete what has outlived its time."""
+        self._fail_lost()
         with self._transaction():
             self._drop_expired()
 
@@ -171,15 +192,20 @@ class SqliteRows:
                 self._connection.execute("ROLLBACK")
             raise
 
-    def _end_interrupted(self) -> None:
-        """Mark the responses that the last process left as failed."""
-        left = self._connection.execute("SELECT id, response FROM response WHERE NOT done").fetchall()
+    def _fail_lost(self) -> None:
+        if self._lost:
+            self._fail(self._lost, LOST)
+            self._lost.clear()
+
+    def _fail(self, ids: Iterable[str], error: Mapping[str, str]) -> None:
+        """Mark those that are not done as failed."""
         with self._transaction():
-            for response_id, response in left:
-                failed = json.dumps(json.loads(response) | {"status": "failed", "error": INTERRUPTED}).encode()
-                self._connection.execute(
-                    "UPDATE response SET done = 1, response = ?, num_bytes = length(items) + ? WHERE id = ?",
-                    (failed, len(failed), response_id),
-                )
-                self._change(0, len(failed) - len(response))
-        self.num_interrupted = len(left)
+            for response_id in ids:
+                query = "SELECT response FROM response WHERE id = ? AND NOT done"
+                for (response,) in self._connection.execute(query, (response_id,)).fetchall():
+                    failed = json.dumps(json.loads(response) | {"status": "failed", "error": error}).encode()
+                    self._connection.execute(
+                        "UPDATE response SET done = 1, response = ?, num_bytes = length(items) + ? WHERE id = ?",
+                        (failed, len(failed), response_id),
+                    )
+                    self._change(0, len(failed) - len(response))

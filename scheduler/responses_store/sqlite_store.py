@@ -74,9 +74,6 @@ class SqliteStore:
     async def finish(self, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
         """Replace the object of a response that is not done by its last one, or forget it."""
         rows = self._opened
-        if response is None:
-            await self._call(lambda: rows.forget(response_id), always=True)
-            return False
         return await self._call(lambda: rows.finish(response_id, response, events), always=True)
 
     async def find(self, response_id: str, owner: str) -> StoredResponse | None:

@@ -41,6 +41,11 @@ class Keeping:
         http = openai.DefaultAsyncHttpxClient(trust_env=False)
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, http_client=http, max_retries=0)
 
+    async def write_protect(self, is_protected: bool) -> None:
+        """Let all writes to the file fail, or work again."""
+        connection = self.store._opened._connection
+        await self.store._call(lambda: connection.execute(f"PRAGMA query_only = {is_protected}").fetchall())
+
     async def kept_ids(self) -> list[str]:
         """Return the ids of all kept responses, of all owners."""
         connection = self.store._opened._connection

@@ -13,7 +13,7 @@ import pytest
 from scheduler.responses_store.sqlite_store import SqliteStore
 from tests.scheduler.keeping_server import DEADLINE_S, Keeping, keeping
 from tests.scheduler.test_responses import checked
-from wire.errors import HandoffFailed, Overloaded, PdserveError, Unavailable
+from wire.errors import HandoffFailed, Overloaded, PdserveError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
@@ -272,16 +272,16 @@ async def test_a_server_that_is_stopping_accepts_none(serve: Any, tmp_path: Path
         assert await server.kept_ids() == []
 
 
-async def test_an_end_that_cannot_be_stored_is_a_failure(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def finish(*_: Any) -> bool:
-        raise Unavailable("disk I/O error")
-
+async def test_an_end_that_cannot_be_stored_is_a_failure(serve: Any, tmp_path: Path) -> None:
     async with keeping(serve, tmp_path) as server, server.client() as client:
-        monkeypatch.setattr(SqliteStore, "finish", finish)
+        created = await held(server, client)
+        await server.write_protect(True)
+        server.dispatcher.released.set()
+        with pytest.raises(openai.InternalServerError, match="attempt to write a readonly database"):
+            await ended(client, created.id)
+        await server.write_protect(False)
 
-        done = await ended(client, (await client.responses.create(**BODY)).id)
+        done = await ended(client, created.id)
 
     assert (done.status, done.error.message) == (
         "failed",

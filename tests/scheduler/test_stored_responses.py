@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from scheduler.api.responses.stored_items import page_of
 from scheduler.http.keys import Keys
-from scheduler.responses_store.sqlite_store import SqliteStore
+from scheduler.responses_store.sqlite_rows import LOST
 from tests.scheduler.keeping_server import DEADLINE_S, LIMITS, keeping
 from tests.scheduler.test_responses import TOOLS
 from tests.scheduler.test_tool_calls import CALLED
@@ -263,19 +263,23 @@ async def test_a_deleted_response_is_gone(serve: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_end_that_cannot_be_stored_still_reaches_the_client(
-    serve: Any, tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def finish(*_: Any) -> bool:
-        raise Unavailable("disk I/O error")
-
+    serve: Any, tmp_path: Path, stream: bool
+) -> None:  # fmt: skip
     async with keeping(serve, tmp_path) as server, server.client() as client:
-        monkeypatch.setattr(SqliteStore, "finish", finish)
+        server.dispatcher.hold_after = 1
+        body: Any = {"model": server.model, "input": "hi", "stream": stream}
+        creating = asyncio.create_task(client.responses.create(**body))
+        await asyncio.wait_for(server.dispatcher.held.wait(), DEADLINE_S)
+        await server.write_protect(True)
+        server.dispatcher.released.set()
+        got: Any = await creating
         if stream:
-            events = [e async for e in await client.responses.create(model=server.model, input="hi", stream=True)]
-            got: Any = events[-1].response  # type: ignore[union-attr]
-        else:
-            got = await client.responses.create(model=server.model, input="hi")
+            got = [event async for event in got][-1].response
+        await server.write_protect(False)
 
+        kept = await client.responses.retrieve(got.id)
+
+    assert (kept.status, kept.error and kept.error.message) == ("failed", LOST["message"])
     assert (got.status, got.output_text, got.to_dict()["store"]) == ("completed", "hello world", False)
 
 

@@ -15,7 +15,6 @@ from scheduler.responses_store.response_store import ResponseStore, StoredRespon
 from wire.errors import InvalidRequest
 
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
-_LOST = {"code": "server_error", "message": "the end of this response could not be stored: send the request again"}
 
 
 async def retrieve_response(context: AppContext, request: Request) -> ASGIApp:
@@ -111,9 +110,7 @@ async def _current(context: AppContext, stored: StoredResponse) -> bytes | dict[
         run = context.background.find(stored.response_id)
         if run is not None:
             return dict(run.shown())
-        stored = await find_response(context, stored.response_id, stored.owner)  # it may have ended since
-        if not stored.done:
-            return {**orjson.loads(stored.response), "status": "failed", "error": _LOST}
+        stored = await find_response(context, stored.response_id, stored.owner)  # it has ended since
     return stored.response
 
 
