@@ -27,6 +27,8 @@ from scheduler.api.ops import load, own_version, ping, version
 from scheduler.api.responses.create_response import create_response
 from scheduler.api.responses.responses_body import ResponsesBody
 from scheduler.api.responses.stored_responses import (
+    LIST_QUERY,
+    RETRIEVE_QUERY,
     cancel_response,
     delete_response,
     list_input_items,
@@ -60,13 +62,13 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET", "/v1/responses/{response_id}", retrieve_response, "text", "Return a kept response",
-        media_types=_STREAMED,
+        media_types=_STREAMED, query=RETRIEVE_QUERY,
     ),
     Route("DELETE", "/v1/responses/{response_id}", delete_response, "text", "Delete a kept response"),
     Route("POST", "/v1/responses/{response_id}/cancel", cancel_response, "text", "Cancel a response in the background"),
     Route(
         "GET", "/v1/responses/{response_id}/input_items", list_input_items, "text",
-        "List the items that a kept response answers",
+        "List the items that a kept response answers", query=LIST_QUERY,
     ),
     Route(
         "POST", "/v1/messages", create_message, "text", "Answer a conversation, in Anthropic's format",

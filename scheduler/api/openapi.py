@@ -68,10 +68,8 @@ def _operation_schema(route: Route, method: str) -> dict[str, Any]:
     }
     if route.says_no:
         operation["responses"]["503"] = {"description": "no", **answer}
-    if names := _path_parameters(route.path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    if parameters := _parameters(route):
+        operation["parameters"] = parameters
     if route.body is not None:
         schema = {"schema": _schema_ref(route.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": schema}}
@@ -106,8 +104,10 @@ def _path(route: Route) -> str:
     return re.sub(r"{(\w+):path}", r"{\1}", route.path)
 
 
-def _path_parameters(path: str) -> list[str]:
-    return re.findall(r"{(\w+)", path)
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    names = re.findall(r"{(\w+)", route.path)
+    in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    return in_path + [{"name": name, "in": "query", "schema": schema} for name, schema in route.query.items()]
 
 
 def _operation_id(route: Route, method: str) -> str:

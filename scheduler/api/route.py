@@ -1,7 +1,8 @@
 """One route of the HTTP API: its endpoint, its body and its entry in the OpenAPI document."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -27,7 +28,7 @@ class Route:
     `flag` is the option that enables it, empty if it is always enabled; `media_types` are those of a successful answer;
     with `says_no` a negative answer is a 503 with the same body. `required` are fields that the endpoint checks by
     hand. With `queues` its prompts wait for instances: if the queue is full, the request is refused unread.
-    `api_format` is that of its errors.
+    `api_format` is that of its errors, `query` the JSON schema of each parameter of its URL.
     """
 
     methods: str
@@ -43,6 +44,7 @@ class Route:
     required: tuple[str, ...] = ()
     queues: bool = False
     api_format: ApiFormat = OPENAI_FORMAT
+    query: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     def is_open(self, options: SchedulerOptions) -> bool:
         """Whether the route is enabled."""

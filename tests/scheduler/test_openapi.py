@@ -75,6 +75,11 @@ async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
     assert body["required"] == ["prompt"]
     assert [kind["type"] for kind in body["properties"]["prompt"]["anyOf"]] == ["string", "array", "array", "array"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in body["properties"]["temperature"]["anyOf"]
+    listing = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    assert [(one["name"], one["in"], one.get("required", False)) for one in listing] == [
+        ("response_id", "path", True), ("limit", "query", False), ("order", "query", False), ("after", "query", False),
+    ]  # fmt: skip
+    assert listing[1]["schema"] == {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}
 
 
 @pytest.mark.parametrize("use_openai", ["0", "1"])

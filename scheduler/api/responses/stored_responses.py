@@ -15,6 +15,15 @@ from scheduler.responses_store.response_store import ResponseStore, StoredRespon
 from wire.errors import InvalidRequest
 
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
+RETRIEVE_QUERY: dict[str, dict[str, Any]] = {
+    "stream": {"type": "boolean", "default": False},
+    "starting_after": {"type": "integer", "minimum": -1, "description": "needs stream"},
+}
+LIST_QUERY: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string"},
+}
 
 
 async def retrieve_response(context: AppContext, request: Request) -> ASGIApp:
