@@ -264,6 +264,8 @@ def parts(role: str, *content: Any) -> dict[str, Any]:
         (one({"type": "reasoning", "content": "x"}), "input.0.content"),
         (one({"type": "reasoning", "summary": [{}]}), "input.0.summary.0.text"),
         ({"instructions": 1}, "instructions"), ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**30}, "max_output_tokens"), ({"max_tool_calls": 10**30}, "max_tool_calls"),
+        ({"top_logprobs": 10**30}, "top_logprobs"),
         ({"temperature": 3}, "temperature"), ({"top_p": 0}, "top_p"), ({"truncation": "x"}, "truncation"),
         ({"include": ["x"]}, "include.0"), ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"), ({"metadata": {"x" * 65: "x"}}, "metadata"),

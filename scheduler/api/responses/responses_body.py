@@ -56,6 +56,7 @@ _AnyTools = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": 
 _AnyToolChoice = Annotated[
     Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _CHOICE, _NULL]})
 ]  # fmt: skip
+_Count = Annotated[int, Field(ge=1, lt=2**63)]
 _NoteName = Annotated[str, StringConstraints(max_length=64)]
 _Note = Annotated[str, StringConstraints(max_length=512)]
 
@@ -106,13 +107,13 @@ class ResponsesBody(SamplingBody):
     tools: _AnyTools = None
     tool_choice: _AnyToolChoice = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: _Count | None = None
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None
     include_reasoning: bool | None = None
     include: list[Includable] | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    max_output_tokens: _Count | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
