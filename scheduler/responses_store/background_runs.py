@@ -25,10 +25,11 @@ class BackgroundRun:
         return {**self._head, "status": "in_progress" if self.started else "queued"}
 
     def write(self, content: bytes) -> None:
-        """Add events."""
-        self.started = True
+        """Add events; comments are none."""
+        events = split_events(content)
+        self.started = self.started or bool(events)
         if self.events is not None:
-            self.events += split_events(content)
+            self.events += events
             self._wake()
 
     def end(self) -> None:

@@ -168,6 +168,31 @@ async def test_a_background_stream_is_followed_from_any_event(serve: Any, tmp_pa
     assert rest[-1]["response"] == done.to_dict()
 
 
+async def test_the_last_event_says_that_the_response_is_stored(serve: Any, tmp_path: Path) -> None:
+    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+        for _ in range(3):
+            stream = await client.responses.create(**BODY, stream=True)
+            async for event in stream:
+                if event.type == "response.completed":
+                    await client.responses.create(input="more", previous_response_id=event.response.id)
+                    break
+            else:
+                pytest.fail("no last event")
+
+
+async def test_the_last_event_says_if_the_response_is_not_stored(serve: Any, tmp_path: Path) -> None:
+    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+        server.dispatcher.hold_after = 1
+        stream = await client.responses.create(**BODY, stream=True)
+        await anext(aiter(stream))
+        await server.write_protect(True)
+        server.dispatcher.released.set()
+
+        last: Any = [event async for event in stream][-1]
+
+    assert (last.type, last.response.to_dict()["store"]) == ("response.completed", False)
+
+
 async def _events_after(server: Keeping, response_id: str, after: int) -> list[Any]:
     query: Any = {"stream": "true"} | ({} if after < 0 else {"starting_after": after})
     async with httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S) as http:
@@ -214,19 +239,21 @@ async def test_events_beyond_the_limit_end_the_response(serve: Any, tmp_path: Pa
 
 async def test_a_quiet_background_stream_has_comments(serve: Any, tmp_path: Path) -> None:
     async with keeping(serve, tmp_path, TEXT, sse_keep_alive_interval=0.01) as server, server.client() as client:
-        server.dispatcher.hold_after = 1
+        server.dispatcher.hold_after = 0
         url, body = f"{server.url}/v1/responses", BODY | {"stream": True}
         async with httpx.AsyncClient(trust_env=False) as http, http.stream("POST", url, json=body) as answer:
             lines = answer.aiter_lines()
             while await anext(lines) != ": keep-alive":
                 pass
+            (response_id,) = await server.kept_ids()
+            quiet = await client.responses.retrieve(response_id)
             server.dispatcher.released.set()
             rest = [line async for line in lines]
 
-        (response_id,) = await server.kept_ids()
         kept = await _events_after(server, response_id, -1)
         done = await client.responses.retrieve(response_id)
     assert rest
+    assert quiet.status == "queued"
     assert kept[-1]["response"] == done.to_dict()
 
 

@@ -60,11 +60,7 @@ class StoredAnswer:
 
     async def _end(self, response: bytes | None) -> bool:
         self._ended = True
-        try:
-            return await self._store.finish(self._stored.response_id, response)
-        except PdserveError as error:
-            _log.warning("response_not_stored", response_id=self._stored.response_id, error=str(error))
-            return False
+        return await _finish(self._store, self._stored.response_id, response)
 
 
 class _StoredStream:
@@ -80,9 +76,13 @@ class _StoredStream:
 
 
 class _BackgroundStream:
-    """The writer of a response without a client. Kept events are limited like whole answers."""
+    """The writer of a response without a client; `last` are the events that clients get once the response is stored.
+
+    Kept events are limited like whole answers.
+    """
 
     def __init__(self, run: BackgroundRun, max_bytes: int) -> None:
+        self.last = b""
         self._run, self._left = run, max_bytes
 
     def start(self, status: int, headers: Headers) -> None:
@@ -97,8 +97,8 @@ class _BackgroundStream:
                 raise InvalidRequest("the events need more bytes than --max-answer-bytes allows: leave out stream")
 
     async def end(self, content: bytes) -> None:
-        """Add the last events."""
-        self._run.write(content)
+        """Keep the last events."""
+        self.last = content
 
 
 def own_scope(scope: Scope) -> Scope:
@@ -112,17 +112,28 @@ async def generate(
 ) -> None:
     """Generate a response in the background and store it at its end, also if this is cancelled."""
     context = generation.context
-    scope["state"]["answer"] = _BackgroundStream(run, context.config.options.max_answer_bytes)
+    stream = scope["state"]["answer"] = _BackgroundStream(run, context.config.options.max_answer_bytes)
     try:
         await generation(scope, _no_message, _no_send)
     except asyncio.CancelledError:
         if not context.drain.draining:
             shape.cancel()
         elif not shape.final:
-            run.write(shape.stream_format.frame(error_body(Draining("the server is shutting down"), scope)))
+            stream.last = shape.stream_format.frame(error_body(Draining("the server is shutting down"), scope))
     except Exception as error:  # noqa: BLE001 - the outermost frame of a response
-        run.write(shape.stream_format.frame(error_body(error, scope)))
-    await store.finish(shape.final["id"], orjson.dumps(shape.final), b"".join(run.events or ()))
+        stream.last = shape.stream_format.frame(error_body(error, scope))
+    events = b"" if run.events is None else b"".join(run.events) + stream.last
+    kept = await _finish(store, shape.final["id"], orjson.dumps(shape.final), events)
+    if stream.last:
+        run.write(stream.last if kept else _not_stored(stream.last))
+
+
+async def _finish(store: ResponseStore, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
+    try:
+        return await store.finish(response_id, response, events)
+    except PdserveError as error:
+        _log.warning("response_not_stored", response_id=response_id, error=str(error))
+        return False
 
 
 async def _no_message() -> Message:

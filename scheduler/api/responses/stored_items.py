@@ -9,7 +9,10 @@ from wire.errors import InvalidRequest
 Item = Mapping[str, Any]
 MAX_PAGE = 100
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"reasoning": {"summary": []}}
+_STATUSES = ("in_progress", "completed", "incomplete")
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "reasoning": {"summary": []}, "function_call": {"arguments": ""}, "function_call_output": {"output": ""},
+}  # fmt: skip
 
 
 def stored_items(items: Sequence[Item], response_id: str) -> list[Item]:
@@ -36,8 +39,11 @@ def page_of(items: Sequence[Item], *, limit: int, order: str, after: str | None)
 def _stored(item: Item, response_id: str, at: int) -> Item:
     kind = item.get("type", "message")
     digest = hashlib.sha256(f"{response_id} input {at}".encode()).hexdigest()[:32]
-    shown = {**_DEFAULTS.get(kind, {}), **item, "type": kind, "status": item.get("status") or "completed"}
-    shown["id"] = item.get("id") or f"{_PREFIXES[kind]}_{digest}"
+    given_id, status = item.get("id"), item.get("status")
+    shown = {**item, "type": kind, "status": status if status in _STATUSES else "completed"}
+    shown["id"] = given_id if given_id and isinstance(given_id, str) else f"{_PREFIXES[kind]}_{digest}"
+    for field, empty in _DEFAULTS.get(kind, {}).items():
+        shown[field] = item.get(field) or empty
     if kind == "message":
         shown["content"] = _parts(item.get("content"), is_answer=item.get("role") == "assistant")
     return shown
