@@ -57,6 +57,8 @@ def test_a_scheduler_that_stops_or_dies_leaves_failed_responses(keeping_cluster:
     keeping_cluster.start("scheduler")
     keeping_cluster.wait_ready()
     killed = until(keeping_cluster, first, "failed")
+    more = {"model": "tiny", "input": "again", "previous_response_id": first, "max_output_tokens": 2}
+    assert keeping_cluster.client.post("/v1/responses", more).status == 200
     keeping_cluster.wait_idle()
 
     second = running(keeping_cluster)
