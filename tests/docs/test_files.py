@@ -13,6 +13,7 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
 FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 NAMED = re.compile(rf"(?<![\w/.}}>-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)  # where `](` calls the item of a list
 
 
 SOURCES = re.compile(r"(?<![\w/.*}>-])((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)\b")
@@ -45,7 +46,7 @@ def _missing_sources(source: Path, root: Path = ROOT) -> list[str]:
 def _missing_files(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     named = [(ROOT / name, name) for name in NAMED.findall(text)]
-    linked = [(page.parent / link, link) for link in LINK.findall(text) if "://" not in link]
+    linked = [(page.parent / link, link) for link in LINK.findall(CODE.sub("", text)) if "://" not in link]
     return [name for path, name in (*named, *linked) if not path.exists()]
 
 
@@ -56,7 +57,8 @@ def test_files_named_by_a_page_exist(page: Path) -> None:
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("`docs/hand-off.md`, `kvtransfer/no_such.py`, [gone](gone.md), [site](https://example.org/x.md)\n")
+    text = "`docs/hand-off.md`, `kvtransfer/no_such.py`, [gone](gone.md), [site](https://example.org/x.md)\n"
+    page.write_text(f"```python\ncalls[0](one)\n```\n{text}")
 
     assert _missing_files(page) == ["kvtransfer/no_such.py", "gone.md"]
 
