@@ -17,7 +17,7 @@ _SCHEMA = (
     "CREATE TABLE response (id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL,"
     " background INTEGER NOT NULL, done INTEGER NOT NULL, num_bytes INTEGER NOT NULL,"
     " response BLOB NOT NULL, items BLOB NOT NULL, events BLOB NOT NULL)",
-    "CREATE INDEX by_age ON response (done, created_s, num_bytes)",
+    "CREATE INDEX by_age ON response (done, created_s)",
 )
 
 

@@ -42,7 +42,7 @@ class SqliteRows:
             self.num_responses, self.num_bytes = self._connection.execute(
                 "SELECT count(*), coalesce(sum(num_bytes), 0) FROM response"
             ).fetchone()
-            left = [one for (one,) in self._connection.execute("SELECT id FROM response WHERE NOT done")]
+            left = [one for (one,) in self._connection.execute("SELECT id FROM response WHERE done = 0")]
             self._fail(left, INTERRUPTED)
             self.num_interrupted = len(left)
             self.drop_expired()
@@ -88,7 +88,7 @@ class SqliteRows:
 
     def _finish(self, response_id: str, response: bytes, events: bytes) -> bool:
         row = self._connection.execute(
-            "SELECT num_bytes, length(items) FROM response WHERE id = ? AND NOT done", (response_id,)
+            "SELECT num_bytes, length(items) FROM response WHERE id = ? AND done = 0", (response_id,)
         ).fetchone()
         if row is None:
             return False
@@ -113,7 +113,7 @@ class SqliteRows:
             self._fail_lost()
         row = self._connection.execute(
             "SELECT background, response, items, done, events FROM response"
-            " WHERE id = ? AND owner = ? AND (NOT done OR created_s >= ?)",
+            " WHERE id = ? AND owner = ? AND (done = 0 OR created_s >= ?)",
             (response_id, owner, self._oldest_s()),
         ).fetchone()
         if row is None:
@@ -147,7 +147,7 @@ class SqliteRows:
         return self._clock() - self._limits.ttl_s
 
     def _drop_expired(self) -> None:
-        self._delete("done AND created_s < ?", self._oldest_s())
+        self._delete("done = 1 AND created_s < ?", self._oldest_s())
 
     def _make_room(self, num_responses: int, num_bytes: int) -> None:
         """Delete the oldest ones so that these fit. Raises Overloaded, with nothing deleted, if that is not enough."""
@@ -156,7 +156,7 @@ class SqliteRows:
         dropped = list[int]()
         if rows > 0 or size > 0:
             oldest = self._connection.execute(
-                "SELECT rowid, num_bytes FROM response WHERE done ORDER BY created_s, rowid"
+                "SELECT rowid, num_bytes FROM response WHERE done = 1 ORDER BY created_s, rowid"
             )
             while rows > len(dropped) or size > 0:
                 row = oldest.fetchone()
@@ -201,7 +201,7 @@ class SqliteRows:
         """Mark those that are not done as failed."""
         with self._transaction():
             for response_id in ids:
-                query = "SELECT response FROM response WHERE id = ? AND NOT done"
+                query = "SELECT response FROM response WHERE id = ? AND done = 0"
                 for (response,) in self._connection.execute(query, (response_id,)).fetchall():
                     failed = json.dumps(json.loads(response) | {"status": "failed", "error": error}).encode()
                     self._connection.execute(
