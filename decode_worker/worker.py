@@ -71,7 +71,7 @@ class DecodeWorker:
                 self._refuse_while_others_wait()
             block_ids, num_held = self._take_blocks(state)
         except PdserveError as error:
-            self._emit(Refused(state.prompt_id, to_name(error), str(error)))
+            self._emit(Refused.with_error(state.prompt_id, error))
             return
         reservation = _Reservation(state, secrets.token_hex(16), grammar)
         with self._lock:

@@ -141,4 +141,4 @@ class InstanceSession:
             self.emit(Failed(prompt_id, to_name(error), "the instance failed to accept this prompt; see its log"))
 
     def _emit_refused(self, prompt_id: str, error: PdserveError) -> None:
-        self.emit(Refused(prompt_id, to_name(error), str(error)))
+        self.emit(Refused.with_error(prompt_id, error))

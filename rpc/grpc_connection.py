@@ -19,7 +19,7 @@ from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
-from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError, to_name
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError
 from wire.messages import Command, Event, OpenSession, PromptCommand, Refused
 from wire.types import InstanceDescription
 
@@ -108,7 +108,7 @@ class GrpcSession:
         message = command_to_pb(command)
         if isinstance(command, PromptCommand) and (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
             error = InvalidRequest(f"a message to an instance of {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
-            self._refused.append(Refused(command.prompt.prompt_id, to_name(error), str(error)))
+            self._refused.append(Refused.with_error(command.prompt.prompt_id, error))
             return None
         return message
 

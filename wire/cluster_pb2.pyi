@@ -531,16 +531,18 @@ class Reserved(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("prompt_id", "error", "message", "load")
+    __slots__ = ("prompt_id", "error", "message", "load", "param")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     error: str
     message: str
     load: LoadSnapshot
-    def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., load: _Optional[_Union[LoadSnapshot, _Mapping]] = ...) -> None: ...
+    param: str
+    def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., load: _Optional[_Union[LoadSnapshot, _Mapping]] = ..., param: _Optional[str] = ...) -> None: ...
 
 class PromptTimes(_message.Message):
     __slots__ = ("prompt_id", "times")

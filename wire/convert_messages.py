@@ -102,7 +102,7 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             reserved = pb.Reserved(prompt_id=event.prompt_id, ticket=ticket_to_pb(event.ticket), seconds=event.seconds)
             return pb.EventMessage(reserved=reserved)
         case Refused():
-            refused = pb.Refused(prompt_id=event.prompt_id, error=event.error, message=event.message)
+            refused = pb.Refused(prompt_id=event.prompt_id, error=event.error, message=event.message, param=event.param)
             if event.load is not None:
                 refused.load.CopyFrom(load_to_pb(event.load))
             return pb.EventMessage(refused=refused)
@@ -146,7 +146,7 @@ def event_from_pb(message: pb.EventMessage) -> Event:
         case "refused":
             refused = message.refused
             load = load_from_pb(refused.load) if refused.HasField("load") else None
-            return Refused(refused.prompt_id, refused.error, refused.message, load)
+            return Refused(refused.prompt_id, refused.error, refused.message, load, refused.param)
         case "step":
             step = message.step
             return Step(

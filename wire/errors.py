@@ -157,6 +157,12 @@ def to_name(error: BaseException) -> str:
     return name if name in _BY_NAME else InternalError.__name__
 
 
-def from_name(name: str, message: str) -> PdserveError:
-    """Rebuild an error from its name and message on the wire; unknown names become InternalError."""
-    return _BY_NAME.get(name, InternalError)(message)
+def from_name(name: str, message: str, param: str = "") -> PdserveError:
+    """Rebuild an error from its name and message on the wire; unknown names become InternalError.
+
+    `param` is the field that an InvalidRequest names.
+    """
+    error = _BY_NAME.get(name, InternalError)(message)
+    if isinstance(error, InvalidRequest):
+        error.param = param or None
+    return error

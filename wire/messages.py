@@ -23,6 +23,7 @@ Failed. The same events answer Cancel, which is idempotent and gets no answer fo
 
 from dataclasses import dataclass
 
+from wire.errors import PdserveError, to_name
 from wire.load import LinkStatus, LoadSnapshot
 from wire.types import KvEndpoint, PromptLogprobs, PromptState, StageTimes, Ticket, TokenOutput
 
@@ -153,12 +154,21 @@ class PrefillBegun:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The instance refused the prompt and keeps nothing of it. `error` is the name of an error in wire.errors."""
+    """The instance refused the prompt and keeps nothing of it. `error` is the name of an error in wire.errors.
+
+    `param` is the invalid field of the request, "" if the error names none.
+    """
 
     prompt_id: str
     error: str
     message: str
     load: LoadSnapshot | None = None
+    param: str = ""
+
+    @classmethod
+    def with_error(cls, prompt_id: str, error: PdserveError) -> "Refused":
+        """Return the refusal of a prompt for an error."""
+        return cls(prompt_id, to_name(error), str(error), param=getattr(error, "param", None) or "")
 
 
 @dataclass(slots=True)  # not frozen, like TokenLogprobs

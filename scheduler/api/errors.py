@@ -46,7 +46,7 @@ def _shown_error(error: BaseException, scope: Mapping[str, Any]) -> ShownError:
 
 
 def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
-    """Return the invalid field; an instance's error does not name it, so for those the field that caused it."""
+    """Return the invalid field; where an error about a structured output names none, the field that requested it."""
     if isinstance(error, UnknownModel):
         return "model"
     named: str | None = getattr(error, "param", None)

@@ -35,7 +35,7 @@ def to_error(failure: Refused | Failed | SessionLost, instance: Instance, prompt
     """Return the error to raise; if the instance reported that it is full, assign it nothing more for now."""
     if isinstance(failure, SessionLost):
         return failure.error
-    error = from_name(failure.error, failure.message)
+    error = from_name(failure.error, failure.message, failure.param if isinstance(failure, Refused) else "")
     if isinstance(error, NoCapacity):
         instance.in_flight.refused()
     if isinstance(error, InvalidRequest):

@@ -23,7 +23,7 @@ def failure_of(prompt: PromptState, error: Exception) -> Refused | Failed:
         error = error.exceptions[0]
     match error:
         case InvalidRequest() | NoCapacity():
-            return Refused(prompt_id, type(error).__name__, str(error))
+            return Refused.with_error(prompt_id, error)
         case HandoffFailed():
             return Failed(prompt_id, HandoffFailed.__name__, str(error))
         case Unavailable():

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from wire.errors import InvalidRequest, to_name
+from wire.errors import InvalidRequest
 from wire.load import LoadSnapshot
 from wire.messages import Command, Event, Heartbeat, OpenSession, Refused, SessionOpen
 
@@ -44,7 +44,7 @@ class FakeServedSession:
         """Answer Refused to a command that cannot be processed."""
         if not self._has_ended:
             self._last_message_at = self._loop.time()
-            self.emit(Refused(prompt_id, to_name(error), str(error)))
+            self.emit(Refused.with_error(prompt_id, error))
 
     def emit(self, event: Event, *, lag_s: float = 0.0) -> None:
         """Send an event, `lag_s` from now."""

@@ -119,26 +119,36 @@ def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "message"),
+    ("path", "fields", "message", "param"),
     [
-        (COMPLETIONS, {"prompt": TEXT, "n": 2}, "n must be 1 when using greedy sampling"),
-        (COMPLETIONS, {"prompt": TEXT, "use_beam_search": True, "n": 2}, "beam search is not available over workers"),
-        (COMPLETIONS, {"prompt": TEXT, "bad_words": ["fox"]}, "bad_words is not available over workers"),
-        (COMPLETIONS, {"prompt": [7] * 512}, "maximum context length"),
-        (COMPLETIONS, {"prompt": TEXT, "kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
-        (CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, "image_url parts are not supported yet"),
-        ("/v1/embeddings", {"input": TEXT}, "vectors and scores are not available over workers"),
+        (COMPLETIONS, {"prompt": TEXT, "n": 2}, "n must be 1 when using greedy sampling", "n"),
+        (
+            COMPLETIONS, {"prompt": TEXT, "use_beam_search": True, "n": 2}, "beam search is not available over workers",
+            "use_beam_search",
+        ),
+        (COMPLETIONS, {"prompt": TEXT, "bad_words": ["fox"]}, "bad_words is not available over workers", "bad_words"),
+        (COMPLETIONS, {"prompt": [7] * 512}, "maximum context length", "prompt"),
+        (
+            COMPLETIONS, {"prompt": TEXT, "kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params",
+            "kv_transfer_params",
+        ),
+        (
+            CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, "image_url parts are not supported yet",
+            "messages.0.content.0",
+        ),
+        ("/v1/embeddings", {"input": TEXT}, "vectors and scores are not available over workers", "input"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.anyio
 async def test_what_is_refused_reaches_no_worker(
-    path: str, fields: dict[str, Any], message: str, model_folder: Path
+    path: str, fields: dict[str, Any], message: str, param: str, model_folder: Path
 ) -> None:
     async with served(model_folder) as (client, cluster):
         response = await client.post(path, json={"model": str(model_folder), "temperature": 0, **fields})
 
         assert response.status_code in (400, 404), response.text
         assert message in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == param
         assert not any(worker.received for worker in cluster.workers)
 
 

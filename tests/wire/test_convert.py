@@ -101,7 +101,7 @@ EVENTS: list[Event] = [
     SessionOpen("i", 7, LOAD),
     Reserved("r/0", TICKET, 0.001),
     Refused("r/0", "NoCapacity", "full", LOAD),
-    Refused("r/0", "NeverFits", "too big"),
+    Refused("r/0", "NeverFits", "too big", param="prompt"),
     Step(
         (TokenOutput("r/0", 0, 0, 42), TokenOutput("r/0", 1, 3, None, FinishReason.CANCELLED)),
         LOAD,
