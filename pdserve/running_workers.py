@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,10 @@ class RunningWorkers:
     def urls(self) -> tuple[str, ...]:
         """The URL of each worker once."""
         return tuple(dict.fromkeys(one.url for one in (*self.prefill, *self.decode) if one.url is not None))
+
+    def can_serve(self, urls: Collection[str]) -> bool:
+        """Whether these of the workers can prefill and decode."""
+        return all(any(one.url in urls for one in group) for group in (self.prefill, self.decode))
 
 
 NO_WORKERS = RunningWorkers()
@@ -86,7 +90,7 @@ def remove_tables(tables: Path) -> None:
 def with_model_of(workers: RunningWorkers, engine: EngineOptions, options: SchedulerOptions) -> EngineOptions:
     """Return the options with what the workers serve, where no flag says otherwise. Raises ConfigError."""
     try:
-        found = asyncio.run(find_served_model(workers.urls, read_worker_key(options)))
+        found = asyncio.run(find_served_model(workers.urls, read_worker_key(options), workers.can_serve))
     except Unavailable as error:
         if engine.model:
             return engine

@@ -23,6 +23,7 @@ from scheduler.membership.compatibility import (
 from scheduler.membership.kv_pairs import GapKind, KvGap, KvPairs
 from scheduler.membership.member import Connect, Member, MemberState
 from scheduler.membership.members import Members
+from scheduler.membership.worker_groups import WorkerGroups
 from scheduler.membership.worker_ranks import WorkerRanks
 from scheduler.view import TableView
 from telemetry.logs import EventLogger
@@ -61,11 +62,14 @@ class Registry:
         limits: ControlLimits,
         rng: random.Random,
         same_host: SameHost = operator.eq,
+        models: Collection[str] = (),
     ) -> None:
+        """`models` are the names of the scheduler's model; workers of other engines may know it by another one."""
         self._members = Members(
             expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._drop_instance
         )
         self._ranks = WorkerRanks(expected)
+        self._worker_groups = WorkerGroups(models, limits.may_lack)
         self.table = TableView(digest=table_digest)
         self._digests = {table_digest}
         self._different_since: dict[tuple[int, str], float] = {}
@@ -210,8 +214,12 @@ class Registry:
             check_version(expected, description)
             check_place(expected, description, self._same_host)
             self._check_table(expected, description)
+        else:
+            self._worker_groups.note(expected, description)
         reference = self._reference(expected)
-        if reference is not None:
+        if reference is None and expected.is_worker:
+            self._worker_groups.check_first(expected.index, self._unknown_roles())
+        elif reference is not None:
             (check_workers if expected.is_worker else check_pair)(reference, description)
         self._accepted[expected.index] = description
         self.kv_pairs.add(expected, description)
@@ -228,13 +236,20 @@ class Registry:
     def refuse(self, expected: ExpectedInstance, error: Incompatible) -> None:
         """Raise `error` if the scheduler was never ready, else log it.
 
-        Before that, a worker of another engine is left out too, while the others can still serve.
+        Before that, a worker of another engine is left out too, while others can still serve.
         """
-        left = {member.role for member in self.members if member.state is not MemberState.REFUSED}
-        can_serve = Role.COMBINED in left or left >= {Role.PREFILL, Role.DECODE}
-        if not self._was_ready and not (expected.is_worker and can_serve):
+        can_serve = expected.is_worker and self._worker_groups.can_serve(self._unknown_roles())
+        if not self._was_ready and not can_serve:
             raise error
         _log.warning("instance_refused", error=error)
+
+    def _unknown_roles(self) -> set[Role]:
+        """Return the roles of the members that could still serve with any worker: not refused, and not reported."""
+        return {
+            member.role
+            for member in self.members
+            if member.state is not MemberState.REFUSED and not self._worker_groups.has_reported(member.expected.index)
+        }
 
     def changed(self) -> None:
         """Notify the listeners; called by members and instances."""
@@ -273,5 +288,6 @@ class Registry:
         """Drop a removed member's description, unless it is the only reference for others."""
         index = member.expected.index
         self.kv_pairs.forget(index)
+        self._worker_groups.forget(index)
         if len(self._accepted) > 1:
             self._accepted.pop(index, None)

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ async def open_serving(
         min_retries=options.min_retries,
         may_lack=options.may_lack(),
     )
-    control = build_control(cluster, limits, files.kind)
+    names = {config.engine.model, *config.engine.served_names()}
+    control = build_control(cluster, limits, files.kind, names)
     model = config.engine.served_names()[0]
     traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
     drain, tokens = Drain(), Tokens(files, options.chat_settings(keyed=len(keys) > 0))
@@ -159,8 +160,10 @@ async def _open_responses(options: SchedulerOptions) -> ResponseStore | None:
     return await SqliteStore.open(Path(options.responses_store), limits)
 
 
-def build_control(cluster: Cluster, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT) -> Control:
-    """Return the control plane for `cluster`, with an id unique to this process."""
+def build_control(
+    cluster: Cluster, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT, models: Collection[str] = ()
+) -> Control:
+    """Return the control plane for `cluster`, with an id unique to this process; `models` are its model's names."""
     scheduler_id = f"scheduler-{secrets.token_hex(4)}"
     registry = Registry(
         cluster.expected,
@@ -171,6 +174,7 @@ def build_control(cluster: Cluster, limits: ControlLimits, kind: ModelKind = Mod
         limits=limits,
         rng=random.Random(secrets.randbits(64)),  # noqa: S311 - spreads reconnects, guards nothing
         same_host=HostComparer().same,
+        models=models,
     )
     return Control(registry, limits, id_prefix=scheduler_id, kind=kind)
 

@@ -1,6 +1,7 @@
 """Query running workers for the model that they serve."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from scheduler.workers.http import WorkerHttp
@@ -18,17 +19,38 @@ class ServedModel:
     max_model_len: int
 
 
-async def find_served_model(urls: Sequence[str], api_key: str) -> ServedModel:
-    """Return what the first worker that answers serves. Raises Unavailable with each one's reason."""
+async def find_served_model(
+    urls: Sequence[str], api_key: str, can_serve: Callable[[Collection[str]], bool]
+) -> ServedModel:
+    """Return the model of the first workers that can serve it together, else of the first one that answers.
+
+    Raises Unavailable with each one's reason.
+    """
+    found: dict[str, ServedModel] = {}
     reasons = []
-    for url in urls:
+
+    async def ask(url: str) -> ServedModel | None:
         http = WorkerHttp(url, api_key=api_key)
         try:
-            return read_cards(url, await http.get_json("/v1/models", _TIMEOUT_S))
+            found[url] = read_cards(url, await http.get_json("/v1/models", _TIMEOUT_S))
         except PdserveError as error:
             reasons.append(str(error))
         finally:
             await http.close()
+        return found.get(url)
+
+    tasks = [asyncio.create_task(ask(url)) for url in urls]
+    try:
+        for ended in asyncio.as_completed(tasks):
+            served = await ended
+            if served and can_serve([url for url, one in found.items() if one.root == served.root]):
+                return served
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if first := next((found[url] for url in urls if url in found), None):
+        return first
     raise Unavailable("; ".join(reasons))
 
 

@@ -25,6 +25,7 @@ from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import cluster_of
 from scheduler.serving import Cluster, build_control
 from scheduler.worker_access import WorkerAccess
+from scheduler.workers.served_model import find_served_model
 from security.trust import Trust
 from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import collect, request
@@ -145,6 +146,23 @@ def test_a_taken_port_for_callbacks_is_refused(tmp_path: Path) -> None:
         config = SchedulerConfig(replace(parse(words)[1], model="m"), options)
         with pytest.raises(ConfigError, match=r"--worker-callback \d+ on 127.0.0.1: in use"):
             serve_scheduler(config, plan)
+
+
+@pytest.mark.anyio
+async def test_the_model_is_that_of_workers_that_can_serve() -> None:
+    workers = [FakeVllmWorker(replace(SETTINGS, model=model)) for model in ("other", "other", "m", "m")]
+    for worker in workers:
+        await worker.start()
+    urls = [worker.url for worker in workers]
+    try:
+        for prefill, decode, model in ((urls[:1], urls[1:2], "other"), (urls[:3], urls[3:], "m")):
+            running = running_workers(prefill, decode, (), "auto")
+            assert (await find_served_model(running.urls, "", running.can_serve)).root == model
+        found = await find_served_model(("http://127.0.0.1:1", *urls[1:3]), "", lambda urls: False)
+        assert found.root == "other"
+    finally:
+        for worker in workers:
+            await worker.stop()
 
 
 @pytest.mark.parametrize("connector", ["auto", "nixl", "ascend", "ascend-layerwise", "nixl-push", "mooncake"])

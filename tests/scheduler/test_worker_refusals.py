@@ -17,16 +17,17 @@ from pdserve.ports import free_ports
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.member import Member
+from scheduler.membership.worker_groups import WorkerGroups
 from scheduler.placement import Plan
 from scheduler.request import GenerationRequest, TokenSink
 from scheduler.workers.connection import WorkerConnection
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker
-from tests.scheduler.fake_cluster import TABLE_DIGEST, control_over
+from tests.scheduler.fake_cluster import TABLE_DIGEST, control_over, describe
 from tests.scheduler.virtual_time import until, virtual
-from tests.scheduler.worker_cluster import SETTINGS
-from wire.errors import Incompatible, NoCapacity
-from wire.types import InstanceDescription, Role
+from tests.scheduler.worker_cluster import ROLES, SETTINGS
+from wire.errors import Incompatible, NoCapacity, Unavailable
+from wire.types import InstanceDescription, KvEndpoint, ModelIdentity, Role
 
 HTML = b"<html>It works!</html>"
 FOREIGN: dict[str, tuple[WorkerSettings | None, str]] = {
@@ -58,9 +59,9 @@ async def _answer_html(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     writer.close()
 
 
-def _expected(*ports: int) -> list[ExpectedInstance]:
+def _expected(*ports: int, roles: str = "PDD") -> list[ExpectedInstance]:
     return [
-        ExpectedInstance(at, f"worker-{at}", Role.DECODE if at else Role.PREFILL, f"http://127.0.0.1:{port}", "", ())
+        ExpectedInstance(at, f"worker-{at}", ROLES[roles[at]], f"http://127.0.0.1:{port}", "", ())
         for at, port in enumerate(ports)
     ]
 
@@ -101,6 +102,58 @@ async def test_nothing_left_to_serve_ends_the_scheduler(settings: WorkerSettings
 
     assert why in str(caught.value)
     assert expected[1].address in str(caught.value)
+
+
+@pytest.mark.parametrize(("roles", "wrong"), [("PPD", 0), ("PDD", 1)])
+@pytest.mark.anyio
+async def test_a_wrong_worker_that_answers_first_is_left_out(roles: str, wrong: int) -> None:
+    expected = _expected(*free_ports(3), roles=roles)
+    ports = [int(one.address.rpartition(":")[2]) for one in expected]
+    other = dataclasses.replace(SETTINGS, model="other")
+    control = control_over(expected, WorkerConnection, ControlLimits())
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(_listening(other, ports[wrong]))
+        running = asyncio.create_task(control.run())
+        try:
+            await until(lambda: "no worker of its version" in control.view().instances[wrong].why, timeout_s=30.0)
+            for port in ports[:wrong] + ports[wrong + 1 :]:
+                assert not control.ready()
+                await stack.enter_async_context(_listening(SETTINGS, port))
+            await until(control.ready, timeout_s=30.0)
+            await until(lambda: control.view().instances[wrong].state == "refused", timeout_s=30.0)
+            assert "models differ: " in control.view().instances[wrong].why
+        finally:
+            await control.dispatch.close(0.0)
+            running.cancel()
+            await asyncio.wait({running})
+
+
+DIFFER, WAITS = "^models differ: http://1 has one, http://.* has other", "^no worker of its version and model"
+FIRST = {
+    "a pair": ("P one, D one", "", None),
+    "a combined one": ("D one, C other", "", None),
+    "while the other role is missing": ("P one", "D", WAITS),
+    "where it is refused": ("P one", "", WAITS),
+    "not the model of a pair": ("P one, D one, D other", "", DIFFER),
+    "a wrong one before it": ("P one, D other", "D", WAITS),
+    "a wrong one before it, and nobody to come": ("P one, D other", "", DIFFER),
+    "a pair, but not of the scheduler's model": ("P one, P mine, D one", "D", WAITS),
+    "a pair of the scheduler's model": ("P one, D one, P mine, D mine", "", None),
+    "a role that may be missing": ("D one, D lone", "", None),
+}
+"""The workers that have reported, the roles of those that have not, and why the last one is not accepted."""
+
+
+@pytest.mark.parametrize(("reported", "unknown", "why"), FIRST.values(), ids=FIRST)
+def test_the_first_workers_accepted_are_those_that_can_serve(reported: str, unknown: str, why: str | None) -> None:
+    groups = WorkerGroups(("mine",), {Role.PREFILL} if "lone" in reported else ())
+    for index, (role, model) in enumerate(one.split() for one in reported.split(", ")):
+        endpoints = (KvEndpoint("", f"http://{index + 1}"),)
+        described = describe(index, ROLES[role], endpoints=endpoints, model=ModelIdentity(model, "", ""))
+        groups.note(ExpectedInstance(index, "", ROLES[role], "", "", ()), described)
+
+    with contextlib.nullcontext() if why is None else pytest.raises((Incompatible, Unavailable), match=why):
+        groups.check_first(index, {ROLES[role] for role in unknown})
 
 
 @virtual

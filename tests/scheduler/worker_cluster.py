@@ -22,7 +22,7 @@ from tests.scheduler.fake_cluster import Answer, collect, control_over
 from tests.scheduler.virtual_time import until
 from wire.types import Role
 
-_ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COMBINED}
+ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COMBINED}
 SETTINGS = WorkerSettings(FakeConfig(num_layers=1, vocab_size=1000))
 LEG_FAULTS: list[tuple[str, Point, Action]] = [
     ("prefill", "before", "die"),
@@ -62,7 +62,7 @@ class WorkerCluster:
 
     def kv_usage(self, role: Role) -> float:
         """Return the sum of the shares of KV caches in use, over the workers of a role."""
-        workers = [worker for letter, worker in zip(self._roles, self.workers, strict=True) if _ROLES[letter] is role]
+        workers = [worker for letter, worker in zip(self._roles, self.workers, strict=True) if ROLES[letter] is role]
         return sum(rank.kv_usage for worker in workers for rank in worker.ranks)
 
     def _connect(self, address: str) -> WorkerConnection:
@@ -78,7 +78,7 @@ class WorkerCluster:
         for worker in self.workers:
             await worker.start()
         expected = [
-            ExpectedInstance(at, f"{_ROLES[one]}-{self._roles[:at].count(one)}", _ROLES[one], worker.url, "", ())
+            ExpectedInstance(at, f"{ROLES[one]}-{self._roles[:at].count(one)}", ROLES[one], worker.url, "", ())
             for at, (one, worker) in enumerate(zip(self._roles, self.workers, strict=True))
         ]
         self.control = control = control_over(expected, self._connect, self._limits)
