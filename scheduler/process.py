@@ -47,8 +47,9 @@ def cluster_of(plan: LaunchPlan, trust: Trust, options: SchedulerOptions) -> Clu
         return workers.connect(address) if is_url(address) else GrpcConnection(address, trust)
 
     async def follow(registry: Registry) -> None:
+        workers.follow(lambda: registry.members)
         try:
-            await TableWatch(plan, registry, on_entries=workers.use_table).run()
+            await TableWatch(plan, registry).run()
         finally:
             await workers.close()
 

@@ -1,7 +1,6 @@
 """Follow changes of the global table: dial new instances, drain removed ones, ignore invalid tables."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 from ranktable_tools.addresses import HostComparer, canonical
 from ranktable_tools.diff import diff
@@ -12,7 +11,6 @@ from ranktable_tools.table_file import read_global
 from ranktable_tools.table_poller import TablePoller
 from ranktable_tools.tables import GlobalTable
 from ranktable_tools.watched_table import WatchedTable
-from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.entries import Entries
 from scheduler.registry import Registry
 from scheduler.table_agreement import TableAgreement
@@ -26,15 +24,10 @@ POLL_S = 1.0
 class TableWatch:
     """Owner of the table in use by one scheduler; `plan` has the first one."""
 
-    def __init__(
-        self, plan: LaunchPlan, registry: Registry, *, poll_s: float = POLL_S,
-        on_entries: Callable[[Sequence[ExpectedInstance]], None] = lambda expected: None,
-    ) -> None:  # fmt: skip
-        """`on_entries` gets the entries of each later table, before the registry does."""
+    def __init__(self, plan: LaunchPlan, registry: Registry, *, poll_s: float = POLL_S) -> None:
         self._plan = plan
         self._registry = registry
         self._poll_s = poll_s
-        self._on_entries = on_entries
         self._table = plan.global_table
         self._entries = Entries(plan)
         self._agreement = TableAgreement()
@@ -69,7 +62,6 @@ class TableWatch:
                 _log.info("table_valid_again", version=used.version, digest=used.digest)
             return
         followed = self._entries.follow(table)
-        self._on_entries(followed.expected)
         self._registry.change(followed.expected, table_digest(table), " ".join(sentences))
         for why in followed.left_out:
             _log.warning("instance_left_out", reason=why)

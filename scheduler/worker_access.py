@@ -1,7 +1,7 @@
 """How the scheduler reaches the workers of other engines: their connector, their key, and where they call back."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from ranktable_tools.addresses import HostComparer, canonical
 from ranktable_tools.worker_urls import url_place
 from scheduler.config import SchedulerOptions
 from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.member import Member, MemberState
 from scheduler.membership.worker_ranks import split_address
 from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
@@ -26,17 +27,17 @@ class WorkerAccess:
         self._api_key = read_worker_key(options)
         self._place = options.callback_place()
         self._callbacks = Callbacks(*self._place or ())
-        self._expected: tuple[ExpectedInstance, ...] = ()
+        self._members: Callable[[], Sequence[Member]] = tuple
 
-    def use_table(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Judge the workers that are connected from now on by this table."""
-        self._expected = tuple(expected)
+    def follow(self, members: Callable[[], Sequence[Member]]) -> None:
+        """Judge each worker that is connected from now on together with the members at that time."""
+        self._members = members
 
     def check_reach(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Use the first table. Raises ConfigError for a worker that cannot reach the address that it would be given."""
-        self.use_table(expected)
+        """Raise ConfigError for a worker of a table that cannot reach the address that it would be given."""
         for one in expected:
-            if (why := self._out_of_reach(one, expected)) is not None:
+            earlier = [other for other in expected if other.index < one.index]
+            if (why := self._out_of_reach(one, earlier)) is not None:
                 raise ConfigError(why)
 
     def connect(self, address: str) -> WorkerConnection:
@@ -48,17 +49,20 @@ class WorkerAccess:
 
     async def _check(self, url: str) -> None:
         """Raise Incompatible if the worker at this URL cannot reach the address that it would be given."""
-        expected = self._expected  # the table may change during the check, which may look up names
-        one = next((one for one in expected if one.address == url), None)
-        why = None if one is None else await asyncio.to_thread(self._out_of_reach, one, expected)
+        members = self._members()
+        one = next((member.expected for member in members if member.expected.address == url), None)
+        if one is None:
+            return
+        others = [member.expected for member in members if _goes_before(member, one)]
+        why = await asyncio.to_thread(self._out_of_reach, one, others)  # which may look up names
         if why is not None:
             raise Incompatible(why)
 
-    def _out_of_reach(self, one: ExpectedInstance, expected: Sequence[ExpectedInstance]) -> str | None:
+    def _out_of_reach(self, one: ExpectedInstance, others: Sequence[ExpectedInstance]) -> str | None:
         if not one.is_worker:
             return None
         if self._connector == MOONCAKE:
-            return _misses_bootstrap(one, [other for other in expected if other.is_worker and other.index < one.index])
+            return _misses_bootstrap(one, [other for other in others if other.is_worker])
         if self._place is None or one.role is not Role.DECODE or canonical(self._place[0]) != "localhost":
             return None
         if HostComparer().same(url_place(one.address)[0], self._place[0]):
@@ -73,12 +77,19 @@ class WorkerAccess:
         await self._callbacks.close()
 
 
-def _misses_bootstrap(one: ExpectedInstance, earlier: Sequence[ExpectedInstance]) -> str | None:
-    """Return why decode workers would be led to another bootstrap server, or to none, by the prefill workers' URLs.
+def _goes_before(member: Member, one: ExpectedInstance) -> bool:
+    """Whether `one` is refused if the two do not fit: the member is serving, or is earlier in the table and may serve.
 
-    Of two workers that do not fit, the later one is refused: the earlier may be serving.
+    The other data-parallel ranks of a worker are not compared.
     """
-    for other in earlier:
+    index, is_refused = member.expected.index, member.state is MemberState.REFUSED
+    is_other = index != one.index and not split_address(member.expected.address)[1]
+    return is_other and (member.is_living or (index < one.index and not is_refused))
+
+
+def _misses_bootstrap(one: ExpectedInstance, others: Sequence[ExpectedInstance]) -> str | None:
+    """Return why decode workers would be led to another bootstrap server, or to none, by the prefill workers' URLs."""
+    for other in others:
         if one.role is Role.PREFILL is other.role and _host(one) == _host(other):
             return (
                 f"{one} and {other} are on one host: with --connector {MOONCAKE} a host has one prefill worker, whose "

@@ -8,6 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.member import MemberState
 from scheduler.process import cluster_of
 from scheduler.serving import Cluster, build_control
 from scheduler.worker_access import WorkerAccess
@@ -269,20 +272,22 @@ _NEAR_PREFILL = ExpectedInstance(2, "prefill-1", Role.PREFILL, "http://127.0.0.1
 _SAME_HOST = replace(_NEAR_PREFILL, address="http://10.255.255.253:8101")
 
 
-@pytest.mark.parametrize(
-    ("joined", "why"),
-    [
-        (_NEAR_PREFILL, "decode-0 at http://10.255.255.254:8200, on another host, cannot find the bootstrap server"),
-        (_SAME_HOST, "prefill-1 at http://10.255.255.253:8101 and prefill-0 at .* are on one host"),
-    ],
-    ids=["near", "same host"],
-)
+_JOINS = {
+    "near": (_NEAR_PREFILL, "decode-0 at http://10.255.255.254:8200, on another host, cannot find the bootstrap"),
+    "same host": (_SAME_HOST, "prefill-1 at http://10.255.255.253:8101 and prefill-0 at .* are on one host"),
+}
+
+
+@pytest.mark.parametrize(("joined", "why"), _JOINS.values(), ids=_JOINS)
 @pytest.mark.anyio
 async def test_who_joins_is_refused_and_not_who_reconnects(
     joined: ExpectedInstance, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access = WorkerAccess(SchedulerOptions(connector="mooncake"))
-    access.use_table([joined, _FAR_PREFILL, _FAR_DECODE])  # a table has its prefill workers first
+    rank_1 = replace(_FAR_PREFILL, index=1_000_000, address=f"{_FAR_PREFILL.address}#rank=1")
+    # a table has its prefill workers first
+    members = [_member(one) for one in (joined, _FAR_PREFILL, rank_1, _FAR_DECODE)]
+    access.follow(lambda: members)
 
     with pytest.raises(Incompatible, match=why):
         await access._check(joined.address)
@@ -290,9 +295,27 @@ async def test_who_joins_is_refused_and_not_who_reconnects(
         await access._check(earlier.address)
 
     async def after_the_next_table(function: Callable[..., str | None], *given: object) -> str | None:
-        access.use_table([])
+        members.clear()
         return function(*given)
 
     monkeypatch.setattr(asyncio, "to_thread", after_the_next_table)
     with pytest.raises(Incompatible, match=why):
         await access._check(joined.address)
+
+
+@pytest.mark.parametrize(("joined", "why"), _JOINS.values(), ids=_JOINS)
+@pytest.mark.anyio
+async def test_a_refused_worker_keeps_no_other_out(joined: ExpectedInstance, why: str) -> None:
+    access = WorkerAccess(SchedulerOptions(connector="mooncake"))
+    refused = [_member(one, MemberState.REFUSED) for one in (_FAR_PREFILL, _FAR_DECODE)]
+    access.follow(lambda: [_member(joined, MemberState.LIVING), *refused])
+
+    await access._check(joined.address)
+
+    clashing = _FAR_DECODE if joined is _NEAR_PREFILL else _FAR_PREFILL
+    with pytest.raises(Incompatible):  # although it is earlier in the table: the other serves now
+        await access._check(clashing.address)
+
+
+def _member(expected: ExpectedInstance, state: MemberState = MemberState.CONNECTING) -> Any:
+    return SimpleNamespace(expected=expected, state=state, is_living=state is MemberState.LIVING)
