@@ -137,7 +137,7 @@ def _usable_pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterato
 
 
 def _can_send(start: InstanceLoad, end: InstanceLoad) -> bool:
-    return end is start or end.index not in start.no_transport_to
+    return end.index not in start.no_transport_to
 
 
 def _stays(start: InstanceLoad, prompt: PromptFacts) -> bool:

@@ -36,7 +36,7 @@ class PathProbe:
         self._readiness = readiness
         self._limits = limits
         self._failures = CappedLog(_log)
-        self._verdicts: dict[tuple[int, int], str | None] = {}  # by decode worker and epoch
+        self._verdicts: dict[tuple[int, int], str | None] = {}  # by worker and epoch
 
     async def run(self) -> None:
         """Probe and prove until cancelled."""
@@ -93,15 +93,20 @@ class PathProbe:
                         await ended.wait()
 
     async def _prove(self, prefill: int, decode: int) -> None:
-        """Let a pair of workers serve if it answers like its decode worker alone, and that like our own instances."""
+        """Let a pair of workers serve if it answers like its decode worker alone, and that like our own instances.
+
+        Of a combined worker, which is both, only the latter is to be proven.
+        """
         try:
-            path = self._readiness.description(prefill).path
+            pair = Plan(self._readiness.description(prefill).path, prefill, decode, "proof")
+            if prefill == decode:
+                pair = _alone(decode)
         except InstanceLost:
             return
-        pair = Plan(path, prefill, decode, "proof")
         names = self._readiness.names(pair)
         try:
-            why = await self._difference(_alone(decode), pair, "alone") or await self._compare(decode)
+            why = None if prefill == decode else await self._difference(_alone(decode), pair, "alone")
+            why = why or await self._compare(decode)
         except PdserveError as error:
             why = str(error)
         if self._readiness.set_proof(pair, why):
@@ -112,7 +117,7 @@ class PathProbe:
     async def _compare_serving(self) -> None:
         """Compare the workers that serve already with our own instances once these answer; doubt one that differs."""
         while True:
-            workers = self._readiness.decode_workers()
+            workers = self._readiness.decoding_workers()
             self._verdicts = {worker: why for worker, why in self._verdicts.items() if worker in workers}
             for decode, epoch in workers:
                 if (decode, epoch) not in self._verdicts:

@@ -87,19 +87,23 @@ class Readiness:
         return [gap for gap in gaps if (epochs.get(gap.sender), epochs.get(gap.receiver)) not in self._tried_at]
 
     def set_proof(self, plan: Plan, why: str | None) -> bool:
-        """Record the result of a pair's proof, None if its answers are equal; return whether it may serve."""
+        """Record the result of a pair's proof, None if its answers are equal; return whether it may serve.
+
+        The proof of a combined worker, compared with our own instances, is recorded the same way.
+        """
         pairs, decode = self._registry.kv_pairs, plan.decode
-        assert plan.prefill is not None, "a pair"
-        gap = pairs.gap(plan.prefill, decode)
+        prefill = decode if plan.prefill is None else plan.prefill
+        gap = pairs.gap(prefill, decode)
         if gap is None:  # an instance left or came back
             return False
         if why is not None:
             epochs = self._living_epochs()
             self._tried_at[epochs.get(gap.sender), epochs.get(gap.receiver)] = asyncio.get_running_loop().time()
-            pairs.disprove(plan.prefill, decode, why)
+            pairs.disprove(prefill, decode, why)
             return False
-        pairs.prove(plan.prefill, decode)
-        self.note_use(plan)
+        pairs.prove(prefill, decode)
+        if plan.prefill is not None:
+            self.note_use(plan)
         self._registry.changed()
         return True
 
@@ -108,19 +112,20 @@ class Readiness:
         own = {one.index for one in self._registry.living() if one.description.worker is None}
         return next((plan for plan in self._recent_plans() if plan.decode in own), None)
 
-    def decode_workers(self) -> list[tuple[int, int]]:
-        """Return the index and epoch of each living decode worker."""
-        living = [one for one in self._registry.living() if one.role is Role.DECODE]
+    def decoding_workers(self) -> list[tuple[int, int]]:
+        """Return the index and epoch of each living worker that decodes."""
+        living = [one for one in self._registry.living() if one.role is not Role.PREFILL]
         return [(one.index, one.description.epoch) for one in living if one.description.worker is not None]
 
     def doubt(self, decode: int, why: str) -> None:
-        """Let the pairs of a decode worker that serve prove themselves again."""
-        living, pairs = self._registry.living(), self._registry.kv_pairs
-        if decode not in {one.index for one in living}:
+        """Let the pairs of a worker that serve prove themselves again, or itself if it serves alone."""
+        roles, pairs = {one.index: one.role for one in self._registry.living()}, self._registry.kv_pairs
+        if decode not in roles:
             return
-        for one in living:
-            if one.role is Role.PREFILL and pairs.gap(one.index, decode) is None:
-                pairs.disprove(one.index, decode, why, GapKind.UNPROVEN)
+        is_alone = roles[decode] is Role.COMBINED
+        for prefill in [decode] if is_alone else [index for index, role in roles.items() if role is Role.PREFILL]:
+            if pairs.gap(prefill, decode) is None:
+                pairs.disprove(prefill, decode, why, GapKind.UNPROVEN)
         self._registry.changed()
 
     def description(self, index: int) -> InstanceDescription:
@@ -178,7 +183,11 @@ class Readiness:
             for decode in decodes
             if self._registry.kv_pairs.gap(prefill.index, decode) is None
         )
-        yield from (Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED)
+        yield from (
+            Plan("local", None, one.index, "probe")
+            for one in living
+            if one.role is Role.COMBINED and self._registry.kv_pairs.gap(one.index, one.index) is None
+        )
 
 
 def _epochs_of(plan: Plan, epoch_by_index: dict[int, int]) -> _Epochs:

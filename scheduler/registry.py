@@ -164,7 +164,7 @@ class Registry:
             return any(instance.role is not Role.DECODE for instance in living)
         ends = [instance.index for instance in living if instance.role is Role.DECODE]
         return any(
-            one.role is Role.COMBINED
+            (one.role is Role.COMBINED and self.kv_pairs.gap(one.index, one.index) is None)
             or (one.role is Role.PREFILL and any(self.kv_pairs.gap(one.index, end) is None for end in ends))
             for one in living
         )

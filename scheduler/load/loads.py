@@ -22,7 +22,8 @@ class InstanceLoad:
 
     `outstanding_tokens` are prompt tokens assigned and not yet prefilled; `sequences` are running, waiting or booked;
     `waiting` of them were preempted from a full pool, or wait for their prefill there. `held_for` is finished KV
-    waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers to which it cannot hand off.
+    waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers to which it cannot hand off,
+    and its own index if it must not serve alone.
     An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
     """
 

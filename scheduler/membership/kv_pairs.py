@@ -30,7 +30,10 @@ UNPROVEN = (GapKind.UNPROVEN, GapKind.DISPROVEN)
 
 @dataclass(frozen=True, slots=True)
 class KvGap:
-    """A prefill and a decode instance, by table index, that cannot hand off prompts. `why` names both."""
+    """A prefill and a decode instance, by table index, that cannot hand off prompts. `why` names both.
+
+    A worker that must not serve alone is both.
+    """
 
     sender: int
     receiver: int
@@ -61,6 +64,7 @@ class KvPairs:
         for other in list(self._accepted):
             for sender, receiver in ((expected.index, other), (other, expected.index)):
                 self._check(sender, receiver)
+        self._check_alone(expected)
 
     def forget(self, index: int) -> None:
         """Drop the pairs of an instance that left."""
@@ -111,13 +115,21 @@ class KvPairs:
         """Record that it does not, or is not known to."""
         start, end = self._accepted[sender][0], self._accepted[receiver][0]
         text = f"{start.name} and {end.name} have not answered like {end.name} alone: {why}"
-        self._set(KvGap(sender, receiver, text, kind))
+        self._set(KvGap(sender, receiver, f"{end.name}: {why}" if sender == receiver else text, kind))
 
     def _set(self, gap: KvGap) -> None:
         self._gaps.setdefault(gap.sender, {})[gap.receiver] = gap
 
     def _forget_failures(self, index: int) -> None:
         self._failures = {pair: count for pair, count in self._failures.items() if index not in pair}
+
+    def _check_alone(self, expected: ExpectedInstance) -> None:
+        """Let a combined worker next to our own instances serve once it has been compared with them."""
+        has_own = any(not one.is_worker for one, _ in self._accepted.values())
+        if expected.is_worker and expected.role is Role.COMBINED and has_own:
+            self.disprove(expected.index, expected.index, "not compared with our own instances yet", GapKind.UNPROVEN)
+        else:
+            self._gaps.get(expected.index, {}).pop(expected.index, None)
 
     def _check(self, sender: int, receiver: int) -> None:
         (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]

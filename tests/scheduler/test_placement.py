@@ -334,12 +334,7 @@ def test_the_plan_is_the_best_pair_of_all_that_are_free(
     loads: list[InstanceLoad], num_tokens: int, n: int, pooled: bool, known: dict[int, int], tried: bool
 ) -> None:
     """The oracle tries every pair in order; `avoid` names a pair that does not exist, and changes nothing."""
-    loads = [
-        dataclasses.replace(
-            one, index=index, no_transport_to={} if index in one.no_transport_to else one.no_transport_to
-        )
-        for index, one in enumerate(loads)
-    ]
+    loads = [dataclasses.replace(one, index=index) for index, one in enumerate(loads)]
     known = {index: min(held, num_tokens) for index, held in known.items()}
     prompt = PromptFacts(num_tokens, 5, n, pooled=pooled, known=known, avoid=frozenset({(77, 78)} if tried else ()))
     starts = sorted(

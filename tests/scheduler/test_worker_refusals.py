@@ -199,16 +199,18 @@ OURS = {
 
 @pytest.mark.parametrize(("salt", "is_full"), OURS.values(), ids=OURS)
 @pytest.mark.parametrize("is_first", [True, False], ids=["ours first", "workers first"])
+@pytest.mark.parametrize("roles", ["PD", "C"])
 @pytest.mark.anyio
 async def test_a_worker_must_serve_the_model_of_our_instances(
-    salt: int, is_full: bool, is_first: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    roles: str, salt: int, is_full: bool, is_first: bool, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     caplog.set_level(logging.INFO, "pdserve")
     ours = dataclasses.replace(SETTINGS, fake=dataclasses.replace(SETTINGS.fake, salt=salt))
-    *ports, port = free_ports(3)
+    *ports, port = free_ports(1 + len(roles))
     entry = ExpectedInstance(2, "combined-0", Role.COMBINED, f"127.0.0.1:{port}", "", ())
-    control = control_over([*_expected(*ports), entry], _connect, ControlLimits())
-    full, pairs = _Full(control.dispatch.probe, is_full), control.registry.kv_pairs
+    control = control_over([*_expected(*ports, roles=roles), entry], _connect, ControlLimits())
+    full, pairs, pair = _Full(control.dispatch.probe, is_full), control.registry.kv_pairs, (0, len(roles) - 1)
     monkeypatch.setattr(control.dispatch, "probe", full.probe)
     groups = [[(ours, port)], [(SETTINGS, at) for at in ports]]
     async with contextlib.AsyncExitStack() as stack:
@@ -218,17 +220,18 @@ async def test_a_worker_must_serve_the_model_of_our_instances(
                 for settings, at in group:
                     await stack.enter_async_context(_listening(settings, at))
                 await until(control.ready, timeout_s=30.0)
-            await until(lambda: len(control.registry.living()) == 3, timeout_s=30.0)
+            await until(lambda: not control.registry.missing(), timeout_s=30.0)
             why = "it does not serve the model of combined-0: token 0 is"
             if is_full:  # no verdict: the workers serve, or go on to
-                await until(lambda: full.num_refused > 0 and _num_proven(caplog) == 1, timeout_s=30.0)
-                assert pairs.gap(0, 1) is None
+                await until(lambda: full.num_refused > 0 and pairs.gap(*pair) is None, timeout_s=30.0)
+                assert _num_proven(caplog) == (roles == "PD" or is_first)
                 full.is_full = False
             if salt:
-                await until(lambda: why in str(pairs.gap(0, 1)), timeout_s=30.0)
+                await until(lambda: why in str(pairs.gap(*pair)), timeout_s=30.0)
             else:
                 await until(lambda: "worker_compared" in str(caplog.messages), timeout_s=30.0)
-                await until(lambda: pairs.gap(0, 1) is None, timeout_s=30.0)
+                await until(lambda: pairs.gap(*pair) is None, timeout_s=30.0)
+            assert any(plan.decode == pair[1] for plan in control.readiness.living_plans()) is (salt == 0)
         finally:
             await control.dispatch.close(0.0)
             running.cancel()
