@@ -48,6 +48,7 @@ class PromptRun:
         self._chain = self._chain_with(())
         self._searches = False
         self._times: dict[str, Any] = {}
+        self._knows_cached = False
         self._clock = asyncio.get_running_loop().time
         self._started_at = self._active_at = self._clock()
         self._on_instances: list[PromptOnInstance] = []
@@ -60,6 +61,7 @@ class PromptRun:
         """Start another attempt, and return its place in the queue; being overtaken still counts."""
         self.output.forget_early()
         self._events.clear()
+        self._knows_cached |= "prefill_s" in self._times
         self._failure, num_overtaken = None, self.queue_entry.num_overtaken
         self._start_attempt(turn=0)
         self.queue_entry.num_overtaken = num_overtaken
@@ -97,7 +99,7 @@ class PromptRun:
 
     @property
     def times(self) -> StageTimes:
-        """The known durations; the last report of each counts."""
+        """The known durations; the last report of each counts, but of the cached tokens that of the first attempt."""
         return StageTimes(**self._times)
 
     @property
@@ -126,7 +128,10 @@ class PromptRun:
 
     def add_times(self, more: StageTimes) -> None:
         """Add the durations set in `more`."""
-        self._times |= {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
+        known = {"cached_tokens"} if self._knows_cached else ()
+        self._times |= {
+            name: value for name, default in _TIMES if (value := getattr(more, name)) != default and name not in known
+        }
 
     @contextmanager
     def open_on(

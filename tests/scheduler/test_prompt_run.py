@@ -58,6 +58,17 @@ async def test_a_prompt_preempted_from_a_full_pool_waits_longer_and_goes_on() ->
     assert prompt.times.kv_bytes == 7
 
 
+@pytest.mark.parametrize("first", [0, 32])
+@virtual
+async def test_cached_tokens_are_those_of_the_first_placement(first: int) -> None:
+    prompt, on_instance = started_prompt(short_of_blocks=False)
+    prompt.on_event(on_instance, HandedOff("p", StageTimes(prefill_s=0.5, cached_tokens=first)))
+    prompt.requeue()
+    prompt.on_event(on_instance, HandedOff("p", StageTimes(prefill_s=0.25, cached_tokens=48)))
+
+    assert (prompt.times.cached_tokens, prompt.times.prefill_s) == (first, 0.25)
+
+
 @virtual
 async def test_waiting_for_blocks_has_a_limit_too() -> None:
     prompt, _ = started_prompt(short_of_blocks=True)
