@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 
 from testing.vllm_worker.serve_flags import settings_of
 from testing.vllm_worker.settings import WorkerSettings
@@ -16,7 +17,8 @@ def main() -> None:
 
 
 async def _serve(settings: WorkerSettings) -> None:
-    worker, stopped = FakeVllmWorker(settings, on_death=lambda: os.kill(os.getpid(), signal.SIGKILL)), asyncio.Event()
+    worker = FakeVllmWorker(settings, partial(_signal, signal.SIGKILL), partial(_signal, signal.SIGSTOP))
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await worker.start()
@@ -24,6 +26,10 @@ async def _serve(settings: WorkerSettings) -> None:
     sys.stdout.flush()
     await stopped.wait()
     await worker.stop()
+
+
+def _signal(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """How a test makes a fake vLLM worker fail."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -40,10 +38,11 @@ class Fault:
 
 
 class Faults:
-    """Owner of the pending faults, in order. `die` ends the process, or what stands for it."""
+    """Owner of the pending faults, in order. `die` ends the process, or what stands for it, and `stop` stops it."""
 
-    def __init__(self, die: Callable[[], None]) -> None:
+    def __init__(self, die: Callable[[], None], stop: Callable[[], None]) -> None:
         self._die = die
+        self._stop = stop
         self._next: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
@@ -86,8 +85,8 @@ class Faults:
                 return web.Response()
             case "die":
                 self._die()
-            case "stop":  # for a worker that is a process of its own
-                os.kill(os.getpid(), signal.SIGSTOP)
+            case "stop":
+                self._stop()
             case "drop" if request.transport is not None:
                 request.transport.abort()
         await asyncio.sleep(_FOREVER_S)

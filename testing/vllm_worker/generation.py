@@ -1,6 +1,5 @@
 """Serve one prompt on one rank: read or compute its KV, generate, and hold its blocks for a decode worker."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class FakeGeneration:
                 live = {index: first.fork() for index in range(params.n)}
                 for position in range(params.max_tokens):
                     if position > 0:
-                        await asyncio.sleep(fake.step_seconds + fake.token_seconds * len(live))
+                        await self.rank.pause(fake.step_seconds + fake.token_seconds * len(live))
                     step = [self._piece(one, index, position) for index, one in live.items()]
                     live = {one.index: live[one.index] for one in step if one.finish_reason is None}
                     if not live and self.body.leg == "prefill":
@@ -73,7 +72,10 @@ class FakeGeneration:
         elif self.body.leg == "decode" and is_registered(settings, transfer):
             kv = await wait_for_kv(settings, self.rank, self.session, transfer, self.request_id, block_ids)
         else:
-            return await self._compute()
+            kv = await self._compute()
+            if self.body.leg == "prefill":
+                self.cached_tokens = self.rank.note_prompt(self.prompt, self.body.cache_salt)
+            return kv
         self.cached_tokens = len(self.prompt)
         return kv
 
@@ -89,7 +91,7 @@ class FakeGeneration:
 
     async def _compute(self) -> list[KvEntry]:
         fake = self.settings.fake
-        await asyncio.sleep(fake.step_seconds + fake.token_seconds * len(self.prompt))
+        await self.rank.pause(fake.step_seconds + fake.token_seconds * len(self.prompt))
         self.rank.counts.computed_tokens += len(self.prompt)
         return [(token_id, fake.salt) for token_id in self.prompt]
 

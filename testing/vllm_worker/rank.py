@@ -63,7 +63,30 @@ class WorkerRank:
         self.registrations: dict[str, dict[str, Any]] = {}
         self.offers: dict[str, tuple[str, Sequence[KvEntry]]] = {}
         self.known_engines: set[str] = set()
+        self._prefixes: set[int] = set()
         self._freed = asyncio.Event()
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+
+    def freeze(self) -> None:
+        """Answer nothing and generate nothing from now on."""
+        self._goes_on.clear()
+
+    async def pause(self, seconds: float = 0.0) -> None:
+        """Wait for that long, and forever once it is frozen."""
+        if seconds:
+            await asyncio.sleep(seconds)
+        await self._goes_on.wait()
+
+    def note_prompt(self, prompt: tuple[int, ...], salt: str) -> int:
+        """Return how many tokens of a prompt, in whole blocks and without its last one, earlier prompts began with."""
+        digest, num_cached, size = hash(salt), 0, self.block_size
+        for start in range(0, len(prompt) - size, size):
+            digest = hash((digest, prompt[start : start + size]))
+            if digest in self._prefixes and num_cached == start:
+                num_cached += size
+            self._prefixes.add(digest)
+        return num_cached
 
     @property
     def kv_usage(self) -> float:

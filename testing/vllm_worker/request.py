@@ -32,6 +32,7 @@ class FakeBody:
     include_usage: bool
     return_token_ids: bool
     transfer: dict[str, Any]
+    cache_salt: str = ""
 
     @property
     def leg(self) -> Leg:
@@ -70,6 +71,7 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> FakeBody
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
         return_token_ids=bool(body.get("return_token_ids")),
         transfer=dict(body.get("kv_transfer_params") or {}),
+        cache_salt=body.get("cache_salt") or "",
     )
 
 

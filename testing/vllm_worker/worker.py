@@ -47,15 +47,31 @@ class Received:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredPrefill:
+    """A prompt whose prefill was answered, the cached tokens that the answer reports, and when, by the loop's clock."""
+
+    prompt: tuple[int, ...]
+    cached_tokens: int
+    at: float
+
+
 class FakeVllmWorker:
     """Owner of the ranks and the sockets. After `stop` it can be started again, as its next life."""
 
-    def __init__(self, settings: WorkerSettings, on_death: Callable[[], None] | None = None) -> None:
-        """`on_death` ends the process for the fault `die`; by default only the sockets break, as if it had ended."""
+    def __init__(
+        self, settings: WorkerSettings, on_death: Callable[[], None] | None = None,
+        on_stop: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`on_death` ends the process for the fault `die`; by default only the sockets break, as if it had ended.
+
+        `on_stop` stops it; by default all that it is doing stands still.
+        """
         self.settings = settings
         self.received: list[Received] = []
+        self.prefilled: list[AnsweredPrefill] = []
         self.ranks: list[WorkerRank] = []
-        self.faults = Faults(on_death or self._die)
+        self.faults = Faults(on_death or self._die, on_stop or self._freeze)
         self._runners: list[web.AppRunner] = []
         self._session: aiohttp.ClientSession | None = None
         self._started_at = 0.0
@@ -100,6 +116,10 @@ class FakeVllmWorker:
     def _die(self) -> None:
         self._death = asyncio.create_task(self.stop())
 
+    def _freeze(self) -> None:
+        for rank in self.ranks:
+            rank.freeze()
+
     async def _listen(self, app: web.Application, port: int) -> int:
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
@@ -110,6 +130,7 @@ class FakeVllmWorker:
     def _side_channel(self, rank: WorkerRank) -> web.Application:
         async def serve(request: web.Request) -> web.Response:
             assert self._session is not None, "it is started"
+            await rank.pause()
             fault = self.faults.take_read() if (await request.json())["verb"] == "read" else None
             if fault is not None:
                 return await self.faults.meet(fault, request)
@@ -141,6 +162,7 @@ class FakeVllmWorker:
     async def _check_key(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        await self.ranks[0].pause()
         key = self.settings.api_key
         if key is not None and request.path.startswith(_GUARDED):
             given = request.headers.get("Authorization", "")
@@ -182,7 +204,12 @@ class FakeVllmWorker:
         fault = self.faults.take(body.leg)
         if fault is not None and fault.point == "before":
             return await self.faults.meet(fault, request)
-        return await self._answer(request, rank, body, raw, fault).send()
+        answer = self._answer(request, rank, body, raw, fault)
+        response = await answer.send()
+        if body.leg == "prefill" and fault is None:
+            now = asyncio.get_running_loop().time()
+            self.prefilled += [AnsweredPrefill(one.prompt, one.cached_tokens, now) for one in answer.generations]
+        return response
 
     def _answer(
         self, request: web.Request, rank: WorkerRank, body: FakeBody, raw: dict[str, Any], fault: Fault | None

@@ -21,6 +21,7 @@ class StreamResult:
     text: str = ""
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int | None = None
 
 
 async def request_stream(
@@ -67,6 +68,7 @@ async def _read(response: httpx.Response, result: StreamResult, on_token: Callab
         if not event["choices"]:
             usage = event["usage"]
             result.num_tokens, result.num_prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+            result.num_cached_tokens = (usage["prompt_tokens_details"] or {}).get("cached_tokens")
             continue
         choice = event["choices"][0]
         result.text += choice["text"]

@@ -22,6 +22,7 @@ import pytest
 
 from pdserve.client import Client
 from pdserve.ports import free_ports
+from testing.engine.fake_model import FakeConfig
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER, CLOSED
 from tests.faults.results import note
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.cluster
 REQUESTS = 20
 AT_ONCE = 5
 LENGTH = 24
+BLOCK_SIZE = FakeConfig().block_size
 STARVED_S = 300.0
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 POINTS = {
@@ -76,7 +78,7 @@ class Processes:
         self._spawn(
             "scheduler", "pdserve", "route", "--prefill", *urls[:2], "--decode", *urls[2:], "--model",
             str(self._model), "--served-model-name", "tiny", "--port", str(self.ports[-1]),
-            "--connector", self._connector,
+            "--connector", self._connector, "--enable-prompt-tokens-details",
             "--run-dir", str(self._folder / "route"),
         )  # fmt: skip
         self.wait_whole()
@@ -244,7 +246,11 @@ def test_openais_client_and_run_batch_work_unchanged(whole: Whole, tmp_path: Pat
     assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == (
         plain.choices[0].message.content
     )
-    assert chunks[-1].usage == plain.usage
+    first, last = plain.usage, chunks[-1].usage
+    assert first is not None
+    assert last is not None
+    assert last.total_tokens == first.total_tokens == first.prompt_tokens + 8
+    assert (last.prompt_tokens, last.completion_tokens) == (first.prompt_tokens, first.completion_tokens)
     assert ended.status == 0, ended.err
     batched = {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in read(output)}
     assert batched == {f"id-{word}": text for word, text in texts.items()}
@@ -256,6 +262,8 @@ def _check(results: list[StreamResult], right: list[StreamResult]) -> int:
     assert not [(one, correct) for one, correct in answered if one.text != correct.text]
     for number, one in enumerate(results):
         if one.outcome == ANSWER:
-            assert (one.num_prompt_tokens, one.num_tokens) == (len(_prompt(number)), LENGTH), "usage counts once"
+            length = len(_prompt(number))
+            assert (one.num_prompt_tokens, one.num_tokens) == (length, LENGTH), "usage counts once"
+            assert one.num_cached_tokens in (0, (length - 1) // BLOCK_SIZE * BLOCK_SIZE), "of one placement"
     assert not [one for one in results if one.outcome == CLOSED]
     return len(answered)
