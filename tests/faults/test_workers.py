@@ -256,6 +256,26 @@ def test_openais_client_and_run_batch_work_unchanged(whole: Whole, tmp_path: Pat
     assert batched == {f"id-{word}": text for word, text in texts.items()}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("whole", ["nixl"], indirect=True)
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_bench_serve_measures_workers(whole: Whole, backend: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "pdserve", "bench", "serve", "--base-url", whole.processes.client.base_url]
+    load = ("--backend", backend, "--num-prompts", "12", "--random-input-len", "40", "--random-output-len", "8")
+    saved = ("--ignore-eos", "--request-rate", "50", "--save-result", "--save-detailed", "--result-dir", str(tmp_path))
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [*command, *load, *saved], capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": root}
+    )
+
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    result = json.loads(path.read_text())
+    assert (result["model_id"], result["completed"], result["failed"]) == ("tiny", 12, 0)
+    assert result["output_lens"] == [8] * 12
+    assert result["p99_ttft_ms"] >= result["median_ttft_ms"] > 0
+
+
 def _check(results: list[StreamResult], right: list[StreamResult]) -> int:
     """Check that every request ended once, with the right answer or an error; return how many were answered."""
     answered = [(one, correct) for one, correct in zip(results, right, strict=True) if one.outcome == ANSWER]
