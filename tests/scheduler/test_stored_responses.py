@@ -151,6 +151,34 @@ async def test_a_call_is_answered_by_its_result_alone(serve: Any, tmp_path: Path
     assert refused.value.param == "input.0.call_id"
 
 
+async def test_an_answer_is_continued_with_its_thinking(serve: Any, tmp_path: Path) -> None:
+    options: Any = {"reasoning_parser": "deepseek_r1", "chat_template": "{{ messages|tojson }}"}
+    async with keeping(serve, tmp_path, "hm</think>hello", **options) as server, server.client() as client:
+        first = await client.responses.create(model=server.model, input="hi")
+        await client.responses.create(model=server.model, input="more", previous_response_id=first.id)
+        given: Any = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in first.output)]
+        await client.responses.create(model=server.model, input=[*given, {"role": "user", "content": "more"}])
+
+        _, continued, sent = server.dispatcher.requests
+        assert continued.prompts == sent.prompts
+    assert [item.type for item in first.output] == ["reasoning", "message"]
+
+
+async def test_a_running_response_may_be_deleted(serve: Any, tmp_path: Path) -> None:
+    async with keeping(serve, tmp_path) as server, server.client() as client:
+        server.dispatcher.hold_after = 1
+        creating = asyncio.create_task(client.responses.create(model=server.model, input="hi"))
+        await asyncio.wait_for(server.dispatcher.held.wait(), DEADLINE_S)
+        (response_id,) = await server.kept_ids()
+
+        await client.responses.delete(response_id)
+
+        server.dispatcher.released.set()
+        got = await creating
+        assert await server.kept_ids() == []
+    assert (got.status, got.to_dict()["store"]) == ("completed", False)
+
+
 async def test_input_items_are_listed_page_by_page(serve: Any, tmp_path: Path) -> None:
     given: Any = [
         {"role": "developer", "content": "Be brief."},
