@@ -1,6 +1,7 @@
 """GET /docs, with --enable-docs: the OpenAPI document as one page without scripts or external resources."""
 
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -54,8 +55,10 @@ def _operation_html(method: str, path: str, operation: Mapping[str, Any], schema
     head = f"<code>{escape(method)} {escape(path)}</code> {escape(operation['summary'])}"
     if "requestBody" not in operation:
         return f"<p>{head}</p>"
-    name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-    return f"<details><summary>{head}</summary>{_fields(schemas[name])}</details>"
+    body = operation["requestBody"]["content"]["application/json"]
+    fields = _fields(schemas[body["schema"]["$ref"].rpartition("/")[2]]) if "$ref" in body["schema"] else ""
+    example = f"<p><code>{escape(json.dumps(body['example']))}</code></p>"
+    return f"<details><summary>{head}</summary>{example}{fields}</details>"
 
 
 def _fields(schema: Mapping[str, Any]) -> str:

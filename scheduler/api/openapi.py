@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from scheduler.api.errors import json_response
+from scheduler.api.example_bodies import EXAMPLE_BODIES
 from scheduler.api.route import Endpoint, Route
 from scheduler.app_context import AppContext
 
@@ -70,9 +71,10 @@ def _operation_schema(route: Route, method: str) -> dict[str, Any]:
         operation["responses"]["503"] = {"description": "no", **answer}
     if parameters := _parameters(route):
         operation["parameters"] = parameters
-    if route.body is not None:
-        schema = {"schema": _schema_ref(route.body.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": schema}}
+    if (example := EXAMPLE_BODIES.get(route.path)) is not None:
+        schema = {"type": "object"} if route.body is None else _schema_ref(route.body.__name__)
+        content = {"application/json": {"schema": schema, "example": example}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 

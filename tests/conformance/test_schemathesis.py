@@ -1,6 +1,7 @@
-"""schemathesis reads our own /openapi.json and sends valid and invalid requests: the answer is never a 5xx."""
+"""schemathesis reads our own /openapi.json and sends valid and invalid requests; none of them is answered by a 5xx."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +15,40 @@ if importlib.util.find_spec("schemathesis") is None:
     pytest.skip("missing tool: schemathesis (pip install 'pdserve[clients]')", allow_module_level=True)
 
 
+_COUNTED = re.compile(
+    r'^pdserve_http_requests_total\{method="(\w+)",route="([^"]+)",status="200"\} (\S+)$', re.MULTILINE
+)
+
+
 @pytest.mark.covers("B.errors.13")
 @pytest.mark.parametrize("way", ["combined", "pair"])
-def test_no_generated_request_is_a_server_error(way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_every_operation_reaches_a_200_and_none_a_5xx(
+    way: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:  # fmt: skip
     url = request.getfixturevalue(way)
+    before, operations = _answered(url), _operations(url)
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", "not_a_server_error",
         "--phases", "examples,coverage,fuzzing", "--max-examples", "60", "--seed", "7", "--request-timeout", "60",
         "--workers", "1", "--no-color",  # two threads in CPython 3.11's ast.parse crash the tool
     ]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1500, cwd=tmp_path)
 
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     assert "test cases generated" in ended.stdout or "Test cases" in ended.stdout, ended.stdout[-3000:]
+    reached = {operation for operation, count in _answered(url).items() if count > before.get(operation, 0.0)}
+    assert operations - reached == set()
     body = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 4}
     assert httpx.post(f"{url}/v1/completions", json=body, timeout=300, trust_env=False).status_code == 200
+
+
+def _operations(url: str) -> set[tuple[str, str]]:
+    """Return the methods and paths of the API's description; paths with an id are counted under one name."""
+    paths = httpx.get(f"{url}/openapi.json", timeout=60, trust_env=False).json()["paths"]
+    return {(method.upper(), path) for path, operations in paths.items() for method in operations if "{" not in path}
+
+
+def _answered(url: str) -> dict[tuple[str, str], float]:
+    """Return how many requests of each operation had a 200 so far."""
+    page = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
+    return {(method, route): float(count) for method, route, count in _COUNTED.findall(page)}

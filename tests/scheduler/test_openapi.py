@@ -12,6 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler.api.example_bodies import EXAMPLE_BODIES
 from scheduler.api.route import Route
 from scheduler.app import open_routes
 from scheduler.app_context import AppContext
@@ -80,6 +81,14 @@ async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
         ("response_id", "path", True), ("limit", "query", False), ("order", "query", False), ("after", "query", False),
     ]  # fmt: skip
     assert listing[1]["schema"] == {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}
+
+
+@pytest.mark.parametrize("use_openai", ["0", "1"])
+def test_each_route_with_a_body_has_an_example_of_it(use_openai: str) -> None:
+    bodies = {route.path: route.body for route in open_routes(SchedulerOptions(use_openai=use_openai)) if route.body}
+
+    for path, body in bodies.items():
+        assert body.read(EXAMPLE_BODIES[path])
 
 
 @pytest.mark.parametrize("use_openai", ["0", "1"])
