@@ -109,6 +109,18 @@ class CallReader:
         """Read text that is not a call, up to a marker; return the marker, "" at the end of the text."""
         return self.until(markers, self.not_a_call)
 
+    def left_as_content(self, text: str, markers: Markers, end: str, begin: Markers) -> Steps[str]:
+        """Make `text`, which is not a call, content, with what follows up to a marker; return the next one of `begin`.
+
+        Of `markers`, `end` is part of what is not a call, and the others are of `begin`.
+        """
+        self.not_a_call(text)
+        marker = yield from self.not_a_call_until(markers)
+        if marker == end:
+            self.not_a_call(end)
+            marker = yield from self.content_until(begin)
+        return marker
+
     def content_until(self, markers: Markers) -> Steps[str]:
         """Read content up to a marker; return the marker, "" at the end of the text."""
         return self.until(markers, self.content)

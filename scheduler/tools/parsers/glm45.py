@@ -31,11 +31,8 @@ def glm45(reader: CallReader) -> Steps[None]:
     while marker:
         head = yield from reader.head(_HEAD, END)
         if head is None or head.group(1) not in reader.schemas:
-            reader.not_a_call(BEGIN if head is None else BEGIN + head.group())
-            marker = yield from reader.not_a_call_until(_EITHER)
-            if marker == END:
-                reader.not_a_call(END)
-                marker = yield from reader.content_until(_BEGIN)
+            text = BEGIN if head is None else BEGIN + head.group()
+            marker = yield from reader.left_as_content(text, _EITHER, END, _BEGIN)
             continue
         reader.begin_call(head.group(1))
         arguments = TypedArguments(reader, head.group(1))

@@ -40,11 +40,8 @@ def qwen3_coder(reader: CallReader) -> Steps[None]:
         head = yield from reader.head(_HEADS[marker], END)
         gap = "" if head is None else (yield from reader.run_of(BLANKS))
         if head is None or not (yield from reader.follows(_IN_CALL)):
-            reader.not_a_call(marker if head is None else marker + head.group() + gap)
-            marker = yield from reader.not_a_call_until(_AFTER_CALL)
-            if marker == END:
-                reader.not_a_call(END)
-                marker = yield from reader.content_until(_BEGIN)
+            text = marker if head is None else marker + head.group() + gap
+            marker = yield from reader.left_as_content(text, _AFTER_CALL, END, _BEGIN)
             continue
         reader.begin_call(head.group(1))
         marker = yield from _read_parameters(reader, head.group(1))
