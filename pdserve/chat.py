@@ -12,7 +12,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--system-prompt", metavar="TEXT", help="the first message, of the role `system`")
     arguments = parser.parse_args(argv)
     conversation = _Conversation(arguments.system_prompt)
-    return PromptCommand(arguments).run("/v1/chat/completions", conversation.body, conversation.remember, _delta_text)
+    return PromptCommand(arguments).run(
+        "/v1/chat/completions", conversation.body, conversation.remember, _delta_text, _delta_thinking
+    )
 
 
 class _Conversation:
@@ -32,3 +34,9 @@ class _Conversation:
 
 def _delta_text(choice: Mapping[str, Any]) -> str:
     return str((choice.get("delta") or {}).get("content") or "")
+
+
+def _delta_thinking(choice: Mapping[str, Any]) -> str:
+    """Return the thinking under vLLM's name, or under the older one of other servers."""
+    delta = choice.get("delta") or {}
+    return str(delta.get("reasoning") or delta.get("reasoning_content") or "")

@@ -4,7 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pdserve.client import Client
@@ -14,6 +14,7 @@ from wire.errors import ConfigError, PdserveError, Unavailable
 
 _SILENCE_S = 600.0
 _PROMPT = "> "
+_DIM, _BRIGHT = "\x1b[2m", "\x1b[0m"
 EPILOG = """\
 Texts are read from the terminal until Ctrl-D, or line by line from a pipe. Ctrl-C stops the answer in progress, or
 else the command. A key is read from $PDSERVE_API_KEY or $VLLM_API_KEY unless --api-key is given.
@@ -39,6 +40,37 @@ def prompt_parser(name: str, description: str, *, own_limit: str) -> CommandPars
     return parser
 
 
+def _no_text(choice: Mapping[str, Any]) -> str:
+    return ""
+
+
+class _Screen:
+    """Prints one answer as it arrives; on a terminal with the thinking before it, dimmed. Owns whether it is dim."""
+
+    def __init__(self) -> None:
+        self._is_dim = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._brighten("")
+
+    def show(self, thinking: str, text: str) -> None:
+        """Print a piece of each."""
+        if thinking and sys.stdout.isatty():
+            print("" if self._is_dim else _DIM, _printable(thinking), sep="", end="", flush=True)
+            self._is_dim = True
+        if text:
+            self._brighten("\n\n")
+            print(_printable(text), end="", flush=True)
+
+    def _brighten(self, after: str) -> None:
+        if self._is_dim:
+            print(_BRIGHT, end=after, flush=True)
+            self._is_dim = False
+
+
 class PromptCommand:
     """Sends one text at a time to one model of a server."""
 
@@ -56,20 +88,22 @@ class PromptCommand:
 
     def run(
         self, path: str, body: Callable[[str], Mapping[str, Any]], on_answer: Callable[[str, str], None],
-        read_choice: Callable[[Mapping[str, Any]], str],
+        read_choice: Callable[[Mapping[str, Any]], str], read_thinking: Callable[[Mapping[str, Any]], str] = _no_text,
     ) -> int:  # fmt: skip
         """Send `body(text)` for each text and print what `read_choice` reads; `on_answer` gets the text and its answer.
 
-        With --quick a server error is raised; else it is printed, and the next text is read.
+        A terminal shows what `read_thinking` reads, too. With --quick a server error is raised; else it is printed, and
+        the next text is read.
         """
         for text in self._texts():
             answer: list[str] = []
             try:
                 fields = {"model": self._model, **self._fields, **body(text)}
-                for event in self._client.stream(f"{self._prefix}{path}", fields):
-                    for choice in event.get("choices") or ():
-                        answer.append(read_choice(choice))
-                        print(_printable(answer[-1]), end="", flush=True)
+                with _Screen() as screen:
+                    for event in self._client.stream(f"{self._prefix}{path}", fields):
+                        for choice in event.get("choices") or ():
+                            answer.append(read_choice(choice))
+                            screen.show(read_thinking(choice), answer[-1])
             except KeyboardInterrupt:
                 if self._quick is not None:
                     print(flush=True)

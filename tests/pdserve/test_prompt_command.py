@@ -49,6 +49,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
             texts = ("you said ", prompt)
             choices = [{"delta": {"content": text}} if "messages" in body else {"text": text} for text in texts]
             events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
+            if prompt == "think":
+                thoughts = [{"reasoning": "Hm", "reasoning_content": "Hm"}, {"reasoning_content": ".\x1b[2J"}]
+                events[:0] = [{"choices": [{"delta": delta}]} for delta in thoughts]
             if prompt == "break":
                 events[1] = {"error": {"message": "the instance is gone"}}
             lines = b"".join(b"data: %s\n\n" % json.dumps(one).encode() for one in (*events, {"choices": []}))
@@ -156,6 +159,18 @@ def test_a_terminal_has_a_prompt_and_gets_no_escapes_of_a_model(
     assert complete.main(_flags(server)) == 0
 
     assert capsys.readouterr().out == "you said a\N{REPLACEMENT CHARACTER}[2Jb\n\n"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_shows_the_thinking_dimmed(
+    server: Recorded, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+
+    assert chat.main(_flags(server, "-q", "think")) == 0
+
+    thoughts = "\x1b[2mHm.\N{REPLACEMENT CHARACTER}[2J\x1b[0m\n\n" if is_terminal else ""
+    assert capsys.readouterr().out == f"{thoughts}you said think\n"
 
 
 @pytest.mark.parametrize(
