@@ -43,7 +43,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "return_tokens_as_token_ids", "enable_prompt_tokens_details", "enable_force_include_usage", "enable_docs",
         "enable_tokenizer_info_endpoint", "enable_per_request_metrics", "enable_dev_routes",
     ),
-    "kept responses": (
+    "stored responses": (
         "responses_store", "responses_store_count", "responses_store_bytes", "responses_store_ttl",
     ),
     "logs and traces": ("log_level", "log_format", "otlp_traces_endpoint"),

@@ -61,14 +61,14 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,
     ),
     Route(
-        "GET", "/v1/responses/{response_id}", retrieve_response, "text", "Return a kept response",
+        "GET", "/v1/responses/{response_id}", retrieve_response, "text", "Return a stored response",
         media_types=_STREAMED, query=RETRIEVE_QUERY,
     ),
-    Route("DELETE", "/v1/responses/{response_id}", delete_response, "text", "Delete a kept response"),
+    Route("DELETE", "/v1/responses/{response_id}", delete_response, "text", "Delete a stored response"),
     Route("POST", "/v1/responses/{response_id}/cancel", cancel_response, "text", "Cancel a response in the background"),
     Route(
         "GET", "/v1/responses/{response_id}/input_items", list_input_items, "text",
-        "List the items that a kept response answers", query=LIST_QUERY,
+        "List the items that a stored response answers", query=LIST_QUERY,
     ),
     Route(
         "POST", "/v1/messages", create_message, "text", "Answer a conversation, in Anthropic's format",

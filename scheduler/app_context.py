@@ -58,7 +58,7 @@ class AppContext:
     """The scheduler's state for the HTTP API.
 
     `health` returns why the process cannot work, None if it can; `max_output` returns how many output tokens per
-    sequence fit into the KV pools after a prompt; `responses` keeps those of /v1/responses, None if they are not kept.
+    sequence fit into the KV pools after a prompt; `responses` stores those of /v1/responses, None if nothing does.
     """
 
     config: SchedulerConfig

@@ -141,11 +141,11 @@ class SchedulerOptions:
         choices=tuple(REASONING_FORMATS),
     )  # fmt: skip
     responses_store: str | None = flag(
-        None, "sqlite file in which /v1/responses keeps responses, on a local disk (default: none are kept)"
+        None, "sqlite file in which /v1/responses stores responses, on a local disk (default: none)"
     )
-    responses_store_count: int = flag(10_000, "maximum kept responses; the oldest go first", parse=int)
-    responses_store_bytes: int = flag(2**30, "maximum bytes of all kept responses", parse=parse_bytes)
-    responses_store_ttl: float = flag(30 * 86400.0, "seconds that a response is kept", parse=float)
+    responses_store_count: int = flag(10_000, "maximum stored responses; the oldest go first", parse=int)
+    responses_store_bytes: int = flag(2**30, "maximum bytes of all stored responses", parse=parse_bytes)
+    responses_store_ttl: float = flag(30 * 86400.0, "seconds that a response is stored", parse=float)
     max_logprobs: int = flag(20, "maximum log probabilities per position; -1: the whole vocabulary", parse=int)
     return_tokens_as_token_ids: bool = flag(False, "show tokens in log probabilities by id, such as token_id:42")
     enable_prompt_tokens_details: bool = flag(False, "report in usage how many prompt tokens were cached")

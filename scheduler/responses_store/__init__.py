@@ -1,1 +1,1 @@
-"""Responses that the Responses API keeps: the interface, and the sqlite file that implements it."""
+"""Responses that the Responses API stores: the interface, and the sqlite file that implements it."""

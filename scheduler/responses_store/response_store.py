@@ -1,4 +1,4 @@
-"""What is kept of a response, and the interface of the store that keeps it."""
+"""What is stored of a response, and the interface of the store."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,9 +41,9 @@ class ResponseStore(Protocol):
         ...
 
     async def finish(self, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
-        """Replace the object of a response that is not done by its last one; None: forget it, there is nothing to keep.
+        """Replace the object of a response that is not done by its last one; None: forget it.
 
-        Return whether it is kept: not if it was deleted before, or if it exceeds the store's bytes.
+        Return whether it is stored: not if it was deleted before, or if it exceeds the store's bytes.
         """
         ...
 

@@ -19,7 +19,7 @@ LOST = {"code": "server_error", "message": "the end of this response could not b
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How much a store keeps, and for how long."""
+    """How much a store holds, and for how long."""
 
     max_responses: int
     max_bytes: int
@@ -57,8 +57,8 @@ class SqliteRows:
         num_bytes = len(stored.response) + len(stored.items)
         if num_bytes > self._limits.max_bytes:
             raise InvalidRequest(
-                f"the input has {num_bytes} bytes, more than the server keeps ({self._limits.max_bytes}): send less of "
-                "it, or store: false",
+                f"the input has {num_bytes} bytes, more than the server stores ({self._limits.max_bytes}): send less, "
+                "or store: false",
                 "input",
             )
         with self._transaction():
@@ -161,7 +161,7 @@ class SqliteRows:
             while rows > len(dropped) or size > 0:
                 row = oldest.fetchone()
                 if row is None:
-                    raise Overloaded("as many running responses are kept as the server may keep: send store: false")
+                    raise Overloaded("the server stores as many running responses as it may: send store: false")
                 dropped.append(row[0])
                 size -= row[1]
         for row_id in dropped:

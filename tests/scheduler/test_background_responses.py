@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from scheduler.responses_store.sqlite_store import SqliteStore
-from tests.scheduler.keeping_server import DEADLINE_S, Keeping, keeping
+from tests.scheduler.storing_server import DEADLINE_S, StoringServer, storing
 from tests.scheduler.test_responses import checked
 from wire.errors import HandoffFailed, Overloaded, PdserveError
 
@@ -30,7 +30,7 @@ async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
     return response
 
 
-async def held(server: Keeping, client: openai.AsyncOpenAI, **fields: Any) -> Any:
+async def held(server: StoringServer, client: openai.AsyncOpenAI, **fields: Any) -> Any:
     """Return a response that waits after its first token."""
     server.dispatcher.hold_after = 1
     created = await client.responses.create(**BODY, **fields)
@@ -39,7 +39,7 @@ async def held(server: Keeping, client: openai.AsyncOpenAI, **fields: Any) -> An
 
 
 async def test_a_background_response_is_polled_to_its_end(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         whole = await client.responses.create(input="hi")
         created = await held(server, client, metadata={"a": "b"})
         running = await client.responses.retrieve(created.id)
@@ -68,7 +68,7 @@ async def test_a_background_response_is_polled_to_its_end(serve: Any, tmp_path: 
 async def test_a_background_response_that_fails_says_why(
     serve: Any, tmp_path: Path, error: PdserveError, code: str, early: bool
 ) -> None:
-    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         server.dispatcher.fail_after, server.dispatcher.error = (0 if early else 1), error
 
         done = await ended(client, (await client.responses.create(**BODY)).id)
@@ -79,7 +79,7 @@ async def test_a_background_response_that_fails_says_why(
 
 
 async def test_cancel_ends_a_background_response_once(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         created = await held(server, client)
 
         cancelled = await client.responses.cancel(created.id)
@@ -92,7 +92,7 @@ async def test_cancel_ends_a_background_response_once(serve: Any, tmp_path: Path
 
 
 async def test_cancel_leaves_what_has_ended_as_it_is(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         done = await ended(client, (await client.responses.create(**BODY)).id)
         with_client = await client.responses.create(input="hi")
 
@@ -105,26 +105,26 @@ async def test_cancel_leaves_what_has_ended_as_it_is(serve: Any, tmp_path: Path)
 
 
 async def test_a_deleted_background_response_is_cancelled(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         created = await held(server, client)
 
         await client.responses.delete(created.id)
 
         assert server.dispatcher.endings == ["cancelled"]
-        assert await server.kept_ids() == []
+        assert await server.stored_ids() == []
 
 
 @pytest.mark.parametrize(
-    ("keeps", "fields", "text"),
+    ("stores", "fields", "text"),
     [
-        (True, {"store": False}, "background needs a response that is kept: store is false"),
-        (False, {}, r"background needs a response that is kept: this server keeps none \(--responses-store\)"),
+        (True, {"store": False}, "background needs a stored response: store is false"),
+        (False, {}, r"background needs a stored response: this server stores none \(--responses-store\)"),
     ],
 )
-async def test_background_needs_a_kept_response(
-    serve: Any, tmp_path: Path, keeps: bool, fields: Any, text: str
+async def test_background_needs_a_stored_response(
+    serve: Any, tmp_path: Path, stores: bool, fields: Any, text: str
 ) -> None:  # fmt: skip
-    async with keeping(serve, tmp_path, keeps=keeps) as server, server.client() as client:
+    async with storing(serve, tmp_path, stores=stores) as server, server.client() as client:
         with pytest.raises(openai.BadRequestError, match=text) as refused:
             await client.responses.create(**BODY, **fields)
 
@@ -132,18 +132,18 @@ async def test_background_needs_a_kept_response(
         assert server.dispatcher.requests == []
 
 
-async def test_a_full_queue_refuses_before_anything_is_kept(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+async def test_a_full_queue_refuses_before_anything_is_stored(serve: Any, tmp_path: Path) -> None:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         server.dispatcher.refuse_with = Overloaded("full")
 
         with pytest.raises(openai.RateLimitError):
             await client.responses.create(**BODY)
 
-        assert await server.kept_ids() == []
+        assert await server.stored_ids() == []
 
 
 async def test_a_background_stream_is_followed_from_any_event(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         stream = await client.responses.create(**BODY, stream=True)
         seen = [event async for event in stream]
         response_id = seen[0].response.id
@@ -169,7 +169,7 @@ async def test_a_background_stream_is_followed_from_any_event(serve: Any, tmp_pa
 
 
 async def test_the_last_event_says_that_the_response_is_stored(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         for _ in range(3):
             stream = await client.responses.create(**BODY, stream=True)
             async for event in stream:
@@ -181,7 +181,7 @@ async def test_the_last_event_says_that_the_response_is_stored(serve: Any, tmp_p
 
 
 async def test_the_last_event_says_if_the_response_is_not_stored(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         server.dispatcher.hold_after = 1
         stream = await client.responses.create(**BODY, stream=True)
         await anext(aiter(stream))
@@ -193,7 +193,7 @@ async def test_the_last_event_says_if_the_response_is_not_stored(serve: Any, tmp
     assert (last.type, last.response.to_dict()["store"]) == ("response.completed", False)
 
 
-async def _events_after(server: Keeping, response_id: str, after: int) -> list[Any]:
+async def _events_after(server: StoringServer, response_id: str, after: int) -> list[Any]:
     query: Any = {"stream": "true"} | ({} if after < 0 else {"starting_after": after})
     async with httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S) as http:
         answer = await http.get(f"{server.url}/v1/responses/{response_id}", params=query)
@@ -215,10 +215,10 @@ async def _events_after(server: Keeping, response_id: str, after: int) -> list[A
 async def test_other_responses_have_no_events_to_follow(
     serve: Any, tmp_path: Path, fields: Any, query: Any, param: str, text: str
 ) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         await client.responses.create(input="hi", **fields)
         await server.context.drain.wait_idle(DEADLINE_S)
-        (response_id,) = await server.kept_ids()
+        (response_id,) = await server.stored_ids()
 
         with pytest.raises(openai.BadRequestError, match=text) as refused:
             await client.get(f"/responses/{response_id}", cast_to=object, options={"params": query})
@@ -227,7 +227,7 @@ async def test_other_responses_have_no_events_to_follow(
 
 
 async def test_events_beyond_the_limit_end_the_response(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT, max_answer_bytes=100) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT, max_answer_bytes=100) as server, server.client() as client:
         stream = await client.responses.create(**BODY, stream=True)
         last: Any = [event async for event in stream][-1]
         polled = await ended(client, (await client.responses.create(**BODY)).id)
@@ -238,14 +238,14 @@ async def test_events_beyond_the_limit_end_the_response(serve: Any, tmp_path: Pa
 
 
 async def test_a_quiet_background_stream_has_comments(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, TEXT, sse_keep_alive_interval=0.01) as server, server.client() as client:
+    async with storing(serve, tmp_path, TEXT, sse_keep_alive_interval=0.01) as server, server.client() as client:
         server.dispatcher.hold_after = 0
         url, body = f"{server.url}/v1/responses", BODY | {"stream": True}
         async with httpx.AsyncClient(trust_env=False) as http, http.stream("POST", url, json=body) as answer:
             lines = answer.aiter_lines()
             while await anext(lines) != ": keep-alive":
                 pass
-            (response_id,) = await server.kept_ids()
+            (response_id,) = await server.stored_ids()
             quiet = await client.responses.retrieve(response_id)
             server.dispatcher.released.set()
             rest = [line async for line in lines]
@@ -257,13 +257,13 @@ async def test_a_quiet_background_stream_has_comments(serve: Any, tmp_path: Path
     assert kept[-1]["response"] == done.to_dict()
 
 
-async def _stops(server: Keeping, created: Any) -> None:
+async def _stops(server: StoringServer, created: Any) -> None:
     server.stop.set()
     await asyncio.sleep(0.01)
     server.dispatcher.released.set()
 
 
-async def _stops_in_vain(server: Keeping, created: Any) -> None:
+async def _stops_in_vain(server: StoringServer, created: Any) -> None:
     server.stop.set()
     await asyncio.wait_for(server.task, DEADLINE_S)
     await server.context.background.close()
@@ -274,9 +274,9 @@ async def _stops_in_vain(server: Keeping, created: Any) -> None:
     [(DEADLINE_S, _stops, "completed"), (0.01, _stops_in_vain, "failed")],
 )
 async def test_a_server_that_stops_ends_background_responses(
-    serve: Any, tmp_path: Path, stops_in_s: float, stops: Callable[[Keeping, Any], Awaitable[None]], status: str
+    serve: Any, tmp_path: Path, stops_in_s: float, stops: Callable[[StoringServer, Any], Awaitable[None]], status: str
 ) -> None:
-    async with keeping(serve, tmp_path, TEXT, stops_in_s=stops_in_s) as server:
+    async with storing(serve, tmp_path, TEXT, stops_in_s=stops_in_s) as server:
         async with server.client() as client:
             created = await held(server, client)
         await stops(server, created)
@@ -290,17 +290,17 @@ async def test_a_server_that_stops_ends_background_responses(
 
 
 async def test_a_server_that_is_stopping_accepts_none(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         server.context.drain.begin()
 
         with pytest.raises(openai.InternalServerError, match="the server is shutting down"):
             await client.responses.create(**BODY)
 
-        assert await server.kept_ids() == []
+        assert await server.stored_ids() == []
 
 
 async def test_an_end_that_cannot_be_stored_is_a_failure(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         created = await held(server, client)
         await server.write_protect(True)
         server.dispatcher.released.set()

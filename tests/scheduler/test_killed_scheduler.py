@@ -17,7 +17,7 @@ import pytest
 from pdserve.ports import free_ports
 from scheduler.responses_store.sqlite_rows import INTERRUPTED
 from scheduler.responses_store.sqlite_store import SqliteStore
-from tests.scheduler.keeping_server import LIMITS
+from tests.scheduler.storing_server import LIMITS
 
 pytestmark = pytest.mark.anyio
 

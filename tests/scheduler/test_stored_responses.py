@@ -1,4 +1,4 @@
-"""Responses that are kept, by the official client: retrieved, continued, listed, deleted, and hidden from others."""
+"""Stored responses, by the official client: retrieved, continued, listed, deleted, and hidden from others."""
 
 import asyncio
 import dataclasses
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from scheduler.api.responses.stored_items import page_of
 from scheduler.http.keys import Keys
 from scheduler.responses_store.sqlite_rows import LOST
-from tests.scheduler.keeping_server import DEADLINE_S, LIMITS, keeping
+from tests.scheduler.storing_server import DEADLINE_S, LIMITS, storing
 from tests.scheduler.test_responses import TOOLS
 from tests.scheduler.test_tool_calls import CALLED
 from wire.errors import HandoffFailed, InvalidRequest, Overloaded, Unavailable
@@ -23,15 +23,15 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 FOREIGN = "resp_" + "0" * 40
 GONE = "it was deleted, has expired, or never existed"
-ELSEWHERE = "another scheduler keeps it, or its store is gone"
+ELSEWHERE = "another scheduler stores it, or its store is gone"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("limit", [None, 3])
-async def test_a_kept_response_is_what_the_client_got(
+async def test_a_stored_response_is_what_the_client_got(
     serve: Any, tmp_path: Path, stream: bool, limit: int | None
 ) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         body: Any = {"model": server.model, "input": "hi", "max_output_tokens": limit, "metadata": {"a": "b"}}
         if stream:
             events = [event async for event in await client.responses.create(**body, stream=True)]
@@ -46,21 +46,21 @@ async def test_a_kept_response_is_what_the_client_got(
 
 
 @pytest.mark.parametrize(
-    ("keeps", "fields", "why"), [(True, {"store": False}, GONE), (False, {}, "none"), (False, {"store": True}, "none")]
+    ("stores", "fields", "why"), [(True, {"store": False}, GONE), (False, {}, "none"), (False, {"store": True}, "none")]
 )
-async def test_what_is_not_kept_says_so(serve: Any, tmp_path: Path, keeps: bool, fields: Any, why: str) -> None:
-    async with keeping(serve, tmp_path, keeps=keeps) as server, server.client() as client:
+async def test_what_is_not_stored_says_so(serve: Any, tmp_path: Path, stores: bool, fields: Any, why: str) -> None:
+    async with storing(serve, tmp_path, stores=stores) as server, server.client() as client:
         got = await client.responses.create(model=server.model, input="hi", **fields)
 
         for use in ROUTES.values():
             with pytest.raises(openai.NotFoundError, match=why):
                 await use(client, got.id)
         assert got.to_dict()["store"] is False
-        assert await server.kept_ids() == []
+        assert await server.stored_ids() == []
 
 
-async def test_a_failed_stream_is_kept_with_its_error(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+async def test_a_failed_stream_is_stored_with_its_error(serve: Any, tmp_path: Path) -> None:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         server.dispatcher.fail_after, server.dispatcher.error = 3, HandoffFailed("the KV did not arrive")
         stream = await client.responses.create(model=server.model, input="hi", stream=True)
         last: Any = [event async for event in stream][-1]
@@ -74,24 +74,24 @@ async def test_a_failed_stream_is_kept_with_its_error(serve: Any, tmp_path: Path
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("error", [Overloaded("full"), Unavailable("no path")])
-async def test_a_refused_request_keeps_nothing(serve: Any, tmp_path: Path, stream: bool, error: Any) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+async def test_a_refused_request_stores_nothing(serve: Any, tmp_path: Path, stream: bool, error: Any) -> None:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         server.dispatcher.refuse_with = error
 
         with pytest.raises(openai.APIStatusError):
             await client.responses.create(model=server.model, input="hi", stream=stream)
 
-        assert await server.kept_ids() == []
+        assert await server.stored_ids() == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_has_cancelled_its_response(serve: Any, tmp_path: Path, stream: bool) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         server.dispatcher.hold_after = 1
         body: Any = {"model": server.model, "input": "hi", "stream": stream}
         creating = asyncio.create_task(client.responses.create(**body))
         await asyncio.wait_for(server.dispatcher.held.wait(), DEADLINE_S)
-        (response_id,) = await server.kept_ids()
+        (response_id,) = await server.stored_ids()
         assert (await client.responses.retrieve(response_id)).status == "in_progress"
         if stream:
             await (await creating).close()
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_has_cancelled_its_response(serve: Any, tmp_p
 
 
 async def test_a_response_continues_those_before_it(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         create, model = client.responses.create, server.model
         first = await create(model=model, input="one", instructions="Be brief.")
         second = await create(model=model, input="two", previous_response_id=first.id)
@@ -131,7 +131,7 @@ async def test_a_response_continues_those_before_it(serve: Any, tmp_path: Path) 
 
 
 async def test_a_call_is_answered_by_its_result_alone(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path, CALLED, tool_call_parser="hermes") as server:
+    async with storing(serve, tmp_path, CALLED, tool_call_parser="hermes") as server:
         async with server.client() as client:
             tools: Any = TOOLS
             called = await client.responses.create(model=server.model, input="hi", **tools)
@@ -153,7 +153,7 @@ async def test_a_call_is_answered_by_its_result_alone(serve: Any, tmp_path: Path
 
 async def test_an_answer_is_continued_with_its_thinking(serve: Any, tmp_path: Path) -> None:
     options: Any = {"reasoning_parser": "deepseek_r1", "chat_template": "{{ messages|tojson }}"}
-    async with keeping(serve, tmp_path, "hm</think>hello", **options) as server, server.client() as client:
+    async with storing(serve, tmp_path, "hm</think>hello", **options) as server, server.client() as client:
         first = await client.responses.create(model=server.model, input="hi")
         await client.responses.create(model=server.model, input="more", previous_response_id=first.id)
         given: Any = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in first.output)]
@@ -165,17 +165,17 @@ async def test_an_answer_is_continued_with_its_thinking(serve: Any, tmp_path: Pa
 
 
 async def test_a_running_response_may_be_deleted(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         server.dispatcher.hold_after = 1
         creating = asyncio.create_task(client.responses.create(model=server.model, input="hi"))
         await asyncio.wait_for(server.dispatcher.held.wait(), DEADLINE_S)
-        (response_id,) = await server.kept_ids()
+        (response_id,) = await server.stored_ids()
 
         await client.responses.delete(response_id)
 
         server.dispatcher.released.set()
         got = await creating
-        assert await server.kept_ids() == []
+        assert await server.stored_ids() == []
     assert (got.status, got.to_dict()["store"]) == ("completed", False)
 
 
@@ -188,7 +188,7 @@ async def test_input_items_are_listed_page_by_page(serve: Any, tmp_path: Path) -
         {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "noon"},
     ]
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         first = await client.responses.create(model=server.model, input=given)
         second = await client.responses.create(model=server.model, input="two", previous_response_id=first.id)
         pages = client.responses.input_items
@@ -227,7 +227,7 @@ async def test_input_items_are_listed_page_by_page(serve: Any, tmp_path: Path) -
 async def test_a_page_that_cannot_be_is_refused(
     serve: Any, tmp_path: Path, query: Any, param: str, text: str
 ) -> None:  # fmt: skip
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         got = await client.responses.create(model=server.model, input="hi")
 
         with pytest.raises(openai.BadRequestError, match=text) as refused:
@@ -258,7 +258,7 @@ ROUTES: Any = {
 async def test_only_its_owner_finds_a_response(serve: Any, tmp_path: Path, route: str) -> None:
     keys = Keys(["sk-alice", "sk-bob"])
     async with (
-        keeping(serve, tmp_path, keys=keys) as server,
+        storing(serve, tmp_path, keys=keys) as server,
         server.client("sk-alice") as alice,
         server.client("sk-bob") as bob,
     ):
@@ -277,7 +277,7 @@ async def test_only_its_owner_finds_a_response(serve: Any, tmp_path: Path, route
 
 
 async def test_a_deleted_response_is_gone(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         got = await client.responses.create(model=server.model, input="hi")
 
         deleted = await client.delete(f"/responses/{got.id}", cast_to=dict[str, Any])
@@ -286,14 +286,14 @@ async def test_a_deleted_response_is_gone(serve: Any, tmp_path: Path) -> None:
         for use in ROUTES.values():
             with pytest.raises(openai.NotFoundError, match=GONE):
                 await use(client, got.id)
-        assert await server.kept_ids() == []
+        assert await server.stored_ids() == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_end_that_cannot_be_stored_still_reaches_the_client(
     serve: Any, tmp_path: Path, stream: bool
 ) -> None:  # fmt: skip
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         server.dispatcher.hold_after = 1
         body: Any = {"model": server.model, "input": "hi", "stream": stream}
         creating = asyncio.create_task(client.responses.create(**body))
@@ -311,8 +311,8 @@ async def test_an_end_that_cannot_be_stored_still_reaches_the_client(
     assert (got.status, got.output_text, got.to_dict()["store"]) == ("completed", "hello world", False)
 
 
-async def test_a_full_disk_refuses_only_what_is_to_be_kept(serve: Any, tmp_path: Path) -> None:
-    async with keeping(serve, tmp_path) as server, server.client() as client:
+async def test_a_full_disk_refuses_only_what_is_to_be_stored(serve: Any, tmp_path: Path) -> None:
+    async with storing(serve, tmp_path) as server, server.client() as client:
         connection = server.store._opened._connection
         await server.store._call(lambda: connection.execute("PRAGMA max_page_count = 1").fetchone())
         long, notes = "hi " * 150, {f"n{number}": "x" * 512 for number in range(16)}
@@ -327,8 +327,8 @@ async def test_a_full_disk_refuses_only_what_is_to_be_kept(serve: Any, tmp_path:
 
 async def test_an_input_larger_than_the_store_is_refused(serve: Any, tmp_path: Path) -> None:
     limits = dataclasses.replace(LIMITS, max_bytes=1500)
-    async with keeping(serve, tmp_path, limits=limits) as server, server.client() as client:
-        with pytest.raises(openai.BadRequestError, match=r"more than the server keeps \(1500\)") as refused:
+    async with storing(serve, tmp_path, limits=limits) as server, server.client() as client:
+        with pytest.raises(openai.BadRequestError, match=r"more than the server stores \(1500\)") as refused:
             await client.responses.create(model=server.model, input="x" * 400, metadata={"a": "x" * 500})
         await client.responses.create(model=server.model, input="hi", store=False)
 

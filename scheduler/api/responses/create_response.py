@@ -13,7 +13,7 @@ from scheduler.api.read_body import read_body
 from scheduler.api.responses.input_items import Item, continues_answer, read_conversation, read_items
 from scheduler.api.responses.response_head import response_head
 from scheduler.api.responses.response_shape import ResponseShape
-from scheduler.api.responses.response_state import earlier_items, keep, store_for
+from scheduler.api.responses.response_state import earlier_items, store_answer, store_for
 from scheduler.api.responses.response_tools import read_response_tools
 from scheduler.api.responses.responses_body import ResponsesBody
 from scheduler.api.responses.truncation import drop_oldest
@@ -52,7 +52,7 @@ async def create_response(context: AppContext, request: Request) -> ASGIApp:
     head = response_head(body, model, chat, None if store is None else store.new_id())
     shape = ResponseShape(head, call_origin(head["id"], prompt), formatter)
     generation = chat.generation(shape)
-    return generation if store is None else await keep(store, generation, shape, items, body, request)
+    return generation if store is None else await store_answer(store, generation, shape, items, body, request)
 
 
 class _SamplingBody(ChatBody):

@@ -1,4 +1,4 @@
-"""What the state of responses adds to creating one: the items before it, and keeping it."""
+"""What the state of responses adds to creating one: the items before it, and storing it."""
 
 from collections.abc import Sequence
 
@@ -24,11 +24,11 @@ _PREVIOUS = "previous_response_id"
 
 
 def store_for(context: AppContext, body: ResponsesBody) -> ResponseStore | None:
-    """Return the store that keeps the response, None if it is not kept. Raises InvalidRequest."""
+    """Return the store of the response, None if it is not stored. Raises InvalidRequest."""
     store = None if body.store is False else context.responses
     if body.background and store is None:
-        why = "this server keeps none (--responses-store)" if context.responses is None else "store is false"
-        raise InvalidRequest(f"background needs a response that is kept: {why}", "background")
+        why = "this server stores none (--responses-store)" if context.responses is None else "store is false"
+        raise InvalidRequest(f"background needs a stored response: {why}", "background")
     return store
 
 
@@ -45,11 +45,11 @@ async def earlier_items(context: AppContext, body: ResponsesBody, request: Reque
     return [*orjson.loads(previous.items), *orjson.loads(previous.response)["output"]]
 
 
-async def keep(
+async def store_answer(
     store: ResponseStore, generation: Generation, shape: ResponseShape, items: Sequence[Item], body: ResponsesBody,
     request: Request,
 ) -> ASGIApp:  # fmt: skip
-    """Return the answer to a request whose response is kept, started if it runs in the background."""
+    """Return the answer to a request whose response is stored, started if it runs in the background."""
     context, head = generation.context, dict(shape.head)
     if body.background:
         head["status"] = "queued"

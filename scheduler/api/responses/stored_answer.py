@@ -1,4 +1,4 @@
-"""Generate a response that is kept: with a client, which gets its end once it is stored, or in the background."""
+"""Generate a response that is stored: with a client, which gets its end once it is stored, or in the background."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ class StoredAnswer:
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises a PdserveError only before anything was sent: then nothing is kept."""
+        """Answer. Raises a PdserveError only before anything was sent: then nothing is stored."""
         await self._store.add(self._stored)
         state, start = scope["state"], list[Message]()
         state["answer"] = _StoredStream(state["answer"], self)
@@ -123,9 +123,9 @@ async def generate(
     except Exception as error:  # noqa: BLE001 - the outermost frame of a response
         stream.last = shape.stream_format.frame(error_body(error, scope))
     events = b"" if run.events is None else b"".join(run.events) + stream.last
-    kept = await _finish(store, shape.final["id"], orjson.dumps(shape.final), events)
+    is_stored = await _finish(store, shape.final["id"], orjson.dumps(shape.final), events)
     if stream.last:
-        run.write(stream.last if kept else _not_stored(stream.last))
+        run.write(stream.last if is_stored else _not_stored(stream.last))
 
 
 async def _finish(store: ResponseStore, response_id: str, response: bytes | None, events: bytes = b"") -> bool:

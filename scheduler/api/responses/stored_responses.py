@@ -43,7 +43,7 @@ async def retrieve_response(context: AppContext, request: Request) -> ASGIApp:
         stored = await _find(context, request)
     if not stored.events:
         raise InvalidRequest(
-            "only the events of a response that was created with background and stream are kept: leave out stream",
+            "only the events of a response that was created with background and stream are stored: leave out stream",
             "stream",
         )
     return EventStream(stored_events(stored.events, first), None)
@@ -90,7 +90,7 @@ async def find_response(
         return stored
     why = "it was deleted, has expired, or never existed"
     if store.is_foreign(response_id):
-        why = "another scheduler keeps it, or its store is gone"
+        why = "another scheduler stores it, or its store is gone"
     raise _not_found(response_id, why, param)
 
 
@@ -101,7 +101,7 @@ def owner_of(request: Request) -> str:
 
 def _store(context: AppContext, response_id: str, param: str = "response_id") -> ResponseStore:
     if context.responses is None:
-        raise _not_found(response_id, "this server keeps none (--responses-store)", param)
+        raise _not_found(response_id, "this server stores none (--responses-store)", param)
     return context.responses
 
 

@@ -16,8 +16,8 @@ LONG: Any = {"model": "tiny", "input": "hello", "background": True, "max_output_
 
 
 @pytest.fixture
-def keeping_cluster(tmp_path: Path, slow_fake_model: Path) -> Iterator[GuideCluster]:
-    """1P1D on the slow fake engine, which keeps responses."""
+def storing_cluster(tmp_path: Path, slow_fake_model: Path) -> Iterator[GuideCluster]:
+    """1P1D on the slow fake engine, which stores responses."""
     flags = ("--engine=fake", f"--responses-store={tmp_path / 'kept'}", "--shutdown-timeout=1")
     with GuideCluster(tmp_path, slow_fake_model, flags=flags) as cluster:
         yield cluster.up()
@@ -42,33 +42,33 @@ def until(cluster: GuideCluster, response_id: str, status: str) -> Any:
     return found
 
 
-def test_cancelling_frees_the_blocks(keeping_cluster: GuideCluster) -> None:
-    response_id = running(keeping_cluster)
+def test_cancelling_frees_the_blocks(storing_cluster: GuideCluster) -> None:
+    response_id = running(storing_cluster)
 
-    cancelled = keeping_cluster.client.post(f"/v1/responses/{response_id}/cancel", {})
+    cancelled = storing_cluster.client.post(f"/v1/responses/{response_id}/cancel", {})
 
     assert (cancelled.status, cancelled.json()["status"]) == (200, "cancelled")
-    keeping_cluster.wait_idle()
+    storing_cluster.wait_idle()
 
 
-def test_a_scheduler_that_stops_or_dies_leaves_failed_responses(keeping_cluster: GuideCluster) -> None:
-    first = running(keeping_cluster)
-    keeping_cluster.kill("scheduler")
-    keeping_cluster.start("scheduler")
-    keeping_cluster.wait_ready()
-    killed = until(keeping_cluster, first, "failed")
+def test_a_scheduler_that_stops_or_dies_leaves_failed_responses(storing_cluster: GuideCluster) -> None:
+    first = running(storing_cluster)
+    storing_cluster.kill("scheduler")
+    storing_cluster.start("scheduler")
+    storing_cluster.wait_ready()
+    killed = until(storing_cluster, first, "failed")
     more = {"model": "tiny", "input": "again", "previous_response_id": first, "max_output_tokens": 2}
-    assert keeping_cluster.client.post("/v1/responses", more).status == 200
-    keeping_cluster.wait_idle()
+    assert storing_cluster.client.post("/v1/responses", more).status == 200
+    storing_cluster.wait_idle()
 
-    second = running(keeping_cluster)
-    keeping_cluster.processes["scheduler"].send(signal.SIGTERM)
-    assert keeping_cluster.processes["scheduler"].wait() == 0
-    keeping_cluster.start("scheduler")
-    keeping_cluster.wait_ready()
-    stopped = until(keeping_cluster, second, "failed")
+    second = running(storing_cluster)
+    storing_cluster.processes["scheduler"].send(signal.SIGTERM)
+    assert storing_cluster.processes["scheduler"].wait() == 0
+    storing_cluster.start("scheduler")
+    storing_cluster.wait_ready()
+    stopped = until(storing_cluster, second, "failed")
 
     assert killed["error"]["message"] == "the scheduler ended before this response: send the request again"
     assert stopped["error"]["message"] == "the server is shutting down"
     assert stopped["output"]
-    keeping_cluster.wait_idle()
+    storing_cluster.wait_idle()

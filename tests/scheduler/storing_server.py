@@ -1,4 +1,4 @@
-"""A server that keeps responses, over a scripted dispatcher."""
+"""A server that stores responses, over a scripted dispatcher."""
 
 import asyncio
 import dataclasses
@@ -24,7 +24,7 @@ DEADLINE_S = 10.0
 
 
 @dataclasses.dataclass(slots=True)
-class Keeping:
+class StoringServer:
     """A server on a socket, the store behind it, and how to stop it."""
 
     url: str
@@ -46,28 +46,28 @@ class Keeping:
         connection = self.store._opened._connection
         await self.store._call(lambda: connection.execute(f"PRAGMA query_only = {is_protected}").fetchall())
 
-    async def kept_ids(self) -> list[str]:
-        """Return the ids of all kept responses, of all owners."""
+    async def stored_ids(self) -> list[str]:
+        """Return the ids of all stored responses, of all owners."""
         connection = self.store._opened._connection
         return await self.store._call(lambda: [one for (one,) in connection.execute("SELECT id FROM response")])
 
 
 @asynccontextmanager
-async def keeping(
-    serve: Any, folder: Path, answer: str = "hello world", *, keys: Keys | None = None, keeps: bool = True,
+async def storing(
+    serve: Any, folder: Path, answer: str = "hello world", *, keys: Keys | None = None, stores: bool = True,
     limits: StoreLimits = LIMITS, stops_in_s: float = DEADLINE_S, **options: Any,
-) -> AsyncIterator[Keeping]:  # fmt: skip
+) -> AsyncIterator[StoringServer]:  # fmt: skip
     """A server whose store is in `folder`; when it is closed nothing runs."""
     store, got = await SqliteStore.open(folder / "store", limits), list[Any]()
     async with serve(ended(answer, got), **options) as served:
         got.append(served)
-        context = dataclasses.replace(served.context, responses=store if keeps else None, keys=keys or Keys())
+        context = dataclasses.replace(served.context, responses=store if stores else None, keys=keys or Keys())
         stop, bound = asyncio.Event(), listen("127.0.0.1", 0)
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         running = serve_app(build_app(context), bound, context.drain, shutdown_timeout_s=stops_in_s, stop=stop)
         task = asyncio.create_task(running)
         try:
-            yield Keeping(url, context, store, served.dispatcher, served.model, stop, task)
+            yield StoringServer(url, context, store, served.dispatcher, served.model, stop, task)
         finally:
             stop.set()
             served.dispatcher.released.set()
