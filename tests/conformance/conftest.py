@@ -1,9 +1,10 @@
 """One model, served in two ways that must be indistinguishable: by one combined instance, and over P/D."""
 
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -42,9 +43,16 @@ def oracle(model: Path) -> Oracle:
 @pytest.fixture(scope="session")
 def combined(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of `pdserve serve`."""
+    with serving(model, tmp_path_factory.mktemp("serve"), FLAGS) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(model: Path, folder: Path, flags: Sequence[str]) -> Iterator[str]:
+    """Run `pdserve serve`; yield its URL."""
     (port,) = free_ports(1)
-    log = tmp_path_factory.mktemp("serve") / "log"
-    command = [sys.executable, "-P", "-m", "pdserve", "serve", str(model), "--port", str(port), *FLAGS, *ENGINE_FLAGS]
+    log = folder / "log"
+    command = [sys.executable, "-P", "-m", "pdserve", "serve", str(model), "--port", str(port), *flags, *ENGINE_FLAGS]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--served-model-name", "tiny"], stdin=subprocess.DEVNULL, stdout=output, stderr=output

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.conformance.route_table import ROWS, WAYS, RouteRow
 from tests.docs.conformance_lines import LINES as CHECKLIST
 from tests.docs.conformance_surfaces import READINGS, SURFACES
 
@@ -34,6 +35,16 @@ is tested in isolation.
 
 A1 to A9 are the lines of the guides, A10 those of the order itself, A11 the readings where they contradict each other,
 and the parts from B on what users of today's vLLM rely on, by topic.
+"""
+_ROUTES = """
+## Routes
+
+Each request is answered the same in each way that has a `yes`, by `tests/conformance/test_routes.py`: the same ids,
+text, thinking, calls and usage, log probabilities and vectors up to rounding, whole and streamed, and each stream ends
+once. The ways: one combined instance, a P/D pair with KV through shared memory or over TCP, and a P and two D of which
+one is killed (`kill -9`) when it has computed the token named there and not sent it. The model is random, but thinks
+and calls tools as scripted. Vectors are computed by P alone.
+
 """
 
 
@@ -59,7 +70,7 @@ def covering_tests() -> dict[str, list[CoveringTest]]:
 
 def page(found: dict[str, list[CoveringTest]]) -> str:
     """Return the page's text."""
-    text = [_HEAD]
+    text = [_HEAD, _ROUTES, *_route_rows()]
     for part, lines in LINES.items():
         text.append(f"\n## {part.replace('.', ': ')}\n\n| line | what | test | ways |\n|---|---|---|---|\n")
         for number, what in lines.items():
@@ -69,6 +80,18 @@ def page(found: dict[str, list[CoveringTest]]) -> str:
                 f"| {number if not at else ''} | {what if not at else ''} | {row} |\n" for at, row in enumerate(rows)
             ]
     return "".join(text)
+
+
+def _route_rows() -> Iterator[str]:
+    yield f"| route | request | {' | '.join(WAYS.values())} |\n|---|---|{'---|' * len(WAYS)}\n"
+    for row in ROWS:
+        yield f"| {row.route} | {row.what} | {' | '.join(_route_cell(row, way) for way in WAYS)} |\n"
+
+
+def _route_cell(row: RouteRow, way: str) -> str:
+    if way not in row.ways:
+        return "no part"
+    return f"yes, at token {row.killed_at}" if way == "killed" else "yes"
 
 
 def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -60,7 +60,7 @@ class FaultCluster:
         self.names = (*self.guide.names, "scheduler")
         self._http = dict(zip(self.guide.names, free_ports(len(self.guide.names)), strict=True))
         self._salts = {name: _salt(self.guide.environment(name)) for name in self.guide.names}
-        self._python = _wrapper(folder)
+        self._python = launcher(folder, _LAUNCH)
         self._notified = set[str]()
 
     def __enter__(self) -> "FaultCluster":
@@ -230,6 +230,18 @@ def client_of(cluster: FaultCluster) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=cluster.base_url, timeout=300, trust_env=False)
 
 
+def launcher(folder: Path, program: Path) -> str:
+    """Write a `python` whose `-m pdserve.launch` is this program; return its path."""
+    script, python = folder / "python", shlex.quote(sys.executable)
+    script.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$3" = pdserve.launch ]; then shift 3; exec {python} -P {shlex.quote(str(program))} "$@"; fi\n'
+        f'exec {python} "$@"\n'
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
     """How many words both begin with."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
@@ -248,15 +260,3 @@ def _instance_metrics(port: int) -> dict[str, float]:
 def _salt(environment: dict[str, str]) -> int:
     own = resolve(environment).own
     return zlib.crc32(f"{own.server_ip}|{own.device_ids}".encode())
-
-
-def _wrapper(folder: Path) -> str:
-    """Write a `python` whose `-m pdserve.launch` is ours."""
-    script, python = folder / "python", shlex.quote(sys.executable)
-    script.write_text(
-        "#!/bin/sh\n"
-        f'if [ "$3" = pdserve.launch ]; then shift 3; exec {python} -P {shlex.quote(str(_LAUNCH))} "$@"; fi\n'
-        f'exec {python} "$@"\n'
-    )
-    script.chmod(0o755)
-    return str(script)

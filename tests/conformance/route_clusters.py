@@ -1,0 +1,114 @@
+"""A cluster for each way of serving in the rows of the routes, and one in which a D dies in the middle of a request."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from processes.failpoints import VARIABLE
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.cluster.guide import START_TIMEOUT_S, GuideCluster
+from tests.conformance.conftest import serving
+from tests.conformance.joined_answers import Answer, joined_answer, whole_answer
+from tests.conformance.route_table import CHAT, COMPLETIONS, TOKENS, RouteRow
+from tests.faults.cluster import launcher
+
+_SCHEDULER_FLAGS = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
+_FLAGS = (*ENGINE_FLAGS, "--no-enable-prefix-caching")
+_WITHOUT_PROBES = Path(__file__).with_name("scheduler_without_probes.py")
+_POLL_S = 0.02
+
+
+class RouteClient:
+    """Sends rows over one way of serving."""
+
+    def __init__(self, way: str, url: str) -> None:
+        self.way = way
+        self._url = url
+
+    def streamed(self, row: RouteRow) -> Answer:
+        """Return what the stream of this row joins to."""
+        usage = {"stream_options": {"include_usage": True}} if row.route in (CHAT, COMPLETIONS, TOKENS) else {}
+        return joined_answer(row.route, self._post(row, {"stream": True} | usage).text)
+
+    def whole(self, row: RouteRow) -> Answer:
+        """Return the answer that is no stream; one in the background is polled."""
+        body = self._post(row, {}).json()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while body.get("status") in ("queued", "in_progress"):
+            assert time.monotonic() < deadline, body
+            time.sleep(_POLL_S)
+            body = httpx.get(f"{self._url}{row.route}/{body['id']}", timeout=300, trust_env=False).json()
+        return whole_answer(row.route, body)
+
+    def _post(self, row: RouteRow, fields: Mapping[str, Any]) -> httpx.Response:
+        headers = {"x-request-id": f"row-{row.name}"}  # ids follow from it
+        with httpx.Client(base_url=self._url, timeout=300, trust_env=False) as http:
+            response = http.post(row.route, json={"model": "tiny", **row.body, **fields}, headers=headers)
+        assert response.status_code == 200, response.text
+        return response
+
+
+class KillingClient(RouteClient):
+    """Sends rows to a cluster whose first D kills itself at a token of the row; restarts it before the next."""
+
+    def __init__(self, cluster: GuideCluster) -> None:
+        super().__init__("killed", cluster.client.base_url)
+        self._cluster = cluster
+
+    def streamed(self, row: RouteRow) -> Answer:
+        """Return what the stream of this row joins to; the D that began it is dead then."""
+        cluster = self._cluster
+        process = cluster.start("decode-0", env={VARIABLE: f"decode.token=kill9@{row.killed_at}"})
+        self._wait_living()
+        (before,) = cluster.gauge("pdserve_prompts_retried_total")
+        try:
+            answer = super().streamed(row)
+        finally:
+            if is_killed := not process.running:
+                cluster.retired.append(cluster.processes.pop("decode-0"))
+        assert is_killed, "the other D served it"
+        assert process.wait() == -signal.SIGKILL
+        (after,) = cluster.gauge("pdserve_prompts_retried_total")
+        assert after.value > before.value
+        return answer
+
+    def _wait_living(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while set(states := self._states()) != set(self._cluster.names) or set(states.values()) != {"living"}:
+            assert time.monotonic() < deadline, states
+            for name, process in self._cluster.processes.items():
+                assert process.running, f"{name} ended:\n{process.log}"
+            time.sleep(_POLL_S)
+
+    def _states(self) -> dict[str, str]:
+        return {one["name"]: one["state"] for one in self._cluster.client.get("/ready").json()["instances"]}
+
+
+@contextlib.contextmanager
+def clients_of(way: str, model: Path, folder: Path) -> Iterator[RouteClient]:
+    """Start a cluster that serves in this way; yield its client."""
+    scheduler_flags = (*_SCHEDULER_FLAGS, f"--responses-store={folder / 'responses'}")
+    if way == "combined":
+        with serving(model, folder, (*scheduler_flags, _FLAGS[-1])) as url:
+            yield RouteClient(way, url)
+        return
+    decode = ("6", "7") if way == "killed" else ("6",)
+    flags = (*_FLAGS, "--kv-transport=tcp") if way == "tcp" else _FLAGS
+    with GuideCluster(folder, model, prefill=("4",), decode=decode, flags=flags) as cluster:
+        if way == "killed":
+            environment = {"PDSERVE_PYTHON": launcher(folder, _WITHOUT_PROBES)}
+            cluster.start("prefill-0", "decode-1")
+            cluster.start("scheduler", env=environment, flags=scheduler_flags)
+            cluster.wait_ready()
+            yield KillingClient(cluster)
+        else:
+            cluster.start(*cluster.names)
+            cluster.start("scheduler", flags=scheduler_flags)
+            cluster.wait_ready()
+            yield RouteClient(way, cluster.client.base_url)
+        cluster.wait_idle()

@@ -1,0 +1,121 @@
+"""The rows of the routes in docs/conformance.md: requests, and the ways of serving that must answer them the same."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WAYS = {
+    "combined": "combined", "shm": "P/D by shared memory", "tcp": "P/D by TCP", "killed": "D killed in the middle",
+}  # fmt: skip
+"""Each way of serving: its name in a test's id, and its column."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRow:
+    """A request. D is killed as it computes its `killed_at`-th token; None where D takes no part."""
+
+    name: str
+    route: str
+    what: str
+    body: Mapping[str, Any]
+    killed_at: int | None
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in which it is served."""
+        return tuple(way for way in WAYS if way != "killed" or self.killed_at is not None)
+
+
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+TOKENS = "/inference/v1/generate"
+BUDGET = 10
+"""Tokens of thinking."""
+CUT = 30
+"""Tokens after which a call is cut."""
+CITIES = ["Paris", "Rome"]
+_CITY = {
+    "type": "object", "properties": {"city": {"type": "string", "enum": CITIES}, "cold": {"type": "boolean"}},
+    "required": ["city", "cold"], "additionalProperties": False,
+}  # fmt: skip
+_WEATHER, _NOW = {"name": "weather", "parameters": _CITY}, {"name": "now"}
+_TOOLS = [{"type": "function", "function": one} for one in (_WEATHER, _NOW)]
+_NAMED = {"type": "function", "function": {"name": "weather"}}
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}}
+_GREEDY = {"temperature": 0, "max_tokens": 200}
+_ASK = _GREEDY | {"messages": [{"role": "user", "content": "hello, how are you today?"}]}
+_PLAIN = _ASK | {"chat_template_kwargs": {"enable_thinking": False}}
+_PROMPT = {"prompt": "the quick brown fox", "max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
+_INPUTS = [{**one, "input_schema": one.get("parameters", {"type": "object"})} for one in (_WEATHER, _NOW)]
+_MESSAGE_TOOLS = [{name: one[name] for name in ("name", "input_schema")} for one in _INPUTS]
+_KEPT = {"temperature": 0, "max_output_tokens": 200, "input": "hello, how are you today?"}
+_RESPOND = _KEPT | {"store": False}
+_RESPONSE_TOOLS = [{"type": "function", **one} for one in (_WEATHER, _NOW)]
+
+ROWS = (
+    RouteRow("chat", CHAT, "content and log probabilities", _PLAIN | {"logprobs": True, "top_logprobs": 2}, 9),
+    RouteRow(
+        "choices", CHAT, "two choices, sampled with a seed",
+        _PLAIN | {"n": 2, "temperature": 2, "seed": 5, "max_tokens": 30, "ignore_eos": True, "return_token_ids": True},
+        20,
+    ),
+    RouteRow("thinking", CHAT, "thinking", _ASK, 12),
+    RouteRow("budget", CHAT, "thinking with a budget", _ASK | {"thinking_token_budget": BUDGET}, BUDGET // 2),
+    RouteRow("calls", CHAT, "calls that the model decides on, after its thinking", _ASK | {"tools": _TOOLS}, 27),
+    RouteRow(
+        "choices-calls", CHAT, "two choices with calls",
+        _ASK | {"tools": _TOOLS, "n": 2, "temperature": 0.1, "seed": 5}, 54,
+    ),
+    RouteRow("cut", CHAT, "a call cut by max_tokens", _ASK | {"tools": _TOOLS, "max_tokens": CUT}, 24),
+    RouteRow(
+        "stops", CHAT, "a stop string inside a call, which it does not cut", _ASK | {"tools": _TOOLS, "stop": ["days"]},
+        35,
+    ),
+    RouteRow("required", CHAT, "a required call", _ASK | {
+        "tools": _TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False,
+    }, 24),
+    RouteRow("named", CHAT, "a named function", _PLAIN | {"tools": _TOOLS, "tool_choice": _NAMED}, 8),
+    RouteRow("structured", CHAT, "a JSON schema, after the thinking", _ASK | {"response_format": _FORMAT}, 36),
+    RouteRow("functions", CHAT, "legacy functions", _ASK | {"functions": [_WEATHER, _NOW]}, 27),
+    RouteRow(
+        "function", CHAT, "a named legacy function",
+        _PLAIN | {"functions": [_WEATHER], "function_call": {"name": "weather"}}, 8,
+    ),
+    RouteRow("completion", COMPLETIONS, "text and log probabilities", _PROMPT | {"temperature": 0, "logprobs": 1}, 9),
+    RouteRow(
+        "prompts", COMPLETIONS, "two prompts, sampled with a seed",
+        _PROMPT | {"prompt": ["hello", "the quick brown fox"], "temperature": 1, "seed": 3}, 20,
+    ),
+    RouteRow("message", MESSAGES, "text", _ASK | {"thinking": {"type": "disabled"}}, 9),
+    RouteRow(
+        "message-budget", MESSAGES, "thinking with a budget",
+        _ASK | {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}, BUDGET // 2,
+    ),
+    RouteRow("message-calls", MESSAGES, "calls that the model decides on", _ASK | {"tools": _MESSAGE_TOOLS}, 27),
+    RouteRow("message-forced", MESSAGES, "a forced call", _ASK | {
+        "tools": _MESSAGE_TOOLS, "tool_choice": {"type": "tool", "name": "weather"},
+    }, 24),
+    RouteRow("response", RESPONSES, "text", _RESPOND | {"chat_template_kwargs": {"enable_thinking": False}}, 9),
+    RouteRow(
+        "response-budget", RESPONSES, "thinking with a budget", _RESPOND | {"thinking_token_budget": BUDGET},
+        BUDGET // 2,
+    ),
+    RouteRow("response-calls", RESPONSES, "calls that the model decides on", _RESPOND | {"tools": _RESPONSE_TOOLS}, 27),
+    RouteRow("response-cut", RESPONSES, "a call cut by max_output_tokens", _RESPOND | {
+        "tools": _RESPONSE_TOOLS, "max_output_tokens": CUT,
+    }, 24),
+    RouteRow("response-required", RESPONSES, "a required call", _RESPOND | {
+        "tools": _RESPONSE_TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False,
+    }, 24),
+    RouteRow("response-structured", RESPONSES, "a JSON schema, after the thinking", _RESPOND | {
+        "text": {"format": {"type": "json_schema", "name": "city", "schema": _CITY}},
+    }, 36),
+    RouteRow("background", RESPONSES, "calls, kept, in the background", _KEPT | {
+        "background": True, "tools": _RESPONSE_TOOLS,
+    }, 27),
+    RouteRow("tokens", TOKENS, "token ids, text and log probabilities", {
+        "token_ids": [30, 40, 50], "output_mode": "text",
+        "sampling_params": {"max_tokens": 30, "temperature": 0, "ignore_eos": True, "logprobs": 1},
+    }, 9),
+    RouteRow("embeddings", "/v1/embeddings", "vectors of two texts", {"input": ["hello", "the quick brown fox"]}, None),
+    RouteRow("score", "/v1/score", "a text against two", {"text_1": "hello", "text_2": ["hello", "the fox"]}, None),
+)  # fmt: skip
