@@ -35,6 +35,8 @@ from testing.vllm_worker.worker_metrics import metrics_text
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _MAX_BODY = 64 * 2**20
 _NEEDED = {"nixl": "remote_block_ids", "nixl-push": "tp_size"}
+_ACCEPT_TURNS = 4
+"""Turns of the loop until a connection accepted just before is one of the server's."""
 _SHUTDOWN_S = 0.05  # for handlers whose client is already cut off; 0 would be no limit
 
 
@@ -105,6 +107,8 @@ class FakeVllmWorker:
         for runner in runners:
             for site in runner.sites:
                 await site.stop()
+            for _ in range(_ACCEPT_TURNS):
+                await asyncio.sleep(0)
             for connection in runner.server.connections if runner.server is not None else ():
                 if connection.transport is not None:
                     connection.transport.abort()
