@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pdserve.ports import free_ports
 from pdserve.role_process import serve_scheduler
 from pdserve.route import main, parse
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, start_time
@@ -28,12 +29,14 @@ from scheduler.membership.member import MemberState
 from scheduler.process import cluster_of
 from scheduler.serving import Cluster, build_control
 from scheduler.worker_access import WorkerAccess
+from scheduler.workers.connection import WorkerConnection
 from scheduler.workers.served_model import find_served_model
 from security.trust import Trust
+from testing.vllm_worker.settings import Connector
 from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import collect, request
 from tests.scheduler.virtual_time import until
-from tests.scheduler.worker_cluster import SETTINGS
+from tests.scheduler.worker_cluster import SETTINGS, leg_id
 from wire.errors import ConfigError, Incompatible
 from wire.types import Role
 
@@ -168,20 +171,71 @@ async def test_the_model_is_that_of_workers_that_can_serve() -> None:
             await worker.stop()
 
 
-@pytest.mark.parametrize("connector", ["auto", "nixl", "ascend", "ascend-layerwise", "nixl-push", "mooncake"])
-def test_these_connectors_are_served(connector: str, tmp_path: Path) -> None:
-    cluster = _cluster((*_NEAR, "--connector", connector), tmp_path)
+_READ = {"do_remote_prefill", "remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port"}
+_LEGS: dict[str, tuple[Connector, set[str], set[str]]] = {
+    "auto": ("nixl", {"do_remote_decode"}, _READ),
+    "nixl": ("nixl", {"do_remote_decode"}, _READ),
+    "ascend": ("nixl", {"do_remote_decode"}, _READ),
+    "ascend-layerwise": (
+        "ascend-layerwise", {"do_remote_decode", "remote_host", "remote_block_ids"},
+        {"do_remote_prefill", "metaserver"},
+    ),
+    "nixl-push": ("nixl-push", {"do_remote_decode"}, _READ),
+    "mooncake": (
+        "mooncake", {"do_remote_decode", "transfer_id"},
+        {"do_remote_prefill", "transfer_id", "remote_engine_id", "remote_bootstrap_addr"},
+    ),
+}  # fmt: skip
+"""The connector of the workers, and what the transfer parameters of each leg have."""
 
-    assert [str(one) for one in cluster.expected] == [
-        "prefill-0 at http://127.0.0.1:8100",
-        "decode-0 at http://127.0.0.1:8200",
-    ]
+
+@pytest.mark.parametrize("connector", _LEGS)
+@pytest.mark.anyio
+async def test_each_connector_sends_its_own_two_legs(
+    connector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, prefill_keys, decode_keys = _LEGS[connector]
+    (bootstrap,) = free_ports(1)
+    monkeypatch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(bootstrap))
+    workers = [FakeVllmWorker(replace(SETTINGS, connector=kind, bootstrap_port=port)) for port in (bootstrap, 0)]
+    for worker in workers:
+        await worker.start()
+    words = ("--prefill", workers[0].url, "--decode", workers[1].url, "--port=0", "--connector", connector)
+    try:
+        async with _running(_cluster(words, tmp_path)) as control:
+            await until(control.ready, timeout_s=30.0)
+            for worker in workers:
+                worker.received.clear()
+            await collect(control.dispatch, request((1, 2, 3)))
+        legs = [worker.received[0] for worker in workers]
+    finally:
+        for worker in workers:
+            await worker.stop()
+
+    prefill, decode = (one.body["kv_transfer_params"] for one in legs)
+    for sent, keys in ((prefill, prefill_keys), (decode, decode_keys)):
+        assert not [key for key in keys if not sent.get(key)], sent
+    assert (prefill["do_remote_decode"], decode["do_remote_prefill"]) == (True, True)
+    assert prefill.get("transfer_id") == decode.get("transfer_id")
+    assert len({leg_id(one) for one in legs}) == 1
+    assert [one.body["max_tokens"] for one in legs] == [1, 4]
 
 
 def test_mooncake_serves_other_hosts_and_combined_workers(tmp_path: Path) -> None:
     words = ("--prefill", "http://10.255.255.253:1", "http://10.255.255.254:1", "--decode", "http://10.255.255.254:2")
 
-    _cluster((*words, "--combined", "http://10.255.255.253:3", *_MOONCAKE), tmp_path)
+    cluster = _cluster((*words, "--combined", "http://10.255.255.253:3", *_MOONCAKE), tmp_path)
+
+    assert [(str(one), one.is_worker) for one in cluster.expected] == [
+        ("prefill-0 at http://10.255.255.253:1", True),
+        ("prefill-1 at http://10.255.255.254:1", True),
+        ("combined-0 at http://10.255.255.253:3", True),
+        ("decode-0 at http://10.255.255.254:2", True),
+    ]
+    connections = [cluster.connect(one.address) for one in cluster.expected]
+    assert [one._bootstrap and one._bootstrap.url for one in connections if isinstance(one, WorkerConnection)] == [
+        f"http://10.255.255.{host}:8998" for host in (253, 254, 253, 254)
+    ]
 
 
 def test_a_combined_worker_is_one_member_in_both_groups(tmp_path: Path) -> None:
