@@ -92,12 +92,19 @@ SURFACES: dict[str, dict[int, str]] = {
     "B.clients": {
         1: "the official openai client", 2: "lm-eval: loglikelihoods are those of the model itself",
         3: "lm-eval: texts and chats", 4: "the official anthropic client",
+        5: "the official openai client's Responses API",
     },
     "B.messages": {
         1: "/v1/messages: blocks, whole and streamed, with stop reasons", 2: "tools and forced calls",
         3: "thinking", 4: "system, results of calls, and the beginning of the answer", 5: "a wrong field with its path",
         6: "Anthropic's types of errors, and errors in the middle of a stream",
         7: "count_tokens, and usage with what was cached",
+    },
+    "B.responses": {
+        1: "/v1/responses: items, whole and streamed, each event of the official type", 2: "function calls, forced too",
+        3: "reasoning", 4: "items, instructions and tools become the same chat", 5: "a wrong field with its path",
+        6: "text.format", 7: "status, usage and log probabilities", 8: "truncation",
+        9: "an error in the middle of a stream is a failed response",
     },
     "B.pooling": {1: "/v1/embeddings", 2: "/v1/score and /score"},
 }  # fmt: skip

@@ -144,6 +144,7 @@ def call(name: str = "weather", arguments: str = ARGUMENTS) -> dict[str, Any]:
     return {"type": "function_call", "status": "completed", "name": name, "arguments": arguments}
 
 
+@pytest.mark.covers("B.responses.1", "B.responses.2")
 @pytest.mark.parametrize(
     ("text", "fields", "expected"),
     [
@@ -172,6 +173,7 @@ async def test_an_answer_is_items_whole_and_streamed(serve: Any, text: str, fiel
     assert whole["completed_at"] >= whole["created_at"]
 
 
+@pytest.mark.covers("B.responses.3")
 @pytest.mark.parametrize(
     ("text", "fields", "cut", "expected"),
     [
@@ -196,6 +198,7 @@ async def test_reasoning_is_an_item_before_the_answer(
     assert (whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == has_thought
 
 
+@pytest.mark.covers("B.responses.7")
 @pytest.mark.parametrize(("text", "fields"), [("hello world", {}), (ONE, REQUIRED), ("Sure. " + CALLED, TOOLS)])
 async def test_an_answer_cut_at_the_limit_is_incomplete(serve: Any, text: str, fields: Any) -> None:
     whole, streamed, _ = await answers(serve, text, fields, cut=6, tool_call_parser="hermes")
@@ -205,6 +208,7 @@ async def test_an_answer_cut_at_the_limit_is_incomplete(serve: Any, text: str, f
     assert (whole["completed_at"], whole["output"][-1]["status"]) == (None, "incomplete")
 
 
+@pytest.mark.covers("B.responses.7")
 @pytest.mark.parametrize(
     ("text", "num_messages"), [("hello world", 1), ("hm</think>hello", 1), ("a</think>b<think>c</think>d", 2)]
 )
@@ -219,6 +223,7 @@ async def test_texts_have_the_logprobs_of_their_tokens(serve: Any, text: str, nu
         assert all(len(entry["top_logprobs"]) == 2 for entry in one["logprobs"])
 
 
+@pytest.mark.covers("B.responses.7")
 async def test_usage_has_the_cached_tokens(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_dispatcher, "TIMES", dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7))
     whole, streamed, request = await answers(serve, "hello world")
@@ -229,6 +234,7 @@ async def test_usage_has_the_cached_tokens(serve: Any, monkeypatch: pytest.Monke
     assert usage == streamed["usage"]
 
 
+@pytest.mark.covers("B.responses.9")
 @pytest.mark.parametrize(
     ("error", "code"), [(InternalError("broken"), "server_error"), (Overloaded("full"), "rate_limit_exceeded")]
 )

@@ -33,6 +33,7 @@ SWITCHED = {"chat_template_kwargs": {"enable_thinking": False}}
 ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
 
 
+@pytest.mark.covers("B.responses.4")
 @pytest.mark.parametrize(
     ("body", "chat"),
     [
@@ -127,12 +128,13 @@ async def test_parameters_reach_the_request_and_the_answer(serve: Any) -> None:
     other = {"service_tier": "auto", "store": True, "include": ["reasoning.encrypted_content"], "cache_salt": "c"}
     async with serve() as served:
         body = {"input": "hi"} | sampling | shown | other
-        answer = await served.client.post("/v1/responses", json=body)
+        answer = await served.client.post("/v1/responses", json=body, headers={"x-request-id": "mine"})
 
         assert answer.status_code == 200, answer.text
         assert "warning" not in answer.headers
         response, params = checked(answer.json()), served.dispatcher.requests[0].params
         assert {name: response[name] for name in shown} == shown
+        assert (response["id"], answer.headers["x-request-id"]) == ("resp_mine", "mine")
         assert (response["store"], response["service_tier"], response["tools"]) == (False, "default", [])
         assert (response["temperature"], response["top_p"], response["presence_penalty"]) == (0.5, 0.9, 0.5)
         assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.9, 7, 5)
@@ -143,6 +145,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "name": "one", "schema": SCHEMA, "strict": True}
 
 
+@pytest.mark.covers("B.responses.6")
 @pytest.mark.parametrize(
     ("fields", "kind", "expected"),
     [
@@ -186,6 +189,7 @@ def turn(number: int) -> list[Any]:
     return [{"role": "user", "content": f"turn {number} " * 5}, called, RESULT | {"call_id": f"c{number}"}, SAID]
 
 
+@pytest.mark.covers("B.responses.8")
 @pytest.mark.parametrize(
     ("fields", "first"),
     [
@@ -242,6 +246,7 @@ def parts(role: str, *content: Any) -> dict[str, Any]:
     return one({"role": role, "content": list(content)})
 
 
+@pytest.mark.covers("B.responses.5")
 @pytest.mark.parametrize(
     ("fields", "path"),
     [

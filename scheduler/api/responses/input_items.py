@@ -56,6 +56,9 @@ def read_conversation(items: Sequence[Item], instructions: str | None, *, num_ea
                 )
     if len(messages) == num_before:
         raise InvalidRequest("input has no item with content", "input")
+    for message in messages:
+        if "reasoning" in message:
+            message |= dict.fromkeys(("reasoning", "reasoning_content"), "".join(message["reasoning"]))
     return messages
 
 
@@ -93,8 +96,7 @@ def _add_reasoning(messages: list[Message], item: Item, path: str) -> None:
     if last.get("role") != "assistant" or last["content"]:
         last = {"role": "assistant", "content": ""}
         messages.append(last)
-    text = last.get("reasoning", "") + "".join(texts)
-    last |= {"reasoning": text, "reasoning_content": text}
+    last.setdefault("reasoning", []).extend(texts)  # joined at the end
 
 
 def _add_call(messages: list[Message], item: Item, path: str) -> str:

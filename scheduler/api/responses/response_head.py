@@ -19,7 +19,7 @@ def response_head(
         else text.format.model_dump(by_alias=True, exclude_none=True)
     )
     return {
-        "id": stored_id or f"resp_{chat.answer_id.partition('-')[2]}",
+        "id": stored_id or f"resp_{chat.answer_id.partition('-')[2].removeprefix('resp_')}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
