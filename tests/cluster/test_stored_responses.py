@@ -42,6 +42,7 @@ def until(cluster: GuideCluster, response_id: str, status: str) -> Any:
     return found
 
 
+@pytest.mark.covers("B.responses.14")
 def test_cancelling_frees_the_blocks(storing_cluster: GuideCluster) -> None:
     response_id = running(storing_cluster)
 
@@ -51,6 +52,7 @@ def test_cancelling_frees_the_blocks(storing_cluster: GuideCluster) -> None:
     storing_cluster.wait_idle()
 
 
+@pytest.mark.covers("B.responses.16")
 def test_a_scheduler_that_stops_or_dies_leaves_failed_responses(storing_cluster: GuideCluster) -> None:
     first = running(storing_cluster)
     storing_cluster.kill("scheduler")

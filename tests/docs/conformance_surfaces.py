@@ -104,7 +104,10 @@ SURFACES: dict[str, dict[int, str]] = {
         1: "/v1/responses: items, whole and streamed, each event of the official type", 2: "function calls, forced too",
         3: "reasoning", 4: "items, instructions and tools become the same chat", 5: "a wrong field with its path",
         6: "text.format", 7: "status, usage and log probabilities", 8: "truncation",
-        9: "an error in the middle of a stream is a failed response",
+        9: "an error in the middle of a stream is a failed response", 10: "store and retrieve",
+        11: "previous_response_id", 12: "input_items, page by page", 13: "delete, and only by its owner", 14: "background and cancel",
+        15: "the events of a background stream, from any of them on",
+        16: "a store that fails or is full, and what a killed process left",
     },
     "B.pooling": {1: "/v1/embeddings", 2: "/v1/score and /score"},
 }  # fmt: skip

@@ -38,6 +38,7 @@ async def held(server: StoringServer, client: openai.AsyncOpenAI, **fields: Any)
     return created
 
 
+@pytest.mark.covers("B.responses.14")
 async def test_a_background_response_is_polled_to_its_end(serve: Any, tmp_path: Path) -> None:
     async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         whole = await client.responses.create(input="hi")
@@ -78,6 +79,7 @@ async def test_a_background_response_that_fails_says_why(
     assert done.output_text == ("" if early else "hello")
 
 
+@pytest.mark.covers("B.responses.14")
 async def test_cancel_ends_a_background_response_once(serve: Any, tmp_path: Path) -> None:
     async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         created = await held(server, client)
@@ -142,6 +144,7 @@ async def test_a_full_queue_refuses_before_anything_is_stored(serve: Any, tmp_pa
         assert await server.stored_ids() == []
 
 
+@pytest.mark.covers("B.responses.15")
 async def test_a_background_stream_is_followed_from_any_event(serve: Any, tmp_path: Path) -> None:
     async with storing(serve, tmp_path, TEXT) as server, server.client() as client:
         stream = await client.responses.create(**BODY, stream=True)

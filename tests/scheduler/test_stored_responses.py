@@ -26,6 +26,7 @@ GONE = "it was deleted, has expired, or never existed"
 ELSEWHERE = "another scheduler stores it, or its store is gone"
 
 
+@pytest.mark.covers("B.responses.10")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("limit", [None, 3])
 async def test_a_stored_response_is_what_the_client_got(
@@ -106,6 +107,7 @@ async def test_a_client_that_leaves_has_cancelled_its_response(serve: Any, tmp_p
     assert (kept.status, kept.output_text) == ("cancelled", "hello" if stream else "")
 
 
+@pytest.mark.covers("B.responses.11")
 async def test_a_response_continues_those_before_it(serve: Any, tmp_path: Path) -> None:
     async with storing(serve, tmp_path) as server, server.client() as client:
         create, model = client.responses.create, server.model
@@ -130,6 +132,7 @@ async def test_a_response_continues_those_before_it(serve: Any, tmp_path: Path) 
     assert missing.value.param == "previous_response_id"
 
 
+@pytest.mark.covers("B.responses.11")
 async def test_a_call_is_answered_by_its_result_alone(serve: Any, tmp_path: Path) -> None:
     async with storing(serve, tmp_path, CALLED, tool_call_parser="hermes") as server:
         async with server.client() as client:
@@ -179,6 +182,7 @@ async def test_a_running_response_may_be_deleted(serve: Any, tmp_path: Path) -> 
     assert (got.status, got.to_dict()["store"]) == ("completed", False)
 
 
+@pytest.mark.covers("B.responses.12")
 async def test_input_items_are_listed_page_by_page(serve: Any, tmp_path: Path) -> None:
     given: Any = [
         {"role": "developer", "content": "Be brief."},
@@ -254,6 +258,7 @@ ROUTES: Any = {
 }
 
 
+@pytest.mark.covers("B.responses.13")
 @pytest.mark.parametrize("route", ROUTES)
 async def test_only_its_owner_finds_a_response(serve: Any, tmp_path: Path, route: str) -> None:
     keys = Keys(["sk-alice", "sk-bob"])
@@ -276,6 +281,7 @@ async def test_only_its_owner_finds_a_response(serve: Any, tmp_path: Path, route
     assert kept.to_dict() == own.to_dict()
 
 
+@pytest.mark.covers("B.responses.13")
 async def test_a_deleted_response_is_gone(serve: Any, tmp_path: Path) -> None:
     async with storing(serve, tmp_path) as server, server.client() as client:
         got = await client.responses.create(model=server.model, input="hi")
@@ -311,6 +317,7 @@ async def test_an_end_that_cannot_be_stored_still_reaches_the_client(
     assert (got.status, got.output_text, got.to_dict()["store"]) == ("completed", "hello world", False)
 
 
+@pytest.mark.covers("B.responses.16")
 async def test_a_full_disk_refuses_only_what_is_to_be_stored(serve: Any, tmp_path: Path) -> None:
     async with storing(serve, tmp_path) as server, server.client() as client:
         connection = server.store._opened._connection
