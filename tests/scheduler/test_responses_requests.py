@@ -38,6 +38,11 @@ ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "func
     ("body", "chat"),
     [
         ({"input": "hello"}, {"messages": [USER]}),
+        ({"input": [USER | {"type": None, "status": {}}]}, {"messages": [USER]}),
+        (
+            {"input": [USER, {"role": "assistant", "content": "hi", "status": {}}]},
+            {"messages": [USER, {"role": "assistant", "content": "hi"}]},
+        ),
         ({"input": [USER], "instructions": "Be"}, {"messages": [{"role": "system", "content": "Be"}, USER]}),
         (
             {"input": [{"type": "message", "role": "developer", "content": "Be"}, USER]},
@@ -258,6 +263,7 @@ def parts(role: str, *content: Any) -> dict[str, Any]:
         (parts("user", PART, {"type": "input_image", "image_url": "data:"}), "input.0.content.1"),
         (parts("user", {"type": "input_file"}), "input.0.content.0"),
         (parts("user", {"type": "x"}), "input.0.content.0"),
+        (parts("user", {"type": {}}), "input.0.content.0"), (one({"type": {}}), "input.0.type"),
         (one({"type": "item_reference", "id": "x"}), "input.0"), (one({"type": "web_search_call"}), "input.0.type"),
         (one({"type": 1}), "input.0.type"),
         (one(CALL | {"call_id": ""}), "input.0.call_id"), (one(CALL | {"name": None}), "input.0.name"),

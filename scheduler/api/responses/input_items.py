@@ -12,7 +12,7 @@ _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develop
 _MEDIA = frozenset(("input_image", "input_file", "input_audio", "image_url", "computer_screenshot"))
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Types of parts that are text, and the fields that have it."""
-_UNFINISHED = frozenset(("in_progress", "incomplete"))
+_UNFINISHED = ("in_progress", "incomplete")
 
 
 def read_items(given: Any) -> list[Item]:
@@ -37,7 +37,7 @@ def read_conversation(items: Sequence[Item], instructions: str | None, *, num_ea
     num_before, calls = len(messages), set[str]()
     for at, item in enumerate(items):
         path = f"input.{at - num_earlier}"
-        match item.get("type", "message"):
+        match _kind(item):
             case "message":
                 _add_message(messages, item, path)
             case "reasoning":
@@ -65,10 +65,13 @@ def read_conversation(items: Sequence[Item], instructions: str | None, *, num_ea
 def continues_answer(items: Sequence[Item]) -> bool:
     """Return whether the last item is the unfinished beginning of the answer."""
     last = items[-1]
-    return (
-        last.get("type", "message") == "message" and last.get("role") == "assistant" and bool(last.get("content"))
-        and last.get("status") in _UNFINISHED
-    )  # fmt: skip
+    is_answer = _kind(last) == "message" and last.get("role") == "assistant" and bool(last.get("content"))
+    return is_answer and last.get("status") in _UNFINISHED
+
+
+def _kind(item: Item) -> Any:
+    kind = item.get("type")
+    return "message" if kind is None else kind
 
 
 def _add_message(messages: list[Message], item: Item, path: str) -> None:
@@ -137,7 +140,7 @@ def _content(given: Any, path: str) -> str | list[dict[str, str]]:
 
 def _part(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in _MEDIA:
+    if isinstance(kind, str) and kind in _MEDIA:
         raise InvalidRequest(f"{path}: {kind} parts are not supported yet: this model takes text only", path)
     if not isinstance(kind, str) or kind not in _TEXTS:
         shown = f"type is {kind[:40]!r}; it" if isinstance(kind, str) else "it"
