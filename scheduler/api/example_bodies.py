@@ -4,6 +4,7 @@ from typing import Any
 
 _CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 _PROMPT = {"prompt": "hello", "max_tokens": 4}
+_QUERY = {"query": "hello", "documents": ["good morning", "hello"]}
 _PAIR = {"text_1": "hello", "text_2": "good morning"}
 
 EXAMPLE_BODIES: dict[str, dict[str, Any]] = {
@@ -16,6 +17,11 @@ EXAMPLE_BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "hello"},
     "/v1/score": _PAIR,
     "/score": _PAIR,
+    "/rerank": _QUERY,
+    "/v1/rerank": _QUERY,
+    "/v2/rerank": _QUERY,
+    "/classify": {"input": "hello"},
+    "/pooling": {"input": "hello"},
     "/invocations": _PROMPT,
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [7, 9]},
