@@ -45,6 +45,8 @@ def request_of(line: Mapping[str, Any]) -> LineRequest:
         raise LineRefused(f"the line's body {what}", "body")
     if body.get("stream") not in (None, False):
         raise LineRefused("Request must not be sent in stream mode", "stream")
+    if body.get("background") not in (None, False):  # its answer would be a response that has not begun
+        raise LineRefused("Request must not run in the background", "background")
     try:
         return LineRequest(url, orjson.dumps(body))
     except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON

@@ -43,6 +43,7 @@ def test_each_endpoint_gets_the_lines_body(url: str) -> None:
         ({"body": {"stream": True}}, "Request must not be sent in stream mode", "stream"),
         ({"body": {"stream": "yes"}}, "Request must not be sent in stream mode", "stream"),
         ({"body": {"stream": 1}}, "Request must not be sent in stream mode", "stream"),
+        ({"body": {"background": True}}, "Request must not run in the background", "background"),
     ],
 )
 def test_an_invalid_request_line_is_refused(changes: dict[str, Any], words: str, param: str) -> None:
