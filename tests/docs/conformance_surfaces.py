@@ -108,6 +108,7 @@ SURFACES: dict[str, dict[int, str]] = {
         11: "previous_response_id", 12: "input_items, page by page", 13: "delete, and only by its owner",
         14: "background and cancel", 15: "the events of a background stream, from any of them on",
         16: "a store that fails or is full, and what a killed process left",
+        17: "the public compliance cases",
     },
     "B.pooling": {1: "/v1/embeddings", 2: "/v1/score and /score"},
 }  # fmt: skip
