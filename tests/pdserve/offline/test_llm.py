@@ -1,35 +1,18 @@
 """LLM with an engine in this process; transformers is the oracle."""
 
 import gc
-import itertools
 import json
-import math
 import re
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from batch.backend import NO_HEADERS, Answer, BatchBackend
-from pdserve import LLM, BeamSearchParams, FlatLogprobs, RequestOutput, SamplingParams, StructuredOutputsParams
+from pdserve import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tests.conformance.served import CHAT, Oracle
 from tests.engine.tiny_models import make_tiny_model
-from tests.pdserve.offline.conftest import ENGINE
-
-PROMPTS = [
-    "Hello, my name is",
-    "The president of the United States is",
-    "The capital of France is",
-    "The future of AI is",
-]
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
-
-
-def ids(output: RequestOutput) -> list[int]:
-    return output.outputs[0].token_ids
+from tests.pdserve.offline.conftest import ENGINE, GREEDY, PROMPTS, ids
 
 
 @pytest.mark.covers("A6.80")
@@ -74,21 +57,6 @@ def test_priorities_are_one_for_all_or_one_each(local: LLM) -> None:
     for wrong in ([0] * 3, []):
         with pytest.raises(ValueError, match=f"4 prompts and {len(wrong)} priorities"):
             local.generate(PROMPTS, priority=wrong)
-
-
-def test_prompt_and_output_stay_within_the_models_length(model: Path) -> None:
-    """As in vLLM's tests of generate, with their keywords."""
-    keywords = {
-        "tokenizer": str(model),
-        "gpu_memory_utilization": 0.1,
-        "enforce_eager": True,
-        "disable_log_stats": False,
-    }
-    with LLM(str(model), max_model_len=40, **keywords, **ENGINE) as llm:  # type: ignore[arg-type]
-        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=50, ignore_eos=True))
-
-    assert {len(output.prompt_token_ids) + len(ids(output)) for output in outputs} == {40}
-    assert all(output.metrics is not None for output in outputs)
 
 
 @pytest.mark.parametrize(
@@ -158,27 +126,6 @@ def test_positional_arguments_are_vllms(local: LLM) -> None:
         local.chat(CHAT, GREEDY, False, "an adapter")  # type: ignore[arg-type]
 
 
-def test_log_probabilities_are_the_log_softmax_by_token_id_with_ranks(local: LLM, oracle: Oracle) -> None:
-    (output,) = local.generate(PROMPTS[0], SamplingParams(max_tokens=6, logprobs=3, prompt_logprobs=2, seed=3))
-    found, prompt = output.outputs[0], output.prompt_token_ids
-    table = oracle.logprobs([*prompt, *found.token_ids])
-
-    assert found.logprobs is not None
-    assert output.prompt_logprobs is not None
-    assert output.prompt_logprobs[0] is None
-    reported = [one for one in (*output.prompt_logprobs[1:], *found.logprobs) if one is not None]
-    assert len(reported) == len(prompt) + len(found.token_ids) - 1
-    for row, token_id, one in zip(table, [*prompt, *found.token_ids][1:], reported, strict=False):
-        assert token_id in one
-        assert one[token_id].rank == int((row > row[token_id]).sum()) + 1
-        for other, entry in one.items():
-            assert entry.logprob == pytest.approx(row[other].item(), abs=1e-4)
-            assert entry.decoded_token == oracle.tokenizer.decode([other])
-    assert [len(one) in (3, 4) for one in found.logprobs] == [True] * 6
-    chosen = [one[token_id].logprob for token_id, one in zip(found.token_ids, found.logprobs, strict=True)]
-    assert found.cumulative_logprob == pytest.approx(sum(chosen))
-
-
 def test_a_prompt_may_have_several_outputs_and_seeds_repeat_them(local: LLM) -> None:
     drawn = SamplingParams(n=3, temperature=1.0, max_tokens=10, seed=11)
     first, again = local.generate([PROMPTS[0]] * 2, drawn)
@@ -204,58 +151,6 @@ def test_a_chat_gives_the_servers_answer_and_the_rendered_prompt(local: LLM, ora
         local.chat(CHAT, tools=[{"type": "function"}])
     with pytest.raises(ValueError, match="prompt 0: continue_final_message and add_generation_prompt"):
         local.chat(CHAT, continue_final_message=True)
-
-
-@pytest.mark.parametrize("prompt", ["x" * 600, [5] * 512, {"prompt_token_ids": [5] * 513}])
-def test_a_prompt_that_is_too_long_is_named_before_any_work(local: LLM, prompt: Any) -> None:
-    before = generated(local)
-    with pytest.raises(ValueError, match=r"prompt 2 has \d+ tokens; the model's maximum context length is 512"):
-        local.generate(["a", "b", prompt], GREEDY)
-
-    assert generated(local) == before
-    assert len(local.generate([prompt], SamplingParams(truncate_prompt_tokens=8))[0].prompt_token_ids) == 8
-
-
-def test_a_text_too_long_to_tokenise_is_truncated_on_request(local: LLM) -> None:
-    huge = "the quick brown fox " * 10_000
-    cut = SamplingParams(truncate_prompt_tokens=8, temperature=0, max_tokens=600, ignore_eos=True)
-    (output,) = local.generate(huge, cut)
-    (longest,) = local.generate(huge, SamplingParams(truncate_prompt_tokens=-1, temperature=0, max_tokens=5))
-
-    assert len(output.prompt_token_ids) == 8
-    assert len(ids(output)) <= 512 - 8
-    assert len(longest.prompt_token_ids) == 512 - 5
-    assert local.embed(huge, truncate_prompt_tokens=4)[0].outputs.hidden_size == 64
-    for refused in (lambda: local.embed(huge), lambda: local.generate(["a", huge])):
-        with pytest.raises(ValueError, match=r"prompt [01]: .*maximum context length is 512"):
-            refused()
-
-
-def test_changed_parameters_are_checked_before_any_work(local: LLM) -> None:
-    params = SamplingParams()
-    params.top_p = 2.0
-    with pytest.raises(ValueError, match=r"top_p is 2\.0"):
-        local.generate(["a", "b"], [SamplingParams(), params])
-    with pytest.raises(TypeError, match="sampling_params holds a dict, must be SamplingParams"):
-        local.generate("a", {"top_p": 0.5})  # type: ignore[arg-type]
-
-
-def test_a_refusal_of_the_server_names_the_prompt(local: LLM) -> None:
-    with pytest.raises(ValueError, match=r"prompt 1: prompt: token id 320 is out of vocabulary: ids are 0\.\.319"):
-        local.generate([[5], [320]])
-    with pytest.raises(ValueError, match=r"prompt 0: logprobs is 21, must be in \[0, 20\]"):
-        local.generate("a", SamplingParams(logprobs=21))
-
-
-def test_outputs_end_at_the_models_length(local: LLM) -> None:
-    count = 500
-    endless = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1000)
-    outputs = local.generate(
-        [[5] * count] * 2, [endless, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)]
-    )
-
-    assert [len(ids(output)) for output in outputs] == [12, 12]
-    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 2
 
 
 def test_fields_reach_the_engine(local: LLM) -> None:
@@ -288,96 +183,6 @@ def test_beam_search_equals_transformers_with_logprobs(local: LLM, oracle: Oracl
         (one.cum_logprob for one in found.sequences), reverse=True
     )
     assert greedy.sequences[0].tokens[len(prompt) :] == ids(local.generate(PROMPTS[0], GREEDY)[0])[:6]
-
-
-def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
-    texts = ["hello", "the quick brown fox", "hello"]
-    made = [one.outputs.embedding for one in local.embed(texts)]
-    many = local.score("hello", ["hello"] * 40 + ["the quick brown fox"])
-    pairs = local.score(texts, texts[::-1])
-
-    assert [math.fsum(value * value for value in vector) for vector in made] == pytest.approx([1.0] * 3, abs=1e-5)
-    assert [one.outputs.data for one in local.encode(texts)] == made
-    cosines = [math.fsum(itertools.starmap(float.__mul__, zip(made[0], other, strict=True))) for other in made]
-    assert [one.outputs.score for one in many] == pytest.approx([1.0] * 40 + [cosines[1]], abs=1e-5)
-    assert [one.outputs.score for one in pairs] == pytest.approx([1.0, 1.0, 1.0], abs=1e-5)
-    assert local.embed("hello", dimensions=8)[0].outputs.hidden_size == 8
-    with pytest.raises(ValueError, match="2 texts against 3"):
-        local.score(texts[:2], texts)
-
-
-def test_missing_features_are_refused_with_a_reason(local: LLM) -> None:
-    for call, words in (
-        (lambda: local.classify("a"), "LLM has no classify: models of one class score pairs"),
-        (lambda: local.reward("a"), "LLM has no reward: reward models are not supported"),
-        (lambda: local.sleep(level=1), r"LLM has no sleep: close\(\) frees all memory"),
-        (lambda: local.llm_engine.model_config, "LLM has no llm_engine: .* model_config"),
-        (lambda: local.renderer, "LLM has no renderer: generate accepts texts and token ids"),
-        (lambda: local.model_config.is_encoder_decoder, "model_config has no is_encoder_decoder: hf_config has"),
-        (lambda: local.chat(CHAT, chat_template_content_format="openai"), "is for all chats"),
-        (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
-        (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
-        (lambda: local.encode("a", object()), "pooling_params is not supported: "),  # type: ignore[arg-type]
-        (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "else pass token ids"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(NotImplementedError, match=words):
-            call()
-    with pytest.raises(TypeError, match=r"LLM\.chat has no keyword 'documents'"):
-        local.chat(CHAT, documents=None)
-    assert not hasattr(local, "no_such_name")
-
-
-def test_metrics_have_the_times_of_each_request(local: LLM) -> None:
-    began, begin = time.time(), time.monotonic()
-    outputs = [*local.generate(PROMPTS[:2], SamplingParams(max_tokens=4, ignore_eos=True)), *local.chat(CHAT, GREEDY)]
-    end, ended = time.monotonic(), time.time()
-
-    for output in outputs:
-        metrics = output.metrics
-        assert metrics is not None
-        assert metrics.num_generation_tokens == len(ids(output))
-        assert began <= metrics.arrival_time <= ended
-        times = (begin, metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts, end)
-        assert list(times) == sorted(times)
-        assert 0 < metrics.first_token_latency == pytest.approx(metrics.first_token_ts - metrics.queued_ts)
-
-
-def test_flat_logprobs_have_the_same_values_in_flat_lists(local: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
-    flat_params = params.clone()
-    flat_params.flat_logprobs = True
-    plain, flat = local.generate(PROMPTS[:1] * 2, [params, flat_params])
-
-    found, expected = flat.outputs[0].logprobs, plain.outputs[0].logprobs
-    assert isinstance(found, FlatLogprobs)
-    assert repr(found) == f"FlatLogprobs({len(found)} positions, {len(found.token_ids)} entries)"
-    assert isinstance(flat.prompt_logprobs, FlatLogprobs)
-    assert expected is not None
-    assert (list(found), found[-1], list(found[1:3])) == (expected, expected[-1], expected[1:3])
-    assert flat.prompt_logprobs[0] == {}
-    assert list(flat.prompt_logprobs)[1:] == (plain.prompt_logprobs or [])[1:]
-    assert found.token_ids[: found.end_indices[0]] == list(expected[0])
-    assert len(found.token_ids) == len(found.logprobs) == len(found.ranks) == len(found.decoded_tokens)
-    assert flat.outputs[0].cumulative_logprob == plain.outputs[0].cumulative_logprob
-
-
-def test_attributes_of_parameters_and_outputs_can_be_set(local: LLM) -> None:
-    params = local.get_default_sampling_params()
-    params.max_tokens, params.temperature, params.top_k = 3, 0.0, 5
-    (output,) = local.generate(PROMPTS[0], params)
-    output.prompt = "another"
-    output.label = "mine"  # type: ignore[attr-defined]
-    output.outputs[0].text += "!"
-
-    assert (output.prompt, output.outputs[0].text[-1], len(ids(output))) == ("another", "!", 3)
-    assert (output.encoder_prompt, output.kv_transfer_params, output.outputs[0].lora_request) == (None, None, None)
-
-
-def test_the_models_config_is_that_of_its_folder(local: LLM, model: Path) -> None:
-    config = local.model_config
-
-    assert (config.model, config.tokenizer, config.max_model_len) == (str(model), str(model), 512)
-    assert (config.get_vocab_size(), config.hf_config.model_type) == (320, "llama")
 
 
 def test_a_reset_prefix_cache_is_not_found_again(local: LLM) -> None:
@@ -423,46 +228,6 @@ def test_vllms_keywords_with_neutral_values_are_accepted(local: LLM) -> None:
     plain = local.generate("hello", params)[0].outputs[0].token_ids
     reported = local.generate("hello", params, lora_request=None, tokenization_kwargs=None, mm_processor_kwargs=None)
     assert reported[0].outputs[0].token_ids == plain
-
-
-def test_tokenizer_defaults_and_token_counts_are_available(local: LLM, oracle: Oracle) -> None:
-    assert local.get_tokenizer().encode(PROMPTS[0]) == oracle.ids(PROMPTS[0])
-    assert local.get_default_sampling_params() == SamplingParams()
-    before = generated(local)
-    local.generate(PROMPTS[0], SamplingParams(temperature=0, ignore_eos=True, max_tokens=5))
-
-    assert generated(local) - before == 5
-
-
-def generated(llm: LLM) -> float:
-    """The number of tokens that an LLM has generated."""
-    return sum(getattr(one, "value", 0) for one in llm.get_metrics() if one.name == "vllm:generation_tokens_total")
-
-
-class Counting:
-    """An `Answerer` that forwards to another and counts the requests at once."""
-
-    def __init__(self, inner: BatchBackend) -> None:
-        self._inner, self._now, self.peak = inner, 0, 0
-
-    async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS) -> Answer:
-        self._now += 1
-        self.peak = max(self.peak, self._now)
-        try:
-            return await self._inner.send(method, path, body, headers)
-        finally:
-            self._now -= 1
-
-
-def test_no_more_than_max_in_flight_requests_run(model: Path) -> None:
-    with LLM(str(model), engine="fake", max_in_flight=7) as llm:
-        api = llm._thread.value
-        counting = api._backend = Counting(api._backend)
-        prompts = [[3 + number % 300] * (1 + number % 5) for number in range(500)]
-        outputs = llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
-
-    assert counting.peak == 7
-    assert [output.prompt_token_ids for output in outputs] == prompts
 
 
 def test_an_unreferenced_llm_ends_its_thread(model: Path) -> None:
