@@ -115,9 +115,10 @@ def _sample_row(scheduled: ScheduledTokens, index: int, sequence: Sequence, row:
 
 def _pooling_rows(scheduled: ScheduledTokens, row: int) -> Iterator[PoolingRows]:
     """Yield the rows to pool; `row` is the flattened row of the first scheduled token."""
-    tokens = pooled_tokens(scheduled)
+    tokens, pooling = pooled_tokens(scheduled), scheduled.prompt.state.pooling
     if tokens:
-        yield PoolingRows(row + tokens.start - scheduled.start, len(tokens))
+        each = pooling is not None and pooling.of_tokens
+        yield PoolingRows(row + tokens.start - scheduled.start, len(tokens), each)
 
 
 def _score_rows(scheduled: ScheduledTokens, row: int) -> Iterator[ScoreRow]:

@@ -76,7 +76,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """A finished pooling prompt: its vector, or only its score. `seconds` since its start."""
+    """A finished pooling prompt: its values, which its kind describes. `seconds` since its start."""
 
     prompt_id: str
     values: tuple[float, ...]

@@ -71,10 +71,14 @@ class BatchSequence:
 
 @dataclass(frozen=True, slots=True)
 class PoolingRows:
-    """Sum the last hidden states (after the final norm) of flattened rows [row, row + count), one or more."""
+    """Sum the last hidden states (after the final norm) of flattened rows [row, row + count), one or more.
+
+    With `each` they are returned one after another instead.
+    """
 
     row: int
     count: int
+    each: bool = False
 
 
 @dataclass(frozen=True, slots=True)

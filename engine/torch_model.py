@@ -189,13 +189,13 @@ class TorchModel:
     def _run(
         self, batch: StepBatch, layer_done: Callable[[int], None] | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the logits of the sampled rows, and the sums of hidden states for `batch.pooling_rows`."""
+        """Return the logits of the sampled rows, and the hidden states of `batch.pooling_rows`."""
         if batch.scores or batch.pooling_rows:
             with self._head.keeping():
                 logits = self._logits(batch, layer_done)
         else:
             logits = self._logits(batch, layer_done)
-        return logits, [self._states(rows).double().sum(0) for rows in batch.pooling_rows]
+        return logits, [self._pooled(rows) for rows in batch.pooling_rows]
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -242,6 +242,11 @@ class TorchModel:
         copied = self._opened.event()
         copied.record()
         copied.synchronize()
+
+    def _pooled(self, rows: PoolingRows) -> torch.Tensor:
+        """Return float64: [hidden_size], or with `each` [count * hidden_size]."""
+        states = self._states(rows).double()
+        return states.flatten() if rows.each else states.sum(0)
 
     def _states(self, rows: PoolingRows) -> torch.Tensor:
         """Return the last hidden states of rows of the last step, after the final norm: [count, hidden_size]."""

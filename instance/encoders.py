@@ -1,4 +1,4 @@
-"""Load the engine of an encoder model, which generates no text: it returns vectors or scores of pairs."""
+"""Load the engine of an encoder or a classifier, which generates no text: it returns vectors, scores or classes."""
 
 import time
 from collections.abc import Callable

@@ -22,7 +22,11 @@ _log = EventLogger("probe")
 
 PROBE_TOKEN_IDS = (1, 2, 3, 4)
 _PROBE_PARAMS = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
-_POOLINGS = {ModelKind.VECTORS: (Pooling(),), ModelKind.SCORES: (Pooling("score", second_text=2),)}
+_POOLINGS = {
+    ModelKind.VECTORS: (Pooling(),),
+    ModelKind.SCORES: (Pooling("classify", second_text=2),),
+    ModelKind.CLASSES: (Pooling("classify"),),
+}
 _ROUND_S = 1.0
 _EAGER_ROUND_S = 0.05
 

@@ -76,7 +76,7 @@ class TokenSink(Protocol):
         ...
 
     def vector(self, prompt_index: int, values: tuple[float, ...]) -> None:
-        """Take the answer to a prompt with a pooling: its vector, or its score as the only value."""
+        """Take the answer to a prompt with a pooling: the values of its kind."""
         ...
 
     def prompt_done(self, done: PromptDone) -> None:

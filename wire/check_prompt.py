@@ -20,7 +20,7 @@ MAX_PATTERN_SIZE = 1024  # compared at every token
 MAX_BAD_WORD_TOKENS = 64
 MAX_SALT = 128
 MAX_GRAMMAR_BYTES = 64 * 2**10
-POOLING_KINDS = ("embed", "score")
+POOLING_KINDS = ("embed", "classify", "token_embed", "token_classify")
 POOLING_HOW = ("last", "mean", "cls")
 
 _Rule = tuple[str, object, bool, str]  # a field, its value, whether that is valid, and what it must be

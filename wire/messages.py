@@ -194,7 +194,7 @@ class HandedOff:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The result of a prompt with pooling: its vector, or its score as the only value. The prompt is finished."""
+    """The result of a prompt with pooling, whose kind says what the values are. The prompt is finished."""
 
     prompt_id: str
     values: tuple[float, ...]

@@ -149,10 +149,11 @@ WITH_BEAMS = {name: rule.with_beams for name, rule in PARAMETERS.items() if rule
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Options of a pooling request, which generates no text: one vector, or one score from a cross-encoder.
+    """Options of a pooling request, which generates no text: one vector, or one value per class.
 
-    `kind` is embed or score. `how`: the pooling method, last, mean or cls (the first token's state); empty: the
-    model's default. `dimensions` truncates the vector, None keeps all; `normalize` scales it to length 1, None is the
+    `kind` is embed or classify, or token_embed or token_classify for the same of each token. `how`: the pooling method,
+    last, mean or cls (the first token's state); empty: the model's default. `dimensions` truncates the vectors, None
+    keeps all. `normalize` scales vectors to length 1, and turns the logits of classes into probabilities; None is the
     model's default. Tokens from `second_text` on are the second text of a pair, None for a single text.
     """
 
@@ -161,6 +162,11 @@ class Pooling:
     normalize: bool | None = None
     dimensions: int | None = None
     second_text: int | None = None
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether the result has values for each token, one token after another."""
+        return self.kind.startswith("token_")
 
 
 @dataclass(slots=True)  # not frozen: every token has one, and a frozen one takes five times as long to create
@@ -196,7 +202,7 @@ class PromptState:
 
     `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search uses `beams`
     instead, live and done ones, empty before its first step. With `pooling` nothing is generated: the result is the
-    vector or score. Commit, retry and resume carry this state; all else is rebuilt
+    values of its kind. Commit, retry and resume carry this state; all else is rebuilt
     from it. Prompts with different `cache_salt` never share cached KV. `traceparent` goes to workers of other engines
     only.
     """

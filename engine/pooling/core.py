@@ -12,7 +12,7 @@ from engine.grammar.interface import Grammar
 from engine.interface import EngineInfo, OnLayer, PooledPrompt, StepResult
 from engine.kv.blocks import BlockPool
 from engine.pooling.encoder import Encoder
-from engine.pooling.vectors import check_dimensions, check_numbers, check_one_answer
+from engine.pooling.vectors import check_kind, check_numbers, check_one_answer, check_sizes
 from engine.watched import Guard
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
@@ -67,19 +67,17 @@ class EncoderCore:
 
     def check(self, state: PromptState, *, hold: bool = False) -> None:
         """Raise InvalidRequest or PromptTooLong if this model can never answer `state`. Any thread."""
-        kind, name, longest = self._encoder.info.kind, self._info.model.name, self._info.max_model_len
+        tasks, name, longest = self._encoder.info.tasks, self._info.model.name, self._info.max_model_len
         if state.pooling is None or hold:
-            does = "scores pairs of texts" if kind == "score" else "returns vectors"
-            raise InvalidRequest(f"{name} {does} and generates no text", "model")
-        if state.pooling.kind != kind:
-            raise InvalidRequest(f"{name} supports {kind}, not {state.pooling.kind}", "model")
+            raise InvalidRequest(f"{name} supports {' and '.join(tasks)}, and generates no text", "model")
+        check_kind(state.pooling.kind, tasks, name)
         check_one_answer(state.params)
         if not 1 <= len(state.token_ids) <= longest:
             raise PromptTooLong(f"the text has {len(state.token_ids)} tokens, the model allows 1 to {longest}", "input")
         bad = next((token for token in state.token_ids if not 0 <= token < self._info.vocab_size), None)
         if bad is not None:
             raise InvalidRequest(f"token id {bad} is outside the vocabulary [0, {self._info.vocab_size})", "input")
-        check_dimensions(state.pooling, self._encoder.info.hidden_size)
+        check_sizes(state.pooling, len(state.token_ids), self._encoder.info.width)
 
     def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
         """Queue a text. Raises as `check` does."""

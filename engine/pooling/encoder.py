@@ -1,10 +1,11 @@
-"""Bidirectional encoder models: BERT and similar ones for vectors, and cross-encoders for scores.
+"""Bidirectional encoders (BERT and similar ones) for vectors, and classifiers of all architectures.
 
 They keep no KV and generate nothing; transformers runs them unchanged, one padded batch at a time, on any device.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from devices.cpu import CpuDevice
 from devices.interface import Device
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.checkpoints.model_identity import stored_tensors
+from engine.pooling.activation import Activation, read_activation
 from engine.pooling.vectors import finish_vector
 from engine.pooling_settings import PoolingSettings, read_settings
 from wire.errors import ConfigError
@@ -24,16 +26,16 @@ from wire.shared_limits import unused_positions
 from wire.types import Pooling, PromptState
 
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_SCORES = "ForSequenceClassification"
-_BIDIRECTIONAL = ("Model", "ForMaskedLM", "ForPreTraining", _SCORES)
+_CLASSIFIES = "ForSequenceClassification"
+_BIDIRECTIONAL = ("Model", "ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInfo:
-    """Properties of the model. `kind` is embed or score; `hidden_size` is the length of its vectors."""
+    """Properties of the model. `tasks` are the kinds of Pooling that it supports, `width` the values of each result."""
 
-    kind: str
-    hidden_size: int
+    tasks: tuple[str, ...]
+    width: int
     vocab_size: int
     max_length: int
     dtype: str
@@ -44,25 +46,41 @@ def is_encoder(path: Path) -> bool:
     """Return whether the model in folder `path` is an encoder. Raises ConfigError if config.json cannot be read."""
     config = _read_config(path)
     named = (config.architectures or [""])[0]
-    if named.endswith(_SCORES):
+    if named.endswith(_CLASSIFIES):
         return True
     causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and getattr(config, "is_decoder", None) is not False
     return not causal and named.endswith(_BIDIRECTIONAL) and not config.is_encoder_decoder
 
 
 class Encoder:
-    """A loaded encoder. One thread calls it."""
+    """A loaded encoder. One thread calls it. A classifier has an `activation` for its logits."""
 
-    def __init__(self, network: Any, info: EncoderInfo, settings: PoolingSettings) -> None:
+    def __init__(
+        self, network: Any, info: EncoderInfo, settings: PoolingSettings, activation: Activation | None = None
+    ) -> None:
         self.info = info
         self._network = network
         self._settings = settings
+        self._activation = activation
         self._pad = network.config.pad_token_id or 0
         self._types = int(getattr(network.config, "type_vocab_size", 0) or 0)
 
     @torch.inference_mode()
     def run(self, states: Sequence[PromptState]) -> list[tuple[float, ...]]:
-        """Return the vector, or only the score, of each prompt; all are computed as one padded batch."""
+        """Return the values of each prompt, which its kind describes; all are computed as one padded batch."""
+        computed = self._compute(states)
+        chosen = [self._choose(rows, _pooling_of(state), state) for rows, state in zip(computed, states, strict=True)]
+        values = iter(torch.cat(chosen).tolist())
+        return [
+            tuple(chain.from_iterable(self._finish(next(values), _pooling_of(state)) for _ in rows))
+            for rows, state in zip(chosen, states, strict=True)
+        ]
+
+    def _compute(self, states: Sequence[PromptState]) -> torch.Tensor:
+        """Return hidden states or logits: [batch, longest, width], or [batch, 1, width] from a head over whole texts.
+
+        A decoder's head is applied to each token: transformers would look for the last one by the padding token's id.
+        """
         longest = max(len(state.token_ids) for state in states)
         ids = torch.full((len(states), longest), self._pad)  # [batch, longest]
         mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
@@ -75,20 +93,24 @@ class Encoder:
                 types[row, second:length] = 1
         place = self._network.device
         kwargs = {"token_type_ids": types.to(place)} if self._types > 1 else {}
-        output = self._network(input_ids=ids.to(place), attention_mask=mask.to(place), **kwargs)
-        if self.info.kind == "score":
-            return [(value,) for value in output.logits[:, 0].double().sigmoid().tolist()]
-        hidden = output.last_hidden_state.float()  # [batch, longest, hidden_size]
-        pooled = torch.stack([self._pool(hidden[row, : len(one.token_ids)], one) for row, one in enumerate(states)])
-        return [
-            finish_vector(values, _pooling_of(state), self._settings)
-            for values, state in zip(pooled.tolist(), states, strict=True)
-        ]
+        inputs = {"input_ids": ids.to(place), "attention_mask": mask.to(place), **kwargs}
+        if (head := _token_head(self._network)) is not None:
+            computed: torch.Tensor = head(self._network.base_model(**inputs, use_cache=False).last_hidden_state)
+        else:
+            output = self._network(**inputs)
+            computed = output.last_hidden_state if self._activation is None else output.logits[:, None]
+        return computed
 
-    def _pool(self, hidden: torch.Tensor, state: PromptState) -> torch.Tensor:
-        """Pool [num_tokens, hidden_size] to [hidden_size] float64."""
-        how = _pooling_of(state).how or self._settings.how
-        return hidden.double().mean(0) if how == "mean" else hidden[0 if how == "cls" else -1].double()
+    def _choose(self, rows: torch.Tensor, pooling: Pooling, state: PromptState) -> torch.Tensor:
+        """Return the rows of a result in float64, with a classifier's activation: [1 or num_tokens, width]."""
+        rows = rows[: len(state.token_ids)].double()
+        how = "last" if self._activation is not None else pooling.how or self._settings.how
+        if not pooling.of_tokens:
+            rows = rows.mean(0, keepdim=True) if how == "mean" else rows[:1] if how == "cls" else rows[-1:]
+        return rows if self._activation is None or pooling.normalize is False else self._activation(rows)
+
+    def _finish(self, values: Sequence[float], pooling: Pooling) -> Sequence[float]:
+        return finish_vector(values, pooling, self._settings) if self._activation is None else values
 
 
 def load_encoder(
@@ -103,23 +125,27 @@ def load_encoder(
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     config = _read_config(path)
-    kind = "score" if (config.architectures or [""])[0].endswith(_SCORES) else "embed"
-    if kind == "score" and config.num_labels != 1:
-        raise ConfigError(f"{path}: it has {config.num_labels} labels; a cross-encoder that scores pairs has 1")
+    activation = read_activation(config) if (config.architectures or [""])[0].endswith(_CLASSIFIES) else None
     settings = read_settings(path, is_decoder=False)
     stored = next((_STORED_DTYPES[t.dtype] for t in stored_tensors(path) if t.dtype in _STORED_DTYPES), "float32")
     choice = choose_dtype(dtype, stored, cpu_flags=read_cpu_flags() if device.traits.pools_on_host else None)
-    network = _load(path, config, kind, choice.name)
+    network = _load(path, config, AutoModel if activation is None else AutoModelForSequenceClassification, choice.name)
     num_bytes = _move(network, device, path)
     length = _length(path, config, settings, max_model_len)
-    info = EncoderInfo(kind, int(config.hidden_size), int(config.vocab_size), length, choice.name, device.name)
-    does = "scores pairs of texts" if kind == "score" else f"returns vectors of {info.hidden_size} ({settings.how})"
+    tasks: tuple[str, ...] = ("embed", "token_embed")
+    width = int(config.hidden_size)
+    does = f"returns vectors of {width} ({settings.how})"
+    if activation is not None:
+        tasks = ("classify",) if _token_head(network) is None else ("classify", "token_classify")
+        width = int(config.num_labels)
+        does = "scores texts and pairs of texts" if width == 1 else f"classifies texts into {width} classes"
+    info = EncoderInfo(tasks, width, int(config.vocab_size), length, choice.name, device.name)
     weights = f"{num_bytes / 2**20:.0f} MiB of weights on {device.name}"
-    return Encoder(network, info, settings), (choice.reason, f"an encoder, {config.model_type}: it {does}; {weights}")
+    note = f"{'an encoder' if activation is None else 'a classifier'}, {config.model_type}: it {does}; {weights}"
+    return Encoder(network, info, settings, activation), (choice.reason, note)
 
 
-def _load(path: Path, config: Any, kind: str, dtype: str) -> Any:
-    auto = AutoModelForSequenceClassification if kind == "score" else AutoModel
+def _load(path: Path, config: Any, auto: Any, dtype: str) -> Any:
     try:
         network, report = auto.from_pretrained(
             path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True,
@@ -143,6 +169,12 @@ def _move(network: Any, device: Device, path: Path) -> int:
             raise ConfigError(f"{path}: {num_bytes} bytes of weights do not fit on {device.name}: {free} are free")
         network.to(device.torch_device)
     return num_bytes
+
+
+def _token_head(network: Any) -> torch.nn.Linear | None:
+    """Return the head of a decoder that classifies, None for other networks."""
+    head = getattr(network, "score", None)
+    return head if isinstance(head, torch.nn.Linear) else None
 
 
 def _pooling_of(state: PromptState) -> Pooling:

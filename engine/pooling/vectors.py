@@ -7,6 +7,9 @@ from engine.pooling_settings import PoolingSettings
 from wire.errors import InternalError, InvalidRequest
 from wire.types import Pooling, SamplingParams
 
+MAX_TOKEN_VALUES = 2**21
+"""Values for each token of a prompt: 8 MiB as float32, half of the longest message."""
+
 
 def finish_vector(values: Sequence[float], pooling: Pooling, settings: PoolingSettings) -> tuple[float, ...]:
     """Return the first `dimensions` values, normalised to length 1 if requested. A zero vector is not changed."""
@@ -16,6 +19,12 @@ def finish_vector(values: Sequence[float], pooling: Pooling, settings: PoolingSe
     return tuple(value / length for value in kept) if length > 0 else kept
 
 
+def check_kind(kind: str, supported: Sequence[str], name: str) -> None:
+    """Raise InvalidRequest for a kind of pooling that the model `name` does not support."""
+    if kind not in supported:
+        raise InvalidRequest(f"task {kind}: {name} supports {' and '.join(supported)}", "task")
+
+
 def check_numbers(values: Sequence[float]) -> None:
     """Raise InternalError for a result with NaN or infinite values, which JSON cannot represent."""
     bad = next((value for value in values if not math.isfinite(value)), None)
@@ -23,16 +32,23 @@ def check_numbers(values: Sequence[float]) -> None:
         raise InternalError(f"the model's result for this text has {bad} among its {len(values)} values")
 
 
-def check_dimensions(pooling: Pooling, hidden_size: int) -> None:
-    """Raise InvalidRequest, with both numbers, if more dimensions are requested than there are."""
-    if pooling.dimensions is not None and pooling.dimensions > hidden_size:
+def check_sizes(pooling: Pooling, num_tokens: int, width: int) -> None:
+    """Raise InvalidRequest, with the numbers, for more dimensions than there are, or more values than fit a message.
+
+    `width` is the number of values of one vector.
+    """
+    if pooling.dimensions is not None and pooling.dimensions > width:
+        raise InvalidRequest(f"dimensions is {pooling.dimensions}, the model's vectors have {width}", "dimensions")
+    if pooling.of_tokens and num_tokens * width > MAX_TOKEN_VALUES:
         raise InvalidRequest(
-            f"dimensions is {pooling.dimensions}, the model's vectors have {hidden_size}", "dimensions"
+            f"{num_tokens} tokens with {width} values each: at most {MAX_TOKEN_VALUES // width} tokens for "
+            f"{pooling.kind}",
+            "input",
         )
 
 
 def check_one_answer(params: SamplingParams) -> None:
-    """Raise InvalidRequest if a prompt with pooling, whose result is one vector or score, requests more sequences."""
+    """Raise InvalidRequest if a prompt with pooling requests more than one sequence."""
     if params.width != 1:
         name = "n" if params.n != 1 else "best_of"
         raise InvalidRequest(f"{name} is {params.width}, must be 1 with pooling", name)

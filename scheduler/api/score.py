@@ -99,7 +99,7 @@ async def _read_pairs(
         if begin in (0, len(ids)):
             raise InvalidRequest("text_2: a text has no tokens", "text_2")
         prompts.append(fitting(ids, tokens, "text_2"))
-        poolings.append(Pooling("score", second_text=begin))
+        poolings.append(Pooling("classify", second_text=begin))
         await asyncio.sleep(0)
     return _Reading(tuple(prompts), tuple(poolings), lambda values: [value[0] for value in values])
 

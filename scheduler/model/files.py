@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scheduler.model.kind import ModelKind, kind_of
+from scheduler.model.kind import ModelKind, kind_of, labels_of
 from scheduler.templates.chat_options import SPECIAL_TOKEN_NAMES
 from scheduler.templates.files import given_template, own_template
 from scheduler.tools.template_format import format_of_template
@@ -21,7 +21,8 @@ class ModelFiles:
     """Properties of one model folder. `vocab_size` is the width of the model's output, not the tokenizer's size.
 
     `tool_template`, if the model has one of its own, is the chat template of conversations with tools. `call_format` is
-    the format of tool calls that the template shows, None if it shows none that is known.
+    the format of tool calls that the template shows, None if it shows none that is known. `labels` are the classes of
+    a model that classifies.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class ModelFiles:
     kind: ModelKind = ModelKind.TEXT
     add_eos_token: bool | None = None
     call_format: str | None = None
+    labels: tuple[str, ...] = ()
 
 
 def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
@@ -70,6 +72,7 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         kind=kind_of(config),
         add_eos_token=tokenizer_config.get("add_eos_token"),
         call_format=format_of_template(templates[1] or templates[0]),
+        labels=labels_of(config),
     )
 
 

@@ -1,4 +1,4 @@
-"""The kind of a model's output: text, vectors or scores; derived from config.json, like in the engine."""
+"""The kind of a model's output: text, vectors, scores or classes; derived from config.json, like in the engine."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,11 +6,12 @@ from typing import Any
 
 
 class ModelKind(StrEnum):
-    """Text models can also return vectors; the other two generate nothing."""
+    """Text models can also return vectors; the others generate nothing."""
 
     TEXT = "text"
     VECTORS = "vectors"
     SCORES = "scores"
+    CLASSES = "classes"
 
     @property
     def does(self) -> str:
@@ -22,6 +23,7 @@ _DOES = {
     ModelKind.TEXT: "generates text",
     ModelKind.VECTORS: "makes vectors",
     ModelKind.SCORES: "scores pairs of texts",
+    ModelKind.CLASSES: "classifies texts",
 }
 _READS_ONLY = ("Model", "ForMaskedLM", "ForPreTraining")
 
@@ -31,7 +33,15 @@ def kind_of(config: Mapping[str, Any]) -> ModelKind:
     architectures = config.get("architectures")
     named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if named.endswith("ForSequenceClassification"):
-        return ModelKind.SCORES
+        return ModelKind.SCORES if len(labels_of(config)) == 1 else ModelKind.CLASSES
     if named.endswith(_READS_ONLY) and not named.endswith("LMHeadModel"):
         return ModelKind.VECTORS
     return ModelKind.TEXT
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a classifier's classes, in order; transformers' names, by default of two, if it has none."""
+    named, count = config.get("id2label"), config.get("num_labels")
+    if isinstance(named, Mapping):
+        return tuple(str(named[key]) for key in sorted(named, key=lambda key: (len(key), key)))
+    return tuple(f"LABEL_{index}" for index in range(count if type(count) is int else 2))

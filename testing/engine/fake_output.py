@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from engine.sampling.counter_hash import hash64, uniform
-from engine.step import BatchSequence, Candidates, SampleRow, StepBatch, StepOutput
+from engine.step import BatchSequence, Candidates, PoolingRows, SampleRow, StepBatch, StepOutput
 from wire.errors import InvalidRequest, PdserveError
 from wire.types import TokenLogprobs
 
@@ -58,7 +58,7 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
         for score, c in zip(batch.scores, checksums[len(token_ids) :], strict=False)
     ]
     rest = iter(checksums[len(token_ids) + len(scores) :])
-    pooled = [_vector(next(rest) for _ in range(rows.count)) for rows in batch.pooling_rows]
+    pooled = [_pooled(rows, rest) for rows in batch.pooling_rows]
     return StepOutput(token_ids, logprobs, candidates, scores, failures, pooled=pooled)
 
 
@@ -80,6 +80,12 @@ def logprobs_of(checksum: int, token_id: int, wanted: int | tuple[int, ...], voc
         tuple((best + i) % vocab_size for i in tops),
         tuple(-(i + 1) / _UNIT for i in tops),
     )
+
+
+def _pooled(rows: PoolingRows, checksums: Iterator[int]) -> list[float]:
+    """Return the vector of all rows, or with `each` that of each row, one after another."""
+    own = list(islice(checksums, rows.count))
+    return [value for part in ([one] for one in own) for value in _vector(part)] if rows.each else [*_vector(own)]
 
 
 def _vector(checksums: Iterable[int]) -> tuple[float, float]:

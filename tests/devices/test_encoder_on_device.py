@@ -66,7 +66,7 @@ def test_vectors_equal_those_of_the_cpu(device: Device, bert: Path) -> None:
 
 def test_scores_equal_those_of_the_cpu(device: Device, cross_encoder: Path) -> None:
     found, expected = (
-        answers(cross_encoder, one, [Pooling("score", second_text=2)]) for one in (device, CpuDevice())
+        answers(cross_encoder, one, [Pooling("classify", second_text=2)]) for one in (device, CpuDevice())
     )  # fmt: skip
 
     assert max(found)[0] - min(found)[0] > 1e-3

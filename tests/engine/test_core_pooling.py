@@ -86,6 +86,29 @@ def test_vectors_equal_transformers_beside_a_running_prompt(kind: str, how: str,
     assert generated == Oracle(path, "float32").generate_greedy([TEXTS[1]], 12, ignore_eos=True)[0]
 
 
+@pytest.mark.parametrize("dimensions", [None, 5])
+def test_vectors_of_tokens_are_collected_over_chunks(dimensions: int | None, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path)
+    network = AutoModelForCausalLM.from_pretrained(path).eval().get_decoder()
+    with core_of(path) as core:
+        for name in ("first", "again"):
+            core.add(pooling_prompt(name, TEXTS[3], Pooling("token_embed", dimensions=dimensions)))
+            core.add(PromptState(f"{name}-text", "r", TEXTS[1], SamplingParams(max_tokens=4, temperature=0.0)))
+            found, cached, _ = vectors(core)
+            states = states_by_hand(network, TEXTS[3])[:, :dimensions]
+            rows = torch.nn.functional.normalize(states, dim=1)
+            close(found[name], rows.flatten())
+            assert cached[name] == 0
+
+
+def test_too_many_vectors_of_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("engine.pooling.vectors.MAX_TOKEN_VALUES", 64 * 61)
+    with core_of(make_tiny_model("llama", tmp_path)) as core:
+        core.check(pooling_prompt("fits", TEXTS[2], Pooling("token_embed")))
+        with pytest.raises(InvalidRequest, match="90 tokens with 64 values each: at most 61 tokens for token_embed"):
+            core.add(pooling_prompt("long", TEXTS[3], Pooling("token_embed")))
+
+
 def test_last_token_vectors_use_the_prefix_cache_means_do_not(tmp_path: Path) -> None:
     with core_of(make_tiny_model("llama", tmp_path)) as core:
         core.add(pooling_prompt("first", TEXTS[2]))
@@ -108,8 +131,8 @@ def test_dimensions_are_truncated_and_normalised_to_length_1(tmp_path: Path) -> 
         close(found["cut"], wanted / wanted.norm())
         with pytest.raises(InvalidRequest, match="dimensions is 65, the model's vectors have 64"):
             core.add(pooling_prompt("wide", TEXTS[0], Pooling(dimensions=65)))
-        with pytest.raises(InvalidRequest, match="is not a cross-encoder"):
-            core.add(pooling_prompt("pair", TEXTS[0], Pooling("score")))
+        with pytest.raises(InvalidRequest, match=r"task classify: .* supports embed and token_embed"):
+            core.add(pooling_prompt("pair", TEXTS[0], Pooling("classify")))
 
 
 def test_a_decoder_without_output_layer_only_makes_vectors(tmp_path: Path) -> None:

@@ -80,6 +80,19 @@ def test_vectors_equal_transformers_whatever_else_is_in_the_batch(bert: Path, em
         torch.testing.assert_close(torch.tensor(found[str(i)], dtype=torch.float64), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_vectors_of_tokens_equal_transformers(bert: Path, embedder: EncoderCore) -> None:
+    for i, text in enumerate(TEXTS):
+        embedder.add(pooling_prompt(str(i), text, Pooling("token_embed", normalize=i % 2 == 0, dimensions=7)))
+
+    found = answers(embedder)
+
+    for i, text in enumerate(TEXTS):
+        wanted = hidden_by_hand(bert, text)[:, :7]
+        wanted = torch.nn.functional.normalize(wanted, dim=1) if i % 2 == 0 else wanted
+        rows = torch.tensor(found[str(i)], dtype=torch.float64).view(len(text), 7)
+        torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_the_second_text_of_a_pair_has_its_own_token_type(bert: Path, embedder: EncoderCore) -> None:
     embedder.add(pooling_prompt("pair", TEXTS[2], Pooling(how="cls", normalize=False, second_text=6)))
 
@@ -91,7 +104,7 @@ def test_the_second_text_of_a_pair_has_its_own_token_type(bert: Path, embedder: 
 def test_scores_are_the_sigmoid_of_the_one_logit(cross_encoder: Path) -> None:
     core = core_of(cross_encoder)
     for i, text in enumerate(TEXTS):
-        core.add(pooling_prompt(str(i), text, Pooling("score", second_text=2)))
+        core.add(pooling_prompt(str(i), text, Pooling("classify", second_text=2)))
 
     found = answers(core)
     core.close()
@@ -139,7 +152,11 @@ def test_dimensions_are_truncated_before_normalisation() -> None:
         ),
         (several(n=3), InvalidRequest, "n is 3, must be 1 with pooling"),
         (several(best_of=2), InvalidRequest, "best_of is 2, must be 1 with pooling"),
-        (pooling_prompt("a", (1,), Pooling("score")), InvalidRequest, "bert supports embed, not score"),
+        (
+            pooling_prompt("a", (1,), Pooling("classify")),
+            InvalidRequest,
+            "task classify: bert supports embed and",
+        ),
         (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
     ],
 )
@@ -206,11 +223,6 @@ def test_other_ways_of_pooling_are_refused_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="pooling_mode_max_tokens is not supported"):
         read_settings(tmp_path, is_decoder=False)
-
-
-def test_a_classifier_of_several_labels_is_refused_with_their_number(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="3 labels"):
-        load_encoder(make_cross_encoder(tmp_path, num_labels=3), dtype="float32")
 
 
 def test_the_longest_text_is_the_smaller_of_both_limits(tmp_path: Path) -> None:

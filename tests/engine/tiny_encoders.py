@@ -1,11 +1,19 @@
-"""Tiny random encoders as folders: BERT for vectors, XLM-RoBERTa that scores pairs."""
+"""Tiny random encoders and classifiers as folders: BERT, XLM-RoBERTa with classes, decoders with classes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    Qwen3Config,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+)
 
 VOCABULARY = 120
 TEXTS = [tuple((17 * i + 5 * j * j) % VOCABULARY for j in range(3 + 7 * i)) for i in range(6)]
@@ -23,15 +31,29 @@ def make_bert(folder: Path) -> Path:
     return folder
 
 
-def make_cross_encoder(folder: Path, *, num_labels: int = 1) -> Path:
+def make_cross_encoder(folder: Path, *, num_labels: int = 1, **keys: Any) -> Path:
     """Write an XLM-RoBERTa with a head of `num_labels`, of at most 64 tokens; return its folder."""
     torch.manual_seed(12)
     config = XLMRobertaConfig(
-        **_SIZES, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1, num_labels=num_labels
+        **_SIZES, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1, num_labels=num_labels, **keys
     )
     model = XLMRobertaForSequenceClassification(config)
     with torch.no_grad():
         model.classifier.out_proj.weight.mul_(40)  # scores that differ
+    _save(model, folder)
+    return folder
+
+
+def make_decoder_classifier(kind: str, folder: Path, *, num_labels: int, **keys: Any) -> Path:
+    """Write a `kind` (llama or qwen3) with a head of `num_labels` for each token; return its folder."""
+    torch.manual_seed(13)
+    made = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind]
+    config = made(
+        **_SIZES, max_position_embeddings=64, num_key_value_heads=2, head_dim=6, num_labels=num_labels, **keys
+    )  # fmt: skip
+    model = AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        model.score.weight.mul_(20)
     _save(model, folder)
     return folder
 

@@ -231,7 +231,7 @@ async def test_a_client_that_disconnects_cancels_its_request(serve: Any) -> None
 
 async def test_a_cross_encoder_refuses_with_a_reason(serve: Any, make_model: Any) -> None:
     folder = make_model()
-    write_architecture(folder, "BertForSequenceClassification")
+    write_architecture(folder, "BertForSequenceClassification", num_labels=1)
     async with serve(folder=folder) as served:
         error = await refusal(served, input="a")
 
@@ -255,7 +255,7 @@ async def test_the_official_client_reads_the_vectors(serve: Any) -> None:
         assert model.id == served.model
 
 
-def write_architecture(folder: Path, name: str) -> None:
-    """Write the architecture into the folder's config.json."""
+def write_architecture(folder: Path, name: str, **keys: Any) -> None:
+    """Write the architecture, and other keys, into the folder's config.json."""
     config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [name]}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [name]} | keys))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduler.model.files import read_model_files
-from scheduler.model.kind import ModelKind, kind_of
+from scheduler.model.kind import ModelKind, kind_of, labels_of
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,21 @@ from scheduler.model.kind import ModelKind, kind_of
     ],
 )
 def test_the_first_architecture_decides(architecture: str, kind: ModelKind) -> None:
-    assert kind_of({"architectures": [architecture, "Other"]}) is kind
+    assert kind_of({"architectures": [architecture, "Other"], "id2label": {"0": "LABEL_0"}}) is kind
+
+
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        ({}, ("LABEL_0", "LABEL_1")),
+        ({"num_labels": 1}, ("LABEL_0",)),
+        ({"id2label": {"10": "l", "0": "bad", "2": "good"}}, ("bad", "good", "l")),
+    ],
+)
+def test_a_classifiers_labels_are_those_of_its_config(config: dict[str, Any], labels: tuple[str, ...]) -> None:
+    assert labels_of(config) == labels
+    named = {"architectures": ["LlamaForSequenceClassification"], **config}
+    assert kind_of(named) is (ModelKind.SCORES if len(labels) == 1 else ModelKind.CLASSES)
 
 
 @pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": []}, {"architectures": "x"}])
@@ -36,7 +50,7 @@ def test_a_config_that_names_none_is_taken_for_a_text_model(config: dict[str, An
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("architecture", "words"),
-    [("BertModel", "the model makes vectors"), ("BertForSequenceClassification", "the model scores pairs of texts")],
+    [("BertModel", "the model makes vectors"), ("BertForSequenceClassification", "the model classifies texts")],
 )
 async def test_a_model_that_generates_nothing_refuses_text_with_a_reason(
     serve: Any, make_model: Any, architecture: str, words: str

@@ -93,7 +93,11 @@ async def test_a_missing_answer_fails_at_the_limit_with_a_reason() -> None:
 @pytest.mark.parametrize("roles", ["C", "PD", "PPD"])
 @pytest.mark.parametrize(
     ("kind", "pooling"),
-    [(ModelKind.VECTORS, Pooling()), (ModelKind.SCORES, Pooling("score", second_text=2))],
+    [
+        (ModelKind.VECTORS, Pooling()),
+        (ModelKind.SCORES, Pooling("classify", second_text=2)),
+        (ModelKind.CLASSES, Pooling("classify")),
+    ],
 )
 async def test_a_model_without_generation_is_probed_by_vectors(roles: str, kind: ModelKind, pooling: Pooling) -> None:
     async with FakeCluster(roles, probes=True, kind=kind).serving() as cluster:

@@ -38,7 +38,7 @@ def angle(first: tuple[float, ...], second: tuple[float, ...]) -> float:
 def cross_encoder(make_model: Any) -> Path:
     """A folder whose architecture scores pairs, and whose tokenizer has a slot for each text."""
     folder: Path = make_model(chat_template=None)
-    write_architecture(folder, "BertForSequenceClassification")
+    write_architecture(folder, "BertForSequenceClassification", num_labels=1)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ends = [(text, tokenizer.token_to_id(text)) for text in ("<|im_start|>", "<|im_end|>")]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -88,7 +88,7 @@ async def test_a_cross_encoder_reads_both_texts_as_one_prompt(serve: Any, cross_
         pairs = tuple((*begin, *hello, *end, *second, *end) for second in (morning, hello))
         request = served.dispatcher.requests[0]
         assert request.prompts == pairs
-        assert request.poolings == (Pooling("score", second_text=len(hello) + 2),) * 2
+        assert request.poolings == (Pooling("classify", second_text=len(hello) + 2),) * 2
         assert [one["score"] for one in answer["data"]] == [fake_vector(pair)[0] for pair in pairs]
         assert answer["usage"]["prompt_tokens"] == sum(map(len, pairs))
 

@@ -81,7 +81,9 @@ PARAMS = SamplingParams(
     repetition_detection=RepetitionDetection(4, 1, 2), thinking=Thinking(8, 9, True, 3, 0),
 )  # fmt: skip
 SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_search=BeamSearch(0.5, "never"))
-PAIR = PromptState("r/2", "r", (1, 2, 3), SamplingParams(max_tokens=1), pooling=Pooling("score", "cls", True, 5, 2))
+PAIR = PromptState(
+    "r/2", "r", (1, 2, 3), SamplingParams(max_tokens=1), pooling=Pooling("token_classify", "cls", True, 5, 2)
+)
 BEAMS = (Beam((4, 5), -1.5), Beam((6,), -0.5, done=True, stop_token_id=2))
 PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6), (7,)), probe=True, cache_salt="tenant")
 SEARCHED = PromptState("r/1", "r", (1, 2), SEARCH, beams=BEAMS)
