@@ -10,6 +10,7 @@ from batch.lines import json_name
 
 ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score", "/score",
+    "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
 )  # fmt: skip
 """The paths that a line may have as its `url`."""
 

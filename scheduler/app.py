@@ -24,6 +24,8 @@ from scheduler.api.health import health, metrics, ready
 from scheduler.api.invocations import invoke
 from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
+from scheduler.api.pooling import ClassifyBody, TaskBody, create_classification, create_pooling
+from scheduler.api.rerank import RerankBody, create_rerank
 from scheduler.api.responses.create_response import create_response
 from scheduler.api.responses.responses_body import ResponsesBody
 from scheduler.api.responses.stored_responses import (
@@ -34,7 +36,7 @@ from scheduler.api.responses.stored_responses import (
     list_input_items,
     retrieve_response,
 )
-from scheduler.api.route import TEXT, VECTORS, Route
+from scheduler.api.route import CLASSES, SCORES, TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
 from scheduler.api.token_generation import TokensBody, generate_tokens
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
@@ -86,8 +88,23 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         "POST", "/v1/embeddings", create_embedding, "vectors", "Compute a vector for each text", EmbeddingBody, VECTORS,
         queues=True,
     ),
-    Route("POST", "/v1/score", create_score, "vectors", "Compute the similarity of two texts", ScoreBody, queues=True),
-    Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody, queues=True),
+    Route(
+        "POST", "/v1/score", create_score, "vectors", "Compute the similarity of two texts", ScoreBody, SCORES,
+        queues=True,
+    ),
+    Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody, SCORES, queues=True),
+    *(
+        Route("POST", path, create_rerank, "vectors", "Sort documents by their score", RerankBody, SCORES, queues=True)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+    Route(
+        "POST", "/classify", create_classification, "vectors", "Compute the class of each text", ClassifyBody, CLASSES,
+        queues=True,
+    ),
+    Route(
+        "POST", "/pooling", create_pooling, "vectors", "Compute vectors or classes of texts or tokens", TaskBody,
+        queues=True,
+    ),
     Route(
         "POST", "/invocations", invoke, "text", "SageMaker's route: the fields of the body select the API",
         media_types=_STREAMED, queues=True,

@@ -10,7 +10,7 @@ from scheduler.side_threads import SideThreads
 from scheduler.templates.chat_options import ChatOptions, ChatSettings
 from scheduler.templates.templates import TemplateRenderer
 from scheduler.tokenizer.byte_level import byte_level_of
-from scheduler.tokenizer.pairs import encode_pair
+from scheduler.tokenizer.pairs import encode_pair, first_tokens
 from scheduler.tokenizer.shared_ids import SharedIds
 from scheduler.tokenizer.token_texts import TokenTexts
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
@@ -57,13 +57,21 @@ class Tokens:
             return self._encode(text, add_special_tokens)
         return await self._threads.run(self._encode, text, add_special_tokens)
 
-    async def encode_pair(self, first: str, second: str, *, longest: int | None) -> tuple[tuple[int, ...], int]:
+    async def shorten(self, text: str, limit: int) -> str:
+        """Return the part of `text` that its first `limit` tokens spell, without special tokens."""
+        if len(text) <= _SHORT_CHARS:
+            return first_tokens(self._tokenizer, text, limit)
+        return await self._threads.run(first_tokens, self._tokenizer, text, limit)
+
+    async def encode_pair(
+        self, first: str, second: str, *, longest: int | None, param: str = "text_2"
+    ) -> tuple[tuple[int, ...], int]:
         """Return the ids of two texts for a cross-encoder, and where the second one's begin.
 
         See tokenizer/pairs.py. Raises PromptTooLong as `encode` does, for texts that are not truncated to `longest`.
         """
         if longest is None:
-            self._check_chars(len(first) + len(second), "text_2")
+            self._check_chars(len(first) + len(second), param)
         if len(first) + len(second) <= _SHORT_CHARS:
             return encode_pair(self._tokenizer, first, second, longest)
         return await self._threads.run(encode_pair, self._tokenizer, first, second, longest)

@@ -75,10 +75,12 @@ _FORMAT: _Schema = {
         "json_schema": {"type": "object"},
     },
 }
+_DOCUMENT: _Schema = {"type": "object", "required": ["text"], "properties": {"text": _TEXT}}
 _FORMS = (_TEXT, _array_of(_TEXT), _IDS, _array_of(_IDS))
 
 AnyPrompt = Annotated[Any, WithJsonSchema(_any_of(*_FORMS, _NULL))]
-AnyTexts = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_TEXT)))]
+AnyTexts = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_TEXT), _NULL))]
+AnyDocuments = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_any_of(_TEXT, _DOCUMENT))))]
 AnyMessages = Annotated[Any, WithJsonSchema(_any_of(_array_of(_MESSAGE), _NULL))]
 AnyTools = Annotated[Any, WithJsonSchema(_any_of(_array_of(_TOOL), _NULL))]
 AnyFunctions = Annotated[Any, WithJsonSchema(_any_of(_array_of(_FUNCTION), _NULL))]

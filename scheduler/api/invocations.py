@@ -12,7 +12,8 @@ from scheduler.api.embeddings import EmbeddingBody, prepare_embedding
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.read_body import AnyBody, check_body
 from scheduler.api.read_json import read_json
-from scheduler.api.route import ANY_MODEL, TEXT, VECTORS, check_kind
+from scheduler.api.rerank import RerankBody, prepare_rerank
+from scheduler.api.route import SCORES, TEXT, VECTORS, check_kind
 from scheduler.api.score import ScoreBody, prepare_score
 from scheduler.app_context import AppContext
 from scheduler.model.kind import ModelKind
@@ -42,5 +43,6 @@ _BY_FIELD: dict[str, tuple[frozenset[ModelKind], _Answer]] = {
     "messages": (TEXT, _answer_as(ChatBody, prepare_chat)),
     "prompt": (TEXT, _answer_as(CompletionBody, prepare_completion)),
     "input": (VECTORS, _answer_as(EmbeddingBody, prepare_embedding)),
-    "text_1": (ANY_MODEL, _answer_as(ScoreBody, prepare_score)),
+    **dict.fromkeys(("text_1", "queries", "data_1"), (SCORES, _answer_as(ScoreBody, prepare_score))),
+    "query": (SCORES, _answer_as(RerankBody, prepare_rerank)),
 }

@@ -68,7 +68,8 @@ class PooledResponse:
         try:
             vectors = await run.collect(self.context.dispatcher)
         except InvalidRequest as error:  # an instance's message crosses the wire, the field's name does not
-            error.param = error.param or ("dimensions" if str(error).startswith("dimensions ") else "input")
+            first = str(error).partition(" ")[0]
+            error.param = error.param or (first if first in ("dimensions", "task") else "input")
             raise
         timing = server_timing(run.served)
         response = json_response(await self.build_body(vectors), 200, {"server-timing": timing} if timing else {})

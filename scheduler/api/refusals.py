@@ -57,23 +57,18 @@ SAMPLING_NOT_SERVED = NOT_SERVED | {
 
 POOLING_NOT_SERVED = NOT_SERVED | {
     "padding": (("do_not_pad",), "texts are computed without padding: leave it out"),
-    "use_activation": (_NOTHING, "the model's own files define the activation"),
     "embed_dtype": (("float32",), "vectors are float32"),
     "endianness": (("native", "little"), "base64 is little-endian"),
 }
 _NO_PAIR_TEMPLATE = "a pair of texts is encoded without a chat template"
-_PAIRS = "the texts of a score are text_1 and text_2"
-_CUT = "use truncate_prompt_tokens to limit a pair of texts"
-SCORE_NOT_SERVED = (
-    POOLING_NOT_SERVED
-    | {
-        "chat_template_kwargs": (({},), _NO_PAIR_TEMPLATE),
-        "instruction": (_NOTHING, _NO_PAIR_TEMPLATE),
-        "max_tokens_per_query": ((0,), _CUT),
-        "max_tokens_per_doc": ((0,), _CUT),
-    }
-    | dict.fromkeys(("data_1", "data_2", "queries", "documents", "items"), (_NOTHING, _PAIRS))
-)
+SCORE_NOT_SERVED = POOLING_NOT_SERVED | {
+    "chat_template_kwargs": (({},), _NO_PAIR_TEMPLATE),
+    "instruction": (_NOTHING, _NO_PAIR_TEMPLATE),
+}
+RERANK_NOT_SERVED = SCORE_NOT_SERVED | {
+    "rank_fields": ((["text"],), "documents are compared by their text"),
+    "max_chunks_per_doc": ((1,), "documents are not split: cut them with max_tokens_per_doc"),
+}
 
 WITHOUT_EFFECT: dict[str, str] = {
     "session_id": "requests are placed by their tokens where their prefix is cached",

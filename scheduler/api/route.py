@@ -19,6 +19,8 @@ Endpoint = Callable[[AppContext, Request], Awaitable[ASGIApp]]
 ANY_MODEL = frozenset(ModelKind)
 TEXT = frozenset({ModelKind.TEXT})
 VECTORS = frozenset({ModelKind.TEXT, ModelKind.VECTORS})
+SCORES = VECTORS | {ModelKind.SCORES}
+CLASSES = frozenset({ModelKind.SCORES, ModelKind.CLASSES})
 
 
 @dataclass(frozen=True, slots=True)

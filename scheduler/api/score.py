@@ -1,46 +1,36 @@
-"""POST /v1/score and /score: the similarity of two texts, by cross-encoder score or cosine of their vectors."""
+"""POST /v1/score and /score: how similar two texts are."""
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from starlette.requests import Request
 
 from scheduler.api.field_schemas import AnyTexts
-from scheduler.api.inputs import encode_inputs, fitting, read_texts
-from scheduler.api.pooled_response import PooledResponse, pooling_request
-from scheduler.api.pooling_body import PoolingBody
+from scheduler.api.inputs import read_texts
+from scheduler.api.pooled_response import PooledResponse
 from scheduler.api.read_body import read_body
-from scheduler.api.refusals import SCORE_NOT_SERVED, Refusal
-from scheduler.api.request_ids import new_id, shown_id
+from scheduler.api.scored_pairs import PairsBody, Scored, TextPairs, prepare_scores
+from scheduler.api.usage import input_usage
 from scheduler.app_context import AppContext
-from scheduler.model.kind import ModelKind
-from scheduler.tokenizer.truncation import tokens_kept
-from scheduler.vectors import Values, cosine
 from wire.errors import InvalidRequest
-from wire.types import Pooling
 
-Ids = tuple[int, ...]
-
-
-class ScoreBody(PoolingBody):
-    """The body of /v1/score: one text compared with one or several, or two lists of equal length compared pairwise."""
-
-    not_served: ClassVar[Mapping[str, Refusal]] = SCORE_NOT_SERVED
-
-    text_1: AnyTexts
-    text_2: AnyTexts
+_NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The prompts to compute, their poolings, and how their values become one score per pair."""
+class ScoreBody(PairsBody):
+    """The body of /v1/score: one text compared with one or several, or two lists of equal length compared pairwise.
 
-    prompts: tuple[Ids, ...]
-    poolings: tuple[Pooling, ...]
-    scores: Callable[[Sequence[Values]], list[float]]
+    The texts are in one of four pairs of fields: text_1 and text_2, queries and documents, queries and items, data_1
+    and data_2.
+    """
+
+    text_1: AnyTexts = None
+    text_2: AnyTexts = None
+    queries: AnyTexts = None
+    documents: AnyTexts = None
+    items: AnyTexts = None
+    data_1: AnyTexts = None
+    data_2: AnyTexts = None
 
 
 async def create_score(context: AppContext, request: Request) -> PooledResponse:
@@ -50,70 +40,40 @@ async def create_score(context: AppContext, request: Request) -> PooledResponse:
 
 async def prepare_score(context: AppContext, body: ScoreBody, request: Request) -> PooledResponse:
     """Tokenise and check a body."""
-    model = context.model_named(body.model)
-    first, second = _text_pairs(body, context.config.options.max_inputs)
-    is_cross = context.tokens.files.kind is ModelKind.SCORES
-    reading = await (_read_pairs if is_cross else _read_singly)(context, body, first, second)
-    wanted = pooling_request(context, request, new_id("score"), reading.prompts, reading.poolings, body)
-    num_tokens = sum(map(len, reading.prompts))
-
-    async def build_body(vectors: list[Values]) -> dict[str, Any]:
-        return {
-            "id": shown_id(wanted.request_id, request, body.request_id),
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": [
-                {"index": index, "object": "score", "score": score}
-                for index, score in enumerate(reading.scores(vectors))
-            ],
-            "usage": {
-                "prompt_tokens": num_tokens,
-                "total_tokens": num_tokens,
-                "completion_tokens": 0,
-                "prompt_tokens_details": None,
-            },
-        }
-
-    return PooledResponse(context, wanted, build_body)
+    pairs = _text_pairs(body, context.config.options.max_inputs)
+    return await prepare_scores(context, request, body, pairs, "score", _answer)
 
 
-def _text_pairs(body: ScoreBody, maximum: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    first = read_texts(body.text_1, "text_1", max_inputs=maximum)
-    second = read_texts(body.text_2, "text_2", max_inputs=maximum)
+def _text_pairs(body: ScoreBody, maximum: int) -> TextPairs:
+    names = _names(body)
+    first, second = (read_texts(getattr(body, name), name, max_inputs=maximum) for name in names)
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"text_1 has {len(first)} texts and text_2 {len(second)}: pass one text_1, or as many as text_2", "text_1"
+            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}: pass one {names[0]}, or as many as "
+            f"{names[1]}",
+            names[0],
         )
-    return first, second
+    return TextPairs(first, second, names)
 
 
-async def _read_pairs(
-    context: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]
-) -> _Reading:
-    """One prompt per pair, which a cross-encoder reads as one sequence."""
-    tokens, prompts, poolings = context.tokens, [], []
-    longest = tokens_kept(body.truncate_prompt_tokens, room=tokens.max_model_len)
-    for left, right in zip(first * (len(second) // len(first)), second, strict=True):
-        ids, begin = await tokens.encode_pair(left, right, longest=longest)
-        if begin in (0, len(ids)):
-            raise InvalidRequest("text_2: a text has no tokens", "text_2")
-        prompts.append(fitting(ids, tokens, "text_2"))
-        poolings.append(Pooling("classify", second_text=begin))
-        await asyncio.sleep(0)
-    return _Reading(tuple(prompts), tuple(poolings), lambda values: [value[0] for value in values])
+def _names(body: ScoreBody) -> tuple[str, str]:
+    """Return the pair of fields that are set. Raises InvalidRequest if one is missing or others are set too."""
+    given = {name for names in _NAMES for name in names if getattr(body, name) is not None}
+    names = max(_NAMES, key=lambda names: len(given.intersection(names)))
+    for name in names:
+        if name not in given:
+            raise InvalidRequest(f"{name} is missing", name)
+    if other := sorted(given.difference(names)):
+        raise InvalidRequest(f"{other[0]}: the texts are already in {names[0]} and {names[1]}", other[0])
+    return names
 
 
-async def _read_singly(
-    context: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]
-) -> _Reading:
-    """One prompt per text; the score of a pair is the cosine of its vectors."""
-    keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
-    left = await encode_inputs(first, context.tokens, add_special_tokens=True, keep=keep, side=side, param="text_1")
-    right = await encode_inputs(second, context.tokens, add_special_tokens=True, keep=keep, side=side, param="text_2")
-
-    def scores(vectors: Sequence[Values]) -> list[float]:
-        heads, tails = vectors[: len(left)], vectors[len(left) :]
-        return [cosine(heads[index % len(heads)], tail) for index, tail in enumerate(tails)]
-
-    return _Reading((*left, *right), (Pooling(),) * (len(left) + len(right)), scores)
+def _answer(scored: Scored) -> dict[str, Any]:
+    return {
+        "id": scored.answer_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": scored.model,
+        "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scored.scores)],
+        "usage": input_usage(scored.num_tokens),
+    }

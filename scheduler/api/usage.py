@@ -25,6 +25,11 @@ def usage_at_start(output: TextOutput) -> dict[str, Any]:
     return _token_counts(output.num_prompt_tokens, 0) | _completion_details(0 if reasons else None)
 
 
+def input_usage(num_tokens: int) -> dict[str, Any]:
+    """Return the token counts of texts that nothing continues."""
+    return _token_counts(num_tokens, 0)
+
+
 def _completion_details(num_reasoning: int | None) -> dict[str, Any]:
     return {} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 

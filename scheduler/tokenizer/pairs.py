@@ -29,3 +29,13 @@ def shortened(first: int, second: int, room: int) -> tuple[int, int]:
         second -= gap
     excess -= gap
     return max(0, first - excess // 2), max(0, second - (excess + 1) // 2)
+
+
+def first_tokens(tokenizer: Tokenizer, text: str, limit: int) -> str:
+    """Return the beginning of `text` that has at most `limit` tokens without special ones."""
+    while text:
+        offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+        if len(offsets) <= limit:
+            break
+        text = text[: min(offsets[limit - 1][1], offsets[limit][0], len(text) - 1)]
+    return text

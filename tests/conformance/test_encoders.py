@@ -25,7 +25,7 @@ from scheduler.model.files import read_model_files
 from scheduler.observability.metrics import Metrics
 from scheduler.serving import Cluster, build_control, report
 from scheduler.tokens import Tokens
-from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder
+from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder, make_decoder_classifier
 from tests.scheduler.virtual_time import until
 from wire.types import Role
 
@@ -124,6 +124,28 @@ async def test_a_cross_encoder_scores_pairs_and_makes_no_vectors(tmp_path: Path)
         assert one["score"] == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-4)
         assert 0 <= one["score"] <= 1
     assert scored["usage"]["prompt_tokens"] == sum(len(tokenizer.encode(*pair).ids) for pair in PAIRS)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.covers("B.pooling.5")
+async def test_a_decoder_with_three_classes_classifies_texts_and_tokens(tmp_path: Path) -> None:
+    names = {0: "bad", 1: "fair", 2: "good"}
+    folder = make_decoder_classifier("qwen3", tmp_path / "classes", num_labels=3, id2label=names)
+    tokenizer, texts = save_words(folder), ["w1 w2 w3", "w50", "w9 w8 w7 w6 w5"]
+    async with serving(folder) as client:
+        classified = await post(client, folder, "/classify", input=texts)
+        each = await post(client, folder, "/pooling", input=texts[0], task="token_classify", use_activation=False)
+        refused = await client.post("/rerank", json={"query": "w1", "documents": texts})
+
+    network = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = [network(input_ids=torch.tensor([tokenizer.encode(text).ids])).logits[0] for text in texts]
+    for one, expected in zip(classified["data"], logits, strict=True):
+        assert one["probs"] == pytest.approx(expected.softmax(-1).tolist(), rel=1e-4)
+        assert (one["label"], one["num_classes"]) == (names[int(expected.argmax())], 3)
+    tokens = each["data"][0]["data"]
+    assert len(tokens) == len(tokenizer.encode(texts[0]).ids)
+    assert tokens[-1] == pytest.approx(logits[0].tolist(), rel=1e-4)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
 
 

@@ -91,6 +91,33 @@ def test_scores_are_the_cosines_of_the_vectors(served: Served, oracle: Oracle, p
     assert answer["usage"]["prompt_tokens_details"] is None
 
 
+@pytest.mark.covers("B.pooling.3")
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_reranked_documents_have_the_cosines_of_the_vectors(served: Served, oracle: Oracle, path: str) -> None:
+    answer = posted(served, path, query=PROMPT, documents=TEXTS, top_n=2)
+
+    first, *others = (torch.tensor(vector(oracle, oracle.tokenizer.encode(text))) for text in (PROMPT, *TEXTS))
+    expected = sorted(((float(first @ other), index) for index, other in enumerate(others)), reverse=True)[:2]
+    assert [one["index"] for one in answer["results"]] == [index for _, index in expected]
+    assert [one["relevance_score"] for one in answer["results"]] == pytest.approx(
+        [one for one, _ in expected], abs=1e-5
+    )
+    assert answer["results"][0]["document"] == {"text": PROMPT}
+
+
+@pytest.mark.covers("B.pooling.4")
+def test_pooling_has_the_vector_of_each_token(served: Served, oracle: Oracle) -> None:
+    each = posted(served, "/pooling", input=PROMPT, task="token_embed", dimensions=8)["data"][0]["data"]
+    whole = posted(served, "/pooling", input=PROMPT)["data"][0]["data"]
+
+    ids = oracle.tokenizer.encode(PROMPT)
+    assert whole == pytest.approx(vector(oracle, ids), abs=1e-5)
+    for end, one in enumerate(each, 1):
+        first = vector(oracle, ids[:end])[:8]
+        assert one == pytest.approx([value / math.hypot(*first) for value in first], abs=1e-5)
+    assert len(each) == len(ids)
+
+
 @pytest.mark.covers("A1.11")
 def test_chats_and_vectors_are_served_side_by_side(served: Served, oracle: Oracle) -> None:
     answered, expected = served.chat_text(), pytest.approx(vector(oracle, oracle.tokenizer.encode(PROMPT)), abs=1e-5)

@@ -110,7 +110,10 @@ SURFACES: dict[str, dict[int, str]] = {
         16: "a store that fails or is full, and what a killed process left",
         17: "the public compliance cases",
     },
-    "B.pooling": {1: "/v1/embeddings", 2: "/v1/score and /score"},
+    "B.pooling": {
+        1: "/v1/embeddings", 2: "/v1/score and /score, in each spelling", 3: "/rerank, /v1/rerank and /v2/rerank",
+        4: "/pooling", 5: "/classify",
+    },
 }  # fmt: skip
 
 READINGS: dict[int, str] = {

@@ -57,6 +57,7 @@ _TEXT = {"prompt": "hi"}
         ("/v1/completions", _TEXT), ("/v1/completions", _TEXT | {"model": None}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
         ("/v1/embeddings", {"input": "hi"}), ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}), ("/score", {"data_1": "a", "data_2": "b"}),
         ("/tokenize", _TEXT),
     ],
 )  # fmt: skip
@@ -72,7 +73,7 @@ async def test_a_body_without_model_is_served_by_the_one_model(serve: Any, path:
     ("body", "kind"),
     [
         (_TEXT, "text_completion"), ({"messages": [{"role": "user", "content": "hi"}]}, "chat.completion"),
-        ({"input": "hi"}, "list"), ({"text_1": "a", "text_2": "b"}, "list"),
+        ({"input": "hi"}, "list"), ({"text_1": "a", "text_2": "b"}, "list"), ({"queries": "a", "items": "b"}, "list"),
     ],
 )  # fmt: skip
 async def test_invocations_answer_as_the_route_of_the_body(serve: Any, body: Any, kind: str) -> None:

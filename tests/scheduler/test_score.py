@@ -68,6 +68,39 @@ async def test_one_text_is_scored_against_several(serve: Any, path: str) -> None
         assert served.dispatcher.requests[0].prompts == (hello, hello, morning)
 
 
+@pytest.mark.covers("B.pooling.2")
+@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+async def test_every_spelling_of_a_pair_gives_the_same_scores(serve: Any, names: tuple[str, str]) -> None:
+    async with serve() as served:
+        fields: Any = dict(zip(names, ("hello", ["good morning", "hello"]), strict=True))
+        spelled = await post(served, **fields)
+        printed = await post(served, text_1="hello", text_2=["good morning", "hello"])
+
+        assert spelled["data"] == printed["data"]
+        for given, missing in (names, names[::-1]):
+            error = await refusal(served, **{given: "hello"})
+            expected = missing if given != "queries" else "documents"
+            assert (error["param"], error["message"]) == (expected, f"{expected} is missing")
+
+
+async def test_a_limit_for_each_text_keeps_its_first_tokens(serve: Any, cross_encoder: Path) -> None:
+    limits: Any = {"max_tokens_per_query": 2, "max_tokens_per_doc": 3}
+    async with serve() as served:
+        fox, hello = served.ids("the quick brown fox"), served.ids("hello")
+        await post(served, text_1="the quick brown fox", text_2=["the quick brown fox", "hello"], **limits)
+
+        assert served.dispatcher.requests[0].prompts == (fox[:2], fox[:3], hello)
+        for name, limit in (("max_tokens_per_doc", 512), ("max_tokens_per_query", -1)):
+            assert (await refusal(served, text_1="a", text_2="b", **{name: limit}))["param"] == name
+    async with serve(folder=cross_encoder) as served:
+        await post(served, text_1="the quick brown fox", text_2="the quick brown fox", use_activation=False, **limits)
+
+        begin, end = served.ids("<|im_start|>"), served.ids("<|im_end|>")
+        request = served.dispatcher.requests[0]
+        assert request.prompts == ((*begin, *fox[:2], *end, *fox[:3], *end),)
+        assert request.poolings == (Pooling("classify", normalize=False, second_text=4),)
+
+
 async def test_lists_of_equal_length_are_scored_pair_by_pair(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, text_1=["hello", "good morning"], text_2=["the quick brown fox", "hello"])
@@ -121,6 +154,10 @@ async def test_a_pair_that_is_too_long_is_truncated(serve: Any, cross_encoder: P
         ({"text_1": ["a", "b"], "text_2": ["c"] * 3}, "text_1", "text_1 has 2 texts and text_2 3"),
         ({"text_1": "a", "text_2": ["b"] * 5}, "text_2", "text_2 has 5 texts; at most 4 are allowed (--max-inputs)"),
         ({"text_1": "hello " * 2000, "text_2": "b"}, "text_1", "maximum context length is 512 tokens"),
+        ({}, "text_1", "text_1 is missing"),
+        ({"data_2": "a"}, "data_1", "data_1 is missing"),
+        ({"text_1": "a", "text_2": "b", "items": "c"}, "items", "already in text_1 and text_2"),
+        ({"queries": "a", "documents": [{"content": []}]}, "documents", "a string or a list of strings"),
         ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "from 1 to 512"),
     ],
 )

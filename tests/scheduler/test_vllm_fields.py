@@ -6,7 +6,9 @@ import pytest
 
 from scheduler.api.embeddings import EmbeddingBody
 from scheduler.api.generation_body import ChatBody, CompletionBody
+from scheduler.api.pooling import TaskBody
 from scheduler.api.refusals import NOT_SERVED, TRANSFER_FIELDS, WITHOUT_EFFECT
+from scheduler.api.rerank import RerankBody
 from scheduler.api.score import ScoreBody
 from scheduler.api.token_generation import TokensBody, TokensSamplingBody
 
@@ -43,7 +45,14 @@ SCORE = [
     "text_1", "text_2", "data_1", "data_2", "queries", "documents", "items", "max_tokens_per_query",
     "max_tokens_per_doc", "instruction",
 ]  # fmt: skip
-"""Of the classes of the two routes served here: Embedding*Request, and Score*Request with its four pairs of names."""
+"""Embedding*Request, and Score*Request with its four pairs of names."""
+RERANK = ["query", "documents", "top_n", "max_tokens_per_query", "max_tokens_per_doc", "instruction"]
+TASK = [*EMBEDDING, "task"]
+CLASSIFY = [
+    "input", "add_special_tokens", "messages", "add_generation_prompt", "continue_final_message", "chat_template",
+    "media_io_kwargs",
+]  # fmt: skip
+"""RerankRequest, Pooling*Request and Classification*Request."""
 
 TOKENS = [
     "request_id", "token_ids", "token_offsets", "features", "content_parts", "sampling_params", "model",
@@ -70,6 +79,8 @@ REFUSED = [
         ("/v1/chat/completions", {"messages": MESSAGES}, ChatBody),
         ("/v1/embeddings", EMBED, EmbeddingBody),
         ("/v1/score", PAIR, ScoreBody),
+        ("/rerank", {"query": "hi", "documents": ["hi"]}, RerankBody),
+        ("/pooling", EMBED, TaskBody),
     )
     for name, verdict in kind.not_served.items()
     if (kind is ChatBody or name not in NOT_SERVED)
