@@ -186,7 +186,7 @@ async def test_a_running_response_may_be_deleted(serve: Any, tmp_path: Path) -> 
 async def test_input_items_are_listed_page_by_page(serve: Any, tmp_path: Path) -> None:
     given: Any = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "input_text", "text": "one"}]},
+        {"type": None, "role": "user", "content": [{"type": "input_text", "text": "one"}]},
         {"type": "reasoning", "id": "rs_own", "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"role": "assistant", "content": "calls"},
         {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"},

@@ -16,7 +16,10 @@ _UNFINISHED = ("in_progress", "incomplete")
 
 
 def read_items(given: Any) -> list[Item]:
-    """Return the items of `input`; a text is one message. Raises InvalidRequest with the path of the field."""
+    """Return the items of `input`, each with its type; a text is one message.
+
+    Raises InvalidRequest with the path of the field.
+    """
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if not isinstance(given, list) or not given:
@@ -24,7 +27,7 @@ def read_items(given: Any) -> list[Item]:
     for at, item in enumerate(given):
         if not isinstance(item, dict):
             raise InvalidRequest(f"input.{at} is not an object", f"input.{at}")
-    return given
+    return [{**item, "type": "message"} if item.get("type") is None else item for item in given]
 
 
 def read_conversation(items: Sequence[Item], instructions: str | None, *, num_earlier: int = 0) -> list[Message]:
@@ -37,7 +40,7 @@ def read_conversation(items: Sequence[Item], instructions: str | None, *, num_ea
     num_before, calls = len(messages), set[str]()
     for at, item in enumerate(items):
         path = f"input.{at - num_earlier}"
-        match _kind(item):
+        match item["type"]:
             case "message":
                 _add_message(messages, item, path)
             case "reasoning":
@@ -65,13 +68,8 @@ def read_conversation(items: Sequence[Item], instructions: str | None, *, num_ea
 def continues_answer(items: Sequence[Item]) -> bool:
     """Return whether the last item is the unfinished beginning of the answer."""
     last = items[-1]
-    is_answer = _kind(last) == "message" and last.get("role") == "assistant" and bool(last.get("content"))
+    is_answer = last["type"] == "message" and last.get("role") == "assistant" and bool(last.get("content"))
     return is_answer and last.get("status") in _UNFINISHED
-
-
-def _kind(item: Item) -> Any:
-    kind = item.get("type")
-    return "message" if kind is None else kind
 
 
 def _add_message(messages: list[Message], item: Item, path: str) -> None:

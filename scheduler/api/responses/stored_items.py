@@ -37,10 +37,10 @@ def page_of(items: Sequence[Item], *, limit: int, order: str, after: str | None)
 
 
 def _stored(item: Item, response_id: str, at: int) -> Item:
-    kind = item.get("type", "message")
+    kind = item["type"]
     digest = hashlib.sha256(f"{response_id} input {at}".encode()).hexdigest()[:32]
     given_id, status = item.get("id"), item.get("status")
-    shown = {**item, "type": kind, "status": status if status in _STATUSES else "completed"}
+    shown = {**item, "status": status if status in _STATUSES else "completed"}
     shown["id"] = given_id if given_id and isinstance(given_id, str) else f"{_PREFIXES[kind]}_{digest}"
     for field, empty in _DEFAULTS.get(kind, {}).items():
         shown[field] = item.get(field) or empty
