@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pdserve.offline.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -36,11 +38,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput",
-    "EmbeddingRequestOutput", "EngineArgs", "FlatLogprobs", "FlexibleArgumentParser", "GuidedDecodingParams", "Logprob",
-    "PoolingOutput", "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "RequestOutputKind",
-    "RequestStateStats", "SamplingParams", "ScoringOutput", "ScoringRequestOutput", "StructuredOutputsParams",
-    "TextPrompt", "TokensPrompt", "print_embeddings",
+    "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "ClassificationOutput",
+    "ClassificationRequestOutput", "CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "EngineArgs",
+    "FlatLogprobs", "FlexibleArgumentParser", "GuidedDecodingParams", "Logprob", "PoolingOutput",
+    "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "RequestOutputKind", "RequestStateStats",
+    "SamplingParams", "ScoringOutput", "ScoringRequestOutput", "StructuredOutputsParams", "TextPrompt", "TokensPrompt",
+    "print_embeddings",
 ]  # fmt: skip
 
 _FILES = {

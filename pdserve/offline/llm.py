@@ -19,6 +19,8 @@ from pdserve.offline.model_config import ModelConfig
 from pdserve.offline.opening import opening
 from pdserve.offline.outputs import (
     BeamSearchOutput,
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
@@ -161,19 +163,44 @@ class LLM:
     @hide_internal_frames
     def encode(
         self, prompts: Prompts, pooling_params: None = None, *, pooling_task: str | None = None,
-        use_tqdm: UseTqdm = True, truncate_prompt_tokens: int | None = None, **others: None,
+        use_tqdm: UseTqdm = True, truncate_prompt_tokens: int | None = None, dimensions: int | None = None,
+        use_activation: bool | None = None, **others: None,
     ) -> list[PoolingRequestOutput]:  # fmt: skip
-        """Return the output of the model's pooler for each prompt: the same vector as `embed`."""
+        """Return the output of the model's pooler for each prompt, with the tasks of /pooling."""
         refuse("encode", {"pooling_params": pooling_params, **others})
-        if pooling_task not in (None, "embed", "encode"):
-            raise NotImplementedError(
-                f"pooling_task {pooling_task!r} is not supported, only embed: one vector per prompt"
-            )
-        found = self.embed(prompts, use_tqdm=use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
+        options = _without_none(
+            task=None if pooling_task == "encode" else pooling_task, truncate_prompt_tokens=truncate_prompt_tokens,
+            dimensions=dimensions, use_activation=use_activation,
+        )  # fmt: skip
         return [
-            PoolingRequestOutput(one.request_id, PoolingOutput(one.outputs.embedding), one.prompt_token_ids)
-            for one in found
+            PoolingRequestOutput(one.request_id, PoolingOutput(one.entry["data"]), one.token_ids)
+            for one in self._read("/pooling", prompts, options, use_tqdm)
         ]
+
+    @hide_internal_frames
+    def classify(
+        self, prompts: Prompts, *, use_tqdm: UseTqdm = True, use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None, **others: None,
+    ) -> list[ClassificationRequestOutput]:  # fmt: skip
+        """Return the probability of each class for each prompt; the logits with `use_activation=False`."""
+        refuse("classify", others)
+        options = _without_none(use_activation=use_activation, truncate_prompt_tokens=truncate_prompt_tokens)
+        return [
+            ClassificationRequestOutput(one.request_id, ClassificationOutput(one.entry["probs"]), one.token_ids)
+            for one in self._read("/classify", prompts, options, use_tqdm)
+        ]
+
+    @hide_internal_frames
+    def reward(
+        self, prompts: Prompts, pooling_params: None = None, *, use_tqdm: UseTqdm = True,
+        truncate_prompt_tokens: int | None = None, **others: None,
+    ) -> list[PoolingRequestOutput]:  # fmt: skip
+        """Return the logits of a reward model for each prompt: its head without an activation."""
+        refuse("reward", {"pooling_params": pooling_params, **others})
+        return self.encode(
+            prompts, pooling_task="classify", use_tqdm=use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens,
+            use_activation=False,
+        )  # fmt: skip
 
     @hide_internal_frames
     def score(
@@ -244,6 +271,13 @@ class LLM:
         if self._set_tokenizer is not None:
             self._set_tokenizer.decode(outputs, own)
         return outputs
+
+    def _read(
+        self, path: str, prompts: Prompts, options: Mapping[str, Any], use_tqdm: UseTqdm
+    ) -> list[vectors.PooledText]:
+        given = read_prompts(prompts)
+        with ProgressBar(len(given), use_tqdm) as progress:
+            return self._run(lambda api, limit: vectors.read_texts(api, path, given, options, limit, progress))
 
     def _run(self, work: Callable[[HttpApi, int], Coroutine[Any, Any, R]]) -> R:
         return self._thread.run(work(self._thread.value, self._opening.in_flight))

@@ -8,6 +8,7 @@ As in vLLM, attributes can be set: scripts add their own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pdserve.offline.request_stats import RequestStateStats
 
@@ -92,13 +93,14 @@ class BeamSearchOutput:
 
 @dataclass(repr=False)
 class PoolingOutput:
-    """The pooler's output for one prompt."""
+    """The pooler's output for one prompt: a list of numbers, or of a list for each token."""
 
-    data: list[float]
+    data: list[Any]
 
     def __repr__(self) -> str:
-        """Return only the length of the vector."""
-        return f"PoolingOutput(data=[{len(self.data)} numbers])"
+        """Return only the length of the list."""
+        unit = "tokens" if self.data and isinstance(self.data[0], list) else "numbers"
+        return f"PoolingOutput(data=[{len(self.data)} {unit}])"
 
 
 @dataclass
@@ -133,6 +135,32 @@ class EmbeddingRequestOutput:
 
     request_id: str
     outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(repr=False)
+class ClassificationOutput:
+    """The probability of each class."""
+
+    probs: list[float]
+
+    def __repr__(self) -> str:
+        """Return only the number of classes."""
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.probs)
+
+
+@dataclass
+class ClassificationRequestOutput:
+    """A prompt and its classes."""
+
+    request_id: str
+    outputs: ClassificationOutput
     prompt_token_ids: list[int]
     finished: bool = True
 

@@ -12,7 +12,6 @@ _PROFILE = "`pdserve bench engine` shows where the time is spent"
 
 MEMBERS: Mapping[str, str] = {
     "apply_model": _ENGINE,
-    "classify": "models of one class score pairs, LLM.score; models of several classes are not supported",
     "collective_rpc": _ENGINE,
     "default_sampling_params": "get_default_sampling_params() returns them",
     "deprecate_legacy_api": "there is no legacy API here",
@@ -30,12 +29,11 @@ MEMBERS: Mapping[str, str] = {
     "renderer": _RENDERED,
     "request_counter": "a request's id is RequestOutput.request_id",
     "reset_mm_cache": "prompts are texts or token ids",
-    "reward": "reward models are not supported",
     "sleep": _SLEEP,
     "start_profile": _PROFILE,
     "start_weight_update": _WEIGHTS,
     "stop_profile": _PROFILE,
-    "supported_tasks": "generate, embed and score raise an error if the model lacks them",
+    "supported_tasks": "generate, embed, classify and score raise an error if the model lacks them",
     "update_weights": _WEIGHTS,
     "vllm_config": f"{_ENGINE}; model_config has what is known",
     "wait_for_completion": "generate and chat return when all prompts are complete",
@@ -47,10 +45,8 @@ _ASYNC = "several threads may call one LLM, and any OpenAI client can use `pdser
 NAMES: Mapping[str, str] = {
     "AsyncEngineArgs": _ASYNC,
     "AsyncLLMEngine": _ASYNC,
-    "ClassificationOutput": MEMBERS["classify"],
-    "ClassificationRequestOutput": MEMBERS["classify"],
     "LLMEngine": "an LLM batches its prompts, also from several threads",
-    "PoolingParams": "the model defines its pooling; embed(dimensions=...) shortens vectors",
+    "PoolingParams": "its fields are keywords of embed, encode and classify: dimensions, use_activation",
     "PromptType": "a prompt is a text, token ids, a TextPrompt or a TokensPrompt",
     "initialize_ray_cluster": "a ranktable describes a cluster, and LLM(cluster=URL) uses it",
 }
@@ -60,7 +56,7 @@ KEYWORDS: Mapping[str, str] = {
     "concurrency_limit": "LLM(..., max_in_flight=...) limits the requests in flight",
     "lora_request": "adapters are not supported: merge them into the weights",
     "mm_processor_kwargs": "prompts are texts or token ids",
-    "pooling_params": "the model defines its pooling; dimensions=... shortens vectors",
+    "pooling_params": "its fields are keywords: dimensions=..., use_activation=...",
     "tokenization_kwargs": "SamplingParams(truncate_prompt_tokens=...) truncates a prompt; else pass token ids",
 }
 """Keywords of LLM's methods."""

@@ -1,4 +1,4 @@
-"""Vectors and scores of texts."""
+"""Vectors, classes and scores of texts."""
 
 import base64
 import sys
@@ -18,6 +18,15 @@ from wire.errors import InvalidRequest
 _PAIRS = 32  # per request
 
 
+@dataclass(frozen=True, slots=True)
+class PooledText:
+    """A prompt's entry in the answer's `data`. `token_ids` is empty for a text that the server has truncated."""
+
+    request_id: str
+    entry: Mapping[str, Any]
+    token_ids: list[int]
+
+
 async def embed(
     api: HttpApi, prompts: Sequence[PromptInput], options: Mapping[str, Any], limit: int, progress: ProgressBar
 ) -> list[EmbeddingRequestOutput]:
@@ -25,6 +34,18 @@ async def embed(
 
     Raises ValueError with the prompt's number.
     """
+    fields = {"encoding_format": "base64", **options}
+    return [
+        EmbeddingRequestOutput(one.request_id, EmbeddingOutput(_decode_floats(one.entry["embedding"])), one.token_ids)
+        for one in await read_texts(api, "/v1/embeddings", prompts, fields, limit, progress)
+    ]
+
+
+async def read_texts(
+    api: HttpApi, path: str, prompts: Sequence[PromptInput], options: Mapping[str, Any], limit: int,
+    progress: ProgressBar,
+) -> list[PooledText]:  # fmt: skip
+    """Return what the route `path` answers for each prompt, in order. Raises ValueError with the prompt's number."""
 
     async def read(indexed: tuple[int, PromptInput]) -> list[int]:
         try:
@@ -34,17 +55,14 @@ async def embed(
                 raise
             return []  # too long to tokenise: the server truncates the text
 
-    async def work(indexed: tuple[int, list[int]]) -> EmbeddingRequestOutput:
+    async def work(indexed: tuple[int, list[int]]) -> PooledText:
         index, ids = indexed
         try:
-            body = {"input": [ids or prompts[index].text], "encoding_format": "base64", **options}
-            answer = await api.post("/v1/embeddings", body)
+            answer = await api.post(path, {"input": [ids or prompts[index].text], **options})
         except InvalidRequest as error:
             raise ValueError(f"prompt {index}: {error}") from error
         progress.step(1)
-        return EmbeddingRequestOutput(
-            answer["id"], EmbeddingOutput(_decode_floats(answer["data"][0]["embedding"])), ids
-        )
+        return PooledText(answer["id"], answer["data"][0], ids)
 
     ids = await bounded(list(enumerate(prompts)), read, limit)
     return await bounded(list(enumerate(ids)), work, limit)

@@ -81,14 +81,11 @@ def test_outputs_end_at_the_models_length(local: LLM) -> None:
 
 def test_missing_features_are_refused_with_a_reason(local: LLM) -> None:
     for call, words in (
-        (lambda: local.classify("a"), "LLM has no classify: models of one class score pairs"),
-        (lambda: local.reward("a"), "LLM has no reward: reward models are not supported"),
         (lambda: local.sleep(level=1), r"LLM has no sleep: close\(\) frees all memory"),
         (lambda: local.llm_engine.model_config, "LLM has no llm_engine: .* model_config"),
         (lambda: local.renderer, "LLM has no renderer: generate accepts texts and token ids"),
         (lambda: local.model_config.is_encoder_decoder, "model_config has no is_encoder_decoder: hf_config has"),
         (lambda: local.chat(CHAT, chat_template_content_format="openai"), "is for all chats"),
-        (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
         (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
         (lambda: local.encode("a", object()), "pooling_params is not supported: "),  # type: ignore[arg-type]
         (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "else pass token ids"),  # type: ignore[arg-type]
