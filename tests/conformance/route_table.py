@@ -118,4 +118,6 @@ ROWS = (
     }, 9),
     RouteRow("embeddings", "/v1/embeddings", "vectors of two texts", {"input": ["hello", "the quick brown fox"]}, None),
     RouteRow("score", "/v1/score", "a text against two", {"text_1": "hello", "text_2": ["hello", "the fox"]}, None),
+    RouteRow("rerank", "/v2/rerank", "two documents", {"query": "hello", "documents": ["the fox", "hello"]}, None),
+    RouteRow("pooling", "/pooling", "a vector for each token", {"input": "hello", "task": "token_embed"}, None),
 )  # fmt: skip
