@@ -157,15 +157,18 @@ def _shown_response(response: Json) -> Json:
 
 
 def _vectors(body: Json) -> Answer:
-    shown: Json = {name: value for name, value in body.items() if name in ("object", "model", "usage")}
-    return Answer(shown, list(_numbers({name: body[name] for name in body.keys() & {"data", "results"}})))
+    kept = {name: value for name, value in body.items() if name not in ("id", "created")}
+    numbers: list[float] = []
+    return Answer(_without_numbers(kept, numbers), numbers)
 
 
-def _numbers(value: Any) -> Iterable[float]:
+def _without_numbers(value: Any, numbers: list[float]) -> Any:
+    """Return the value with None for each fraction, which is added to `numbers`."""
     if isinstance(value, dict):
-        value = [value[name] for name in sorted(value)]
+        return {name: _without_numbers(one, numbers) for name, one in sorted(value.items())}
     if isinstance(value, list):
-        for one in value:
-            yield from _numbers(one)
-    elif isinstance(value, float):
-        yield value
+        return [_without_numbers(one, numbers) for one in value]
+    if isinstance(value, float):
+        numbers.append(value)
+        return None
+    return value

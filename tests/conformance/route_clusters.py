@@ -1,9 +1,9 @@
 """A cluster for each way of serving in the rows of the routes, and one in which a D dies in the middle of a request."""
 
 import contextlib
-import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.faults.cluster import launcher
 _SCHEDULER_FLAGS = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
 _FLAGS = (*ENGINE_FLAGS, "--no-enable-prefix-caching")
 _WITHOUT_PROBES = Path(__file__).with_name("scheduler_without_probes.py")
+_GENERATED, _RETRIED = "pdserve_generation_tokens_total", "pdserve_prompts_retried_total"
 _POLL_S = 0.02
 
 
@@ -54,36 +55,43 @@ class RouteClient:
 
 
 class KillingClient(RouteClient):
-    """Sends rows to a cluster whose first D kills itself at a token of the row; restarts it before the next."""
+    """Sends rows to a cluster whose first D is killed at a token of the row, and restarted before the next."""
 
     def __init__(self, cluster: GuideCluster) -> None:
         super().__init__("killed", cluster.client.base_url)
         self._cluster = cluster
 
     def streamed(self, row: RouteRow) -> Answer:
-        """Return what the stream of this row joins to; the D that began it is dead then."""
+        """Return what the stream of this row joins to.
+
+        D waits at the token, which it never sends, and is killed once the scheduler has received those before.
+        """
         cluster = self._cluster
-        process = cluster.start("decode-0", env={VARIABLE: f"decode.token=kill9@{row.killed_at}"})
-        self._wait_living()
-        (before,) = cluster.gauge("pdserve_prompts_retried_total")
-        try:
-            answer = super().streamed(row)
-        finally:
-            if is_killed := not process.running:
-                cluster.retired.append(cluster.processes.pop("decode-0"))
-        assert is_killed, "the other D served it"
-        assert process.wait() == -signal.SIGKILL
-        (after,) = cluster.gauge("pdserve_prompts_retried_total")
-        assert after.value > before.value
+        process = cluster.start("decode-0", env={VARIABLE: f"decode.token=delay:{START_TIMEOUT_S}@{row.killed_at}"})
+        self._wait(lambda: self._states() == dict.fromkeys(cluster.names, "living"))
+        num_before, num_retried = self._count(_GENERATED), self._count(_RETRIED)
+        with ThreadPoolExecutor(1) as pool:
+            stream = pool.submit(super().streamed, row)
+            try:
+                self._wait(lambda: " failpoint " in process.log or stream.done())
+                self._wait(lambda: self._count(_GENERATED) >= num_before + (row.killed_at or 0) or stream.done())
+            finally:
+                cluster.kill("decode-0")
+            answer = stream.result(START_TIMEOUT_S)
+        assert self._count(_RETRIED) > num_retried, "the other D served it"
         return answer
 
-    def _wait_living(self) -> None:
+    def _wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while set(states := self._states()) != set(self._cluster.names) or set(states.values()) != {"living"}:
-            assert time.monotonic() < deadline, states
+        while not condition():
             for name, process in self._cluster.processes.items():
                 assert process.running, f"{name} ended:\n{process.log}"
+            assert time.monotonic() < deadline, {name: one.log for name, one in self._cluster.processes.items()}
             time.sleep(_POLL_S)
+
+    def _count(self, name: str) -> float:
+        (sample,) = self._cluster.gauge(name)
+        return sample.value
 
     def _states(self) -> dict[str, str]:
         return {one["name"]: one["state"] for one in self._cluster.client.get("/ready").json()["instances"]}

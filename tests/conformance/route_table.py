@@ -20,11 +20,6 @@ class RouteRow:
     body: Mapping[str, Any]
     killed_at: int | None
 
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """The ways in which it is served."""
-        return tuple(way for way in WAYS if way != "killed" or self.killed_at is not None)
-
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 TOKENS = "/inference/v1/generate"

@@ -42,8 +42,8 @@ _ROUTES = """
 Each request is answered the same in each way that has a `yes`, by `tests/conformance/test_routes.py`: the same ids,
 text, thinking, calls and usage, log probabilities and vectors up to rounding, whole and streamed, and each stream ends
 once. The ways: one combined instance, a P/D pair with KV through shared memory or over TCP, and a P and two D of which
-one is killed (`kill -9`) when it has computed the token named there and not sent it. The model is random, but thinks
-and calls tools as scripted. Vectors are computed by P alone.
+one is killed (`kill -9`) when it has computed the token named there and sent those before. The model is random, but
+thinks and calls tools as scripted. Vectors are computed by P alone.
 
 """
 
@@ -89,9 +89,9 @@ def _route_rows() -> Iterator[str]:
 
 
 def _route_cell(row: RouteRow, way: str) -> str:
-    if way not in row.ways:
-        return "no part"
-    return f"yes, at token {row.killed_at}" if way == "killed" else "yes"
+    if way != "killed":
+        return "yes"
+    return "yes, without D" if row.killed_at is None else f"yes, at token {row.killed_at}"
 
 
 def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
