@@ -28,6 +28,7 @@ from tests.faults.cases import ANSWER, CLOSED
 from tests.faults.results import note
 from tests.faults.slow import starve
 from tests.faults.stream_request import StreamResult, request_stream
+from tests.faults.worker_points import POINTS
 from tests.pdserve.batches import BATCH, COMMAND, WORDS, read, run, write
 from wire.errors import Unavailable
 
@@ -39,21 +40,9 @@ LENGTH = 24
 BLOCK_SIZE = FakeConfig().block_size
 STARVED_S = 300.0
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-POINTS = {
-    "P before its answer": ("prefill", "before", 0),
-    "P has computed, its answer unfinished": ("prefill", "after", 0),
-    "P has answered, D begins to read": ("prefill", "read", 0),
-    "D before its answer": ("decode", "before", 0),
-    "D has read the KV": ("decode", "during", 0),
-    "D after its first token": ("decode", "during", 1),
-    "D in mid-stream": ("decode", "during", 12),
-    "D after its last token": ("decode", "after", 0),
-    "P while no request is on it": ("prefill", "idle", 0),
-    "D while no request is on it": ("decode", "idle", 0),
-}
 ACTIONS = {"die": "killed", "stop": "stopped", "drop": "connection cut", "hang": "answers nothing", "error": "HTTP 500"}
 ROWS = [(point, action) for point in POINTS for action in ACTIONS if action == "die" or "no request" not in point]
-PUSH_ROWS = [(point, "die") for point, (_, when, _) in POINTS.items() if when not in ("idle", "read")]
+PUSH_ROWS = [(point, "die") for point, (_, when, _) in POINTS.items() if when not in (None, "read")]
 """The rows that run with NixlPushConnector too."""
 OFTEN = frozenset({("D in mid-stream", "die"), ("P has computed, its answer unfinished", "drop")})
 """The rows that run every time."""
@@ -191,7 +180,7 @@ def test_a_fault_of_a_worker_loses_no_request(whole: Whole, point: str, action: 
     processes = whole.processes
     leg, when, after_tokens = POINTS[point]
     victim = f"{leg}-0"
-    if when == "idle":
+    if when is None:
         processes.kill(victim)
     else:
         fault = {"action": action, "point": when, "leg": leg, "after_tokens": after_tokens}

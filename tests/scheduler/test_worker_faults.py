@@ -9,25 +9,13 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
-from testing.vllm_worker.faults import Action, Fault, Point
-from testing.vllm_worker.request import Leg
+from testing.vllm_worker.faults import Action, Fault
+from tests.faults.worker_points import POINTS
 from tests.scheduler.fake_cluster import Answer, request
 from tests.scheduler.worker_cluster import WorkerCluster, with_fake
 from wire.errors import PdserveError
 
 LENGTH = 24
-POINTS: dict[str, tuple[Leg, Point | None, int]] = {
-    "P before its answer": ("prefill", "before", 0),
-    "P has computed, its answer unfinished": ("prefill", "after", 0),
-    "P has answered, D begins to read": ("prefill", "read", 0),
-    "D before its answer": ("decode", "before", 0),
-    "D has read the KV": ("decode", "during", 0),
-    "D after its first token": ("decode", "during", 1),
-    "D in mid-stream": ("decode", "during", 12),
-    "D after its last token": ("decode", "after", 0),
-    "P while no request is on it": ("prefill", None, 0),
-    "D while no request is on it": ("decode", None, 0),
-}
 ACTIONS: tuple[tuple[Action, ...], ...] = (("die",), ("drop",), ("error",), ("stop", "hang"))
 """The faults; those whose rows wait for a silent worker do so at the same time."""
 LIMITS = ControlLimits(probe_after_s=3600.0)  # a probe would take the fault
