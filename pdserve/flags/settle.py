@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdserve.flags.row import Arity, FlagVerdict, VllmFlag
-from pdserve.flags.table import dashed, find, nearest
+from pdserve.flags.table import dashed, find, find_opposite, nearest
 from wire.errors import ConfigError
 
 _FLAG = re.compile(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
@@ -48,7 +48,7 @@ def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
     dropped: dict[str, VllmFlag] = {}
     end = list(argv).index("--") if "--" in argv else len(argv)
     for group in _groups(argv[:end]):
-        row = find(group.flag)
+        row = find(group.flag) or find_opposite(group.flag)
         name = dashed(group.flag)
         if row is not None and row.verdict is FlagVerdict.SUPPORTED and (row.our_name or row.name) in known:
             kept += _convert_group(group, row)

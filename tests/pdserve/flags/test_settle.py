@@ -61,6 +61,9 @@ def test_flags_without_effect_are_named_once_with_the_reason() -> None:
         (("--seed", "-1", "folder"), ("folder",)),
         (("--quantization", "None", "folder"), ("folder",)),
         (("--seed", "1", "--", "--seed", "2"), ("--", "--seed", "2")),
+        (("--no-async-scheduling", "folder"), ("folder",)),
+        (("--no_enable_expert_parallel", "folder"), ("folder",)),
+        (("--no-enforce-eager", "folder"), ("--no-enforce-eager", "folder")),
     ],
 )
 def test_a_dropped_flag_drops_its_own_values_and_no_other(typed: tuple[str, ...], left: tuple[str, ...]) -> None:
@@ -75,6 +78,8 @@ def test_a_dropped_flag_drops_its_own_values_and_no_other(typed: tuple[str, ...]
         (("--kv-cache-dtype", "fp8"), r"--kv-cache-dtype fp8 is refused: KV is kept .*; only auto is accepted"),
         (("-pp", "2"), r"^-pp 2 is refused: only --tensor-parallel-size splits an instance; only 1 is accepted"),
         (("--enable-chunked-prefill=False",), r"--enable-chunked-prefill False is refused: prompts are always"),
+        (("--no-enable-chunked-prefill",), r"--no-enable-chunked-prefill is refused: prompts are always"),
+        (("--no-seed",), r"^unknown flag --no-seed"),
         (("--lora-modules", "a=b", "c=d"), r"--lora-modules is refused: adapters are not supported"),
         (("--load-format", "dummy"), r"--load-format dummy is refused: .*auto, safetensors, gguf, pt"),
         (("--swap-space", "much"), r"--swap-space 'much' is not a number of GiB"),
