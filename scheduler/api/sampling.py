@@ -152,9 +152,10 @@ def _num_logprobs(name: str, requested: int | None, context: AppContext) -> int 
     maximum = context.config.options.max_logprobs
     if requested is None:
         return None
-    if requested == _ALL and maximum != _ALL:
+    vocab_size = context.tokens.vocab_size
+    if requested == _ALL and maximum != _ALL and maximum < vocab_size:
         raise InvalidRequest(f"{name} is -1 (all), must be in [0, {maximum}]; --max-logprobs -1 allows it", name)
-    count = context.tokens.vocab_size if requested == _ALL else requested
+    count = vocab_size if requested == _ALL else requested
     if maximum != _ALL and count > maximum:
         raise InvalidRequest(f"{name} is {count}, must be in [0, {maximum}] (--max-logprobs)", name)
-    return min(count, context.tokens.vocab_size)
+    return min(count, vocab_size)

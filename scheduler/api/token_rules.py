@@ -22,7 +22,7 @@ def read_logit_bias(given: Mapping[str, float] | None, tokens: Tokens) -> tuple[
     if out:
         raise InvalidRequest(
             f"logit_bias: token id {', '.join(key[:20] for key in out[:_SHOWN])} is out of vocabulary: ids are "
-            f"0..{tokens.vocab_size - 1}",
+            f"0..{tokens.vocab_size - 1}, {tokens.vocab_size} in all",
             "logit_bias",
         )
     return tuple((int(key), max(-MAX_BIAS, min(MAX_BIAS, bias))) for key, bias in given.items())

@@ -103,7 +103,11 @@ async def test_every_bad_key_of_logit_bias_is_named_at_once(serve: Any) -> None:
         body = {"model": served.model, "prompt": "a", "logit_bias": {"x": 1, "-5": 1, "3": 1}}
         response = await served.client.post("/v1/completions", json=body)
 
+        outside = await served.client.post("/v1/completions", json=body | {"logit_bias": {"3": 1, "400": 1}})
+
         assert response.json()["error"]["message"] == "logit_bias has keys that are not token ids: 'x', '-5'"
+        message = outside.json()["error"]["message"]
+        assert message == "logit_bias: token id 400 is out of vocabulary: ids are 0..383, 384 in all"
 
 
 @pytest.mark.parametrize(("side", "kept"), [(None, [4, 5, 6]), ("left", [4, 5, 6]), ("right", [1, 2, 3])])
@@ -184,10 +188,11 @@ async def test_the_models_defaults_apply_if_configured(serve: Any, model_folder:
         assert requested.temperature == 0.9
 
 
-async def test_all_logprobs_need_the_operators_permission(serve: Any) -> None:
-    async with serve(max_logprobs=-1) as served:
+@pytest.mark.parametrize(("allowed", "status"), [(-1, 200), (384, 200), (500, 200), (383, 400)])
+async def test_all_logprobs_need_the_operators_permission(serve: Any, allowed: int, status: int) -> None:
+    async with serve(max_logprobs=allowed) as served:
         body = {"model": served.model, "prompt": "x", "logprobs": -1, "max_tokens": 1}
         response = await served.client.post("/v1/completions", json=body)
 
-        assert response.status_code == 200, response.text
-        assert served.dispatcher.requests[0].params.logprobs == 384
+        assert response.status_code == status, response.text
+        assert [request.params.logprobs for request in served.dispatcher.requests] == [384] * (status == 200)
