@@ -46,7 +46,7 @@ class TokenFormatter:
         return {
             "content": [
                 self._entry(token_id, one.logprob)
-                | {"top_logprobs": [self._entry(*best) for best in self._most_likely(one)]}
+                | {"top_logprobs": [self._entry(*best) for best in self._of_chat(token_id, one)]}
                 for token_id, one in scored
                 if one is not None
             ],
@@ -62,6 +62,11 @@ class TokenFormatter:
 
     def _most_likely(self, one: TokenLogprobs) -> list[tuple[int, float]]:
         return list(zip(one.top_ids, one.top_logprobs, strict=True))[: self.maximum]
+
+    def _of_chat(self, token_id: int, one: TokenLogprobs) -> list[tuple[int, float]]:
+        """Return a chat's alternatives: the most likely, or the actual one before those that the client listed."""
+        best = self._most_likely(one)
+        return [(token_id, one.logprob), *(other for other in best if other[0] != token_id)] if self.listed else best
 
     def _best_by_text(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
         """Return the most likely tokens and the actual one. Of tokens with equal text the most likely is kept."""
