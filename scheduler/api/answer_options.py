@@ -32,12 +32,13 @@ class AnswerOptions:
 def read_answer_options(body: GenerationBody, options: SchedulerOptions) -> AnswerOptions:
     """Return the answer options of `body`."""
     in_stream = body.stream_options
-    usage = options.enable_force_include_usage or bool(in_stream and in_stream.include_usage)
+    forced = options.enable_force_include_usage
+    usage = forced or bool(in_stream and in_stream.include_usage)
     return AnswerOptions(
         n=body.n or 1,
         stream=bool(body.stream),
         usage=usage,
-        continuous_usage=usage and bool(in_stream and in_stream.continuous_usage_stats),
+        continuous_usage=forced or (usage and bool(in_stream and in_stream.continuous_usage_stats)),
         cached_tokens=body.counts_cached or options.enable_prompt_tokens_details,
         instances=bool(in_stream and in_stream.include_instances),
         logprobs=sys.maxsize if body.logprob_token_ids else _count(body.num_logprobs),

@@ -70,10 +70,11 @@ async def test_usage_names_instances_only_where_requested(serve: Any, path: str,
 async def test_an_operator_can_force_usage_with_details(serve: Any) -> None:
     async with serve("hello", enable_force_include_usage=True, enable_prompt_tokens_details=True) as served:
         body = {"model": served.model, "prompt": "San"}
-        last = events(await served.client.post("/v1/completions", json=body | {"stream": True}))[-1]
+        *chunks, last = events(await served.client.post("/v1/completions", json=body | {"stream": True}))
         whole = (await served.client.post("/v1/completions", json=body)).json()
 
         assert last["usage"] == whole["usage"]
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [*range(1, len(chunks) + 1)]
         assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
