@@ -87,7 +87,7 @@ class Generation:
         if chunk is not None:
             chunk["pdserve"] = serving_report(output.served, instances=self.options.instances)
             if "choices" in chunk and (metrics := self._metrics_of(output)):
-                chunk["metrics"] = metrics
+                chunk["metrics"] = {name: value for name, value in metrics.items() if value is not None}
         return chunk
 
     def _metrics_of(self, output: TextOutput) -> dict[str, float | None] | None:

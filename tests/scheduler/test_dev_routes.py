@@ -69,6 +69,7 @@ async def test_answers_have_the_requests_times_by_flag(serve: Any, path: str, pr
     async with serve("hello world", enable_per_request_metrics=True) as served:
         whole = (await served.client.post(path, json=prompt)).json()
         stream = await served.client.post(path, json=prompt | streamed)
+        short = await served.client.post(path, json=prompt | streamed | {"max_tokens": 1})
         two = (await served.client.post(path, json=prompt | {"n": 2, "temperature": 1})).json()
     async with serve("hello world") as served:
         without = (await served.client.post(path, json=prompt)).json()
@@ -81,4 +82,5 @@ async def test_answers_have_the_requests_times_by_flag(serve: Any, path: str, pr
             "time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second",
         }  # fmt: skip
     assert not any("metrics" in chunk for chunk in chunks[:-1])
+    assert "mean_itl_ms" not in json.loads(short.text.split("\n\n")[-3].removeprefix("data: "))["metrics"]
     assert (two["metrics"], without["metrics"]) == (None, None)
