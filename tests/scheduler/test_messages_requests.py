@@ -253,7 +253,7 @@ def refused(role: str, *blocks: Any) -> dict[str, Any]:
         ({"output_config": {"format": {"type": "json_schema", "schema": {"a": "x" * 70_000}}}}, "output_config"),
         ({"thinking": {"type": "x"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 4}}, "thinking.budget_tokens"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"), ({"thread": {"type": "create"}}, "thread"),
         ({"ticket": "x"}, "ticket"), ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ],
 )  # fmt: skip
@@ -264,6 +264,7 @@ async def test_a_bad_body_is_refused_with_the_path_of_the_field(serve: Any, fiel
         error = answer.json()
         assert (answer.status_code, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
         assert path in error["error"]["message"]
+        assert ("details" in error["error"]) == (path == "thread")
         assert error["request_id"] == answer.headers["request-id"]
         assert not served.dispatcher.requests
 

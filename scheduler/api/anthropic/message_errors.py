@@ -9,6 +9,8 @@ _TYPES = {
     413: "request_too_large", 429: "overloaded_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 _OVERLOADED = 529
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""On these details Anthropic's clients send the request again, with all its messages and without `thread`."""
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["type", "error", "request_id"],
@@ -32,7 +34,8 @@ def _error_body(error: ShownError, request_id: str) -> dict[str, Any]:
     if path is not None and path not in message:
         message = f"{path}: {message}"
     kind = _TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    details = {"details": _NO_THREADS} if path == "thread" else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}, "request_id": request_id}
 
 
 ANTHROPIC_FORMAT = ApiFormat(

@@ -73,6 +73,7 @@ class CountTokensBody(Body):
     not_served: ClassVar[Mapping[str, Refusal]] = WITH_TOOLS_NOT_SERVED | {
         "mcp_servers": (([],), "the server calls no tools itself: send them as tools"),
         "container": ((), "the server runs no code"),
+        "thread": ((), "conversations are not stored: send all their messages"),
     }
 
     model: str | None = None
