@@ -1,6 +1,6 @@
 """Run requests: queue, place, run a path, and finish exactly once. READ FIRST in this package.
 
-    run ------> admission ----> placement ----> path (handoff | local) ----> TokenSink.emit
+    run ------> admission ----> placement ----> path (see paths/) ---------> TokenSink.emit
     accept      wait for room   choose a pair   reserve, prefill, step       each token, as it arrives
 
 Each prompt of a request goes through these steps on its own (attempts.py). If its pair fails, it is retried, on another

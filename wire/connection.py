@@ -1,6 +1,7 @@
 """The interface between scheduler and instance: gRPC between processes, plain queues inside one.
 
-Both implementations (`rpc/grpc_connection.py`, `wire/inprocess.py`) pass the same contract tests.
+Both implementations (`rpc/grpc_connection.py`, `wire/inprocess.py`) pass the same contract tests. A third, over the
+HTTP API of vLLM workers (`scheduler/workers/connection.py`), implements only the scheduler's side.
 """
 
 from collections.abc import AsyncIterator
