@@ -108,7 +108,7 @@ class TorchDevice:
 
     @property
     def checks_in_child(self) -> bool:
-        """False; kinds whose kernels may fail that badly override this."""
+        """False; kinds whose kernels' errors may cost a process its device override this."""
         return False
 
     def capture(self, run: Callable[[], None]) -> Any:

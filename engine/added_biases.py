@@ -35,7 +35,7 @@ def has_bias(module: Any) -> bool:
 
 
 def check_biases(sources: Mapping[str, TensorSource], weights: Weights) -> None:
-    """Raise ConfigError for a bias that is not zero of a layer to which `add_biases` did not give it."""
+    """Raise ConfigError for a nonzero bias that `add_biases` has not added to its layer."""
     used = {name for source in sources.values() for column in source.columns for name in column}
     biases = {f"{name.removesuffix('weight')}bias" for name in used if name.endswith(".weight")} - used
     for name in sorted(biases.intersection(weights.names)):

@@ -123,7 +123,7 @@ def _check_complete(
 def _check_floats(
     checkpoint: Checkpoint, network: Any, sources: Mapping[str, TensorSource], weights: Weights
 ) -> None:  # fmt: skip
-    """Raise ConfigError for codes, which would be other weights: integers, and float8 with a scale beside it."""
+    """Raise ConfigError for integers, and for float8 with a scale beside it: these are codes, not weights."""
     all_stored = frozenset(weights.names)
     floats = [name for name, tensor in network.state_dict().items() if tensor.is_floating_point()]
     stored = (name for one in floats if one in sources for column in sources[one].columns for name in column)

@@ -213,7 +213,8 @@ class KvSender:
     def _peer(self, key: PeerKey) -> Peer:
         """Return the peer, and retire the other processes of its instance: they end with their tickets.
 
-        Epochs are random: the last one first seen is the newest, until it has no link and an older one is requested.
+        Epochs are random numbers, so the one that appeared last counts as the newest, until it has no link and an older
+        one is requested.
         """
         self._forget_gone()
         peer = self._peers.get(key)

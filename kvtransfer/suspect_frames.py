@@ -2,7 +2,7 @@
 
 mismatch --the sender resends it--> corrupt           it still held the blocks, so the bytes read were wrong
          --the sender sends ABORT--> dropped          it had ended the ticket, and reused the blocks
-         --the link is lost--> corrupt                the sender can answer no more
+         --the link is lost--> corrupt                the sender cannot answer any more
 
 After a NACK the sender does one of these in any case, also if the ticket has ended here in the meantime.
 """

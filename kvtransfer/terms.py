@@ -68,7 +68,7 @@ def check_frame(frame: Frame, terms: Terms) -> None:
 
 
 def seal_of(frame: Frame) -> int:
-    """Return a frame's term in its commit's sum: 64 bits over its place and digest, which so cannot be exchanged."""
+    """Return a frame's term in the sum of its commit: 64 bits that bind its digest to its place."""
     return digest_of([
         _SEAL.pack(
             frame.number, frame.layer, frame.tensor, frame.num_tensors, frame.start, frame.end, frame.head_start,

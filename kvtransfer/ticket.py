@@ -157,7 +157,7 @@ class ReceiverTicket:
         return progress
 
     def propose(self, commit: Commit, link: int) -> FrameVerdict:
-        """Record the sender's commit, which `ready` grants. Raises HandoffFailed if frames are missing."""
+        """Record the sender's commit; it takes effect once `ready`. Raises HandoffFailed if frames are missing."""
         inflow = self._inflow_of(link, commit.epoch)
         verdict = FrameVerdict.DROP if inflow is None else inflow.propose(commit)
         self._proposed |= verdict is FrameVerdict.MOVE

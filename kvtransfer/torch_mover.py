@@ -6,7 +6,7 @@
 Cost: a piece is gathered and scattered by one kernel each if its rows are regular (row_plan.py), at the speed of the
 device's memory, which takes little time. The digest is xxh3-64 here too, so that a frame's digest does not depend on
 the memory it is read from; for it every byte is copied to the host once on each side, over PCIe, and hashed by one CPU
-thread. So a link between devices is as fast as that copy with digests, and as fast as the devices without.
+thread. So with digests a link between devices is as fast as that copy, and without them as fast as the devices.
 
 A move has completed when it returns: it waits for events of its own stream only, never for the whole device. It first
 waits until its source is ready, at most `ready_s`, with nothing launched; from then on it waits for its own kernels

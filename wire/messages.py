@@ -74,7 +74,7 @@ class PrefillAndHold:
 
 @dataclass(frozen=True, slots=True)
 class FetchAndGenerate:
-    """To a worker of another engine: fetch the KV that each reference names, one a sequence, and generate to the end.
+    """To a worker of another engine: fetch the KV that each reference names, one per sequence, and generate to the end.
 
     A reference is what `PrefillHeld` or `PrefillBegun` brought: opaque, and used once.
     """
@@ -227,8 +227,8 @@ class TableRead:
 
 
 PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
-"""Every command with a `prompt`, which is checked before it is sent, and refused on its own."""
+"""Every command with a `prompt`; each is checked before it is sent, and refused without ending the session."""
 Command = OpenSession | PromptCommand | Cancel | MeasureLink | Heartbeat
 Answer = Reserved | PrefillHeld | PrefillBegun | Refused | HandedOff | Pooled | Failed
-"""Every event about one prompt, but a Step."""
+"""Every event about one prompt, except Step."""
 Event = SessionOpen | Step | Answer | LinkMeasured | TableRead | Heartbeat

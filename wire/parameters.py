@@ -2,8 +2,8 @@
 
     min_p: float = parameter(0.0, Bounds(0, 1), with_beams=0, model_sets=True)
 
-From them are made the bounds of HTTP bodies (scheduler/api/generation_body.py), of the Python API
-(pdserve/offline/sampling_params.py) and of generation_config.json, and the check of instances (check_prompt.py).
+They give the bounds of HTTP bodies (scheduler/api/generation_body.py), of the Python API
+(pdserve/offline/sampling_params.py) and of generation_config.json, and the checks of instances (check_prompt.py).
 """
 
 import dataclasses

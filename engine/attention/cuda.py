@@ -37,7 +37,7 @@ class PagedLibrary(AttentionBackend, Protocol):
 
     name: str
     tables: TableUse
-    """Of decode steps in graphs."""
+    """How decode steps in graphs use the block tables."""
 
     @property
     def dims(self) -> Container[int]:
@@ -97,7 +97,7 @@ def _flashinfer(device: Device) -> PagedLibrary | str:
 
 
 def _flash_attn_3(device: Device) -> PagedLibrary | str | None:
-    """Return None where it is not to be expected: not installed, or for other GPUs."""
+    """Return None, and so no note, where it is not installed or is for other GPUs."""
     package, module = flash3_paged.PACKAGE, flash3_paged.MODULE
     if importlib.util.find_spec(module) is None:
         return None
@@ -129,7 +129,7 @@ class CudaAttention:
         """Why a library was given up."""
         self.torch = TorchPagedAttention()
         self.tables = TableUse.NONE if any(isinstance(one, GraphLibrary) for one in libraries) else TableUse.GATHER
-        """The most that a layer has done so far."""
+        """The most that any layer has done with the tables so far."""
 
     @property
     def alternatives(self) -> "tuple[CudaAttention, ...]":

@@ -4,7 +4,7 @@ query  [num_tokens, num_heads, dim]             tables, lengths and ends are int
 pools  [num_blocks, block_size, kv_heads, dim]  so that a graph replays a step with new ones
 
 One call computes a whole step; a query's end is its sequence's end. The kernel pads head dims to 64, 96, 128, 192 or
-256 where it multiplies, the pool keeps its own. It is flash_attn_with_kvcache of the package flash-attn-3
+256 in its products; the pool keeps the model's own. It is flash_attn_with_kvcache of the package flash-attn-3
 (hopper/flash_attn_interface.py); the rules are those of hopper/flash_api.cpp. Nothing here has run on a GPU yet.
 """
 

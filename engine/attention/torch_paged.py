@@ -24,7 +24,7 @@ from engine.transfers import upload
 MAX_KEYS = 1 << 16
 """Tokens gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
 FEW_KEYS = 1 << 12
-"""Tokens whose gather takes so little time that graphs for fewer are not worth capturing: 8 MiB each as above."""
+"""Gathering up to this many tokens takes so little time that no narrower graphs are captured: 8 MiB each as above."""
 _MAX_SCORES = 1 << 26
 """Scores in memory at once where the fused kernel cannot be used: 256 MiB in float32."""
 

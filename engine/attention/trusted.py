@@ -1,7 +1,7 @@
 """Choose the attention backend at load: the device's own where it passes a check, else the reference.
 
-A backend may have `alternatives`: backends to try, in their order, before the reference. On devices that say
-so, the check runs in a child process (engine/kernel_check.py).
+A backend may have `alternatives`: backends to try, in their order, before the reference. For some devices the check
+runs in a child process (engine/kernel_check.py).
 
 On the CPU nothing is checked at start: its kernels pass the contract tests on machines like the user's.
 """

@@ -93,7 +93,7 @@ def why_not(network: Any) -> str | None:
     if config.rope_parameters.get("rope_type", "default") not in _ROPE_TYPES:
         return f"its rope type is {config.rope_parameters.get('rope_type')}"
     if any(has_bias(module) for module in network.modules() if not isinstance(module, nn.Linear)):
-        return "its norms add biases"  # a small one would pass the check of its layer
+        return "its norms add biases"  # a small bias would pass its layer's check
     return _why_not_shapes(network)
 
 

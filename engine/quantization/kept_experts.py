@@ -174,9 +174,9 @@ class WidenedExperts:
 class RoundedExpertsOp:
     """A device's product in groups of codes and inputs of type `codes`, called `name`.
 
-    `multiply` returns [num_rows, outputs] of rows, codes, scales and ends, in the rows' dtype; `scales` maps that dtype
-    to the one of the scales [num_experts, outputs]. `lay_out` arranges codes [num_experts, outputs, inputs] for it.
-    `beyond` describes unsupported sizes, None if supported.
+    `multiply` takes rows, codes, scales and ends, and returns [num_rows, outputs] in the rows' dtype. `scales` maps the
+    rows' dtype to the dtype of the scales [num_experts, outputs]. `lay_out` arranges codes [num_experts, outputs,
+    inputs] for `multiply`. `beyond` describes unsupported sizes, None if supported.
     """
 
     name: str

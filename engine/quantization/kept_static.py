@@ -1,4 +1,4 @@
-"""W8A8 with static inputs (interface.py, StaticInputs), computed in integers up to the scale, as vLLM Ascend does.
+"""W8A8 with static inputs (interface.py, StaticInputs): integer sums, scaled at the end, as vLLM Ascend computes them.
 
 rounded = input * per_step + zero               float32, then to the nearest, ties to even, from -128 to 127
 output  = (rounded . codes + bias) * scale      int32 sums, a float32 product, rounded to the dtype of the rows
@@ -30,9 +30,10 @@ _UNREAD_BITS = 13
 class StaticOp:
     """A device's functions for static inputs.
 
-    `round` returns int8 of rows, per_step [1] and zero [1], all in the rows' dtype; `multiply` the outputs in a dtype
-    of rounded rows, codes, scales and bias. `lay_out` arranges codes [outputs, inputs], and `lay_out_scales` the
-    scales for outputs in a dtype. `beyond` describes an unsupported shape or dtype, None if supported.
+    `round` takes rows, per_step [1] and zero [1], all in the rows' dtype, and returns int8; `multiply` takes rounded
+    rows, codes, scales, bias and the dtype of the outputs. `lay_out` arranges codes [outputs, inputs] for it, and
+    `lay_out_scales` the scales for outputs in a dtype. `beyond` describes an unsupported shape or dtype, None if
+    supported.
     """
 
     round: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -67,7 +68,7 @@ class StaticKernel:
 
 @dataclass(frozen=True, slots=True)
 class StaticFormat:
-    """Implements KeptFormat: the only format for static inputs, and for nothing else."""
+    """Implements KeptFormat for weights with static inputs, which no other format handles."""
 
     op: StaticOp
 
@@ -120,7 +121,7 @@ def upper_bits(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def reference_outputs(weight: KeptWeight, rows: torch.Tensor) -> torch.Tensor:
-    """Return float32 [num_rows, outputs] by float32 sums; `rows` are in the layer's dtype."""
+    """Return [num_rows, outputs], computed with float32 sums; `rows` are in the layer's dtype."""
     static = _static(weight)
     zero = torch.tensor([static.zero], dtype=rows.dtype, device=rows.device)
     sums = round_by_step(rows, per_step(static, rows.dtype, rows.device), zero).float() @ weight.codes.float().t()
@@ -144,4 +145,4 @@ def _beyond(weight: KeptWeight, dtype: torch.dtype) -> str | None:
 
 
 STATIC_BY_TORCH = StaticOp(round_by_step, _multiply, lambda codes: codes, upper_bits, _beyond)
-"""torch._int_mm, on CPUs, of any size there, and on GPUs."""
+"""By torch._int_mm, on CPUs and GPUs; on CPUs it takes any size."""

@@ -6,9 +6,9 @@
     MADE -> closed: no operation in progress, or aborted -> freed
                     stuck in a call -> UNFREED with its epoch, never used again -> freed
 
-An operation that hangs blocks only this group's waiter thread, and no other link. Nor does a call that hangs: the
-first operation, which may create the communicator, the abort and the end of the group are calls on its set-up thread.
-Collectives that allow neither (`own_process`): remote_group.py.
+An operation that hangs blocks only this group's waiter thread, and no other link. A call that hangs blocks no other
+link either: the first operation, which may create the communicator, the abort and the end of the group are calls on its
+set-up thread. Collectives that allow neither (`own_process`): remote_group.py.
 """
 
 import queue

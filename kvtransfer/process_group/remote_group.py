@@ -44,11 +44,11 @@ PROGRAM = "kvtransfer.process_group.child"
 _POLL_S = 0.5
 _SEND_S = 5.0
 _REST_S = 5.0
-"""For the rest of a message of the peer."""
+"""Time limit for the rest of a message of the peer."""
 _LEAVE_S = 2.0
-"""For a killed process to end; it keeps its group and staging if it does not."""
+"""Time limit for a killed process to end; if it does not, its group and staging are kept."""
 _UNFREED: defaultdict[str, set[str]] = defaultdict(set)
-"""Such groups of each device."""
+"""The groups whose processes have not ended, by device."""
 
 
 class RemoteGroup:

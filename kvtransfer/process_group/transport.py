@@ -1,4 +1,4 @@
-"""The process_group transport: one two-rank group per link, of the collective for the pool's device."""
+"""The process_group transport: a group of two ranks per link, over the collective library of the pool's device."""
 
 from typing import TYPE_CHECKING
 

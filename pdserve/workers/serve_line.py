@@ -39,7 +39,7 @@ class WorkerPlace:
 class WorkerLine:
     """A worker's command line, its variables, and where it listens: at `port` for HTTP, the others for KV.
 
-    `variables` has those that were set before too: what is printed can be typed elsewhere.
+    `variables` includes those that were already set, so that the printed line also works in another shell.
     """
 
     argv: tuple[str, ...]

@@ -71,7 +71,7 @@ def _bits(values: Values, offset: int) -> list[int]:
     """Return the signs of eight dimensions a byte, the first in the highest bit, less `offset`."""
     if len(values) % 8:
         raise InvalidRequest(
-            f"embedding_types: a vector of {len(values)} dimensions has no whole bytes of 8: use float or base64, or "
+            f"embedding_types: {len(values)} dimensions do not fill whole bytes of 8 bits: use float or base64, or "
             "output_dimension",
             "embedding_types",
         )

@@ -18,11 +18,12 @@ class AnswerCut(ConnectionError):
 
 
 class AnswerRefused(Exception):
-    """The answer is not the wanted one, and its body is longer than an error's."""
+    """The answer is not of the wanted type, and its body is longer than an error's."""
 
 
 class HttpAnswer:
-    """The answer to one request: `take` gets the parts of the body of a 200 of the type `wanted`, any if empty.
+    """The answer to one request. `take` gets the parts of the body if the status is 200 and the type `wanted` ("":
+    any).
 
     The start of any other body is kept in `refused`. What `take` raises ends the request.
     """
@@ -94,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data and pass on what it has of the body; unexpected data closes the connection."""
+        """Parse the data and pass on the body's part of it; unexpected data closes the connection."""
         answer = self._answer
         if answer is None:
             self.close()
@@ -147,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
         self._parts.append(part)
 
     def on_message_complete(self) -> None:
-        """Mark the answer as complete, unless it only announces one."""
+        """Mark the answer as complete, unless its status is an interim one (1xx)."""
         self._is_complete = self._answer is not None and self._answer.status >= 200
 
     def _end(self, error: Exception | None) -> None:

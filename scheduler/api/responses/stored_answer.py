@@ -1,4 +1,4 @@
-"""Generate a response that is stored: with a client, which gets its end once it is stored, or in the background."""
+"""Generate a response and store it: for a client, which gets the end once it is stored, or in the background."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ _STATE = ("request_id", "shown_id", "api_format", "arrived_s", "refusals", "stru
 
 
 class StoredAnswer:
-    """An ASGI response. If its end cannot be stored, the client gets it with `store: false`."""
+    """An ASGI response. If the finished response cannot be stored, the client gets it with `store: false`."""
 
     def __init__(
         self, generation: Generation, shape: ResponseShape, store: ResponseStore, stored: StoredResponse
@@ -102,7 +102,7 @@ class _BackgroundStream:
 
 
 def own_scope(scope: Scope) -> Scope:
-    """Return what a response in the background needs of its request's scope, which loses its state when that ends."""
+    """Return what a background response needs of the request's scope, whose state is lost when the request ends."""
     state = {name: scope["state"][name] for name in _STATE if name in scope["state"]}
     return {"type": "http", "headers": scope["headers"], "state": state}
 

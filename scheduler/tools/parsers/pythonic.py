@@ -2,8 +2,8 @@
 
     [weather(city="Paris", days=[1, 2]), now()]
 
-Values become JSON as they arrive: strings, numbers, True, None, lists and dictionaries. A call begins where its first
-value is seen to be one. What is not a call is content, and from an invalid value within a call on, the rest.
+Values become JSON as they arrive: strings, numbers, True, None, lists and dictionaries. A call begins once its first
+value is known to be valid. What is not a call is content, and so is everything after an invalid value within a call.
 """
 
 import re
@@ -58,7 +58,7 @@ def _read_list(reader: CallReader) -> Steps[str]:
 def _read_arguments(reader: CallReader) -> Steps[bool]:
     """Read the arguments of a call and the bracket after them; return whether they are valid.
 
-    If not, the rest of the text begins with what is invalid; what the end of the text has cut is left out.
+    If not, the rest of the text begins at the invalid part; a value that the end of the text cuts off is left out.
     """
     before = "{"
     while True:
