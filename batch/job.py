@@ -47,8 +47,8 @@ class RetryPolicy:
 class BatchJob:
     """The local files and the options of a run. The output has an answer to every line, in the order of the input.
 
-    `error_path` gets a copy of the failed lines. On `answer_settings`, such as model and dtype, the answers depend
-    besides the input: a stopped run resumes only if they are the same. `retry_failed` keeps the good answers of the
+    `error_path` gets a copy of the failed lines. The answers depend on the input and on `answer_settings`, such as
+    model and dtype: a stopped run resumes only if both are the same. `retry_failed` keeps the good answers of the
     existing output, and of a stopped run, and sends the other lines again.
     """
 

@@ -3,7 +3,7 @@
     content --start token--> thinking --end token, forced at the budget--> content, bound by the grammar if there is one
 
 With a grammar, the thinking comes once, before its text; without one a sequence may begin to think again, with a new
-budget. The state follows from the output ids, so that a sequence goes on anywhere.
+budget. The state follows from the output ids, so that any instance can continue a sequence.
 """
 
 from collections.abc import Sequence

@@ -57,7 +57,8 @@ def _shown_cards(shown: str) -> tuple[str, ...]:
 def ranks_model(
     config: InstanceConfig, on_lost: OnLost, on_capture: Callable[[], None] = lambda: None
 ) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
-    """Load the model for several ranks; return it with notes. `on_lost` is called if a rank is lost once all have met.
+    """Load the model for several ranks; return it with notes. `on_lost` is called if a rank is lost once all are
+    connected.
 
     `on_capture` is called when capturing graphs starts.
     """

@@ -78,7 +78,8 @@ class WorkerAccess:
 
 
 def _goes_before(member: Member, one: ExpectedInstance) -> bool:
-    """Whether `one` is refused if the two do not fit: the member is serving, or is earlier in the table and may serve.
+    """Whether `one`, not the member, is refused if they do not fit: the member serves, or is listed first and may
+    serve.
 
     The other data-parallel ranks of a worker are not compared.
     """

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class TableUse(IntEnum):
-    """What a replay of decode steps does with the block tables in DecodeInputs; more of it needs narrower ones."""
+    """How a replay of decode steps uses the block tables in DecodeInputs: the more, the narrower they should be."""
 
     NONE = 0
     READ = 1

@@ -83,7 +83,7 @@ class BlockFormat:
         return BlockKernel(weight.codes, scales.t(), self.multiply)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. Weights are exact; an input is off by at most half a unit in its last place."""
+        """See KeptFormat. Weights are exact; an input is off by at most half a last place."""
         return norms * (torch.finfo(_FLOAT8).eps / 2)
 
 

@@ -236,7 +236,7 @@ class RoundedExperts:
         return RoundedExpertsKernel(self.op.lay_out(weights.codes), scales, self.op)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See ExpertsFormat. Scales are rounded; an input changes by half a step of its token, or of its size."""
+        """See ExpertsFormat. Scales are rounded; an input is off by half its token's step, or half a last place."""
         of_scales = torch.finfo(self.op.scales[rows.dtype]).eps / 2
         if self.op.codes.is_floating_point:
             return norms * (torch.finfo(self.op.codes).eps / 2 + of_scales)

@@ -21,7 +21,7 @@ from wire.types import Pooling
 
 
 class CohereEmbedBody(PoolingBody):
-    """The body of /v2/embed. Texts of more than `max_tokens`, or than the model takes, lose that `truncate` side."""
+    """The body of /v2/embed. Texts longer than `max_tokens`, or than the model accepts, are cut as `truncate` says."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = COHERE_NOT_SERVED
 

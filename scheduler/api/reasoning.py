@@ -28,9 +28,10 @@ class ChatStart:
 async def chat_start(
     context: AppContext, messages: Sequence[Mapping[str, Any]], options: ChatOptions, prompt: Sequence[int]
 ) -> ChatStart | None:
-    """Return what the template put after the messages, in which a marker is only text; None without --reasoning-parser.
+    """Return the start of a chat's answer: how its prompt ends. None without --reasoning-parser.
 
-    Where the answer continues the last message, its markers count, and without one it continues content.
+    Only what the template adds after the messages counts: a marker in these is text. Where the answer continues the
+    last message, that message's markers count; without one the answer continues content.
     """
     name = context.config.options.reasoning_parser
     if name is None:
@@ -52,9 +53,9 @@ def read_thinking(
     context: AppContext, chat: ChatStart | None, prompts: Iterable[Sequence[int]], params: SamplingParams,
     budget: int | None,
 ) -> Thinking | None:  # fmt: skip
-    """Return where the thinking ends, if that limits the output: with a grammar, or a `budget` (-1: none).
+    """Return the rule for the thinking, if it limits the output: by a grammar after it, or a `budget` (-1: none).
 
-    `chat` is None for prompts that are no conversations: they think if they say so. Raises InvalidRequest.
+    `chat` is None for prompts that are not chats: their own text shows whether they think. Raises InvalidRequest.
     """
     budget = None if budget == -1 else budget
     name, is_bound = context.config.options.reasoning_parser, params.structured is not None

@@ -76,7 +76,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "return_token_offsets": "used only by vLLM's render routes; its generation routes ignore it too",
     "mm_payload": "used only by vLLM's render routes; its generation routes ignore it too",
     "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",
-    "metadata": "the client's own notes", "store": "nothing is stored", "service_tier": "there is only one",
+    "metadata": "the client's own notes", "store": "only responses are stored", "service_tier": "there is only one",
     "token_offsets": "their texts are not used by vLLM either", "parse_context": "read only for answers that are chats",
     "reasoning_ended": "the prompt's own markers say it", "reasoning_parser_kwargs": "as reasoning_ended",
     "flat_logprobs": "the answer has one form", "output_kind": "`stream` decides it",

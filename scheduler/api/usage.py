@@ -26,7 +26,7 @@ def usage_at_start(output: TextOutput) -> dict[str, Any]:
 
 
 def input_usage(num_tokens: int) -> dict[str, Any]:
-    """Return the token counts of texts that nothing continues."""
+    """Return the token counts of inputs that are not continued."""
     return _token_counts(num_tokens, 0)
 
 

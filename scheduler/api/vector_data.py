@@ -14,7 +14,7 @@ from wire.errors import InvalidRequest
 
 EncodingFormat = Literal["float", "base64"]
 VectorType = Literal["float", "base64", "binary", "ubinary"]
-"""Cohere's types of vectors. The last two have a bit for each dimension, 1 above zero, as signed or unsigned bytes."""
+"""Cohere's types of vectors. The last two: a bit for each dimension, 1 if above zero, as signed or unsigned bytes."""
 _AT_ONCE = 16  # vectors serialised before yielding to the event loop
 
 
@@ -68,7 +68,7 @@ def _in_type(values: Values, name: VectorType) -> Any:
 
 
 def _bits(values: Values, offset: int) -> list[int]:
-    """Return the signs of eight dimensions a byte, the first in the highest bit, less `offset`."""
+    """Return a byte for the signs of each eight dimensions, the first in the highest bit, minus `offset`."""
     if len(values) % 8:
         raise InvalidRequest(
             f"embedding_types: {len(values)} dimensions do not fill whole bytes of 8 bits: use float or base64, or "

@@ -17,7 +17,7 @@ _MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One instance of the table in use; `listed` is the table's port of it.
+    """One instance of the table in use; `listed` is its port in the table.
 
     `has_node_port`: its port is from NODE_PORTS, which overrides the table.
     """

@@ -13,8 +13,8 @@ from scheduler.reasoning.parser import ReasoningParser
 class ReasoningOptions:
     """The format and where an answer begins. With `has_calls` a tool call ends the thinking.
 
-    `include`: the client gets the thinking. Without it, it gets neither its text nor its tokens. `separate`: not as a
-    part of the content, with its markers.
+    `include`: the client gets the thinking. Without it, it gets neither its text nor its tokens. `separate`: in a field
+    of its own, and not within the content, where it would keep its markers.
     """
 
     text_format: ReasoningFormat
@@ -34,7 +34,7 @@ class ReasoningOptions:
         return dataclasses.replace(self, text_format=plain, begin=ReasoningState.CONTENT)
 
     def before_form(self) -> "ReasoningOptions":
-        """Return the options of answers whose content has a form, in which no marker counts."""
+        """Return the options of answers whose content is structured: no marker counts in it."""
         plain = dataclasses.replace(self.text_format, in_content=())
         begin = ReasoningState.UNDECIDED if self.begin is ReasoningState.CONTENT else self.begin
         return dataclasses.replace(self, text_format=plain, begin=begin, has_calls=False)

@@ -25,7 +25,7 @@ class BackgroundRun:
         return {**self._head, "status": "in_progress" if self.started else "queued"}
 
     def write(self, content: bytes) -> None:
-        """Add events; comments are none."""
+        """Add events; comments in the stream are not events."""
         events = split_events(content)
         self.started = self.started or bool(events)
         if self.events is not None:

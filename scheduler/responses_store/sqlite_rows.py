@@ -29,7 +29,8 @@ class StoreLimits:
 class SqliteRows:
     """Owner of the file: every method runs on the thread that opened it, and may raise sqlite3.Error.
 
-    Responses that are not done are never dropped for others; `num_interrupted` were not when the last process ended.
+    Responses that are not done are never dropped for others; `num_interrupted` counts those that were not done when the
+    last process ended.
     """
 
     def __init__(self, path: Path, limits: StoreLimits, clock: Callable[[], float], *, busy_s: float) -> None:

@@ -73,7 +73,7 @@ def _function(value: Any, path: str) -> dict[str, Any]:
 
 
 def read_arguments(value: Any) -> dict[str, Any]:
-    """Return a call's arguments as an object, {} for what is none."""
+    """Return a call's arguments as an object, {} if they are not one."""
     if isinstance(value, str):
         try:
             orjson.loads(value)  # stricter: it refuses NaN and lone surrogates, but rounds integers beyond 64 bits

@@ -72,7 +72,7 @@ def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     one = properties.get(key) if isinstance(properties, dict) else None
     types = set[str]()
     waiting, seen = [one], set[int]()
-    for part in waiting:  # which grows, by references perhaps in circles
+    for part in waiting:  # the list grows meanwhile; references may be circular
         if id(part) in seen:
             continue
         seen.add(id(part))

@@ -22,8 +22,7 @@ class AnswerRefused(Exception):
 
 
 class HttpAnswer:
-    """The answer to one request. `take` gets the parts of the body if the status is 200 and the type `wanted` ("":
-    any).
+    """The answer to one request. `take` gets each part of the body of a 200 of type `wanted` (of any type if empty).
 
     The start of any other body is kept in `refused`. What `take` raises ends the request.
     """

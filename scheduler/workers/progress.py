@@ -57,7 +57,7 @@ class Leg(AbstractContextManager["Leg"]):
             self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop watching. Raises InstanceLost if the request was ended, and its task not cancelled besides."""
+        """Stop watching. Raises InstanceLost if the request was ended, unless its task was also cancelled."""
         self._running.discard(self)
         if self._was_ended and self._task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError:
             raise InstanceLost(
@@ -66,7 +66,7 @@ class Leg(AbstractContextManager["Leg"]):
 
 
 class Progress:
-    """Owner of the running requests and the counters' last movement. `steps` is their last sum, -1 before it."""
+    """Owner of the running requests and the counters' last movement. `steps` is their last sum, -1 before the first."""
 
     def __init__(self, clock: Callable[[], float], *, least_s: float = 8.5) -> None:
         """`least_s`: the shortest silence that ends a request, in seconds."""

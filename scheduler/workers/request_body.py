@@ -74,7 +74,7 @@ def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_pa
 
 
 def continued_ids(prompt: PromptState, sequence: int) -> tuple[int, ...]:
-    """Return the prompt's ids, with the output so far where generating on from it gives what one run would give.
+    """Return the prompt's ids, with the output so far where continuing it gives the same as one uninterrupted run.
 
     That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar, budget of
     thinking or repetition detection, which count outputs and prompt differently. Elsewhere the sequence is generated
@@ -124,7 +124,7 @@ def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
 
 
 def _budget(params: SamplingParams, num_tokens: int) -> int:
-    """Return the budget, one that is never spent where only a grammar has to wait for the end of the thinking.
+    """Return the budget; one that cannot be spent where only a grammar waits for the end of the thinking.
 
     A worker without --reasoning-parser refuses any budget; a grammar alone it would apply from the first token.
     """

@@ -273,7 +273,7 @@ class WorkerSession:
         try:
             while True:
                 await self._next_poll()
-                polled, self._polled = self._polled, asyncio.Event()  # who looks from now on waits for the next one
+                polled, self._polled = self._polled, asyncio.Event()  # later callers wait for the next one
                 try:
                     load = await self._read_load(_POLL_TIMEOUT_S)
                     polled.set()

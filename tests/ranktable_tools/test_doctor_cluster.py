@@ -163,7 +163,7 @@ def test_a_pair_without_a_link_is_a_failure_and_a_fallback_a_warning(tmp_path: P
     failed, warned = check_links(case), check_links(worse)
 
     assert (failed.result, failed.message) == ("fail", "prefill-0 to decode-0: no transport joins them")
-    assert (warned.result, warned.message) == ("warn", "prefill-0 to decode-0: tcp had to do 2 times")
+    assert (warned.result, warned.message) == ("warn", "prefill-0 to decode-0: fell back to tcp 2 times")
 
 
 def test_without_a_scheduler_no_link_is_measured(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ async def count_tokens(context: AppContext, request: Request) -> Response:
 
 
 class _SamplingBody(ChatBody):
-    """The fields that sampling and stopping read, under the names of chats."""
+    """The fields that sampling and stopping read, under the names that chats use."""
 
     @property
     def stop_field(self) -> str:
@@ -57,7 +57,7 @@ class _SamplingBody(ChatBody):
 
     @property
     def counts_cached(self) -> bool:
-        """True: they are a part of the usage."""
+        """True: this API's usage includes cached tokens."""
         return True
 
 

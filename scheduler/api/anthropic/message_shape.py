@@ -37,7 +37,7 @@ class MessageShape:
         self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
         self._num_blocks = 0  # closed ones
         self._block = ""  # the type of the open block, empty if none is open
-        self._before = b""  # a delta of the open block up to its text
+        self._before = b""  # the bytes of a delta of the open block, up to its text
         self._has_calls = False
         self._has_input: bool | None = None  # whether the open call's arguments are an object, None before the first
         self._end: dict[str, Any] = {}
@@ -129,7 +129,7 @@ def _tool_use(call: CallDelta) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> orjson.Fragment:
-    """Return the object that arguments are, as much of it as there is; {} for what is none, which models may write."""
+    """Return the arguments as an object, also incomplete ones; {} if they are no object, which models may write."""
     try:
         value = from_json(arguments, allow_inf_nan=False, allow_partial=True)
         text = json.dumps(value if isinstance(value, dict) else {}, allow_nan=False)  # orjson has no larger integers

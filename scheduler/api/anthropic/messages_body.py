@@ -87,7 +87,7 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(CountTokensBody):
-    """The same, with what concerns the answer."""
+    """The same, with the fields of the answer."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: list[str] | None = None

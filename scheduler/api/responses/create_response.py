@@ -56,7 +56,7 @@ async def create_response(context: AppContext, request: Request) -> ASGIApp:
 
 
 class _SamplingBody(ChatBody):
-    """The fields that sampling and stopping read, under the names of chats."""
+    """The fields that sampling and stopping read, under the names that chats use."""
 
     @property
     def max_output_field(self) -> str:
@@ -65,7 +65,7 @@ class _SamplingBody(ChatBody):
 
     @property
     def counts_cached(self) -> bool:
-        """True: they are a part of the usage."""
+        """True: this API's usage includes cached tokens."""
         return True
 
 

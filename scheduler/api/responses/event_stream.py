@@ -1,4 +1,4 @@
-"""Answer with the events of a response that was generated in the background, from any of them on."""
+"""Answer with the events of a response that was generated in the background, starting at any of them."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -34,19 +34,14 @@ class ResponseShape:
         self.head = head
         self._origin = origin
         self._formatter = formatter
-        self._num_events = len(_OPENING)  # they have the first numbers, and are sent first, but made after a piece
-        self._is_open = False
-        self._output: list[dict[str, Any]] = []  # complete items
-        self._item: OutputItem | None = None
-        self._before = b""  # a delta of the item up to its sequence number
-        self._num_messages = 0
-        self._in_message = False
-        self._status = COMPLETED
-        self.final: dict[str, Any] = {}
+        self._num_events = len(_OPENING)  # the opening events have the first numbers; a piece may be formatted before
+        them self._is_open = False self._output: list[dict[str, Any]] = []  # complete items self._item: OutputItem |
+        None = None self._before = b""  # the bytes of a delta of this item, up to its sequence number
+        self._num_messages = 0 self._in_message = False self._status = COMPLETED self.final: dict[str, Any] = {}
 
     @property
     def stream_format(self) -> StreamFormat:
-        """Server-sent events; not stored, or the shape would refer to itself."""
+        """Server-sent events; made anew each time, because a stored one would be a reference cycle."""
         return StreamFormat(SSE.headers, self._frame, comment=SSE.comment)
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:

@@ -1,4 +1,4 @@
-"""What the state of responses adds to creating one: the items before it, and storing it."""
+"""The stateful part of creating a response: the items before it, and storing it."""
 
 from collections.abc import Sequence
 

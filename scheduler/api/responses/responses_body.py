@@ -16,7 +16,7 @@ Includable = Literal[
     "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
     "web_search_call.action.sources", "web_search_call.results",
 ]  # fmt: skip
-"""Only the first adds anything: the other parts are never made."""
+"""Only the first has an effect: answers never have the other parts."""
 
 _Schema = dict[str, Any]
 _NULL: _Schema = {"type": "null"}
