@@ -1,4 +1,4 @@
-"""The settings besides the input on which answers depend, such as the model. Pure.
+"""The settings on which answers depend in addition to the input, such as the model. Pure.
 
 The answers of two runs are mixed only if their settings are equal.
 """

@@ -1,4 +1,4 @@
-"""Device memory that steps need beside weights and pool: measured once with dummy tokens, before the pool is made.
+"""Device memory that steps need besides weights and pool: measured once with dummy tokens, before the pool is made.
 
 largest step   a chunk at the end of the longest sequence, and all other sequences decoding; every row is sampled
 decode step    all sequences decode: the memory that graphs keep, where they are used
@@ -137,7 +137,7 @@ def _run(model: TorchModel, batch: StepBatch) -> None:
 
 
 def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable[[TorchModel], None]) -> int:
-    """Return the peak memory of a run beside weights and pool; the model and its pool are freed on return.
+    """Return the peak memory of a run besides weights and pool; the model and its pool are freed on return.
 
     A first run is not measured: memory that libraries allocate in their first call and keep counts as in use later.
     """

@@ -145,7 +145,7 @@ class _PoollessModel:
         )  # fmt: skip
 
     def _headroom(self, largest: LargestStep) -> Headroom:
-        """Measure the memory steps need beside weights and pool. Raises ConfigError if a step does not fit."""
+        """Measure the memory steps need besides weights and pool. Raises ConfigError if a step does not fit."""
         smallest = num_blocks(self.info, largest, self.graph_rows)
         graphs = self.backend if isinstance(self.backend, GraphBackend) else None
         return measure_headroom(

@@ -84,7 +84,7 @@ def check_rows(network: Any, dtype: str) -> None:
         if not gap <= _TOLERANCE[dtype]:
             raise ConfigError(
                 f"{network.config.model_type}: logits differ by {gap:.2g} of their size at position {position} with "
-                f"another sequence in the step, above {_TOLERANCE[dtype]}: its layers keep a state beside attention, "
+                f"another sequence in the step, above {_TOLERANCE[dtype]}: its layers keep a state besides attention, "
                 "which is not supported"
             )
 

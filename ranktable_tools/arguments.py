@@ -35,7 +35,7 @@ class OneLineParser(argparse.ArgumentParser):
             self._refuse_unknown(words)
         elif words and not words[0].startswith("-") and words[0] not in commands.choices:
             near = difflib.get_close_matches(words[0], commands.choices, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(commands.choices)}"
+            advice = f"did you mean {near[0]}?" if near else f"choose from {', '.join(commands.choices)}"
             self.error(f"there is no command {words[0]!r}: {advice}")
         return super().parse_known_args(words, namespace)
 

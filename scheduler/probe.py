@@ -134,7 +134,7 @@ class PathProbe:
     async def _compare(self, decode: int) -> str | None:
         """Return how a worker differs from our own instances, None if it does not or could not be compared yet.
 
-        An error, as of instances of ours that are full, is no verdict on the worker: its last verdict stays.
+        An error, as of instances of ours that are full, says nothing about the worker: its last verdict stays.
         """
         worker, own = (decode, self._readiness.description(decode).epoch), self._readiness.own_plan()
         if own is not None:

@@ -15,7 +15,7 @@ BACKENDS = ("auto", "llguidance", *OLD_BACKENDS)
 def check_backend(name: str, param: str | None = None) -> None:
     """Raise InvalidGrammar, listing the known backends, for an unknown one."""
     if name not in BACKENDS:
-        raise InvalidGrammar(f"Unknown guided decoding backend: {name!r}; there are {', '.join(BACKENDS)}", param)
+        raise InvalidGrammar(f"Unknown guided decoding backend: {name!r}; choose from {', '.join(BACKENDS)}", param)
 
 
 @runtime_checkable

@@ -92,7 +92,7 @@ class SamplingParams:
 
     `best_of` sequences are generated; the client gets the `n` with the highest log probability (None: n).
     `allowed_token_ids` and `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs`
-    are how many of the best tokens to return at each position beside the actual one; 0 is that one only, None nothing.
+    are how many of the best tokens to return at each position besides the actual one; 0 is that one only, None nothing.
     `logprob_token_ids` replace the best at output positions; None turns `repetition_detection` off.
     """
 

@@ -10,7 +10,7 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _OTHER_LAYER_TYPES = {
     "linear_attention": "keep a recurrent state instead of keys and values",
     "mamba": "keep a recurrent state instead of keys and values",
-    "hybrid": "keep a recurrent state beside keys and values",
+    "hybrid": "keep a recurrent state in addition to keys and values",
     "conv": "keep the last inputs of a convolution",
     "chunked_attention": "attend within fixed chunks",
     "indexed_attention": "choose their keys by a separate index",

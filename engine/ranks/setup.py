@@ -69,7 +69,7 @@ class RankLoaded:
 
 @dataclass(frozen=True, slots=True)
 class PoolSetup:
-    """The pools: the whole model's KV tensors, and the blocks, beside those for padding rows of `graph_rows`."""
+    """The pools: the whole model's KV tensors, and the blocks, besides those for padding rows of `graph_rows`."""
 
     tensors: tuple[KvTensor, ...]
     num_blocks: int

@@ -215,7 +215,7 @@ def check(options: ServeOptions) -> ServeOptions:
         raise ConfigError("--base-url has a query: pass only the server, and a key with --header")
     for name in options.metrics:
         if name not in METRICS:
-            raise ConfigError(f"--percentile-metrics {name}: there are {', '.join(METRICS)}")
+            raise ConfigError(f"--percentile-metrics {name}: choose from {', '.join(METRICS)}")
     if options.is_pooled and (lacking := {*options.metrics, *options.goals} - _OF_VECTORS):
         raise ConfigError(f"--backend {options.backend}: vectors have no {', '.join(sorted(lacking))}, only e2el")
     if (options.dataset_name == "random") == bool(options.dataset_path):

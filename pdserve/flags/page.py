@@ -29,8 +29,8 @@ one of three statuses ([batch.md](batch.md) lists the flags of vLLM's `run-batch
   reason. Where values are listed, all others are refused.
 - **refused**: exit status 2 with the reason, because its effect is not available.
 
-An unknown flag is refused with the most similar one. The scheduler's HTTP flags have no effect on a prefill or decode
-instance, and one notice lists them; the scheduler accepts every engine flag and uses the model, its
+An unknown flag is refused, and the message names the most similar one. The scheduler's HTTP flags have no effect on a
+prefill or decode instance, and one notice lists them; the scheduler accepts every engine flag and uses the model, its
 length and its names.
 """
 

@@ -95,7 +95,7 @@ def reasoning_options(
     """Return how the text is separated, None without --reasoning-parser.
 
     `include`: the client gets the thinking. `has_calls`: the text is parsed for calls in the model's format.
-    `separate`: the thinking is no part of the content.
+    `separate`: the thinking is not part of the content.
     """
     name = context.config.options.reasoning_parser
     if name is None or chat is None:

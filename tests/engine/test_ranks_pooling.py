@@ -106,5 +106,5 @@ def test_a_state_outside_attention_is_found_on_a_shard(number: int, tmp_path: Pa
     folder = open_folder(make_family("arcee", tmp_path))
     shard = functools.partial(_cut, config=folder.checkpoint.text_config, number=number, state=True)
 
-    with pytest.raises(ConfigError, match=r"arcee: logits differ .* keep a state beside attention"):
+    with pytest.raises(ConfigError, match=r"arcee: logits differ .* keep a state besides attention"):
         read_network(folder, "float32", shard)

@@ -30,7 +30,7 @@ def _network(folder: Path, model_type: str, dtype: str, **settings: Any) -> Any:
 def test_a_convolution_outside_attention_is_found(dtype: str, tmp_path: Path) -> None:
     network = _network(tmp_path, "lfm2", dtype, layer_types=["conv", "full_attention"] * 2)
 
-    with pytest.raises(ConfigError, match=r"lfm2: logits differ .* keep a state beside attention"):
+    with pytest.raises(ConfigError, match=r"lfm2: logits differ .* keep a state besides attention"):
         check_rows(network, dtype)
 
 

@@ -225,7 +225,7 @@ async def test_input_items_are_listed_page_by_page(serve: Any, tmp_path: Path) -
         ({"limit": 101}, "limit", "must be a number from 1 to 100"),
         ({"limit": "many"}, "limit", "limit is 'many'"),
         ({"order": "up"}, "order", "order is 'up', must be asc or desc"),
-        ({"after": "msg_1"}, "after", "after is 'msg_1', which is no item of this response"),
+        ({"after": "msg_1"}, "after", "after is 'msg_1', which is not an item of this response"),
     ],
 )
 async def test_a_page_that_cannot_be_is_refused(

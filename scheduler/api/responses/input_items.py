@@ -50,10 +50,10 @@ def read_conversation(items: Sequence[Item], instructions: str | None, *, num_ea
             case "function_call_output":
                 messages.append(_result(item, path, calls))
             case "item_reference":
-                raise InvalidRequest(f"{path}: items are not stored: send the item in place of its id", path)
+                raise InvalidRequest(f"{path}: references to items are not supported: send the item itself", path)
             case kind:
                 raise InvalidRequest(
-                    f"{path}.type is {str(kind)[:40]!r}; there are message, function_call, function_call_output and "
+                    f"{path}.type is {str(kind)[:40]!r}, must be message, function_call, function_call_output or "
                     "reasoning",
                     f"{path}.type",
                 )

@@ -21,13 +21,13 @@ def stored_items(items: Sequence[Item], response_id: str) -> list[Item]:
 
 
 def page_of(items: Sequence[Item], *, limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """Return the list object with the items after `after` in this order. Raises InvalidRequest if it is no item."""
+    """Return the list object with the items after `after` in this order. Raises InvalidRequest if it is not an item."""
     ordered = list(items if order == "asc" else reversed(items))
     first = 0
     if after is not None:
         first = next((at for at, item in enumerate(ordered, 1) if item["id"] == after), 0)
         if not first:
-            raise InvalidRequest(f"after is {after!r:.80}, which is no item of this response", "after")
+            raise InvalidRequest(f"after is {after!r:.80}, which is not an item of this response", "after")
     page = ordered[first : first + limit]
     ids = [item["id"] for item in page] or [""]
     return {

@@ -110,7 +110,7 @@ def test_unsupported_vllm_flags_are_refused_with_advice(name: str) -> None:
         (["--request-timeout", "0"], "--request-timeout 0: at least 1"),
         (["--goodput", "ttft"], "--goodput ttft: write NAME:MILLISECONDS"),
         (["--goodput", "speed:3"], "--goodput speed:3: NAME must be one of ttft"),
-        (["--percentile-metrics", "ttft,speed"], "--percentile-metrics speed: there are ttft"),
+        (["--percentile-metrics", "ttft,speed"], "--percentile-metrics speed: choose from ttft"),
         (["--metric-percentiles", "101"], "percentiles must be from 0 to 100"),
         (["--metric-percentiles", "x"], "is not a list of percentiles"),
         (["--dataset-name", "custom"], "it needs --dataset-path FILE"),
