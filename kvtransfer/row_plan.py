@@ -2,7 +2,7 @@
 
     rows of one size, one distance apart   one strided copy          neighbouring blocks, heads of one span
     other rows, aligned to 8 bytes         one indexed copy          a shuffled block table
-    the rest                               one copy per row          never a KV pool's
+    the rest                               one copy per row          does not occur in KV pools
 
 Needs torch. Elements are 8 bytes wide wherever the addresses allow it.
 """

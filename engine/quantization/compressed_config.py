@@ -64,9 +64,9 @@ def _check_group(config: QuantizationConfig, group: dict[str, Any]) -> str:
     kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
     if found == _PACKED:
         if kind != "int" or bits not in PACKED_BITS:
-            allowed = ", ".join(map(str, PACKED_BITS))
+            allowed = " or ".join(map(str, PACKED_BITS))
             raise ConfigError(
-                f"{config.source}: {found} with {bits}-bit {kind} is not supported: only int of {allowed}"
+                f"{config.source}: {found} with {bits}-bit {kind} is not supported: only int with {allowed} bits"
             )
     elif found not in _UNPACKED:
         known = ", ".join((*_UNPACKED, _PACKED))

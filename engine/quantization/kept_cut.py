@@ -5,7 +5,8 @@ column (outputs) | each range of rows, concatenated        | as stored
 row (inputs)     | the range of columns                    | even: divided where a boundary of the cut divides one
                  |                                         | mixed (act order): sorted, and padded where needed
 
-Of static inputs (interface.py) rows have their own scales and biases; in a row cut rank 0 adds the biases.
+With static inputs (interface.py, StaticInputs) each row has its own scale and bias; in a row cut only rank 0 adds the
+bias.
 
 Each layout reads any range of its words, scales, zeros and group indices itself (interface.py, QuantisedModule).
 """

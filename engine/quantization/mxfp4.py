@@ -122,5 +122,5 @@ def _experts(stored: Weights, name: str) -> Experts:
     except KeyError as error:
         raise ConfigError(f"{name}: MXFP4 blocks without {error.args[0]}") from error
     if len(blocks) != 4 or blocks[:3] != scales or blocks[3] != _GROUP // 2:
-        raise ConfigError(f"{name}: blocks {blocks} and scales {scales} are not MXFP4's of {_GROUP} inputs each")
+        raise ConfigError(f"{name}: blocks {blocks} and scales {scales} are not MXFP4 in groups of {_GROUP} inputs")
     return Experts(stored, name, (blocks[0], blocks[2] * _GROUP, blocks[1]))

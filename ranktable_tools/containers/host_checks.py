@@ -31,7 +31,7 @@ def require_ready(container: Container, host: Host) -> None:
     sources = [mount.source for mount in all_mounts(container) if mount.source != LOGS]
     missing = [source for source in sources if not host.has(source)]
     if missing:
-        raise RanktableError(f"{', '.join(missing)}: not on this host, and docker would make empty folders of it")
+        raise RanktableError(f"{', '.join(missing)}: not on this host, and docker would create empty folders")
     if container.has_npus:
         nodes = [*(f"/dev/davinci{device_id}" for device_id in container.device_ids), *MANAGERS]
         absent = [node for node in nodes if not host.has(node)]

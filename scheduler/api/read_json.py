@@ -17,7 +17,7 @@ _FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # parsing more would block the event loop
 _MAX_PARTS = 2**18
-_BYTES_A_VALUE = 16  # of --max-body-bytes: with fewer, millions of numbers would take seconds to parse
+_BYTES_A_VALUE = 16  # a body may have --max-body-bytes divided by this: more take seconds to parse
 _STRIDE = 2**20
 _NO_INTEGER = 2.0**63  # from here on orjson parses integers as floats
 

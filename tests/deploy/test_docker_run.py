@@ -220,7 +220,7 @@ def test_run_refuses_missing_mount_sources(tables: Make, docker: StubDocker, cap
 
     assert "/usr/local/Ascend/driver" in error
     assert "/usr/local/sbin/npu-smi" in error
-    assert "not on this host, and docker would make empty folders of it" in error
+    assert "not on this host, and docker would create empty folders" in error
     assert docker.calls_of("run") == []
 
 

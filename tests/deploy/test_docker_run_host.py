@@ -50,7 +50,7 @@ def test_a_missing_mount_source_is_named(root: Path, gone: str) -> None:
     path = root / gone[1:]
     path.rmdir() if path.is_dir() else path.unlink()
 
-    with pytest.raises(RanktableError, match=f"^{gone}: not on this host, and docker would make empty folders of it"):
+    with pytest.raises(RanktableError, match=f"^{gone}: not on this host, and docker would create empty folders"):
         require_ready(_container(), Host(None, root))
 
 
