@@ -88,7 +88,7 @@ def remove_tables(tables: Path) -> None:
 
 
 def with_model_of(workers: RunningWorkers, engine: EngineOptions, options: SchedulerOptions) -> EngineOptions:
-    """Return the options, with values that the workers report in place of flags that were not given. Raises ConfigError."""
+    """Return the options, with the workers' values for flags that were not given. Raises ConfigError."""
     try:
         found = asyncio.run(find_served_model(workers.urls, read_worker_key(options), workers.can_serve))
     except Unavailable as error:

@@ -147,7 +147,10 @@ def test_a_flag_that_contradicts_the_checkpoint_names_both(
         (_group(num_bits=4), "int-quantized with 4-bit int is not supported: only 8-bit"),
         (_group(type="float"), "int-quantized with 8-bit float"),
         (_group(strategy="block", block_structure="128x128"), "block size 128x128 must be two positive"),
-        ({**packed(4, 16).config, **_group(num_bits=3), "format": "pack-quantized"}, "3-bit int .*only int with 4 or 8 bits"),
+        (
+            {**packed(4, 16).config, **_group(num_bits=3), "format": "pack-quantized"},
+            "3-bit int .*only int with 4 or 8 bits",
+        ),
         ({**hf_fp8(None).config, "fmt": "e5m2"}, "fp8 of format e5m2 is not supported: only e4m3"),
         ({**hf_fp8(None).config, "weight_block_size": [128]}, r"block size \[128\] must be two positive"),
         ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, which is not supported: only awq, gptq"),

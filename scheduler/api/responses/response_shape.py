@@ -34,10 +34,16 @@ class ResponseShape:
         self.head = head
         self._origin = origin
         self._formatter = formatter
-        self._num_events = len(_OPENING)  # the opening events have the first numbers; a piece may be formatted before
-        them self._is_open = False self._output: list[dict[str, Any]] = []  # complete items self._item: OutputItem |
-        None = None self._before = b""  # the bytes of a delta of this item, up to its sequence number
-        self._num_messages = 0 self._in_message = False self._status = COMPLETED self.final: dict[str, Any] = {}
+        # The opening events have the first numbers and are sent first; a piece may be formatted before them.
+        self._num_events = len(_OPENING)
+        self._is_open = False
+        self._output: list[dict[str, Any]] = []  # complete items
+        self._item: OutputItem | None = None
+        self._before = b""  # the bytes of a delta of this item, up to its sequence number
+        self._num_messages = 0
+        self._in_message = False
+        self._status = COMPLETED
+        self.final: dict[str, Any] = {}
 
     @property
     def stream_format(self) -> StreamFormat:
