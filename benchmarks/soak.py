@@ -7,7 +7,7 @@
 
 Clients send requests one after another, without a pause: greedy and seeded streams, long prompts, schemas, several
 choices, vectors, bad bodies, and requests whose client disconnects (benchmarks/soaking/requests.py). In float32 the
-same body always has the same answer, on any pair of instances and beside any other requests. When the time is up,
+same body always has the same answer, on any pair of instances and alongside any other requests. When the time is up,
 the clients end and the cluster is checked:
 
     `endings` none `wrong`, none `unended`; `told` (an error with a message) only if instances are killed or stopped

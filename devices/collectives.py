@@ -39,21 +39,25 @@ class Collective:
     `make(store, rank, of, host, timeout_s, device)` returns a group; `make_link`, if not None, that of a KV link, whose
     first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations. On the device, sums
     over ranks may wait for a link's operation, so each link must be abortable alone: by this, or by killing its
-    `own_process`. `on_host`: tensors are in host memory, otherwise on the device. `new_stream(device)` makes a stream
-    for issuing the links' operations and returns a context manager that makes it current: NCCL's own stream waits for
-    what the thread's current stream holds, which would be the engine's work. `polls`: a work's `is_completed` is
-    reliable, and its `wait` does not return when the peer is gone; otherwise completion is only seen by a thread inside
-    `wait` (gloo). `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo
-    calls std::terminate when a peer sends more bytes than the receive expects. `lazy`: the first operation creates the
-    communicator, so it counts as part of the creation. `link_bytes(environ)`: device memory that a group of two uses.
-    `free_bytes(device)`: free device memory. `make_s`: minimum time to allow for creating a link's communicator; an
-    estimate where it was never run. If it is not 0, no ticket waits for such a link where a quicker transport works.
-    `connect_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other. `own_process`:
-    each KV link makes its group in a process of its own, started with `defaults` in its environment, and killing that
-    process is the abort: HCCL has none. It also creates the communicator inside the first send, which torch_npu puts
-    into the one queue of a process, so a peer that hangs then would stop every operation of the process.
-    `links_by_default`: KV links use it without being named. `error_handling`: the variable that says what torch does
-    when one operation fails. `launch_order`: the variable with which only one thread may launch operations on a device.
+    `own_process`.
+    `on_host`: tensors are in host memory, otherwise on the device.
+    `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
+    current: NCCL's own stream waits for what the thread's current stream holds, which would be the engine's work.
+    `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
+    completion is only seen by a thread inside `wait` (gloo).
+    `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo calls
+    std::terminate when a peer sends more bytes than the receive expects.
+    `lazy`: the first operation creates the communicator, so it counts as part of the creation.
+    `link_bytes(environ)`: device memory that a group of two uses. `free_bytes(device)`: free device memory.
+    `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run. If it is
+    not 0, no ticket waits for such a link where a quicker transport works.
+    `connect_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
+    `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment,
+    and killing that process is the abort: HCCL has none. It also creates the communicator inside the first send, which
+    torch_npu puts into the one queue of a process, so a peer that hangs then would stop every operation of the process.
+    `links_by_default`: KV links use it without being named.
+    `error_handling`: the variable that says what torch does when one operation fails.
+    `launch_order`: the variable with which only one thread may launch operations on a device.
     """
 
     name: str
@@ -187,11 +191,11 @@ def set_nccl_defaults(environ: MutableMapping[str, str], host: str) -> None:
 def _make_nccl(
     store: Any, rank: int, of: int, host: str, timeout_s: float, device: str, *, blocking: bool = True
 ) -> Any:
-    """Keep torch's timeout of ten minutes: callers have deadlines, and a torch timeout makes a hung operation look done.
+    """Keep torch's timeout of ten minutes: callers have deadlines, and a torch timeout makes a hung send look done.
 
     The first operation creates the communicator. Unless it is `blocking`, torch gives that up after
-    TORCH_NCCL_NONBLOCKING_TIMEOUT, which it reads once a process (NCCLUtils.cpp: NCCLComm::waitReady; the launch of
-    each operation: C10D_NCCL_CHECK_TIMEOUT_GROUPEND). Groups of ranks are blocking: to connect may take them longer.
+    TORCH_NCCL_NONBLOCKING_TIMEOUT, which it reads once per process (NCCLUtils.cpp: NCCLComm::waitReady; the launch of
+    each operation: C10D_NCCL_CHECK_TIMEOUT_GROUPEND). Groups of ranks are blocking: connecting may take them longer.
     """
     from torch.distributed import ProcessGroupNCCL
 
@@ -238,7 +242,7 @@ def set_hccl_defaults(environ: MutableMapping[str, str]) -> None:
 
 
 def _make_hccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
-    """Keep torch_npu's timeout, half an hour: callers have deadlines, and its timeout makes a hung operation look done."""
+    """Keep torch_npu's timeout, half an hour: callers have deadlines, and its timeout makes a hung send look done."""
     set_hccl_defaults(os.environ)
     open_device(device).activate()
     c10d: Any = importlib.import_module("torch_npu._C._distributed_c10d")

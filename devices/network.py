@@ -7,7 +7,7 @@ _VARIABLES: Mapping[str, Callable[[str, str], dict[str, str]]] = {
     "nccl": lambda address, interface: {"NCCL_SOCKET_IFNAME": f"={interface}"},
     "hccl": lambda address, interface: {"HCCL_IF_IP": address, "HCCL_SOCKET_IFNAME": f"={interface}"},
 }
-"""By Traits.collective. `=` means the exact name; without it the library matches a prefix."""
+"""The variables of each Traits.collective. `=` means the exact name; without it the library matches a prefix."""
 
 
 def interface_variables(collective: str, address: str, interface: str) -> dict[str, str]:

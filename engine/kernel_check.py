@@ -41,7 +41,7 @@ class KernelCheck(Protocol):
     """Checks kernels by the name of a check of engine/kernel_child.py, with its JSON parameters."""
 
     def __call__(self, name: str, params: Mapping[str, Any], here: Here) -> str | None:
-        """Return why these kernels are not to be used, None if they are good."""
+        """Return why these kernels must not be used, None if they are good."""
         ...
 
 

@@ -137,7 +137,7 @@ class ShmInlet:
         """Unmap the pool, after the slots, which have a view of it too."""
         del self._slots
         self._view.release()
-        with contextlib.suppress(BufferError):  # a slice still in a traceback: unmapped when that is gone
+        with contextlib.suppress(BufferError):  # a traceback still has a slice: unmapped when that is gone
             self._map.close()
 
 

@@ -14,7 +14,7 @@ from native.recipe import Recipe
 ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
 """enum isa of isa.h, by number."""
 MAX_THREADS = 256
-"""As in threads.h."""
+"""The same as in threads.h."""
 
 
 class EngineLibrary:

@@ -23,7 +23,7 @@ from telemetry.start_marks import WARM
 
 MIN_FREE_BYTES = 4 * 10**9
 MAX_BYTES = 1 << 20
-"""As in spare_process.py."""
+"""The same as in spare_process.py."""
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """If set, libgomp binds its threads to the cores allowed at import, but an instance sets its cores before that."""
 _POLL_S = 5.0

@@ -26,7 +26,7 @@ VARIABLES: Final[Mapping[str, str]] = {
 }
 PARENT_PIPE: Final = "PDSERVE_PARENT_PIPE"
 STATE_FILE: Final = "PDSERVE_STATE_FILE"
-"""As in scheduler/observability/replacements.py."""
+"""The same as in scheduler/observability/replacements.py."""
 _OTHERS: Final = frozenset((  # read by deploy/compose.yaml and scripts/, or set by a parent
     "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", PARENT_PIPE, START_PIPE,
     STATE_FILE, WEIGHTS_FD,

@@ -10,7 +10,7 @@ from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 def table_digest(table: GlobalTable) -> str:
     """Return 16 hex digits of sha256 over the table's members; ports, server ids and formatting are not included.
 
-    A worker's `url` is: with it the entry is another engine elsewhere.
+    A worker's `url` is included: an entry with another URL is another engine.
     """
     form = [
         _server_form(table.scheduler),

@@ -99,7 +99,7 @@ class PathProbe:
     async def _prove(self, prefill: int, decode: int) -> None:
         """Let a pair of workers serve if it answers like its decode worker alone, and that like our own instances.
 
-        Of a combined worker, which is both, only the latter is to be proven.
+        A combined worker is both, so it is only compared with our own instances.
         """
         try:
             pair = Plan(self._readiness.description(prefill).path, prefill, decode, "proof")
@@ -134,7 +134,7 @@ class PathProbe:
     async def _compare(self, decode: int) -> str | None:
         """Return how a worker differs from our own instances, None if it does not or could not be compared yet.
 
-        An error, as of instances of ours that are full, says nothing about the worker: its last verdict stays.
+        An error, such as one of our instances being full, says nothing about the worker: its last verdict stays.
         """
         worker, own = (decode, self._readiness.description(decode).epoch), self._readiness.own_plan()
         if own is not None:

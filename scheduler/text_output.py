@@ -109,7 +109,7 @@ class TextOutput:
                 if self._num_open:  # else the client has all text: only the cleanup failed
                     raise
             finally:
-                del self._put  # its owner refers to this
+                del self._put  # its owner refers to this object: a cycle
             if self._num_open:
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
 

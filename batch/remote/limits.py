@@ -10,9 +10,9 @@ class Waits:
     """Seconds that one exchange waits for each step, and the lowest allowed speed of a transfer."""
 
     connect_s: float = 10.0
-    """For the name, the connection and the certificate together."""
+    """Until the name is resolved, the connection is open and its certificate checked."""
     idle_s: float = 30.0
-    """For an answer to start, and for each next `window_bytes`."""
+    """Until the answer starts, and then for each further `window_bytes`."""
     floor_bytes_per_s: int = 1024
 
     @property

@@ -1,6 +1,6 @@
 """The interface of an attention backend. All pass the same contract tests; `reference` is the oracle.
 
-PagedAttention (paged.py) --plan once a step--> StepAttention --write, attend once a layer--> [num_tokens, heads, dim]
+PagedAttention (paged.py) --plan, per step--> StepAttention --write, attend, per layer--> [num_tokens, heads, dim]
 """
 
 from dataclasses import dataclass

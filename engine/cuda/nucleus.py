@@ -46,7 +46,7 @@ def find_nucleus(device: Device, vocab_size: int) -> Nucleus | None:
 
 
 def check_nucleus(device: Device, vocab_size: int) -> str | None:
-    """Return why FlashInfer's nucleus is not to be used on this device, None if it is good."""
+    """Return why FlashInfer's nucleus must not be used on this device, None if it may be."""
     return why_not(flashinfer_nucleus(getattr(find_flashinfer()[0], _OP)), device.torch_device, vocab_size)
 
 

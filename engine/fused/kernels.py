@@ -21,7 +21,7 @@ class Kernels:
 
 
 NO_KERNELS = Kernels(None, False, "")
-"""For devices other than the CPU."""
+"""What devices other than the CPU have."""
 
 
 def find_kernels(num_threads: int) -> Kernels:

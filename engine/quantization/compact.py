@@ -14,7 +14,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptWeight
 
 SCRATCH_BYTES = 256 << 20
-"""Most floats that exist at a time, but at least one weight's. The best size has never been measured on a device."""
+"""The floats that may exist at a time, at least one weight's. The best size has never been measured on a device."""
 
 
 @dataclass(frozen=True, slots=True)

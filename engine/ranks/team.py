@@ -41,7 +41,7 @@ _ENDING_S = 30.0  # the same if the kernel shows a process exiting: a starved on
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
 _POLL_S = 0.5
-_PF_EXITING = 0x4  # of the kernel's flags of a process
+_PF_EXITING = 0x4  # a flag of a process in the kernel (linux/sched.h)
 _STOPPED = "is stopped by a signal"
 
 

@@ -9,7 +9,7 @@ LOST_PEER = "lost peer"
 GROUPS = (
     "attention", "sampler", "memory", "graphs", "network", "experts", "linear layers", "links", LOST_PEER, "model",
 )  # fmt: skip
-"""In the order in which they run."""
+"""The groups of checks, in the order in which they run."""
 
 
 class NotHere(Exception):

@@ -1,4 +1,4 @@
-"""Find out whether this process is to be a worker of another engine, before anything heavy is imported."""
+"""Find out whether this process should be a worker of another engine, before anything heavy is imported."""
 
 from collections.abc import Mapping, Sequence
 

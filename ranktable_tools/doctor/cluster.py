@@ -74,7 +74,9 @@ def check_links(case: DoctorInput) -> Verdict:
         return not_here("no pair of a prefill and a decode instance")
     problems = [fail(f"{_pair_name(link)}: {link['error']}", "pdserve links") for link in links if link.get("error")]
     problems += [
-        warn(f"{_pair_name(link)}: fell back to {link['transport']} {link['fallbacks']} times", "pdserve links shows why")
+        warn(
+            f"{_pair_name(link)}: fell back to {link['transport']} {link['fallbacks']} times", "pdserve links shows why"
+        )
         for link in links
         if link.get("fallbacks") and not link.get("error")
     ]

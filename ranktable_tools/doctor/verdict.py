@@ -10,7 +10,7 @@ _BY_WEIGHT: tuple[Result, ...] = ("fail", "warn", "ok", "not here")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one check; `next_step` is empty if nothing is to be done."""
+    """The result of one check; `next_step` is empty if there is nothing to do."""
 
     result: Result
     message: str

@@ -89,7 +89,7 @@ def check_pair(one: InstanceDescription, other: InstanceDescription) -> None:
 
 
 def check_workers(one: InstanceDescription, other: InstanceDescription) -> None:
-    """Raise Incompatible, naming both URLs and both values, unless two workers serve one model by one version."""
+    """Raise Incompatible, naming both URLs and both values, unless both serve the same model in the same version."""
     for what, mine, theirs in (
         ("engines", one.engine, other.engine),
         ("models", one.model.name, other.model.name),

@@ -9,7 +9,7 @@ import orjson
 from wire.errors import InvalidRequest
 
 _MAX_LEVELS = 200
-"""Of arguments: the process that renders templates cannot read or write many more."""
+"""Deepest nesting of arguments: the process that renders templates cannot read or write many more levels."""
 TOOL_ROLES = ("tool", "function")
 """The role of a call's result, and its legacy name."""
 

@@ -1,4 +1,4 @@
-"""The session with a worker of another engine: each command about a prompt becomes HTTP requests, one a sequence.
+"""The session with a worker of another engine: each command about a prompt becomes HTTP requests, one per sequence.
 
 PrefillAndHold    POST max_tokens 1, do_remote_decode   -> PrefillHeld(references) | Refused | Failed
                   the same, decode asked meanwhile      -> PrefillBegun(references), HandedOff | Refused | Failed

@@ -13,8 +13,7 @@ class FakeBehaviour:
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)
     runs no step. It runs its `max_running` oldest prompts at once (None: no limit). It reports `slowest_turn_s`, and
-    as `starved_s` that the machine kept it from running for `starved_share` of the time, in addition to
-    `starved_before_s`.
+    a `starved_s` that starts at `starved_before_s` and grows by `starved_share` of the time.
     """
 
     step_s: float = 0.01
