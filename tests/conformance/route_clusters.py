@@ -29,7 +29,7 @@ class RouteClient:
 
     def __init__(self, way: str, url: str) -> None:
         self.way = way
-        self._url = url
+        self.url = url
 
     def streamed(self, row: RouteRow) -> Answer:
         """Return what the stream of this row joins to."""
@@ -43,12 +43,12 @@ class RouteClient:
         while body.get("status") in ("queued", "in_progress"):
             assert time.monotonic() < deadline, body
             time.sleep(_POLL_S)
-            body = httpx.get(f"{self._url}{row.route}/{body['id']}", timeout=300, trust_env=False).json()
+            body = httpx.get(f"{self.url}{row.route}/{body['id']}", timeout=300, trust_env=False).json()
         return whole_answer(row.route, body)
 
     def _post(self, row: RouteRow, fields: Mapping[str, Any]) -> httpx.Response:
         headers = {"x-request-id": f"row-{row.name}"}  # ids follow from it
-        with httpx.Client(base_url=self._url, timeout=300, trust_env=False) as http:
+        with httpx.Client(base_url=self.url, timeout=300, trust_env=False) as http:
             response = http.post(row.route, json={"model": "tiny", **row.body, **fields}, headers=headers)
         assert response.status_code == 200, response.text
         return response

@@ -1,8 +1,8 @@
 """A random Qwen2 that thinks, answers and calls tools as scripted: a real network, over real KV, with known answers.
 
-The chat template ends with `<|tools|>` where a request has tools and with `<|text|>` where it has none. One attention
-head reads that token back at every step, and the logits are high for what follows the last token in its script. All
-other weights are noise, so each log probability depends on the whole KV.
+The chat template ends with `<|tools|>` where a request has tools and its last message is not the result of a call, and
+with `<|text|>` otherwise. One attention head reads that token back at every step, and the logits are high for what
+follows the last token in its script. All other weights are noise, so each log probability depends on the whole KV.
 """
 
 import json
@@ -43,7 +43,8 @@ NUM_TOKENS = {"text": len(_SCRIPTS["<|text|>"]), "tools": len(_SCRIPTS["<|tools|
 
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if tools %}<|tools|>{% else %}<|text|>{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if tools and messages[-1]['role'] != 'tool' %}<|tools|>{% else %}<|text|>{% endif %}"
     "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
 )
 _MARKERS = ("<|text|>", "<|tools|>", "<think>", "</think>", "<tool_call>", "</tool_call>")

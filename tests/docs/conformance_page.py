@@ -112,7 +112,7 @@ def _ways(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         names = {argument.arg for argument in function.args.args}
         names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
         return "combined, P/D" if _BOTH & names else "P/D" if _PAIR & names else "combined"
-    return {"cluster": "P/D", "scheduler": "front door"}.get(folder, folder)
+    return {"cluster": "P/D", "node": "P/D", "scheduler": "front door"}.get(folder, folder)
 
 
 def main(argv: Sequence[str]) -> int:
