@@ -29,10 +29,20 @@ def run(folder: Path, script: str, *, as_module: bool = False) -> str:
     return ended.stdout
 
 
-def test_the_names_are_those_of_our_packages_beside_pdserve() -> None:
-    packages = tomllib.loads((CLONE / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+def packages() -> list[str]:
+    """Return the packages that an installed wheel has."""
+    listed: list[str] = tomllib.loads((CLONE / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    return listed
 
-    assert {name.partition(".")[0] for name in packages} - {"pdserve"} == NAMES
+
+def test_the_names_are_those_of_our_packages_beside_pdserve() -> None:
+    assert {name.partition(".")[0] for name in packages()} - {"pdserve"} == NAMES
+
+
+def test_a_wheel_has_every_package() -> None:
+    folders = {path.parent.relative_to(CLONE) for name in ("pdserve", *NAMES) for path in (CLONE / name).rglob("*.py")}
+
+    assert sorted(packages()) == sorted(".".join(folder.parts) for folder in folders)
 
 
 @pytest.mark.parametrize("as_module", [False, True])
