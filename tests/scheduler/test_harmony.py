@@ -1,5 +1,6 @@
 """gpt-oss's answers: messages with channels, of which the client gets the content and the calls."""
 
+import json
 import random
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,47 @@ def test_messages_become_content_and_calls_however_cut(text: str, expected: Made
     if len(text) < 1000:
         check_every_cut(make, text, expected)
     assert parsed(make, text) == parsed(make, [text]) == expected
+
+
+ROWS = json.loads(Path(__file__).with_name("harmony_by_openai.json").read_text(encoding="utf-8"))
+OURS: dict[str, Made] = {
+    "<|message|>": ("<|message|>", []),
+    "<|message|>Hello": ("<|message|>Hello", []),
+    "<|call|><|channel|>final<|message|>a": ("<|call|>a", []),
+    "<|channel|>final<|channel|>final<|message|>a": ("a", []),
+    "<|channel|>final<|message|>One.<|channel|>final<|message|> Two.": ("One. Two.", []),
+    "<|channel|>commentary to=<|message|>a": ("a", []),
+    "<|channel|>commentary to=functions.<|message|>{}<|call|>": ("", []),
+}
+"""Our results for malformed headers that OpenAI's parser accepts: it takes markers for text or for a recipient."""
+
+
+def made_of(messages: list[Any]) -> Made:
+    """Return what the messages of OpenAI's parser are for a client; text after a call is left out."""
+    content, calls = "", []
+    for channel, recipient, text in messages:
+        if recipient is not None and recipient.startswith("functions."):
+            calls.append((recipient.removeprefix("functions."), text))
+        elif recipient is None and channel in ("final", "commentary") and not calls:
+            content += text
+    return content, calls
+
+
+def test_messages_are_those_of_openais_own_parser() -> None:
+    differ = set()
+    for row in ROWS:
+        ours = parsed(make, [row["text"]])
+        check_every_cut(make, row["text"], ours)
+        if row["messages"] is None:
+            continue  # it raises an error
+        content, calls = made_of(row["messages"])
+        if row["group"] != "cut":
+            calls = [(name, arguments or "{}") for name, arguments in calls]
+        if ours != (content, calls):
+            differ.add(row["text"])
+            assert ours == OURS.get(row["text"]), row["text"]
+
+    assert differ == set(OURS)
 
 
 def test_any_messages_are_read_the_same_however_cut() -> None:
