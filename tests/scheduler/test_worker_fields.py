@@ -14,6 +14,7 @@ from flags.options import EngineOptions
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.limits import ControlLimits
 from scheduler.model.files import read_model_files
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
@@ -30,10 +31,12 @@ ABSENT, PRESENT = "absent", "present"
 
 
 @asynccontextmanager
-async def served(model_folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, WorkerCluster]]:
-    """The HTTP API over a prefill and a decode worker."""
-    async with WorkerCluster("PD", with_fake(vocab_size=320, max_model_len=512)).serving() as cluster:
-        config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions())
+async def served(
+    model_folder: Path, roles: str = "PD", limits: ControlLimits | None = None, **options: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, WorkerCluster]]:  # fmt: skip
+    """The HTTP API over workers, by default one of each role."""
+    async with WorkerCluster(roles, with_fake(vocab_size=400, max_model_len=512), limits=limits).serving() as cluster:
+        config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions(**options))
         tokens = Tokens(read_model_files(str(model_folder)), config.options.chat_settings(keyed=False))
         context = AppContext(config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True))
         transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
