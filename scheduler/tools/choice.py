@@ -22,8 +22,8 @@ class ChoiceMode(StrEnum):
 class ToolChoice:
     """`tools` are those that may be called: the named one, or all of the request.
 
-    `field` is the path of the field that they come from. `parallel`: one answer may have several calls. `legacy`: the
-    answer has a `function_call`, not `tool_calls`.
+    `field` is the path of what the grammar of a forced call is made of. `parallel`: one answer may have several calls.
+    `legacy`: the answer has a `function_call`, not `tool_calls`.
     """
 
     mode: ChoiceMode
@@ -45,17 +45,16 @@ def read_choice(
         if given is not None and given != "none":
             raise InvalidRequest(f"{field} needs {'functions' if legacy else 'tools'}", field)
         return ToolChoice(ChoiceMode.NONE)
-    plural, several = "functions" if legacy else "tools", parallel is not False and not legacy
+    form, several = FUNCTIONS if legacy else TOOLS, parallel is not False and not legacy
     if given is None:
-        return ToolChoice(ChoiceMode.AUTO, tuple(tools), plural, several, legacy)
+        return ToolChoice(ChoiceMode.AUTO, tuple(tools), form.field, several, legacy)
     modes = [ChoiceMode.NONE, ChoiceMode.AUTO, *([] if legacy else [ChoiceMode.REQUIRED])]
     if isinstance(given, str) and given in modes:
-        return ToolChoice(ChoiceMode(given), tuple(tools), plural, several, legacy)
+        return ToolChoice(ChoiceMode(given), tuple(tools), form.path_of(tools, tools), several, legacy)
     name, path = _chosen_name(given, field, modes)
     at = next((at for at, tool in enumerate(tools) if tool["function"]["name"] == name), None)
     if at is None:
         raise InvalidRequest(f"{path} is {name[:80]!r}, which none of the tools has", path)
-    form = FUNCTIONS if legacy else TOOLS
     return ToolChoice(ChoiceMode.NAMED, (tools[at],), form.schema_path(at), parallel=False, legacy=legacy)
 
 

@@ -1,25 +1,17 @@
 """Read a body's tools, in the form of its API, as chat templates expect them. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
+from scheduler.tools.argument_schema import check_schema
 from wire.errors import InvalidRequest
 
 MAX_TOOLS = 128
 """As many as OpenAI's API accepts."""
 Tool = Mapping[str, Any]
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
-_SCHEMAS = frozenset((
-    "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf",
-    "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
-))  # fmt: skip
-"""Keywords whose values are schemas, or lists of them."""
-_NAMED_SCHEMAS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
-"""Keywords whose values map names to schemas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +35,10 @@ class ToolForm:
     def schema_path(self, at: int) -> str:
         """Return the path of its schema."""
         return f"{self.path(at)}.{self.schema}"
+
+    def path_of(self, chosen: "Sequence[Tool]", tools: "Sequence[Tool]") -> str:
+        """Return the path of what a choice among `tools` is made of: the schema of the only one, or all of them."""
+        return self.schema_path(tools.index(chosen[0])) if len(chosen) == 1 else self.field
 
 
 TOOLS = ToolForm("tools", "function", "parameters", "function")
@@ -76,48 +72,6 @@ def schemas_by_name(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
     return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
 
 
-def subschemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object that is a schema within `schema`, itself included, or that one refers to, with its path."""
-    seen = set[int]()
-    waiting: list[tuple[str, Any]] = [(path, schema)]
-    for at, one in waiting:
-        if id(one) in seen or not isinstance(one, dict):
-            continue
-        for where, part in _nested_schemas(one, at):
-            if id(part) in seen:
-                continue
-            seen.add(id(part))
-            yield where, part
-            if isinstance(reference := part.get("$ref"), str) and reference.startswith("#/"):
-                waiting.append(target_of(schema, path, reference))
-
-
-def _nested_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    if isinstance(schema, list):
-        for at, item in enumerate(schema):
-            yield from _nested_schemas(item, f"{path}.{at}")
-    elif isinstance(schema, dict):
-        yield path, schema
-        for key, value in schema.items():
-            if key in _SCHEMAS:
-                yield from _nested_schemas(value, f"{path}.{key}")
-            elif key in _NAMED_SCHEMAS and isinstance(value, dict):
-                for name, one in value.items():
-                    yield from _nested_schemas(one, f"{path}.{key}.{name}")
-
-
-def target_of(value: Any, path: str, reference: str) -> tuple[str, Any]:
-    """Return the path and the value of a JSON pointer (RFC 6901), None if there is none."""
-    for part in unquote(reference[2:]).split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        path = f"{path}.{name}"
-        if isinstance(value, list):
-            value = value[int(name)] if name.isdecimal() and len(name) < 9 and int(name) < len(value) else None
-        else:
-            value = value.get(name) if isinstance(value, dict) else None
-    return path, value
-
-
 def _tool(value: Any, at: int, form: ToolForm) -> Tool:
     path = f"{form.field}.{at}"
     if not isinstance(value, dict):
@@ -144,28 +98,9 @@ def _function(value: Any, path: str, form: ToolForm) -> dict[str, Any]:
     if strict is not None and not isinstance(strict, bool):
         raise InvalidRequest(f"{path}.strict is neither true nor false", f"{path}.strict")
     if schema is not None or form.needs_schema:
-        _check_schema(schema, f"{path}.{form.schema}")
+        check_schema(schema, f"{path}.{form.schema}")
     fields = {"name": name, "description": about, "parameters": schema}
     return fields if strict is None else fields | {"strict": strict}
-
-
-def _check_schema(schema: Any, path: str) -> None:
-    """Refuse a schema that no arguments can match: arguments are an object, and remote references are not fetched."""
-    if not isinstance(schema, dict):
-        raise InvalidRequest(f"{path} is not a JSON schema: it must be an object", path)
-    if schema.get("type", "object") != "object":
-        raise InvalidRequest(f'{path}.type must be "object": arguments are one', f"{path}.type")
-    for where, part in subschemas(schema, path):
-        if (kind := part.get("type")) is not None:
-            kinds = kind if isinstance(kind, list) else [kind]
-            if not kinds or not all(isinstance(one, str) and one in _TYPES for one in kinds):
-                raise InvalidRequest(f"{where}.type is {str(kind)[:40]!r}, not a type of JSON schema", f"{where}.type")
-        reference = part.get("$ref", "#")
-        if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
-            raise InvalidRequest(
-                f"{where}.$ref is {str(reference)[:100]!r}; it must be within the schema, as #/$defs/name",
-                f"{where}.$ref",
-            )
 
 
 def _check_names(form: ToolForm, names: list[str]) -> None:

@@ -7,10 +7,11 @@ named     {"city": "Paris"}                                              the arg
 import copy
 from typing import Any
 
+from scheduler.tools.argument_schema import subschemas
 from scheduler.tools.call_object import CallObject
 from scheduler.tools.call_reader import CallReader, StepParser, Steps
 from scheduler.tools.choice import ChoiceMode, ToolChoice
-from scheduler.tools.definitions import Tool, subschemas
+from scheduler.tools.definitions import Tool
 from scheduler.tools.deltas import ParsedText
 
 _OPEN_FIELDS = frozenset((

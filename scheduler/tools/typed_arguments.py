@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.tools.argument_schema import target_of
 from scheduler.tools.call_reader import CallReader, Steps
-from scheduler.tools.definitions import target_of
 from scheduler.tools.markers import Markers
 
 _TEXT = frozenset({"string"})

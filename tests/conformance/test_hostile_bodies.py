@@ -34,6 +34,31 @@ GRAMMARS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "("}}}},
     {"structured_outputs": {"structural_tag": "{}"}},
 ]  # fmt: skip
+VALUES: list[dict[str, Any]] = [
+    {"type": "string", "pattern": "["}, {"type": "string", "pattern": "(?=a)"}, {"type": "string", "pattern": "(a)\\1"},
+    {"type": "string", "maxLength": 2**62}, {"enum": []},
+    {"type": "integer", "minimum": 1, "maximum": 0}, {"type": "number", "multipleOf": 0}, {"anyOf": []},
+    {"$ref": "#/$defs/none"}, {"$ref": "#/properties/a"}, {"patternProperties": {"(": {}}},
+    {"properties": {f"p{at}": {} for at in range(1500)}},
+]  # fmt: skip
+SCHEMAS: list[Any] = [
+    {"type": "nope"}, {"$ref": "#"}, {"$ref": "http://127.0.0.1:1/x"}, "", 3, [], {"properties": {"a": 3}},
+    *({"properties": {"a": value}, "required": ["a"]} for value in VALUES),
+]  # fmt: skip
+TOOLS = [{"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]} for schema in SCHEMAS]
+
+
+@pytest.mark.covers("B.errors.2", "B.errors.3")
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
+def test_a_hostile_tool_is_400_and_harms_no_later_request(served: Served, choice: Any) -> None:
+    before = served.text()
+    for body in TOOLS:
+        error = served.refused("/v1/chat/completions", **{"max_tokens": 4, "tool_choice": choice} | body)
+        assert error["param"].startswith("tools.0.function.parameters"), (body, error)
+    backtracking = {"properties": {"a": {"type": "string", "pattern": "(a+)+b"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": backtracking}}
+    assert served.chat(tools=[tool], tool_choice=choice, temperature=1, seed=1)["usage"]["completion_tokens"] == 8
+    assert served.text() == before
 
 
 @pytest.mark.covers("B.errors.2", "B.errors.3")

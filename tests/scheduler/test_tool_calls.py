@@ -13,6 +13,7 @@ from scheduler.tools.forced import forced_schema
 from testing.scheduler.scripted_dispatcher import Line, Script
 from tests.scheduler.test_chat import events
 from tests.scheduler.test_tool_history import SCHEMA, TOOL, USER, WEATHER
+from wire.errors import InvalidGrammar
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
@@ -262,6 +263,38 @@ async def test_references_move_with_the_schema_of_their_tool() -> None:
     assert moved["components"]["w/é"]["items"]["$ref"] == "#/$defs/f/components/z"
     assert moved["components"]["l"] == [{"$ref": "#/$defs/f"}, {"$ref": "#/components/other"}]
     assert moved["components"]["other"] == parts["other"]
+
+
+PATH, LEGACY_PATH = "tools.{}.function.parameters", "functions.0.parameters"
+RESPONSE = {"input": "hi", "tools": [{"type": "function", "name": "now"}, {"type": "function", **WEATHER}]}
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+MESSAGE = {"messages": [USER], "max_tokens": 9, "tools": [{"name": "now", "input_schema": {"type": "object"}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]} | NAMED, PATH.format(1)),
+        ("/v1/chat/completions", {"messages": [USER]} | REQUIRED, "tools"),
+        ("/v1/chat/completions", {"messages": [USER]} | REQUIRED | {"tools": [TOOL]}, PATH.format(0)),
+        ("/v1/chat/completions", {"messages": [USER]} | LEGACY, LEGACY_PATH),
+        ("/v1/responses", RESPONSE | {"tool_choice": "required"}, "tools"),
+        ("/v1/responses", RESPONSE | {"tool_choice": {"type": "function", "name": "weather"}}, "tools.1.parameters"),
+        ("/v1/responses", RESPONSE | {"tool_choice": ALLOWED}, "tools.1.parameters"),
+        ("/v1/messages", MESSAGE | {"tool_choice": {"type": "any"}}, "tools.0.input_schema"),
+        ("/v1/messages", MESSAGE | {"tool_choice": {"type": "tool", "name": "now"}}, "tools.0.input_schema"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_made_names_its_schema(
+    serve: Any, path: str, fields: dict[str, Any], named: str
+) -> None:
+    async with serve() as served:
+        served.dispatcher.refuse_with = InvalidGrammar("unclosed group")
+        answer = await served.client.post(path, json=fields)
+
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert error.get("param", error["message"].partition(": ")[0]) == named
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,15 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     (parameters(properties={"a": {"$ref": None}}), f"{PARAMETERS}.properties.a.$ref"),
     (parameters(items={"$ref": "#anchor"}), f"{PARAMETERS}.items.$ref"),
     (parameters(items={"$ref": "#/x/y"}, x={"y": {"$ref": "#a"}}), f"{PARAMETERS}.x.y.$ref"),
+    (parameters(properties=[]), f"{PARAMETERS}.properties"),
+    (parameters(properties={"a": 1}), f"{PARAMETERS}.properties.a"),
+    (parameters(properties={"a": {"items": "string"}}), f"{PARAMETERS}.properties.a.items"),
+    (parameters(properties={"a": {"anyOf": {"type": "string"}}}), f"{PARAMETERS}.properties.a.anyOf"),
+    (parameters(properties={"a": {"oneOf": [{}, 3]}}), f"{PARAMETERS}.properties.a.oneOf.1"),
+    (parameters(properties={"a": {"enum": "b"}}), f"{PARAMETERS}.properties.a.enum"),
+    (parameters(properties={"a": {"pattern": 3}}), f"{PARAMETERS}.properties.a.pattern"),
+    (parameters(required="a"), f"{PARAMETERS}.required"),
+    (parameters(required=["a", 3]), f"{PARAMETERS}.required"),
 ]
 BAD_MESSAGES: list[tuple[list[Any], str]] = [
     ([RESULT], "messages.1.role"),

@@ -129,7 +129,7 @@ def _choice(body: MessagesBody, tools: Sequence[Tool], parser: str | None) -> To
             "tool_choice",
         )
     mode = {"auto": ChoiceMode.AUTO, "any": ChoiceMode.REQUIRED, "none": ChoiceMode.NONE}[kind]
-    return ToolChoice(mode, tuple(tools), parallel=parallel)
+    return ToolChoice(mode, tuple(tools), _TOOLS.path_of(tools, tools), parallel=parallel)
 
 
 def _constraint(body: MessagesBody) -> Constraint | None:

@@ -26,8 +26,8 @@ def read_response_tools(
             raise InvalidRequest("tool_choice needs tools", "tool_choice")
         return (), ToolChoice(ChoiceMode.NONE)
     allowed = read if names is None else _tools_named(names, read)
+    field = _FORM.path_of(allowed, read)
     if mode is ChoiceMode.NAMED:
-        field = _FORM.schema_path(read.index(allowed[0]))
         return read, ToolChoice(mode, allowed, field, parallel=False)
     if mode is ChoiceMode.AUTO and parser is None:
         raise InvalidRequest(
@@ -36,7 +36,7 @@ def read_response_tools(
             "one",
             path,
         )
-    return allowed, ToolChoice(mode, allowed, parallel=parallel is not False)
+    return allowed, ToolChoice(mode, allowed, field, parallel=parallel is not False)
 
 
 def shown_tools(tools: Any) -> list[dict[str, Any]]:
