@@ -104,7 +104,10 @@ class Placer:
         """Return the facts with each instance's cached and shared tokens of the prompt."""
         if not facts.chain:
             return facts
-        ledgers = {instance.index: instance.in_flight for instance in self._registry.living()}
-        known = {index: held for index, ledger in ledgers.items() if (held := ledger.tokens_known(facts.chain))}
-        shared = {index: held for index, ledger in ledgers.items() if (held := ledger.tokens_shared(facts.chain))}
+        known, shared = dict[int, int](), dict[int, int]()
+        for instance in self._registry.living():
+            if held := instance.in_flight.tokens_known(facts.chain):
+                known[instance.index] = held
+            if held := instance.in_flight.tokens_shared(facts.chain):
+                shared[instance.index] = held
         return replace(facts, known=known, shared=shared) if known or shared else facts

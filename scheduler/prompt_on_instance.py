@@ -1,6 +1,7 @@
 """One prompt on one instance, and what the instance sends about it."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,8 +42,8 @@ class PromptOwner(Protocol):
         ...
 
 
-class PromptOnInstance:
-    """One prompt on one instance.
+class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
+    """One prompt on one instance; `close` is called at the end of the block that it runs.
 
     `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
     Its steps go to the `owner` directly. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.
@@ -52,6 +53,7 @@ class PromptOnInstance:
     def __init__(
         self, prompt_id: str, owner: PromptOwner, post: Callable[[Command], None],
         short_of_blocks: Callable[[], bool] = lambda: False, *, generates: bool = True,
+        close: Callable[["PromptOnInstance"], None] = lambda closed: None,
     ) -> None:  # fmt: skip
         self.owner = owner
         self.short_of_blocks = short_of_blocks
@@ -60,6 +62,11 @@ class PromptOnInstance:
         self.prompt_id = prompt_id
         self._post = post
         self._generates = generates
+        self._close = close
+
+    def __exit__(self, *exc: object) -> None:
+        """Close it."""
+        self._close(self)
 
     def post(self, command: Command) -> None:
         """Send a command; does nothing once the session has ended (the owner has got `SessionLost`)."""

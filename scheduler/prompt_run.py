@@ -3,8 +3,7 @@
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from scheduler.instances import Instance
@@ -133,23 +132,26 @@ class PromptRun:
             name: value for name, default in _TIMES if (value := getattr(more, name)) != default and name not in known
         }
 
-    @contextmanager
     def open_on(
         self, instance: Instance, on_start: Callable[[], None] = lambda: None, *, generates: bool = True
-    ) -> Iterator[PromptOnInstance]:
-        """Receive an instance's events; on exit, end the prompt there. `on_start` is called before its first token."""
+    ) -> PromptOnInstance:
+        """Receive an instance's events; the end of its block ends the prompt there.
+
+        `on_start` is called before its first token.
+        """
+
+        def close(on_instance: PromptOnInstance) -> None:
+            self._on_instances.remove(on_instance)
+            self._wakeup.stop_timer()
+            instance.detach(on_instance)
+
         on_instance = PromptOnInstance(
-            self.prompt_id, self, instance.post, instance.is_short_of_blocks, generates=generates
+            self.prompt_id, self, instance.post, instance.is_short_of_blocks, generates=generates, close=close
         )
         on_instance.on_start = on_start
         self._on_instances.append(on_instance)
         instance.attach(on_instance)
-        try:
-            yield on_instance
-        finally:
-            self._on_instances.remove(on_instance)
-            self._wakeup.stop_timer()
-            instance.detach(on_instance)
+        return on_instance
 
     async def next_event(self) -> tuple[PromptOnInstance, PromptEvent] | None:
         """Return the next event other than a step, or None once all sequences have ended: then no event matters.
@@ -190,7 +192,6 @@ class PromptRun:
             if step.tokens and not on_instance.started:
                 on_instance.on_start()
                 on_instance.started = True
-                self._wakeup.set()  # from now on the deadline is the one without progress, which may be earlier
             if step.prompt_logprobs or step.times is not None:
                 self._take_report(step)
         except Exception as error:  # noqa: BLE001 - the caller is the session of all the instance's prompts
@@ -234,7 +235,6 @@ class PromptRun:
             self.add_times(step.times)
             if not step.tokens and self.request.params.beam_search is not None:
                 self._searches = True
-                self._wakeup.set()  # as at the first token
 
     def _stop(self, sequence: int) -> None:
         """Stop a sequence on all instances, unless it has finished."""
@@ -261,12 +261,15 @@ class PromptRun:
     def _next_check(self) -> float:
         """Return when to look again whether the prompt has waited too long; a time in the past: it has.
 
+        Before the first token no later than the deadline that this one begins, so that it need not wake the path.
         A sequence that a full pool preempted waits for blocks on a working instance, and a prompt being recomputed by
         another instance sends nothing until it is done: both get as long as a first token, since the instance's own
         progress is checked separately.
         """
         now, deadline = self._clock(), self.deadline
+        if not self._is_generating:
+            return min(deadline, now + self.request.stall_timeout_s) if now < deadline else deadline
         has_reason = self._computes or any(on_instance.short_of_blocks() for on_instance in self._on_instances)
-        if now < deadline or not (self._is_generating and has_reason):
+        if now < deadline or not has_reason:
             return deadline
         return min(now + self.request.stall_timeout_s, self._active_at + self.request.first_token_timeout_s)

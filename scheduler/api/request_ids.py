@@ -1,7 +1,7 @@
 """Ids of requests: pdserve's are random; a client's are echoed, logged and shown, but not used internally."""
 
+import os
 import re
-import secrets
 
 from starlette.requests import Request
 
@@ -11,7 +11,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 
 def new_id(kind: str) -> str:
     """Return a new id, as chatcmpl-<32 hex digits>."""
-    return f"{kind}-{secrets.token_hex(16)}"
+    return f"{kind}-{os.urandom(16).hex()}"
 
 
 def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:

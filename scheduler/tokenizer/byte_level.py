@@ -17,8 +17,8 @@ class ByteLevel(dict[int, bytes]):
         """Return a token's bytes; one with a character outside the byte alphabet is plain text, as in the decoder."""
         token = self._tokenizer.id_to_token(token_id) or ""
         try:
-            found = bytes(_BYTES[char] for char in token)
-        except KeyError:
+            found = token.translate(_LATIN_1).encode("latin-1")
+        except UnicodeEncodeError:
             found = token.encode()
         self[token_id] = found
         return found
@@ -32,11 +32,14 @@ def byte_level_of(tokenizer: Tokenizer) -> ByteLevel | None:
     return ByteLevel(tokenizer) if decoder.get("type") == "ByteLevel" else None
 
 
-def _byte_chars() -> dict[str, int]:
-    """Return the byte of each character of GPT-2's alphabet: printable ones are themselves, others from U+0100 on."""
+def _latin_1() -> dict[int, int]:
+    """Return the byte, as a Latin-1 character, of each character of GPT-2's alphabet.
+
+    Printable ones are themselves, others from U+0100 on; the characters below that are not in it are no longer Latin-1.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+    return dict.fromkeys(others, 0xFFFF) | {0x100 + at: byte for at, byte in enumerate(others)}
 
 
-_BYTES = _byte_chars()
+_LATIN_1 = _latin_1()

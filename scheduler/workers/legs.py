@@ -1,5 +1,6 @@
 """The two requests of a hand-off between workers, and the data that one needs of the other: opaque here. Pure."""
 
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ LEASE_S = 20.0
 
 def new_request_id() -> str:
     """Return an id for both legs of a sequence: new for each attempt, as connectors find KV by it."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def headers_of(prompt: PromptState, request_id: str) -> dict[str, str]:
