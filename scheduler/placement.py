@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import between_ends, first_reasons, obstacles, of_end, of_start
+from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
@@ -19,7 +19,7 @@ _WORTH_SEQUENCES = 4
 """For decode, having the whole prompt cached outweighs this many sequences."""
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Plan:
     """How to serve one prompt; instances by table index. `prefill` is None on the local path."""
 

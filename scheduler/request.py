@@ -5,13 +5,13 @@ api/* --GenerationRequest--> dispatch --TokenSink.emit--> text_output --> api/*
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from wire.cheap_dataclass import cheap_dataclass
 from wire.types import Pooling, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed on its own.
 
@@ -45,7 +45,7 @@ class GenerationRequest:
         return dataclasses.replace(self.params, seed=self.seeds[prompt_index]) if self.seeds else self.params
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PromptDone:
     """All sequences of a prompt finished and its hand-off is complete: its stage durations and how it was served.
 

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from telemetry.metric_fields import counter, gauge, metrics_of
 from telemetry.metric_table import Exposed, MetricKind, MetricRow
+from wire.cheap_dataclass import cheap_dataclass
 
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets of `LoadSnapshot.step_tokens`."""
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class LinkStatus:
     """The sender's status of the links to one peer.
 

@@ -23,12 +23,13 @@ Failed. The same events answer Cancel, which is idempotent and gets no answer fo
 
 from dataclasses import dataclass
 
+from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import PdserveError, to_name
 from wire.load import LinkStatus, LoadSnapshot
 from wire.types import KvEndpoint, PromptLogprobs, PromptState, StageTimes, Ticket, TokenOutput
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class OpenSession:
     """First message of a session.
 
@@ -40,14 +41,14 @@ class OpenSession:
     lease_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Reserve:
     """Allocate blocks for a prompt whose KV another instance will send; answered by Reserved or Refused."""
 
     prompt: PromptState
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Prefill:
     """Compute the prompt, sample the first token of each sequence, send the KV to the instance of `ticket`."""
 
@@ -55,14 +56,14 @@ class Prefill:
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Generate:
     """Compute the prompt and generate to the end on this instance; with outputs so far it resumes."""
 
     prompt: PromptState
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PrefillAndHold:
     """To a worker of another engine: compute the prompt and hold its KV for one fetch; answered by PrefillHeld.
 
@@ -72,7 +73,7 @@ class PrefillAndHold:
     prompt: PromptState
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class FetchAndGenerate:
     """To a worker of another engine: fetch the KV that each reference names, one per sequence, and generate to the end.
 
@@ -83,7 +84,7 @@ class FetchAndGenerate:
     references: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Cancel:
     """End a prompt, or one of its sequences. `ticketed` blocks and held KV are released."""
 
@@ -92,7 +93,7 @@ class Cancel:
     reason: str = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class MeasureLink:
     """Measure round trip and bandwidth to a peer with `num_bytes` that no pool receives; dials the link if needed.
 
@@ -105,14 +106,14 @@ class MeasureLink:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Renews the session's lease; the instance's heartbeat carries its load."""
 
     load: LoadSnapshot | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class SessionOpen:
     """The instance accepted the session."""
 
@@ -121,7 +122,7 @@ class SessionOpen:
     load: LoadSnapshot
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Reserved:
     """Answer to Reserve."""
 
@@ -130,7 +131,7 @@ class Reserved:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PrefillHeld:
     """From a worker of another engine: it holds the prompt's KV once for each sequence, for at most `lease_s`."""
 
@@ -140,7 +141,7 @@ class PrefillHeld:
     times: StageTimes
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PrefillBegun:
     """From a worker of another engine: it computes the prompt, and decode can wait for the KV; HandedOff follows.
 
@@ -152,7 +153,7 @@ class PrefillBegun:
     lease_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Refused:
     """The instance refused the prompt and keeps nothing of it. `error` is the name of an error in wire.errors.
 
@@ -184,7 +185,7 @@ class Step:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class HandedOff:
     """From P: the receiver acknowledged the KV and P released its blocks."""
 
@@ -192,7 +193,7 @@ class HandedOff:
     times: StageTimes
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Pooled:
     """The result of a prompt with pooling, whose kind says what the values are. The prompt is finished."""
 
@@ -201,7 +202,7 @@ class Pooled:
     times: StageTimes
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Failed:
     """A prompt failed on this instance, which keeps nothing of it."""
 
@@ -210,7 +211,7 @@ class Failed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class LinkMeasured:
     """The current state of the link to a peer; `error` is the reason if it could not be measured, else empty."""
 
@@ -219,7 +220,7 @@ class LinkMeasured:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class TableRead:
     """The instance uses the global table of this digest from now on."""
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from wire.cheap_dataclass import cheap_dataclass
 from wire.kv_layout import KvTensor
 from wire.parameters import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
 
@@ -82,7 +83,7 @@ class BeamSearch:
     early_stopping: bool | str = False
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the engine chooses tokens. Stop strings are not included: the scheduler checks the text.
 
@@ -196,7 +197,7 @@ class Beam:
     stop_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PromptState:
     """A prompt and its sequences so far: all that an instance needs to admit it.
 
@@ -234,7 +235,7 @@ class KvEndpoint:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Ticket:
     """The right to hand one prompt's KV into reserved blocks of one instance.
 
@@ -267,7 +268,7 @@ class TokenOutput:
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Log probabilities of a prompt's tokens [start, start + len(tokens)); None for token 0, which has no context."""
 
@@ -276,7 +277,7 @@ class PromptLogprobs:
     tokens: tuple[TokenLogprobs | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class StageTimes:
     """Durations of one prompt's stages in seconds, each measured where it runs, None where it did not run.
 

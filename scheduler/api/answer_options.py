@@ -1,13 +1,13 @@
 """What a client wants in the answer in addition to the text."""
 
 import sys
-from dataclasses import dataclass
 
 from scheduler.api.generation_body import GenerationBody
 from scheduler.config import SchedulerOptions
+from wire.cheap_dataclass import cheap_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """`logprobs` and `prompt_logprobs`: how many of the most likely tokens per position, None for no log probabilities.
 

@@ -1,13 +1,13 @@
 """The format of one API's answers, complete and streamed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scheduler.api.sse import StreamFormat
 from scheduler.text.pieces import TextPiece
 from scheduler.text_output import TextOutput
 from scheduler.tools.deltas import CallDelta
+from wire.cheap_dataclass import cheap_dataclass
 from wire.types import TokenLogprobs
 
 Usage = dict[str, Any]
@@ -19,7 +19,7 @@ CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
 """The same for each choice."""
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class CompleteChoice:
     """One complete choice; `logprobs` are lists by name in the API's format, None if not requested.
 
@@ -38,7 +38,7 @@ class CompleteChoice:
     blocks: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PromptReport:
     """A prompt's ids and log probabilities, as far as requested."""
 

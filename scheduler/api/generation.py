@@ -1,7 +1,6 @@
 """Run one request and answer it, as a whole or as a stream; an `AnswerShape` formats the answer."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -18,12 +17,13 @@ from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
 from scheduler.text_output import TextOutput
 from telemetry.logs import EventLogger
+from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import Draining
 
 _log = EventLogger("api")
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class Generation:
     """An ASGI response that runs `request` when called, and cancels it when the client disconnects."""
 

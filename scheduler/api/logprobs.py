@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from scheduler.tokenizer.token_texts import TokenTexts
+from wire.cheap_dataclass import cheap_dataclass
 from wire.types import TokenLogprobs, TokenOutput
 
 _LOWEST = -9999.0  # JSON has no minus infinity
@@ -13,7 +13,7 @@ Scored = tuple[int, TokenLogprobs | None]
 """A token and its log probability; None for the first of a prompt, which has no context."""
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class TokenFormatter:
     """Formats tokens with the `maximum` likeliest ones at each position; as `token_id:N` if the client requested ids.
 

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -24,13 +23,14 @@ from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
 from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.tools.call_options import CallOptions
+from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import InvalidRequest
 from wire.types import SamplingParams
 
 _PRIORITY_HEADER = "x-vllm-priority"
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """A checked request whose answer has no format yet. `prompts` are the ids to compute, truncated if requested."""
 

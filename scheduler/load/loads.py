@@ -4,11 +4,12 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.load.prefixes import Chain
+from wire.cheap_dataclass import cheap_dataclass
 from wire.shared_limits import hold_limit
 from wire.types import Role
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class HeldPrompts:
     """Prompts prefilled but not yet handed off: their sequences, and the tokens that their blocks can contain."""
 
@@ -77,7 +78,7 @@ class InstanceLoad:
         return shared + prompt.num_sequences * (self.blocks_for(prompt.num_tokens + computed) - shared)
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class PromptFacts:
     """The properties of a prompt that placement uses.
 
@@ -102,7 +103,7 @@ class PromptFacts:
         return self.pooled or self.max_tokens == 1
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class LinkShare:
     """The limit of one link, so that a slow one leaves the rest of both pools and batch slots to the others."""
 

@@ -1,11 +1,10 @@
 """The record of a finished request, for the metrics, the log and the traces."""
 
-from dataclasses import dataclass
-
 from scheduler.request import GenerationRequest, PromptDone
+from wire.cheap_dataclass import cheap_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class RequestDone:
     """One finished request. Times are seconds from its arrival, by the scheduler's own clock.
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from scheduler.reasoning.options import ReasoningOptions
 from scheduler.tools.call_options import CallOptions
 from scheduler.tools.deltas import CallDelta
+from wire.cheap_dataclass import cheap_dataclass
 from wire.types import TokenOutput
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class TextOptions:
     """How output tokens become text. `silent_stop_ids` (EOS) finish a choice without being its stop_reason.
 

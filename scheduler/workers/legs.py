@@ -3,11 +3,11 @@
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from wire.cheap_dataclass import cheap_dataclass
 from wire.types import KvEndpoint, PromptState, Ticket
 
 LEASE_S = 20.0
@@ -24,7 +24,7 @@ def headers_of(prompt: PromptState, request_id: str) -> dict[str, str]:
     return {"X-Request-Id": request_id} | ({"traceparent": prompt.traceparent} if prompt.traceparent else {})
 
 
-@dataclass(frozen=True, slots=True)
+@cheap_dataclass(frozen=True, slots=True)
 class WorkerRequest:
     """One request to a worker: its id, and the `kv_transfer_params` of its body, None without a hand-off.
 

@@ -1,0 +1,18 @@
+"""A dataclass that only mypy holds to be frozen, for what is made many times per request.
+
+At run time a frozen one sets each field by a call of object.__setattr__: SamplingParams takes 12 us instead of 1.4.
+"""
+
+from typing import TYPE_CHECKING
+
+__all__ = ("cheap_dataclass",)
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as cheap_dataclass
+else:
+    from dataclasses import dataclass
+
+    def cheap_dataclass(*, frozen: bool, slots: bool):
+        """Return the decorator: slots, and the equality and hash of a frozen one."""
+        assert frozen, "else it is a plain dataclass"
+        return dataclass(slots=slots, unsafe_hash=True)
