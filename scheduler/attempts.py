@@ -53,10 +53,10 @@ class Attempts:
 
         A new attempt continues from the tokens already sent. Only failures count as attempts: an instance that turns
         out to have no room is tried again after its next load, until the prompt's deadline; after the first token,
-        refusals do not extend that deadline.
+        refusals do not extend that deadline, only new tokens do.
         """
         failure: PdserveError | None = None
-        num_failures, stalls_at = 0, math.inf
+        num_failures, num_tokens, stalls_at = 0, 0, math.inf
         with self._retries.retry() as retry:
             grant = await self._wait_for_grant(prompt, None)
             while True:
@@ -67,7 +67,10 @@ class Attempts:
                     return _prompt_done(prompt, grant, tries=num_failures + 1)
                 except NoCapacity as error:
                     _log.debug("no_capacity", request_id=prompt.request.request_id, error=error)
-                    stalls_at = min(stalls_at, prompt.deadline) if prompt.output.started else math.inf
+                    if prompt.output.num_tokens > num_tokens:
+                        num_tokens, stalls_at = prompt.output.num_tokens, prompt.deadline
+                    elif prompt.output.started:
+                        stalls_at = min(stalls_at, prompt.deadline)
                     if asyncio.get_running_loop().time() >= min(stalls_at, prompt.deadline):
                         raise prompt.deadline_error() from error
                 except RETRYABLE as error:

@@ -89,7 +89,7 @@ def check_repetition(rule: RepetitionDetection) -> None:
 
 def check_ids(name: str, token_ids: Sequence[int]) -> None:
     """Raise InvalidRequest, naming the id, for one that does not fit a message; the engine checks the vocabulary."""
-    for bad in (min(token_ids, default=0), max(token_ids, default=0)):
+    for bad in (min(token_ids), max(token_ids)) if token_ids else ():
         if abs(bad) > MAX_COUNT:
             raise InvalidRequest(f"{name} has token id {bad}, must be at most {MAX_COUNT}", name)
 

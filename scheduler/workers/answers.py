@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from wire.errors import HandoffFailed, InstanceLost, InternalError, InvalidRequest
+from wire.errors import HandoffFailed, InstanceLost, InternalError, InvalidRequest, NoCapacity
 from wire.types import FinishReason, PromptLogprobs, PromptState, TokenLogprobs, TokenOutput
 
 _DATA = b"data: "
@@ -12,6 +12,8 @@ _DONE = b"[DONE]"
 _FINISHES = {
     "stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.REPETITION,
 }  # fmt: skip
+_GIVEN_UP = "recomputed"
+"""vllm-ascend's recompute scheduler stops a sequence for this reason if others need its blocks on decode."""
 _TOKEN_ID = len("token_id:")
 _REFERENCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
 
@@ -67,6 +69,8 @@ class SequenceStream:
         logprobs = choice.get("logprobs")
         if reason is not None and reason not in _FINISHES:
             raise InstanceLost(f"it ended the sequence with {reason!r}")
+        if reason is not None and choice.get("stop_reason") == _GIVEN_UP:
+            raise NoCapacity(f"it gave the sequence up after {self._index} tokens: others need its KV blocks")
         for at, token_id in enumerate(ids):
             index, self._index = self._index, self._index + 1
             if index < len(self._delivered):
@@ -108,7 +112,8 @@ def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
         )
     if missing := [name for name in _REFERENCE if not found.get(name)]:
         raise HandoffFailed(f"its reference has no {', '.join(missing)}, without which vLLM's decode worker dies")
-    return {name: value for name, value in found.items() if name != "remote_prefill_cached_tokens"}
+    found.pop("remote_prefill_cached_tokens", None)
+    return found
 
 
 def cached_tokens(answer: dict[str, Any]) -> int:

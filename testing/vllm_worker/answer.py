@@ -77,6 +77,9 @@ class FakeAnswer:
             await self.faults.meet(self.fault, self.request)
             if self.fault.action == "error":
                 await response.write(event(FAILED) + _DONE)
+            elif self.fault.action == "recompute":
+                given_up = FakeChoice(0, finish_reason="stop", stop_reason="recomputed")
+                await response.write(self.form.chunk(given_up) + _DONE)
         await response.write_eof()
         return response
 

@@ -18,7 +18,7 @@ class FakeChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     prompt: tuple[int, ...] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 

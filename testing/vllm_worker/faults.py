@@ -10,7 +10,7 @@ from aiohttp import web
 from testing.vllm_worker.answer_body import error_body
 from testing.vllm_worker.request import Leg
 
-Action = Literal["hang", "die", "stop", "drop", "cut", "html", "unauthorized", "empty", "error"]
+Action = Literal["hang", "die", "stop", "drop", "cut", "html", "unauthorized", "empty", "error", "recompute"]
 Point = Literal["before", "during", "after", "read"]
 
 ENDLESS = ("hang", "die", "drop")
@@ -26,8 +26,9 @@ class Fault:
 
     `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
     token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
-    for all actions but error and those that are ENDLESS. At `read` it hits a
-    decode worker that reads this one's KV.
+    for all actions but error, recompute and those that are ENDLESS. At `read` it hits a
+    decode worker that reads this one's KV. With `recompute` vllm-ascend's decode worker gives a sequence up whose blocks
+    others need (vllm_ascend.core.recompute_scheduler).
     """
 
     action: Action
@@ -81,7 +82,7 @@ class Faults:
                 return web.json_response({"error": "Unauthorized"}, status=401)
             case "error":
                 return web.json_response(FAILED, status=500)
-            case "empty" | "cut":
+            case "empty" | "cut" | "recompute":
                 return web.Response()
             case "die":
                 self._die()

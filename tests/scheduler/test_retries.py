@@ -11,8 +11,8 @@ from testing.wire.fake_prompt import FakePrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
-from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve
-from wire.types import FinishReason, InstanceDescription
+from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve, Step
+from wire.types import FinishReason, InstanceDescription, Role
 
 PROMPT = (5, 6, 7)
 LOST = "the link to its peer broke"
@@ -215,6 +215,32 @@ async def test_lack_of_room_after_the_first_token_ends_at_the_limit_too() -> Non
 
         assert cluster.control.dispatch.ledger.retried_prompts == 0
         await until(lambda: set(cluster.blocks_used) == {0})
+
+
+class GivesUp(FakeInstance):
+    """Has no room on D for a sequence before each third token of its output, once."""
+
+    given_up = frozenset[int]()
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, Step) and self.description.role is Role.DECODE:
+            for token in event.tokens:
+                if token.index % 3 == 2 and token.index not in self.given_up:
+                    self.given_up |= {token.index}
+                    self._drop(self.prompts[token.prompt_id])
+                    event = Failed(token.prompt_id, "NoCapacity", FULL)
+        super()._emit(event)
+
+
+@virtual
+async def test_lack_of_room_between_tokens_does_not_add_up() -> None:
+    cluster = FakeCluster("PD")
+    cluster.kind = GivesUp
+    async with cluster.serving():
+        cluster.instances[1].behaviour.step_s = 1.5
+        answer = await collect(cluster.control.dispatch, request(PROMPT, max_tokens=16))
+
+        assert_whole(cluster, answer, 16, retried=0)
 
 
 class EachOnce(Linked):

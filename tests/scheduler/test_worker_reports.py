@@ -191,6 +191,22 @@ async def test_vllm_ascend_13140_an_empty_answer_of_decode_is_an_error() -> None
         assert (await cluster.answer(wanted)).tokens == (await _right(wanted))[0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["append", "again"])
+@pytest.mark.anyio
+async def test_a_sequence_that_decode_gives_up_is_continued(temperature: float) -> None:
+    """More often than failures are retried: vllm-ascend's recompute scheduler makes room for others."""
+    wanted = _wanted(temperature=temperature)
+    (right,) = await _right(wanted)
+    async with WorkerCluster("PDD", WRONG_200).serving() as cluster:
+        for number, worker in enumerate(cluster.workers[1:]):
+            worker.faults.add(Fault("recompute", "during", "decode", after_tokens=3 + number, times=2))
+        answer = await cluster.answer(wanted)
+
+        assert answer.tokens == right
+        assert answer.done[0].tries == 1, "no failure of a pair, which would have to be proven again"
+        assert not cluster.gaps()
+
+
 @pytest.mark.anyio
 async def test_smg_2382_decode_workers_that_come_and_go_cost_no_answer() -> None:
     wanted = [_wanted(number, temperature=0.8 if number % 2 else 0.0) for number in range(6)]
