@@ -30,6 +30,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 SHARED = ("tests/conformance/", "tests/cluster/")
 """Folders whose files share clusters; each folder runs on one worker."""
+APART = "tests/vllm_server_tests/test_vllm_files.py"
+"""Each test of it runs a file, in processes of its own, on any worker."""
 FIRST = (*SHARED, "tests/pdserve/", "tests/deploy/", "tests/faults/", "tests/instance/")
 """Folders whose tests wait for processes: begun first, they share the cores with those that compute."""
 MISSING = "missing tool"
@@ -121,7 +123,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     file_of = scheduling._split_scope
     # Under --all these folders are most of their parts, each with both workers.
     together = SHARED[:1] if os.environ.get("PDSERVE_TEST_ALL") else SHARED
-    scheduling._split_scope = lambda nodeid: folder if (folder := _shared(nodeid)) in together else file_of(nodeid)
+
+    def scope_of(nodeid: str) -> str:
+        if nodeid.startswith(APART):
+            return nodeid
+        folder = _shared(nodeid)
+        return folder if folder in together and folder is not None else str(file_of(nodeid))
+
+    scheduling._split_scope = scope_of
     return scheduling
 
 

@@ -40,6 +40,7 @@ PARTS = {
     "cluster": ("cluster", "deploy", "ray"),
     "faults": ("faults",),
     "workers": ("workers",),
+    "vllm-tests": ("vllm_server_tests",),
 }
 """Folders below tests/ by part; tests/scripts/test_suite.py holds that none is missing."""
 _ROOT = Path(__file__).parents[1]

@@ -7,6 +7,7 @@ follows the last token in its script. All other weights are noise, so each log p
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,17 @@ def text_of(pieces: tuple[str | bytes, ...]) -> str:
     return b"".join(one if isinstance(one, bytes) else one.encode() for one in pieces).decode()
 
 
-def make_scripted_model(folder: Path) -> Path:
-    """Write the model with its tokenizer and chat template; return the folder."""
+def make_scripted_model(folder: Path, tokenizer_of: Path | None = None, max_length: int = 512) -> Path:
+    """Write the model with its chat template, and its tokenizer: a tiny one, or one like that of another model.
+
+    Returns the folder.
+    """
     folder.mkdir(parents=True)
-    save_tiny_tokenizer(folder)
+    if tokenizer_of is None:
+        save_tiny_tokenizer(folder)
+    else:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tokenizer_of / name, folder / name)
     tokenizer = _save_tokenizer(folder)
     size = tokenizer.get_vocab_size()
     shown = _byte_letters()
@@ -69,8 +77,8 @@ def make_scripted_model(folder: Path) -> Path:
     blanks = [token for token in range(size) if not tokenizer.decode([token], skip_special_tokens=False).strip()]
     config = Qwen2Config(
         vocab_size=size, hidden_size=_HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=96, max_position_embeddings=512, rope_theta=1e6, tie_word_embeddings=False,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        intermediate_size=96, max_position_embeddings=max_length, rope_theta=1e6, tie_word_embeddings=False,
+        bos_token_id=1, eos_token_id=ids[EOS], pad_token_id=0,
     )  # fmt: skip
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.conformance.route_table import ROWS, WAYS, RouteRow
 from tests.docs.conformance_lines import LINES as CHECKLIST
 from tests.docs.conformance_surfaces import READINGS, SURFACES
+from tests.docs.conformance_vllm_tests import vllm_tests
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "conformance.md"
@@ -79,7 +80,7 @@ def page(found: dict[str, list[CoveringTest]]) -> str:
             text += [
                 f"| {number if not at else ''} | {what if not at else ''} | {row} |\n" for at, row in enumerate(rows)
             ]
-    return "".join(text)
+    return "".join([*text, *vllm_tests()])
 
 
 def _route_rows() -> Iterator[str]:

@@ -1,0 +1,10 @@
+"""Variables through which a file's process gets its settings."""
+
+RESULTS = "PDSERVE_SERVER_TESTS_RESULTS"
+"""The file for results, a JSON object a line."""
+LEFT_OUT = "PDSERVE_SERVER_TESTS_LEFT_OUT"
+"""A JSON list: the tests that do not run, by the beginnings of their names."""
+MODELS = "PDSERVE_SERVER_TESTS_MODELS"
+"""A JSON object: the kind of the model that stands for each name, and for all others by `*`."""
+WAY = "PDSERVE_SERVER_TESTS_WAY"
+"""The way of serving."""
