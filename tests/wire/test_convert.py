@@ -208,8 +208,8 @@ def test_any_bytes_parse_as_a_prompt_or_an_invalid_request(data: bytes) -> None:
         ("presence_penalty", 2.1),
         ("frequency_penalty", float("nan")),
         ("logprobs", -1),
-        ("logprobs", 129),
-        ("prompt_logprobs", 129),
+        ("logprobs", MAX_LOGPROBS + 1),
+        ("prompt_logprobs", MAX_LOGPROBS + 1),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value: float) -> None:
@@ -277,15 +277,14 @@ def test_a_bad_word_of_no_or_too_many_tokens_is_refused(length: int) -> None:
         check_params(SamplingParams(5, bad_words=((1,), (2,) * length)))
 
 
-def test_the_largest_prompt_logprobs_of_a_step_fit_one_message() -> None:
-    ids = tuple(range(300_000 - MAX_LOGPROBS, 300_000))
-    token = TokenLogprobs(-1.234567, 300_000, ids, tuple(-one / 7 for one in ids))
-    one, two = (
-        event_to_pb(Step((), LOAD, prompt_logprobs=(PromptLogprobs("r/0", 0, (token,) * count),))).ByteSize()
-        for count in (1, 2)
-    )
+def test_log_probabilities_of_a_whole_vocabulary_fit_one_message() -> None:
+    check_params(SamplingParams(5, logprobs=151_936, prompt_logprobs=MAX_LOGPROBS))
+    ids = tuple(range(MAX_LOGPROBS))
+    token = TokenLogprobs(-1.234567, MAX_LOGPROBS, ids, tuple(-one / 7 for one in ids))
 
-    assert one + 10_000 * (two - one + 2) < MAX_MESSAGE_BYTES
+    step = Step((), LOAD, prompt_logprobs=(PromptLogprobs("r/0", 0, (token,)),))
+
+    assert event_to_pb(step).ByteSize() < MAX_MESSAGE_BYTES
 
 
 def test_beams_of_a_prompt_without_beam_search_are_refused() -> None:
