@@ -43,7 +43,11 @@ class TaskBody(InputBody):
 
 async def create_classification(context: AppContext, request: Request) -> PooledResponse:
     """Return the response to one request of /classify, not yet run. Raises a PdserveError or HttpError."""
-    body = await read_body(context, request, ClassifyBody)
+    return await prepare_classification(context, await read_body(context, request, ClassifyBody), request)
+
+
+async def prepare_classification(context: AppContext, body: ClassifyBody, request: Request) -> PooledResponse:
+    """Tokenise and check a body of /classify."""
     pooling = Pooling("classify", normalize=body.use_activation)
     labels = context.tokens.files.labels
 

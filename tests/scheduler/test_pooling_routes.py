@@ -50,6 +50,26 @@ async def test_pooling_returns_the_vector_of_each_text(serve: Any, fields: dict[
         assert served.dispatcher.requests[0].poolings == (Pooling(normalize=fields.get("use_activation")),) * 2
 
 
+@pytest.mark.parametrize("fields", [{"messages": MESSAGES}, {"input": "hello"}])
+async def test_invocations_of_a_classifier_classify(serve: Any, classifier: Path, fields: dict[str, Any]) -> None:
+    async with serve(folder=classifier) as served:
+        invoked = await post(served, "/invocations", **fields)
+        classified = await post(served, "/classify", **fields)
+
+        assert invoked["id"].startswith("classify-")
+        assert invoked["data"] == classified["data"]
+
+
+async def test_invocations_of_a_vectors_model_embed(serve: Any, make_model: Any) -> None:
+    folder: Path = make_model()
+    write_architecture(folder, "BertModel")
+    async with serve(folder=folder) as served:
+        answer = await post(served, "/invocations", messages=MESSAGES)
+
+        assert answer["id"].startswith("embd-")
+        assert answer["data"] == (await post(served, "/v1/embeddings", messages=MESSAGES))["data"]
+
+
 async def test_values_of_tokens_are_a_list_for_each_token(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, "/pooling", input=[[3, 4], [5]], task="token_embed", dimensions=2)
