@@ -26,9 +26,9 @@ class Fault:
 
     `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
     token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
-    for all actions but error, recompute and those that are ENDLESS. At `read` it hits a
-    decode worker that reads this one's KV. With `recompute` vllm-ascend's decode worker gives a sequence up whose blocks
-    others need (vllm_ascend.core.recompute_scheduler).
+    for all actions but error, recompute and those that are ENDLESS. At `read` it hits a decode worker that reads this
+    one's KV. With `recompute` vllm-ascend's decode worker gives up a sequence whose blocks others need
+    (vllm_ascend.core.recompute_scheduler).
     """
 
     action: Action
