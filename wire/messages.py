@@ -228,7 +228,7 @@ class TableRead:
 
 
 PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
-"""Every command with a `prompt`; each is checked before it is sent, and refused without ending the session."""
+"""Every command with a `prompt`; each is checked before it is sent, and refused without closing the session."""
 Command = OpenSession | PromptCommand | Cancel | MeasureLink | Heartbeat
 Answer = Reserved | PrefillHeld | PrefillBegun | Refused | HandedOff | Pooled | Failed
 """Every event about one prompt, except Step."""
