@@ -38,7 +38,7 @@ class _Alone:
 
 
 class _Uncounted(TorchFunctionMode):
-    """Raises ConfigError in its block if torch numbers, or sums cumulatively, along a dimension of _NUM_ROWS."""
+    """Raises ConfigError in its block if torch counts, or sums cumulatively, along a dimension of _NUM_ROWS."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, then check its result."""

@@ -91,7 +91,7 @@ def _of_worker(worker: WorkerKind | None) -> dict[str, str]:
 def _bootstrap(shape: ClusterShape) -> dict[str, str]:
     """Return the port of Mooncake's bootstrap server, for workers and scheduler: one that no other cluster here uses.
 
-    Running prefill workers share the scheduler's variable, so it stays as it is beside them.
+    Prefill workers that already run use the port of the scheduler's variable, so with them it keeps its value.
     """
     if shape.worker != "vllm" or shape.running.prefill or os.environ.get(BOOTSTRAP_PORT):
         return {}

@@ -61,7 +61,7 @@ def plan_devices(
                 f"{rank} has {budget} bytes for its KV pool, and a sequence takes {least_blocks(block_size, length)} "
                 f"blocks of {block_size} tokens{graphs}, {least} bytes with their alignment: raise "
                 "--gpu-memory-utilization or lower --max-num-seqs or --prefill-chunk-size, which reduces the memory of "
-                f"steps; --kv-cache-memory {least_of_all} or more would be for all {len(free)} ranks together"
+                f"steps; or set --kv-cache-memory, for all {len(free)} ranks together, to {least_of_all} or more"
             )
         plans.append(
             plan_pool(

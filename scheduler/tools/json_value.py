@@ -27,7 +27,7 @@ class JsonValueEnd:
     """Counts brackets and quotes of one value, which need not be valid: its end is where the first one closes.
 
     A `<` outside of texts, which JSON never has, ends it too: it begins the marker after a value that is not closed.
-    `depth` is the number of objects and lists around the text that are to end with it.
+    `depth` is the number of objects and lists around the text whose ends belong to it.
     """
 
     def __init__(self, depth: int = 0) -> None:

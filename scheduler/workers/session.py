@@ -6,7 +6,7 @@ FetchAndGenerate  POST with the reference, streamed     -> Step | Refused | Fail
 Generate          POST without, streamed                -> Step | Refused | Failed
 Reserve           POST with a URL to call back to, ...  -> Reserved(what it called back with) | Refused | Failed
                   ... streamed                          -> Step | Failed
-Prefill           POST max_tokens 1, with that          -> HandedOff | Refused | Failed
+Prefill           POST max_tokens 1, with these values  -> HandedOff | Refused | Failed
 Cancel            the connection is closed, which aborts the request there
 each second       GET /metrics                          -> Heartbeat(load)
 """

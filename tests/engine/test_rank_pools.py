@@ -47,7 +47,7 @@ def test_room_for_a_sequence_but_not_for_spare_blocks_is_refused() -> None:
 
 def test_the_total_named_in_a_refusal_is_a_size_that_works() -> None:
     output = refusal([1000, 2000], ["card 0", "card 1"])
-    minimum = int(re.findall(r"--kv-cache-memory (\d+) or more would be for all 2 ranks together", output)[0])
+    minimum = int(re.findall(r"--kv-cache-memory, for all 2 ranks together, to (\d+) or more", output)[0])
 
     assert "rank 0 of 2 (card 0) has 1000 bytes" in output, "the first that lacks room"
     assert plan_devices(TENSORS, [ENOUGH] * 2, minimum, BLOCK, LENGTH).num_blocks == 1
