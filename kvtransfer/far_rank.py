@@ -70,7 +70,7 @@ class FarRank:
         self._thread = threading.Thread(target=self._receive, name=f"kv-rank-{rank.number}", daemon=True)
 
     def start(self, timeout_s: float) -> None:
-        """Receive the endpoints it listens at, then start the threads. Raises its error, or that of its loss."""
+        """Receive the rank's endpoints, then start the threads. Raises the rank's error, or that of its loss."""
         try:
             message = self._channel.receive(timeout_s)
             if message.kind == RankMessage.LACKING:
@@ -87,12 +87,12 @@ class FarRank:
             self._follow()  # the table may have changed since the settings were made
 
     def sender(self, events: SenderEvents) -> "FarSender":
-        """Return its sender, which reports to `events`."""
+        """Return the rank's sender, which reports to `events`."""
         self._sender = FarSender(self, events)
         return self._sender
 
     def receiver(self, quorum: Quorum) -> "FarReceiver":
-        """Return its receiver; its share of each ticket is settled by `quorum`."""
+        """Return the rank's receiver; `quorum` settles the rank's share of each ticket."""
         self._quorum = quorum
         quorum.join(self._share)
         return FarReceiver(self)
@@ -102,14 +102,14 @@ class FarRank:
         self._outbox.send(kind, payload)
 
     def send_close(self, payload: bytes) -> None:
-        """Request it to close one half and to reply."""
+        """Request the rank to close one half and to reply."""
         with self._answered:
             self._closing = True
             self._num_closing += 1
         self.send(RankMessage.CLOSE, payload)
 
     def close(self) -> None:
-        """Wait until it has closed the halves it was requested to, and stop receiving from it. Idempotent."""
+        """Wait until the rank has closed the halves that `send_close` named, then stop receiving. Idempotent."""
         if isinstance(self._trust.addresses, LiveAddresses):
             self._trust.addresses.unwatch(self._follow)
         with self._answered:
@@ -123,7 +123,7 @@ class FarRank:
         self._channel.close()
 
     def _follow(self) -> None:
-        """Send it the addresses of the table if they have changed."""
+        """Send the rank the addresses of the table if they have changed."""
         with self._following:
             addresses = frozenset(self._trust.addresses)
             if addresses != self._addresses:

@@ -41,7 +41,7 @@ class ResponseStore(Protocol):
         ...
 
     async def finish(self, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
-        """Replace the object of a response that is not done by its last one; None: forget it.
+        """Store the final object of a response, which is then done; None: drop the response.
 
         Return whether it is stored: not if it was deleted before, or if it exceeds the store's bytes.
         """

@@ -75,7 +75,7 @@ class SqliteRows:
             self._change(1, num_bytes)
 
     def finish(self, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
-        """Replace the object of a response that is not done, or forget it; False if there is none, or no room for it.
+        """Store the final object of a response, or drop it; False if there is no unfinished one, or no room for it.
 
         If that fails, the response is marked as failed as soon as the file can be written.
         """

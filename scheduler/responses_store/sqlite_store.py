@@ -37,7 +37,7 @@ class SqliteStore:
     async def open(
         cls, path: Path, limits: StoreLimits, clock: Callable[[], float] = time.time, *, timeout_s: float = TIMEOUT_S,
     ) -> Self:  # fmt: skip
-        """Open the file, or create it. Raises ConfigError if it cannot be used, such as by two processes."""
+        """Open the file, or create it. Raises ConfigError if it cannot be used, as when another process does."""
         store = cls(timeout_s)
         try:
             store._rows = rows = await store._thread.call(
@@ -72,7 +72,7 @@ class SqliteStore:
             raise
 
     async def finish(self, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
-        """Replace the object of a response that is not done by its last one, or forget it."""
+        """Store the final object of a response, which is then done; None: drop the response."""
         rows = self._opened
         return await self._call(lambda: rows.finish(response_id, response, events), always=True)
 
