@@ -108,7 +108,7 @@ class TorchDevice:
 
     @property
     def checks_in_child(self) -> bool:
-        """False; kinds whose kernels' errors may cost a process its device override this."""
+        """False; overridden by kinds where a kernel's error may make the device unusable for the whole process."""
         return False
 
     def capture(self, run: Callable[[], None]) -> Any:

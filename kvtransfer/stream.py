@@ -67,7 +67,7 @@ class Stream:
         self, *, first_byte_s: float | None = None, wanted: Collection[MessageType] = frozenset(MessageType),
         whole_s: float = math.inf,
     ) -> tuple[MessageType, bytearray]:  # fmt: skip
-        """Return the next message's type and body; of one not `wanted` no body is read. Raises LinkLost, WireError.
+        """Return the next message's type and body, which is read only if `wanted`. Raises LinkLost, WireError.
 
         An idle link may wait forever for the first byte unless `first_byte_s` is set; the rest must make progress, and
         be complete `whole_s` after the call.

@@ -57,7 +57,7 @@ class _Screen:
         self._brighten("")
 
     def show(self, thinking: str, text: str) -> None:
-        """Print a piece of each."""
+        """Print a piece of the thinking and a piece of the answer; either may be empty."""
         if thinking and sys.stdout.isatty():
             print("" if self._is_dim else _DIM, _printable(thinking), sep="", end="", flush=True)
             self._is_dim = True

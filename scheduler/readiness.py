@@ -118,7 +118,7 @@ class Readiness:
         return [(one.index, one.description.epoch) for one in living if one.description.worker is not None]
 
     def doubt(self, decode: int, why: str) -> None:
-        """Let the pairs of a worker that serve prove themselves again, or itself if it serves alone."""
+        """Have the serving pairs of a worker proven again, or the worker itself if it serves alone."""
         roles, pairs = {one.index: one.role for one in self._registry.living()}, self._registry.kv_pairs
         if decode not in roles:
             return
@@ -151,7 +151,7 @@ class Readiness:
         return (plan for plan, age, slowness in self._probe_ages() if age <= window_s * slowness)
 
     def _probe_ages(self) -> Iterator[tuple[Plan, float, float]]:
-        """Yield the time since each living pair's last use, infinity if its processes were never used; its slowness."""
+        """Yield for each living pair the time since its last use (infinity if it was never used) and its slowness."""
         now, epoch_by_index = asyncio.get_running_loop().time(), self._living_epochs()
         slowness = {one.index: one.slowness for one in self._registry.living()}
         for plan in self._living_plans():

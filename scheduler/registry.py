@@ -170,7 +170,7 @@ class Registry:
         )
 
     def awaits_path(self) -> bool:
-        """Whether a path is likely soon: a pair is about to be proven, or those that a new table added complete one."""
+        """Whether a path is likely soon: a pair is about to be proven, or members of a new table would complete one."""
         if any(gap.kind is GapKind.UNPROVEN for gap in self._all_gaps()):
             return True
         now = asyncio.get_running_loop().time()
@@ -244,7 +244,7 @@ class Registry:
         _log.warning("instance_refused", error=error)
 
     def _unknown_roles(self) -> set[Role]:
-        """Return the roles of the members that could still serve with any worker: not refused, and not reported."""
+        """Return the roles of the members that may still fit any worker: not refused, version and model unknown."""
         return {
             member.role
             for member in self.members

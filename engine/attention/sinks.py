@@ -4,7 +4,7 @@ import torch
 
 
 def apply_sinks(output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Return the output of a softmax in whose sum each head's sink takes part.
+    """Return the output of a softmax whose sum includes each head's sink.
 
     Weights with sum 1 get the sum exp(lse) / (exp(lse) + exp(sink)), which is sigmoid(lse - sink).
     output: [rows, num_heads, dim]; lse: [rows, num_heads] float32, natural logarithm; sinks: [num_heads].

@@ -78,8 +78,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",
     "metadata": "the client's own notes", "store": "only responses are stored", "service_tier": "there is only one",
     "token_offsets": "their texts are not used by vLLM either", "parse_context": "read only for answers that are chats",
-    "reasoning_ended": "the prompt's own markers say it", "reasoning_parser_kwargs": "as reasoning_ended",
-    "flat_logprobs": "the answer has one form", "output_kind": "`stream` decides it",
+    "reasoning_ended": "the prompt's own markers show it", "reasoning_parser_kwargs": "as reasoning_ended",
+    "flat_logprobs": "log probabilities have one form", "output_kind": "`stream` decides it",
     "skip_clone": "vLLM's own state", "output_text_buffer_length": "vLLM's own state",
     "safety_identifier": "as user: the client's identifier of its end user", "prompt_cache_key": "as session_id",
 }  # fmt: skip

@@ -73,5 +73,5 @@ class TemplateRenderer:
 def _encoded(job: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(job)
-    except orjson.JSONEncodeError:  # it writes no integers beyond 64 bits, which arguments of calls may have
+    except orjson.JSONEncodeError:  # orjson refuses integers beyond 64 bits, which arguments of calls may have
         return json.dumps(job, ensure_ascii=False).encode()

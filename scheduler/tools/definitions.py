@@ -59,7 +59,7 @@ def tools_in(form: ToolForm, given: Any) -> tuple[Tool, ...]:
     if given is None:
         return ()
     if not isinstance(given, list) or not given:
-        raise InvalidRequest(f"{field} must be a list of at least one, or be left out", field)
+        raise InvalidRequest(f"{field} must be a list of at least one tool, or be left out", field)
     if len(given) > MAX_TOOLS:
         raise InvalidRequest(f"{field} has {len(given)}; at most {MAX_TOOLS} are allowed", field)
     read = tuple(_tool(one, at, form) for at, one in enumerate(given))

@@ -21,7 +21,7 @@ _REFERENCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_po
 class SequenceStream:
     """Turns the bytes of one sequence's event stream into tokens.
 
-    `start` is the output position of its first token. Tokens that the client has are compared with those and dropped:
+    `start` is the output position of its first token. Tokens that the client already has are compared and dropped:
     a sequence that is generated again from its start must be the same one. `was_recomputed`: part of the prompt was
     neither fetched nor cached, as far as the worker reports it.
     """

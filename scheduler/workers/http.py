@@ -170,7 +170,8 @@ class WorkerHttp:
 
 
 def _why(error: OSError) -> str:
-    """Return the system's text for an error, without the addresses that the loop adds; other numbers are not errno."""
+    """Return the system's text for an error, without the addresses that the loop adds."""
+    # TLS and resolver errors have numbers of their own.
     is_errno = not isinstance(error, ssl.SSLError) and (error.errno or 0) > 0
     return os.strerror(error.errno or 0) if is_errno else str(error) or type(error).__name__
 

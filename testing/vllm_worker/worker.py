@@ -36,7 +36,7 @@ _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _MAX_BODY = 64 * 2**20
 _NEEDED = {"nixl": "remote_block_ids", "nixl-push": "tp_size"}
 _ACCEPT_TURNS = 4
-"""Turns of the loop until a connection accepted just before is one of the server's."""
+"""Turns of the loop until the server knows a connection that it has just accepted."""
 _SHUTDOWN_S = 0.05  # for handlers whose client is already cut off; 0 would be no limit
 
 
@@ -67,7 +67,7 @@ class FakeVllmWorker:
     ) -> None:  # fmt: skip
         """`on_death` ends the process for the fault `die`; by default only the sockets break, as if it had ended.
 
-        `on_stop` stops it; by default all that it is doing stands still.
+        `on_stop` stops it; by default all its work stands still.
         """
         self.settings = settings
         self.received: list[Received] = []

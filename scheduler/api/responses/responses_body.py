@@ -98,7 +98,7 @@ class ResponsesBody(SamplingBody):
         "conversation": ((), "conversations are not stored: send their items as input"),
         "context_management": (([],), "items are not compacted: truncation auto drops the oldest"),
         "moderation": ((), "texts are not moderated"),
-        "enable_response_messages": ((False,), "answers have no messages and tokens in addition"),
+        "enable_response_messages": ((False,), "answers do not list the messages and tokens that the model got"),
         "previous_input_messages": (([],), "send the items of the conversation as input"),
     }
 
