@@ -147,7 +147,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer to READ: they were, so the read bytes are the announced ones. Otherwise the answer is ABORT."""
+    """The answer to READ: they were held, so the bytes read are those announced. Otherwise the answer is ABORT."""
 
     ticket_id: str
     epoch: int

@@ -135,7 +135,7 @@ class PromptRun:
     def open_on(
         self, instance: Instance, on_start: Callable[[], None] = lambda: None, *, generates: bool = True
     ) -> PromptOnInstance:
-        """Receive an instance's events; the end of its block ends the prompt there.
+        """Receive an instance's events; leaving the result's `with` block ends the prompt there.
 
         `on_start` is called before its first token.
         """
@@ -261,7 +261,8 @@ class PromptRun:
     def _next_check(self) -> float:
         """Return when to look again whether the prompt has waited too long; a time in the past: it has.
 
-        Before the first token no later than the deadline that this one begins, so that it need not wake the path.
+        Before the first token it is at most the time allowed without progress, so that the first token, with which that
+        time begins, need not wake the path.
         A sequence that a full pool preempted waits for blocks on a working instance, and a prompt being recomputed by
         another instance sends nothing until it is done: both get as long as a first token, since the instance's own
         progress is checked separately.

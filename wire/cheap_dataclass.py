@@ -1,4 +1,4 @@
-"""A dataclass that only mypy holds to be frozen, for what is made many times per request.
+"""A dataclass that is frozen for mypy alone, for objects that are made many times per request.
 
 At run time a frozen one sets each field by a call of object.__setattr__: SamplingParams takes 12 us instead of 1.4.
 """

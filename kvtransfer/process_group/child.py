@@ -42,7 +42,7 @@ _WAIT = timedelta(seconds=60)  # for completed work; without a limit some backen
 class _Reports:
     """Our end of the channel for sending, which two threads do. Implements exchange.SetupStream for the group's store.
 
-    That relays the link's messages, which only the serving process can send and receive.
+    As such it relays the link's messages, which only the serving process can send and receive.
     """
 
     def __init__(self, channel: Channel[GroupMessage]) -> None:

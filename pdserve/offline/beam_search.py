@@ -30,7 +30,7 @@ async def beam_search(
         ids = await token_ids(api, index, prompts[index])
         if len(ids) + 2 > api.max_model_len:
             raise ValueError(
-                f"prompt {index} has {len(ids)} tokens; of the model's {api.max_model_len} two must be left"
+                f"prompt {index} has {len(ids)} tokens; two of the model's {api.max_model_len} must stay free"
             )
         return ids
 

@@ -58,7 +58,7 @@ def check_reach(case: DoctorInput) -> Verdict:
     wanted = _roles_to_reach(case)
     remote = [one for one in found if one.role in wanted and not case.is_here(one.server.server_ip)]
     if not remote:
-        return not_here("this host connects to nothing of the table on another host")
+        return not_here("this host connects to no other host of the table")
     answers = _probe_ports(remote, case.connect_s)
     problems = [
         problem for one, answer in zip(remote, answers, strict=True) if (problem := _check_reachable(one, answer))

@@ -55,4 +55,4 @@ _BY_FIELD_OF: dict[ModelKind, dict[str, tuple[frozenset[ModelKind], _Answer]]] =
     ModelKind.CLASSES: _CLASSES,
     ModelKind.SCORES: _CLASSES,
 }
-"""Of models that generate no text: they read what a chat's fields, or a text's, have."""
+"""The routes of models that generate no text; they read the same fields as chats and embeddings do."""

@@ -72,7 +72,7 @@ async def prepare_generation(
 ) -> PreparedRequest:  # fmt: skip
     """Check everything that needs the model, the prompts or the config. Raises InvalidRequest.
 
-    `forced` is the constraint of an answer that must be calls. `chat`: what the answer begins after, if it is a chat's.
+    `forced` is the constraint of an answer that must be calls. `chat`: how the prompt of a chat ends.
     """
     room = max(1, context.tokens.max_model_len - (body.max_output or 1))
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"

@@ -19,7 +19,7 @@ _BUDGET = "thinking_token_budget"
 
 @dataclass(frozen=True, slots=True)
 class ChatStart:
-    """What the answer to a conversation begins after; `is_off`: the template's variables turn its thinking off."""
+    """How a chat's prompt ends; `is_off`: the template's variables turn the answer's thinking off."""
 
     end: PromptEnd
     is_off: bool
@@ -72,7 +72,7 @@ def read_thinking(
         )
     found = {_thinking(text_format, tokens, chat, prompt, budget, is_bound=is_bound) for prompt in prompts}
     if len(found) > 1:
-        raise InvalidRequest("the prompts end with different thinking so far: send one in each request", "prompt")
+        raise InvalidRequest("the prompts end in different states of thinking: send one in each request", "prompt")
     (thinking,) = found
     if thinking is not None:
         _check_end(thinking, params)

@@ -54,7 +54,7 @@ class WorkerGroups:
             for _, (_, other) in sorted(self._reported.items()):
                 if _group_of(other) != own and (not complete or _group_of(other) in complete):
                     check_workers(other, described)
-        raise Unavailable("no worker of its version and model has answered yet with which it could serve")
+        raise Unavailable("no other worker of its version and model, with which it could serve, has answered yet")
 
     def _complete(self, unknown: Collection[Role]) -> set[_Group]:
         """Return the groups that can serve, together with the members of `unknown` roles."""

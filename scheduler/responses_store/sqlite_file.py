@@ -38,7 +38,7 @@ def open_file(path: Path, *, busy_s: float) -> tuple[sqlite3.Connection, str]:
     except sqlite3.DatabaseError as error:
         connection.close()
         raise ConfigError(
-            f"--responses-store {path} is damaged, or no store of responses: {error}; remove it to start an empty one"
+            f"--responses-store {path} is damaged, or not a store of responses: {error}; remove it to start anew"
         ) from error
     except BaseException:
         connection.close()

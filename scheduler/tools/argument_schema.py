@@ -18,7 +18,7 @@ _NAMED_SCHEMAS = frozenset(("$defs", "definitions", "dependentSchemas", "pattern
 _LISTS: Mapping[str, type] = MappingProxyType(
     {"allOf": object, "anyOf": object, "enum": object, "oneOf": object, "prefixItems": object, "required": str}
 )
-"""Keywords whose values are lists, and of what."""
+"""Keywords whose values are lists, and the type of the items."""
 
 
 def check_schema(schema: Any, path: str) -> None:
@@ -42,7 +42,7 @@ def check_schema(schema: Any, path: str) -> None:
 
 
 def subschemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object that is a schema within `schema`, itself included, or that one refers to, with its path."""
+    """Yield each schema within `schema`, itself included, and each that one of them refers to, with its path."""
     seen = set[int]()
     waiting: list[tuple[str, Any]] = [(path, schema)]
     for at, one in waiting:

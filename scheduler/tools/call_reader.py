@@ -110,9 +110,9 @@ class CallReader:
         return self.until(markers, self.not_a_call)
 
     def left_as_content(self, text: str, markers: Markers, end: str, begin: Markers) -> Steps[str]:
-        """Make `text`, which is not a call, content, with what follows up to a marker; return the next one of `begin`.
+        """Make `text`, which is not a call, and what follows it content; return the next marker of `begin`.
 
-        Of `markers`, `end` is part of what is not a call, and the others are of `begin`.
+        That text ends at one of `markers`: `end`, which is still part of it, or one of `begin`.
         """
         self.not_a_call(text)
         marker = yield from self.not_a_call_until(markers)

@@ -22,7 +22,7 @@ class ChoiceMode(StrEnum):
 class ToolChoice:
     """`tools` are those that may be called: the named one, or all of the request.
 
-    `field` is the path of what the grammar of a forced call is made of. `parallel`: one answer may have several calls.
+    The grammar of a forced call is made from the field at path `field`. `parallel`: one answer may have several calls.
     `legacy`: the answer has a `function_call`, not `tool_calls`.
     """
 

@@ -62,7 +62,7 @@ def _arguments_schema(tool: Tool) -> dict[str, Any]:
 
 
 def _has_all_required(schema: dict[str, Any]) -> bool:
-    """Return whether a schema has properties, those that it requires among them, so that it may exclude others."""
+    """Return whether a schema names properties, including all that it requires: then it may exclude others."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return False

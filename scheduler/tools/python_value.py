@@ -68,7 +68,7 @@ def read_value(reader: CallReader, write: Sink, level: int = 0) -> Steps[bool]:
 def _read_items(reader: CallReader, write: Sink, bracket: str, level: int) -> Steps[bool]:
     """Read a list, a tuple or a set, which become lists, a dictionary, or a value in parentheses.
 
-    Which it is shows after the first item, which is held back, as are keys.
+    The first item is held back until it is clear which of these it is; keys are held back too.
     """
     end, held = _BRACKETS[bracket], list[str]()
     kind = "[]" if bracket == "[" else ""

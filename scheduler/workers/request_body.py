@@ -126,7 +126,7 @@ def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
 def _budget(params: SamplingParams, num_tokens: int) -> int:
     """Return the budget; one that cannot be spent where only a grammar waits for the end of the thinking.
 
-    A worker without --reasoning-parser refuses any budget; a grammar alone it would apply from the first token.
+    Without --reasoning-parser a worker refuses any budget; without a budget it would apply the grammar at once.
     """
     assert params.thinking is not None
     return num_tokens + params.max_tokens if params.thinking.budget is None else params.thinking.budget

@@ -75,7 +75,8 @@ def _thinking_budget(context: AppContext, body: MessagesBody) -> int | None:
 
 def _sampling_body(context: AppContext, body: MessagesBody) -> ChatBody:
     return _SamplingBody.model_construct(
-        max_tokens=min(body.max_tokens, context.tokens.max_model_len),  # required, so that clients send large ones
+        # clients send large values, since the field is required
+        max_tokens=min(body.max_tokens, context.tokens.max_model_len),
         stop=body.stop_sequences,
         stream=body.stream,
         stream_options=StreamOptions(include_usage=True) if body.stream else None,

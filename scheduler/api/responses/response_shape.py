@@ -109,7 +109,7 @@ class ResponseShape:
         return self.final
 
     def _message_logprobs(self, piece: TextPiece) -> list[Any]:
-        """Return those of the tokens of a piece in a message; those of thinking and of calls have no place."""
+        """Return the log probabilities of a piece's tokens in a message; those of thinking and calls are left out."""
         assert self._formatter is not None
         if piece.reasoning:
             self._in_message = False
