@@ -25,7 +25,7 @@ TRAITS = Traits(
     ray_resource="NPU", image="ascend", packages=("torch_npu", "mooncake-transfer-engine-npu"),
 )  # fmt: skip
 MIN_VERSION = (2, 10)
-"""The oldest usable torch_npu: before, npu_scatter_pa_kv_cache has no cache_mode and uses a cache layout of its own."""
+"""The oldest usable torch_npu: in earlier ones npu_scatter_pa_kv_cache has no cache_mode, but a layout of its own."""
 
 
 class NpuKind:

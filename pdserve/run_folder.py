@@ -36,7 +36,7 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 class ProcessRecord:
     """One process of a cluster. `started` distinguishes it from a later one with the same pid.
 
-    `restarts` counts its starts but the first; `note` says briefly what happens after its death. `phases` are
+    `restarts` counts its starts after the first; `note` says briefly what happens after its death. `phases` are
     those completed of its last replacement, which ended at `replaced_at`, in seconds since
     1970. A process on another machine has the pid 0, which no process has.
     """
