@@ -6,15 +6,21 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pdserve.client import Client
 from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from tests.cluster.guide import CLONE, GuideCluster, Tables
 from tests.cluster.pdserve_command import Pdserve
 from tests.engine.tiny_models import VOCAB_SIZE
+from wire.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
 
@@ -108,3 +114,68 @@ def test_up_serves_workers_that_run_already_and_leaves_them(tmp_path: Path, fake
         for worker in workers:
             worker.kill()
             worker.wait(60)
+
+
+@contextmanager
+def _route(folder: Path, model: Path, **decode: Any) -> Iterator[tuple[subprocess.Popen[str], Client, list[Client]]]:
+    """Start a prefill and a decode worker, this with other settings, and `pdserve route` in front of them."""
+    *ports, port = free_ports(3)
+    settings = {"model": "tiny", "fake": {"vocab_size": VOCAB_SIZE, "step_seconds": 0.01}}
+    command = ("env", f"PYTHONPATH={CLONE}", sys.executable, "-P", "-m")
+    workers = [
+        subprocess.Popen([*command, "testing.vllm_worker", "--port", str(at), "--settings", json.dumps(given)])
+        for at, given in zip(ports, (settings, settings | decode), strict=True)
+    ]
+    clients = [Client(f"http://127.0.0.1:{at}") for at in ports]
+    urls = [f"--{role}={client.base_url}" for role, client in zip(("prefill", "decode"), clients, strict=True)]
+    flags = ("--model", str(model), "--served-model-name", "tiny", "--port", str(port), "--run-dir", str(folder))
+    started = [*command, "pdserve", "route", *urls, *flags]
+    route = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield route, Client(f"http://127.0.0.1:{port}"), clients
+    finally:
+        route.kill()
+        route.communicate(timeout=60)
+        for worker in workers:
+            worker.kill()
+            worker.wait(60)
+
+
+def test_ctrl_c_ends_route_after_its_requests_not_its_workers(tmp_path: Path, fake_model: Path) -> None:
+    with _route(tmp_path / "run", fake_model) as (route, client, workers):
+        _wait_ready(route, client)
+        assert client.post("/v1/completions", _BODY).status == 200
+        events = client.stream("/v1/completions", _BODY | {"stream": True, "max_tokens": 100})
+        next(events)
+        route.send_signal(signal.SIGINT)
+        reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
+        output, _ = route.communicate(timeout=60)
+
+        assert (route.returncode, reasons[-1]) == (0, "length"), output
+        assert not (tmp_path / "run" / "tables").exists()
+        for worker in workers:
+            lines = worker.get("/metrics").body.decode().splitlines()
+            running = [line.split()[-1] for line in lines if line.startswith("vllm:num_requests_running")]
+            assert list(map(float, running)) == [0.0]
+
+
+def test_route_over_workers_that_cannot_serve_ends_with_status_2(tmp_path: Path, fake_model: Path) -> None:
+    with _route(tmp_path / "run", fake_model, version="0.1") as (route, _, workers):
+        output, _ = route.communicate(timeout=120)
+
+        assert route.returncode == 2, output
+        assert "engines differ: " in output
+        assert workers[1].base_url in output
+
+
+def _wait_ready(route: "subprocess.Popen[str]", client: Client) -> None:
+    deadline = time.monotonic() + 120.0
+    while True:
+        try:
+            if client.get("/ready").status == 200:
+                return
+        except Unavailable:
+            pass
+        assert route.poll() is None, "it has ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

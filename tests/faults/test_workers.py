@@ -22,6 +22,7 @@ import pytest
 
 from pdserve.client import Client
 from pdserve.ports import free_ports
+from pdserve.verify_endpoints import verify_endpoints
 from testing.engine.fake_model import FakeConfig
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER, CLOSED
@@ -243,6 +244,15 @@ def test_openais_client_and_run_batch_work_unchanged(whole: Whole, tmp_path: Pat
     assert ended.status == 0, ended.err
     batched = {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in read(output)}
     assert batched == {f"id-{word}": text for word, text in texts.items()}
+
+
+@pytest.mark.parametrize("whole", ["nixl"], indirect=True)
+def test_verify_reads_log_probabilities_over_workers(whole: Whole, capsys: pytest.CaptureFixture[str]) -> None:
+    url = whole.processes.client.base_url  # twice: the doubles read no texts; a real pair is compared with its D
+
+    assert verify_endpoints(url, url, 3, 8) == 0
+
+    assert capsys.readouterr().out.splitlines()[-1].startswith("3 of 3 prompts equal; ")
 
 
 @pytest.mark.long

@@ -26,6 +26,7 @@ TEXT = "the quick brown fox jumps over the lazy dog"
 SAMPLED = {"temperature": 0.8, "seed": 5}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 PICTURE = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/cat.png"}}
+NO_VECTORS = "vectors and scores are not available over workers"
 ABSENT, PRESENT = "absent", "present"
 """What is checked of a key in place of its value."""
 
@@ -139,7 +140,15 @@ def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
             CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, "image_url parts are not supported yet",
             "messages.0.content.0",
         ),
-        ("/v1/embeddings", {"input": TEXT}, "vectors and scores are not available over workers", "input"),
+        ("/v1/embeddings", {"input": TEXT}, NO_VECTORS, "input"),
+        ("/pooling", {"input": TEXT}, NO_VECTORS, "input"),
+        ("/v1/score", {"text_1": TEXT, "text_2": TEXT}, NO_VECTORS, "input"),
+        ("/v1/rerank", {"query": TEXT, "documents": [TEXT]}, NO_VECTORS, "input"),
+        ("/classify", {"input": TEXT}, "/classify needs one that", "model"),
+        (
+            "/inference/v1/generate", {"token_ids": [5], "kv_transfer_params": {"remote_host": "h"}},
+            "kv_transfer_params", "kv_transfer_params",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.anyio
