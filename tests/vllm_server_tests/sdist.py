@@ -77,7 +77,7 @@ def _download(url: str, target: Path) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack the tests' Python files; `tests` itself has no __init__.py there, so that ours is below the same name."""
+    """Unpack the tests' Python files, with no package file in `tests`: modules of ours are imported below that name."""
     folder.mkdir()
     with tarfile.open(archive) as tar:
         for member in tar:
