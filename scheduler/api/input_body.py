@@ -5,13 +5,13 @@ from scheduler.api.conversation import ConversationBody
 from scheduler.api.field_schemas import AnyPrompt
 from scheduler.api.inputs import encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
-from scheduler.api.pooling_body import TruncatingBody
+from scheduler.api.pooling_body import PoolingBody
 from scheduler.app_context import AppContext
 from scheduler.tokenizer.truncation import truncate_prompt
 from wire.errors import InvalidRequest
 
 
-class InputBody(ConversationBody, TruncatingBody):
+class InputBody(ConversationBody, PoolingBody):
     """The fields of a text or a conversation to read."""
 
     input: AnyPrompt = None

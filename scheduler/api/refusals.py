@@ -69,7 +69,6 @@ RERANK_NOT_SERVED = SCORE_NOT_SERVED | {
     "rank_fields": ((["text"],), "documents are compared by their text"),
     "max_chunks_per_doc": ((1,), "documents are not split: cut them with max_tokens_per_doc"),
 }
-COHERE_NOT_SERVED = POOLING_NOT_SERVED | {"images": (([],), _TEXT_ALONE)}
 
 WITHOUT_EFFECT: dict[str, str] = {
     "session_id": "requests are placed by their tokens where their prefix is cached",

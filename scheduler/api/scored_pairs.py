@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from scheduler.api.inputs import encode_inputs, fitting
 from scheduler.api.pooled_response import PooledResponse, pooling_request
-from scheduler.api.pooling_body import TruncatingBody
+from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.refusals import SCORE_NOT_SERVED, Refusal
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.app_context import AppContext
@@ -24,7 +24,7 @@ Ids = tuple[int, ...]
 _TokenLimit = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class PairsBody(TruncatingBody):
+class PairsBody(PoolingBody):
     """The common fields of the bodies that request scores. A limit of 0 tokens cuts nothing."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = SCORE_NOT_SERVED

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from scheduler.api.cohere_embed import CohereEmbedBody
 from scheduler.api.embeddings import EmbeddingBody
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.pooling import TaskBody
@@ -81,7 +80,6 @@ REFUSED = [
         ("/v1/embeddings", EMBED, EmbeddingBody),
         ("/v1/score", PAIR, ScoreBody),
         ("/rerank", {"query": "hi", "documents": ["hi"]}, RerankBody),
-        ("/v2/embed", {"texts": ["hi"]}, CohereEmbedBody),
         ("/pooling", EMBED, TaskBody),
     )
     for name, verdict in kind.not_served.items()
