@@ -48,6 +48,8 @@ def request_of(line: Mapping[str, Any]) -> LineRequest:
         raise LineRefused("Request must not be sent in stream mode", "stream")
     if body.get("background") not in (None, False):  # its answer would be a response that has not begun
         raise LineRefused("Request must not run in the background", "background")
+    if body.get("encoding_format") in ("bytes", "bytes_only"):
+        raise LineRefused("encoding_format must be float or base64: a line's answer is JSON", "encoding_format")
     try:
         return LineRequest(url, orjson.dumps(body))
     except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON

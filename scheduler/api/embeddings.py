@@ -10,7 +10,7 @@ from scheduler.api.input_body import InputBody, prompts_of
 from scheduler.api.pooled_response import PooledResponse, pooling_request
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.api.vector_data import EncodingFormat, encode_vectors
+from scheduler.api.vector_data import EncodedBody, VectorBytes, encode_answer
 from scheduler.app_context import AppContext
 from scheduler.vectors import Values
 from wire.types import Pooling
@@ -18,10 +18,9 @@ from wire.types import Pooling
 Dimensions = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class EmbeddingBody(InputBody):
+class EmbeddingBody(InputBody, EncodedBody):
     """The body of /v1/embeddings."""
 
-    encoding_format: EncodingFormat | None = None
     dimensions: Dimensions | None = None
 
 
@@ -38,15 +37,15 @@ async def prepare_embedding(context: AppContext, body: EmbeddingBody, request: R
     wanted = pooling_request(context, request, new_id("embd"), prompts, (pooling,) * len(prompts), body)
     num_tokens, maximum = sum(map(len, prompts)), context.config.options.max_answer_bytes
 
-    async def build_body(vectors: list[Values]) -> dict[str, Any]:
-        as_base64, rows = body.encoding_format == "base64", (None,) * len(vectors)
-        return {
+    async def build_body(vectors: list[Values]) -> dict[str, Any] | VectorBytes:
+        answer = {
             "id": shown_id(wanted.request_id, request, body.request_id),
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": await encode_vectors(vectors, rows, "embedding", as_base64=as_base64, max_bytes=maximum),
+            "data": [],
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }
+        return await encode_answer(answer, vectors, (None,) * len(vectors), "embedding", body, maximum)
 
     return PooledResponse(context, wanted, build_body)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from scheduler.api.errors import json_response, request_id_of
@@ -12,6 +13,7 @@ from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.prepared_request import cache_salt_of, priority_of
 from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.api.usage import server_timing
+from scheduler.api.vector_data import VectorBytes
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.vector_run import VectorRun
@@ -23,7 +25,7 @@ from wire.types import Pooling, SamplingParams
 _log = EventLogger("api")
 _NOTHING_GENERATED = SamplingParams(max_tokens=1)
 
-BuildBody = Callable[[list[Values]], Awaitable[dict[str, Any]]]
+BuildBody = Callable[[list[Values]], Awaitable[dict[str, Any] | VectorBytes]]
 """Builds the answer's body from the vector of each prompt, in order."""
 
 
@@ -72,5 +74,12 @@ class PooledResponse:
             error.param = error.param or (first if first in ("dimensions", "task") else "input")
             raise
         timing = server_timing(run.served)
-        response = json_response(await self.build_body(vectors), 200, {"server-timing": timing} if timing else {})
+        response = _response(await self.build_body(vectors), {"server-timing": timing} if timing else {})
         await response(scope, receive, send)
+
+
+def _response(body: dict[str, Any] | VectorBytes, headers: dict[str, str]) -> Response:
+    if not isinstance(body, VectorBytes):
+        return json_response(body, 200, headers)
+    metadata = {} if body.metadata is None else {"metadata": body.metadata.decode()}
+    return Response(body.content, 200, headers | metadata, "application/octet-stream")

@@ -1,8 +1,8 @@
 """POST /pooling and /classify: vectors or classes of texts, or of each of their tokens."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from starlette.requests import Request
 
@@ -10,16 +10,17 @@ from scheduler.api.embeddings import Dimensions
 from scheduler.api.input_body import InputBody, prompts_of
 from scheduler.api.pooled_response import PooledResponse, pooling_request
 from scheduler.api.read_body import read_body
+from scheduler.api.refusals import CLASSIFY_NOT_SERVED, Refusal
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.usage import input_usage
-from scheduler.api.vector_data import EncodingFormat, encode_vectors
+from scheduler.api.vector_data import EncodedBody, VectorBytes, encode_answer
 from scheduler.app_context import AppContext
 from scheduler.model.kind import ModelKind
 from scheduler.vectors import Values
 from wire.errors import InvalidRequest
 from wire.types import Pooling
 
-_MakeData = Callable[[list[Values], Sequence[tuple[int, ...]]], Awaitable[Sequence[Any]]]
+_Finish = Callable[[dict[str, Any], list[Values], Sequence[tuple[int, ...]]], Awaitable[dict[str, Any] | VectorBytes]]
 _EMBED, _CLASSIFY = ("embed", "token_embed"), ("classify", "token_classify")
 _TASKS = {
     ModelKind.TEXT: _EMBED,
@@ -32,12 +33,13 @@ _TASKS = {
 class ClassifyBody(InputBody):
     """The body of /classify."""
 
+    not_served: ClassVar[Mapping[str, Refusal]] = CLASSIFY_NOT_SERVED
 
-class TaskBody(InputBody):
+
+class TaskBody(InputBody, EncodedBody):
     """The body of /pooling. Without `task` it is embed, or classify if the model classifies."""
 
     task: Literal["embed", "classify", "token_embed", "token_classify"] | None = None
-    encoding_format: EncodingFormat | None = None
     dimensions: Dimensions | None = None
 
 
@@ -51,44 +53,50 @@ async def prepare_classification(context: AppContext, body: ClassifyBody, reques
     pooling = Pooling("classify", normalize=body.use_activation)
     labels = context.tokens.files.labels
 
-    async def data(vectors: list[Values], prompts: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
-        return [
+    async def finish(
+        answer: dict[str, Any], vectors: list[Values], prompts: Sequence[tuple[int, ...]]
+    ) -> dict[str, Any]:
+        data = [
             {"index": index, "label": _name(labels, probs), "probs": probs, "num_classes": len(probs)}
             for index, probs in enumerate(vectors)
         ]
+        return answer | {"data": data}
 
-    return await _prepare(context, request, body, "classify", pooling, data)
+    return await _prepare(context, request, body, "classify", pooling, finish)
 
 
 async def create_pooling(context: AppContext, request: Request) -> PooledResponse:
     """Return the response to one request of /pooling, not yet run. Raises a PdserveError or HttpError."""
     body = await read_body(context, request, TaskBody)
     pooling = Pooling(_task(body, context.tokens.files.kind), dimensions=body.dimensions, normalize=body.use_activation)
-    maximum, as_base64 = context.config.options.max_answer_bytes, body.encoding_format == "base64"
+    maximum = context.config.options.max_answer_bytes
 
-    async def data(vectors: list[Values], prompts: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+    async def finish(
+        answer: dict[str, Any], vectors: list[Values], prompts: Sequence[tuple[int, ...]]
+    ) -> dict[str, Any] | VectorBytes:
         rows = [len(prompt) if pooling.of_tokens else None for prompt in prompts]
-        return await encode_vectors(vectors, rows, "pooling", as_base64=as_base64, max_bytes=maximum)
+        return await encode_answer(answer, vectors, rows, "pooling", body, maximum)
 
-    return await _prepare(context, request, body, "pool", pooling, data)
+    return await _prepare(context, request, body, "pool", pooling, finish)
 
 
 async def _prepare(
-    context: AppContext, request: Request, body: InputBody, prefix: str, pooling: Pooling, data: _MakeData
+    context: AppContext, request: Request, body: InputBody, prefix: str, pooling: Pooling, finish: _Finish
 ) -> PooledResponse:
-    """Tokenise and check a body; `data` makes the answer's field of this name from the values and the prompts."""
+    """Tokenise and check a body; `finish` adds the values, of these prompts, to the answer."""
     model, prompts = context.model_named(body.model), await prompts_of(context, body)
     wanted = pooling_request(context, request, new_id(prefix), prompts, (pooling,) * len(prompts), body)
 
-    async def build_body(vectors: list[Values]) -> dict[str, Any]:
-        return {
+    async def build_body(vectors: list[Values]) -> dict[str, Any] | VectorBytes:
+        answer = {
             "id": shown_id(wanted.request_id, request, body.request_id),
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": await data(vectors, prompts),
+            "data": [],
             "usage": input_usage(sum(map(len, prompts))),
         }
+        return await finish(answer, vectors, prompts)
 
     return PooledResponse(context, wanted, build_body)
 

@@ -57,11 +57,13 @@ SAMPLING_NOT_SERVED = NOT_SERVED | {
 
 POOLING_NOT_SERVED = NOT_SERVED | {
     "padding": (("do_not_pad",), "texts are computed without padding: leave it out"),
-    "embed_dtype": (("float32",), "vectors are float32"),
-    "endianness": (("native", "little"), "base64 is little-endian"),
+}
+CLASSIFY_NOT_SERVED = POOLING_NOT_SERVED | {
+    "embed_dtype": (("float32",), "it is for vectors: probabilities and scores are JSON's numbers"),
+    "endianness": (("native", "little"), "it is for vectors: probabilities and scores are JSON's numbers"),
 }
 _NO_PAIR_TEMPLATE = "a pair of texts is encoded without a chat template"
-SCORE_NOT_SERVED = POOLING_NOT_SERVED | {
+SCORE_NOT_SERVED = CLASSIFY_NOT_SERVED | {
     "chat_template_kwargs": (({},), _NO_PAIR_TEMPLATE),
     "instruction": (_NOTHING, _NO_PAIR_TEMPLATE),
 }

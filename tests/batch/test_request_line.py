@@ -44,6 +44,11 @@ def test_each_endpoint_gets_the_lines_body(url: str) -> None:
         ({"body": {"stream": "yes"}}, "Request must not be sent in stream mode", "stream"),
         ({"body": {"stream": 1}}, "Request must not be sent in stream mode", "stream"),
         ({"body": {"background": True}}, "Request must not run in the background", "background"),
+        (
+            {"body": {"encoding_format": "bytes"}},
+            "encoding_format must be float or base64: a line's answer is JSON",
+            "encoding_format",
+        ),
     ],
 )
 def test_an_invalid_request_line_is_refused(changes: dict[str, Any], words: str, param: str) -> None:

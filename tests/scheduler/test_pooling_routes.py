@@ -1,6 +1,7 @@
 """POST /pooling and /classify over a dispatcher that answers a prompt with (sum of its ids, number of its ids)."""
 
 import base64
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,49 @@ async def test_invocations_of_a_vectors_model_embed(serve: Any, make_model: Any)
         assert answer["data"] == (await post(served, "/v1/embeddings", messages=MESSAGES))["data"]
 
 
+@pytest.mark.parametrize(("path", "shape"), [("/v1/embeddings", [2]), ("/pooling", [2])])
+async def test_vectors_are_bytes_of_the_requested_dtype(serve: Any, path: str, shape: list[int]) -> None:
+    async with serve() as served:
+        body = {"model": served.model, "input": [[3, 4], [5]], "embed_dtype": "float16", "endianness": "big"}
+        whole = await served.client.post(path, json=body | {"encoding_format": "bytes"})
+        alone = await served.client.post(path, json=body | {"encoding_format": "bytes_only"})
+        in_base64 = await post(served, path, **body, encoding_format="base64")
+
+        assert whole.headers["content-type"] == alone.headers["content-type"] == "application/octet-stream"
+        assert whole.content == alone.content == struct.pack(">4e", 7, 2, 5, 1)
+        assert "metadata" not in alone.headers
+        metadata = json.loads(whole.headers["metadata"])
+        assert set(metadata) == {"id", "created", "model", "data", "usage"}
+        fields = {"embed_dtype": "float16", "endianness": "big", "shape": shape}
+        assert metadata["data"] == [
+            {"index": 0, "start": 0, "end": 4, **fields}, {"index": 1, "start": 4, "end": 8, **fields},
+        ]  # fmt: skip
+        data = [one["embedding" if path == "/v1/embeddings" else "data"] for one in in_base64["data"]]
+        assert b"".join(map(base64.b64decode, data)) == whole.content
+
+
+async def test_metadata_longer_than_a_header_are_refused(serve: Any) -> None:
+    async with serve(max_inputs=1000) as served:
+        body = {"model": served.model, "input": [[3]] * 400, "encoding_format": "bytes"}
+        refused = await served.client.post("/v1/embeddings", json=body)
+        alone = await served.client.post("/v1/embeddings", json=body | {"encoding_format": "bytes_only"})
+
+        assert refused.status_code == 400, refused.text
+        assert (
+            "a header has at most 32768: request fewer at a time, or bytes_only" in refused.json()["error"]["message"]
+        )
+        assert len(alone.content) == 400 * 8
+
+
+async def test_bytes_of_tokens_have_the_shape_of_each_text(serve: Any) -> None:
+    async with serve() as served:
+        body = {"model": served.model, "input": [[3, 4], [5]], "task": "token_embed", "encoding_format": "bytes"}
+        answer = await served.client.post("/pooling", json=body)
+
+        items = json.loads(answer.headers["metadata"])["data"]
+        assert [(one["shape"], one["start"], one["end"]) for one in items] == [([2, 1], 0, 8), ([1, 2], 8, 16)]
+
+
 async def test_values_of_tokens_are_a_list_for_each_token(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, "/pooling", input=[[3, 4], [5]], task="token_embed", dimensions=2)
@@ -110,7 +154,12 @@ async def test_a_classifier_names_the_likeliest_class(serve: Any, classifier: Pa
         ("/pooling", {}, "input", "either input or messages"),
         ("/pooling", {"input": "a", "task": "score"}, "task", "'embed', 'classify', 'token_embed' or 'token_classify'"),
         ("/pooling", {"input": "a", "task": "classify"}, "task", "generates text and supports embed and token_embed"),
-        ("/pooling", {"input": "a", "encoding_format": "bytes"}, "encoding_format", "'float' or 'base64'"),
+        (
+            "/pooling",
+            {"input": "a", "encoding_format": "int8"},
+            "encoding_format",
+            "'float', 'base64', 'bytes' or 'bytes_only'",
+        ),
         ("/pooling", {"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
         ("/pooling", {"input": "a", "use_activation": 1}, "use_activation", "valid boolean"),
         ("/pooling", {"input": ["a"] * 9}, "input", "at most 8"),
