@@ -56,7 +56,7 @@ def _small() -> Path:
 
 
 def _make_scripted(folder: Path) -> None:
-    make_scripted_model(folder, _small(), max_length=8192)
+    make_scripted_model(folder, _small(), max_length=32_768)
 
 
 def _make_random(folder: Path) -> None:
@@ -143,7 +143,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "scripted": _make_scripted,
     "random": _make_random,
     "vectors": _make_vectors,
-    "wide vectors": _make_wide_vectors,
+    "vectors768": _make_wide_vectors,
     "classes": _make_classes,
     "pairs": _make_pairs,
 }

@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
+from pdserve import __version__
+from pdserve.ports import free_ports
 from tests.vllm_server_tests.models import model_folder
 from tests.vllm_server_tests.pooled_names import NAMES as POOLED_NAMES
 from tests.vllm_server_tests.remote_server import RemoteServer
@@ -39,7 +41,13 @@ _NAMES: dict[str, Any] = POOLED_NAMES | {
     "tests.utils.requires_fp8": _as_it_is,
     "vllm.config.ModelConfig": ModelConfig,
     "vllm.tokenizers.get_tokenizer": get_tokenizer,
-    "vllm.platforms.current_platform": SimpleNamespace(is_rocm=lambda: False, is_cuda=lambda: False),
+    "vllm.utils.network_utils.get_open_port": lambda: free_ports(1)[0],
+    "vllm.envs": SimpleNamespace(VLLM_USE_RUST_FRONTEND=False),
+    "vllm.version.__version__": __version__,
+    "vllm.version._prev_minor_version": lambda: "0.32",
+    "vllm.platforms.current_platform": SimpleNamespace(
+        is_rocm=lambda: False, is_cuda=lambda: False, device_count=lambda: 0
+    ),
     "vllm.transformers_utils.repo_utils.hf_api": lambda: SimpleNamespace(snapshot_download=lambda repo_id: repo_id),
 }
 
