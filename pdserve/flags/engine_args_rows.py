@@ -109,7 +109,7 @@ _REFUSED: Final = {
     "third-party code is not run in the engine": (
         "scheduler-cls", "worker-extension-cls", "model-class-overrides", "io-processor-plugin",
     ),
-    "not supported yet": ("reasoning-parser-plugin", "reasoning-config"),
+    "not supported yet": ("reasoning-parser-plugin",),
     "steps are not recorded": ("enable-trace-replay",),
     "only text is supported": ("enable-mm-embeds", "media-io-kwargs", "mm-encoder-only"),
     "adapters are not supported: merge them into the weights": (

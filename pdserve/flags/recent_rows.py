@@ -7,6 +7,12 @@ from pdserve.flags.row import Arity, VllmFlag, no_effect, refused, supported
 _NOTHING = Arity.NOTHING
 _KIND = "the task is read from the model's config"
 
+_TASKS = ("embed", "classify", "token_embed", "token_classify")
+_THINK = (
+    '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}',
+    '{"reasoning_start_str":"<think>","reasoning_end_str":"</think>"}',
+)
+
 RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--shutdown-timeout"),
     supported("--attention-backend"),
@@ -36,6 +42,9 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--model-impl", "model implementations come from transformers", only=("auto", "transformers")),
     no_effect("--allowed-media-domains", "only text is supported", Arity.MANY),
     refused("--pooler-config", "the model's config defines the pooler"),
+    no_effect("--pooler-config.task", "the task is a field of a request", only=_TASKS),
+    no_effect("--reasoning-config", "--reasoning-parser defines the markers", only=_THINK),
+    refused("--uds", "only TCP is listened on: use --host and --port"),
     no_effect(
         "--structured-outputs-config",
         "llguidance compiles the grammars; white space and additional properties are fields of a request",

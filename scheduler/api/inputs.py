@@ -74,8 +74,8 @@ def fitting(ids: tuple[int, ...], tokens: Tokens, param: str) -> tuple[int, ...]
 
 def _too_long(count: int, longest: int, param: str) -> PromptTooLong:
     return PromptTooLong(
-        f"This model's maximum context length is {longest} tokens; a text has {count}: shorten it, or cut it to what "
-        "fits with truncate_prompt_tokens: -1",
+        f"This model's maximum context length is {longest} tokens; a text has {count}. Please reduce the length of the "
+        "input prompt, or cut it to what fits with truncate_prompt_tokens: -1",
         param,
     )
 
