@@ -69,11 +69,12 @@ class TokenFormatter:
         return [(token_id, one.logprob), *(other for other in best if other[0] != token_id)] if self.listed else best
 
     def _best_by_text(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
-        """Return the most likely tokens and the actual one. Of tokens with equal text the most likely is kept."""
+        """Return the actual token, first as in vLLM, and the most likely. Of equal texts the most likely is kept."""
         best: dict[str, float] = {}
         for other, logprob in (*self._most_likely(one), (token_id, one.logprob)):
             best.setdefault(self.name(other), _to_finite(logprob))
-        return best
+        own = self.name(token_id)
+        return {own: best.pop(own), **best}
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {

@@ -29,6 +29,7 @@ async def test_a_completion_has_tokens_offsets_and_top_logprobs(serve: Any) -> N
         assert [len(best) for best in reported["top_logprobs"]] == [3] * len(ids)
         names = [served.context.tokens.decode([token_id]) for token_id in (1, 2)]
         assert reported["top_logprobs"][0] == pytest.approx({names[0]: -0.01, names[1]: -0.02, "hello": -ids[0] / 100})
+        assert list(reported["top_logprobs"][0]) == ["hello", names[0], names[1]]
 
 
 async def test_logprobs_0_returns_only_the_chosen_tokens(serve: Any) -> None:
