@@ -13,6 +13,7 @@ from scheduler.api.anthropic.create_message import count_tokens, create_message
 from scheduler.api.anthropic.message_errors import ANTHROPIC_FORMAT
 from scheduler.api.anthropic.messages_body import CountTokensBody, MessagesBody
 from scheduler.api.chat import create_chat_completion
+from scheduler.api.cohere_embed import CohereEmbedBody, create_cohere_embedding
 from scheduler.api.completions import create_completion
 from scheduler.api.cors import with_cors
 from scheduler.api.dev_routes import reset_prefix_cache, server_info
@@ -87,6 +88,10 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/embeddings", create_embedding, "vectors", "Compute a vector for each text", EmbeddingBody, VECTORS,
         queues=True,
+    ),
+    Route(
+        "POST", "/v2/embed", create_cohere_embedding, "vectors", "The same in the format of Cohere's API",
+        CohereEmbedBody, VECTORS, queues=True,
     ),
     Route(
         "POST", "/v1/score", create_score, "vectors", "Compute the similarity of two texts", ScoreBody, SCORES,

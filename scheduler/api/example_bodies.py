@@ -15,6 +15,7 @@ EXAMPLE_BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": _CHAT,
     "/inference/v1/generate": {"token_ids": [7, 9], "sampling_params": {"max_tokens": 4}},
     "/v1/embeddings": {"input": "hello"},
+    "/v2/embed": {"texts": ["hello"]},
     "/v1/score": _PAIR,
     "/score": _PAIR,
     "/rerank": _QUERY,

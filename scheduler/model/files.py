@@ -22,7 +22,7 @@ class ModelFiles:
 
     `tool_template`, if the model has one of its own, is the chat template of conversations with tools. `call_format` is
     the format of tool calls that the template shows, None if it shows none that is known. `labels` are the classes of
-    a model that classifies.
+    a model that classifies. `prompts` are what it expects before a text, by the kind of text (sentence-transformers).
     """
 
     folder: Path
@@ -39,6 +39,7 @@ class ModelFiles:
     add_eos_token: bool | None = None
     call_format: str | None = None
     labels: tuple[str, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
@@ -73,7 +74,13 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         add_eos_token=tokenizer_config.get("add_eos_token"),
         call_format=format_of_template(templates[1] or templates[0]),
         labels=labels_of(config),
+        prompts=_prompts(_read_json(path / "config_sentence_transformers.json", required=False)),
     )
+
+
+def _prompts(config: Mapping[str, Any]) -> dict[str, str]:
+    found = config.get("prompts")
+    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
 
 
 def _read_json(path: Path, required: bool = True) -> dict[str, Any]:

@@ -112,7 +112,7 @@ SURFACES: dict[str, dict[int, str]] = {
     },
     "B.pooling": {
         1: "/v1/embeddings", 2: "/v1/score and /score, in each spelling", 3: "/rerank, /v1/rerank and /v2/rerank",
-        4: "/pooling", 5: "/classify",
+        4: "/pooling", 5: "/classify", 6: "/v2/embed",
     },
 }  # fmt: skip
 

@@ -354,7 +354,7 @@ async def test_a_body_that_is_not_sent_as_json_is_415(serve: Any, kind: str) -> 
     [
         ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405), ("GET", "/", 404), ("GET", "/docs", 404),
         ("POST", "/v1/nothing", 404), ("GET", "//v1/models", 404),
-        ("GET", "/v1/models/", 404), ("POST", "/v2/embed", 404), ("GET", "/rerank", 405),
+        ("GET", "/v1/models/", 404), ("POST", "/v3/embed", 404), ("GET", "/rerank", 405),
     ],
 )  # fmt: skip
 async def test_wrong_paths_and_methods_get_a_json_error(serve: Any, method: str, path: str, status: int) -> None:

@@ -235,7 +235,7 @@ async def test_a_full_queue_refuses_a_body_unread(
     [
         ("/v1/completions", 429), ("/v1/chat/completions", 429), ("/v1/messages", 529), ("/v1/responses", 429),
         ("/v1/embeddings", 429), ("/v1/score", 429), ("/score", 429), ("/inference/v1/generate", 429),
-        ("/rerank", 429), ("/v1/rerank", 429), ("/v2/rerank", 429), ("/pooling", 429),
+        ("/rerank", 429), ("/v1/rerank", 429), ("/v2/rerank", 429), ("/pooling", 429), ("/v2/embed", 429),
     ],
 )  # fmt: skip
 async def test_every_queued_route_refuses_unread_if_full(serve: Serve, path: str, status: int) -> None:

@@ -57,7 +57,8 @@ _TEXT = {"prompt": "hi"}
         ("/v1/completions", _TEXT), ("/v1/completions", _TEXT | {"model": None}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
         ("/v1/embeddings", {"input": "hi"}), ("/v1/score", {"text_1": "a", "text_2": "b"}),
-        ("/rerank", {"query": "a", "documents": ["b"]}), ("/score", {"data_1": "a", "data_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v2/embed", {"texts": ["a"]}), ("/score", {"data_1": "a", "data_2": "b"}),
         ("/tokenize", _TEXT),
     ],
 )  # fmt: skip
