@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from tests.vllm_server_tests.files import ServerFile
+from tests.vllm_server_tests.left_out_names import leaves_out
 from tests.vllm_server_tests.run_files import Result
+from tests.vllm_server_tests.server_file import ServerFile
 
 
 def differences(row: ServerFile, results: Sequence[Result]) -> list[str]:
@@ -18,9 +19,9 @@ def differences(row: ServerFile, results: Sequence[Result]) -> list[str]:
     lines += [f"{one.name} was skipped: {one.message}" for one in results if one.outcome == "skipped"]
     left_out = [one.name for one in results if one.outcome == "left out"]
     lines += [
-        f"{prefix} is to be left out, and no test begins so"
-        for prefix in row.left_out
-        if not any(name.startswith(prefix) for name in left_out)
+        f"{key} is to be left out, and there is no such test"
+        for key in row.left_out
+        if not any(leaves_out(key, name) for name in left_out)
     ]
     if len(left_out) != row.num_left_out:
         lines.append(f"{len(left_out)} tests were left out, on record are {row.num_left_out}")

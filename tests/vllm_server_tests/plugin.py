@@ -1,6 +1,6 @@
 """pytest's plugin in the process that runs a file of vLLM's tests: selects the tests of the server, writes results.
 
-A test is one of the server if it starts one: itself, or by a fixture.
+A test is one of the server if it starts one, or has a fixture that does or is named so.
 """
 
 import inspect
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.vllm_server_tests.left_out_names import leaves_out
 from tests.vllm_server_tests.plugin_variables import LEFT_OUT, RESULTS
 from tests.vllm_server_tests.pooled_names import HfRunner
 from tests.vllm_server_tests.stand_ins import install_stand_ins
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped: list[pytest.Item] = []
     for item in items:
         chosen = _starts_a_server(item)
-        if chosen and any(_name(item).startswith(prefix) for prefix in left_out):
+        if chosen and any(leaves_out(key, _name(item)) for key in left_out):
             chosen = False
             _write(_name(item), "left out", "")
         (kept if chosen else dropped).append(item)
@@ -48,6 +49,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def _starts_a_server(item: pytest.Item) -> bool:
     fixtures: dict[str, Any] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    if any(name.endswith("server") for name in fixtures):
+        return True
     functions = [one.func for found in fixtures.values() for one in found] + [item.function]  # type: ignore[attr-defined]
     return any("Remote" in source and "Server(" in source for source in map(_source, functions))
 

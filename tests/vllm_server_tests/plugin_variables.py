@@ -3,7 +3,7 @@
 RESULTS = "PDSERVE_SERVER_TESTS_RESULTS"
 """The file for results, a JSON object a line."""
 LEFT_OUT = "PDSERVE_SERVER_TESTS_LEFT_OUT"
-"""A JSON list: the tests that do not run, by the beginnings of their names."""
+"""A JSON list: the tests that do not run (left_out_names.py)."""
 MODELS = "PDSERVE_SERVER_TESTS_MODELS"
 """A JSON object: the kind of the model that stands for each name, and for all others by `*`."""
 WAY = "PDSERVE_SERVER_TESTS_WAY"

@@ -25,6 +25,8 @@ WAYS = {
 }
 _ADAPTERS = {"--enable-lora": 0, "--lora-modules": 1, "--max-lora-rank": 1, "--max-cpu-loras": 1, "--max-loras": 1}
 """Flags that are left out, with the number of their values: pdserve refuses them, and most tests use none."""
+_STORES = "VLLM_ENABLE_RESPONSES_API_STORE"
+"""The variable for what a flag of pdserve enables."""
 _KV = "--kv-cache-memory=512MiB"
 _START_S, _STOP_S, _POLL_S = 600.0, 120.0, 0.1
 
@@ -98,11 +100,12 @@ class RemoteServer:
         return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 600.0, **settings}
 
     def _start(self, model: str, flags: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        store = (f"--responses-store={self._folder / 'responses'}",) if _STORES in environ else ()
         ours = {LEFT_OUT, MODELS, RESULTS, WAY}
         names = () if "--served-model-name" in flags else ("--served-model-name", model)
         command = [
             sys.executable, "-P", "-m", "pdserve", *WAYS[os.environ[WAY]], "--model", str(model_folder(model)),
-            *flags, *names, _KV,
+            *flags, *names, *store, _KV,
         ]  # fmt: skip
         print(" ".join(command))
         with self._log.open("wb") as output:

@@ -46,6 +46,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             full = f"{module.__name__}.{name}"
             if full in self._names:
                 return self._names[full]
+            if any(known.startswith(f"{full}.") for known in self._names):
+                return importlib.import_module(full)
             return _NeverUsed(name, (), {"__qualname__": full, "__module__": module.__name__})
 
         module.__getattr__ = find  # type: ignore[method-assign]

@@ -1,0 +1,89 @@
+"""The record of vLLM's tests of routes that generate text, and of those for every model."""
+
+from tests.vllm_server_tests.server_file import (
+    ADAPTERS,
+    ANSWER,
+    CHANCE,
+    COHERE_EMBED,
+    SCRIPTED,
+    SMALL,
+    VECTORS,
+    VOCABULARY,
+    WORDS,
+    ServerFile,
+)
+
+_CHAT = "openai/chat_completion/"
+_TRANSFER = "`kv_transfer_params` belongs to the cluster: clients may not set it"
+_ORCA = "the header `endpoint-load-metrics` (ORCA) is not sent"
+_REQUEST_ID = "`X-Request-Id` is always sent, and begins with `req-`"
+
+TEXT_FILES: dict[str, ServerFile] = {
+    "anthropic/test_messages.py": ServerFile(
+        6, SCRIPTED,
+        {"test_anthropic_streaming_cache_usage": "`cache_creation_input_tokens` is 0: what is cached is not counted"},
+    ),
+    f"{_CHAT}test_chat.py": ServerFile(
+        0, SMALL,
+        left_out={
+            **{
+                f"test_{name}[zephyr-lora]": ADAPTERS
+                for name in (
+                    "no_logprobs_chat", "zero_logprobs_chat", "some_logprobs_chat", "too_many_chat_logprobs",
+                    "single_chat_session", "chat_streaming", "chat_completion_stream_options",
+                )
+            },
+            "test_more_than_one_prompt_logprobs_chat": ANSWER,
+            "test_single_chat_session[Hugging": VOCABULARY,
+            "test_structured_outputs_choice_chat": CHANCE,
+            "test_structured_outputs_regex_chat": CHANCE,
+            "test_response_format_json_object": ANSWER,
+            "test_response_format_json_schema": ANSWER,
+            "test_complex_message_content": ANSWER,
+        },
+        num_left_out=14,
+    ),
+    f"{_CHAT}test_chat_completion.py": ServerFile(
+        6,
+        failing={
+            "test_kv_transfer_prompt_token_ids_round_trip": _TRANSFER,
+            "test_kv_transfer_prompt_token_ids_streaming": _TRANSFER,
+        },
+    ),
+    f"{_CHAT}test_chat_logit_bias_validation.py": ServerFile(5),
+    f"{_CHAT}test_enable_force_include_usage.py": ServerFile(1),
+    f"{_CHAT}test_include_reasoning.py": ServerFile(6, SCRIPTED),
+    f"{_CHAT}test_logprob_token_ids.py": ServerFile(5),
+    "openai/completion/test_completion.py": ServerFile(22),
+    "openai/completion/test_prompt_validation.py": ServerFile(1, failing={"test_empty_prompt": WORDS}),
+    "openai/test_chunked_prompt.py": ServerFile(2),
+    "openai/responses/test_basic.py": ServerFile(
+        3, SCRIPTED,
+        left_out={"test_simple_input": ANSWER, "test_instructions": ANSWER, "test_chat": ANSWER},
+        num_left_out=3,
+    ),
+    "openai/responses/test_simple.py": ServerFile(
+        9, SCRIPTED,
+        {
+            "test_enable_response_messages[Qwen/Qwen3-8B]": (
+                "`enable_response_messages` is refused: `/tokenize` returns a conversation's tokens"
+            )
+        },
+    ),
+    "serve/instrumentator/test_orca_metrics.py": ServerFile(
+        1,
+        failing={
+            "test_chat_completion_with_orca_header[True]": _ORCA,
+            "test_completion_with_orca_header[True]": _ORCA,
+        },
+    ),
+    "serve/middleware/test_optional_middleware.py": ServerFile(
+        6, VECTORS,
+        {
+            "test_no_request_id_header": _REQUEST_ID,
+            "test_enable_request_id_header[--enable-request-id-headers]": _REQUEST_ID,
+            "test_v2_endpoint_accepts_valid_api_token[server0]": COHERE_EMBED,
+        },
+    ),
+    "serve/tokenize/test_tokenization.py": ServerFile(9, SMALL),
+}  # fmt: skip
