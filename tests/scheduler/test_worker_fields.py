@@ -144,6 +144,7 @@ def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
         ("/pooling", {"input": TEXT}, NO_VECTORS, "input"),
         ("/v1/score", {"text_1": TEXT, "text_2": TEXT}, NO_VECTORS, "input"),
         ("/v1/rerank", {"query": TEXT, "documents": [TEXT]}, NO_VECTORS, "input"),
+        ("/v1/metaserver", {"do_remote_decode": True}, "no such path", None),
         ("/classify", {"input": TEXT}, "/classify needs one that", "model"),
         (
             "/inference/v1/generate", {"token_ids": [5], "kv_transfer_params": {"remote_host": "h"}},
@@ -153,7 +154,7 @@ def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
 )  # fmt: skip
 @pytest.mark.anyio
 async def test_what_is_refused_reaches_no_worker(
-    path: str, fields: dict[str, Any], message: str, param: str, model_folder: Path
+    path: str, fields: dict[str, Any], message: str, param: str | None, model_folder: Path
 ) -> None:
     async with served(model_folder) as (client, cluster):
         response = await client.post(path, json={"model": str(model_folder), "temperature": 0, **fields})
