@@ -15,6 +15,7 @@ from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.load.loads import InstanceLoad
+from scheduler.mailbox import Mailbox
 from scheduler.prompt_on_instance import PromptOnInstance, PromptStep, SessionLost
 from scheduler.starvation import Slowness
 from telemetry.logs import EventLogger
@@ -76,7 +77,7 @@ class Instance:
         self.link_answers = LinkAnswers()
         self._session = session
         self._limits = limits
-        self._outbox: asyncio.Queue[Command] = asyncio.Queue()
+        self._outbox = Mailbox[Command]()
         self._prompts: dict[str, PromptOnInstance] = {}
         self._suspicion_changed = suspicion_changed
         self._lost: InstanceLost | None = None
@@ -181,7 +182,7 @@ class Instance:
     def post(self, command: Command) -> None:
         """Queue a command without waiting."""
         if self._lost is None:
-            self._outbox.put_nowait(command)
+            self._outbox.put(command)
 
     async def run(self, events: AsyncIterator[Event]) -> None:
         """Serve the session until it is over, then notify every prompt. Raises InstanceLost."""
@@ -246,9 +247,7 @@ class Instance:
 
     async def _send(self) -> None:
         while True:
-            commands = [await self._outbox.get()]
-            while not self._outbox.empty():
-                commands.append(self._outbox.get_nowait())
+            commands = await self._outbox.take()
             self._sending_since = self._run_time()  # checked by _watch: a timer for each message is costly
             await self._session.send(*commands)
             self._sending_since = None

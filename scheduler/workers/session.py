@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from scheduler.mailbox import Mailbox
 from scheduler.workers.answers import SequenceStream
 from scheduler.workers.callbacks import Callback
 from scheduler.workers.failure import failure_of
@@ -89,8 +90,8 @@ class WorkerSession:
             max_abandoned_tokens=description.prefill_chunk_size,
         )  # fmt: skip
         self._step: list[TokenOutput] = []
-        self._events: asyncio.Queue[Event | list[TokenOutput] | InstanceLost | None] = asyncio.Queue()
-        self._events.put_nowait(SessionOpen(description.instance_id, description.epoch, load))
+        self._events = Mailbox[Event | list[TokenOutput] | InstanceLost | None]()
+        self._events.put(SessionOpen(description.instance_id, description.epoch, load))
         self._prompts: dict[str, asyncio.Task[None]] = {}
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._poll_now, self._polled = asyncio.Event(), asyncio.Event()
@@ -107,12 +108,15 @@ class WorkerSession:
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield events until the session ends. Raises InstanceLost when the worker is gone."""
-        while (event := await self._events.get()) is not None:
-            if isinstance(event, InstanceLost):
-                raise event
-            if isinstance(event, list):
-                self._step, event = [], Step(tuple(event), None)
-            yield event
+        while True:
+            for event in await self._events.take():
+                if event is None:
+                    return
+                if isinstance(event, InstanceLost):
+                    raise event
+                if isinstance(event, list):
+                    self._step, event = [], Step(tuple(event), None)
+                yield event
 
     def look_now(self) -> None:
         """Read the load at once: a connection broke, and the worker may be gone."""
@@ -125,7 +129,7 @@ class WorkerSession:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._events.put_nowait(None)
+        self._events.put(None)
         await self._http.close()
 
     def _handle(self, command: Command) -> None:
@@ -242,12 +246,12 @@ class WorkerSession:
             )  # fmt: skip
 
     def _emit(self, event: Event) -> None:
-        self._events.put_nowait(event)
+        self._events.put(event)
 
     def _emit_tokens(self, tokens: list[TokenOutput]) -> None:
         """Add to the step not yet read: the tokens that arrive in one turn of the loop are one step."""
         if tokens and not self._step:
-            self._events.put_nowait(self._step)
+            self._events.put(self._step)
         self._step += tokens
 
     async def _look(self) -> None:
@@ -285,6 +289,6 @@ class WorkerSession:
                 self._emit(Heartbeat(self._progress.judged(load)))
         except PdserveError as error:
             self._over = True
-            self._events.put_nowait(InstanceLost(str(error)))
+            self._events.put(InstanceLost(str(error)))
             polled.set()
             self._polled.set()
