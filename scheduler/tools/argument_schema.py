@@ -27,6 +27,7 @@ def check_schema(schema: Any, path: str) -> None:
         raise InvalidRequest(f"{path} is not a JSON schema: it must be an object", path)
     if schema.get("type", "object") != "object":
         raise InvalidRequest(f'{path}.type must be "object": arguments are one', f"{path}.type")
+    followed = set[int]()
     for where, part in subschemas(schema, path):
         _check_keywords(part, where)
         if (kind := part.get("type")) is not None:
@@ -39,6 +40,7 @@ def check_schema(schema: Any, path: str) -> None:
                 f"{where}.$ref is {str(reference)[:100]!r}; it must be within the schema, as #/$defs/name",
                 f"{where}.$ref",
             )
+        _follow(schema, part, f"{where}.$ref", followed)
 
 
 def subschemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -81,6 +83,19 @@ def target_of(value: Any, path: str, reference: str) -> tuple[str, Any]:
         else:
             value = value.get(name) if isinstance(value, dict) else None
     return path, value
+
+
+def _follow(schema: dict[str, Any], part: Any, path: str, followed: set[int]) -> None:
+    """Refuse a reference to nothing, or through references alone to itself; `followed` has parts known to be none."""
+    chain: dict[int, Any] = {}
+    while isinstance(part, dict) and isinstance(reference := part.get("$ref"), str) and id(part) not in followed:
+        if id(part) in chain:
+            raise InvalidRequest(f"{path} leads back to itself", path)
+        chain[id(part)] = part
+        part = schema if reference == "#" else target_of(schema, "", reference)[1]
+        if len(chain) == 1 and not isinstance(part, (dict, bool)):
+            raise InvalidRequest(f"{path} is {reference[:100]!r}, and the schema has no schema there", path)
+    followed.update(chain)
 
 
 def _check_keywords(schema: Mapping[str, Any], path: str) -> None:

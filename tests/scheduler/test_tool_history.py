@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 SHOWS = "{{ messages | tojson }}|{{ tools | tojson }}"
 LOOPS = "{% for m in messages %}{% for part in m.content %}{{ part }}{% endfor %}{% endfor %}" + SHOWS
 USER = {"role": "user", "content": "Weather in Paris?"}
+TREE = {"properties": {"l": {"$ref": "#"}, "r": {"$ref": "#/properties/l"}}, "required": None}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "weather", "description": "Look it up", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": WEATHER}
@@ -107,6 +108,7 @@ async def test_results_stay_texts_for_a_template_of_parts(serve: Any, make_model
         ({"tools": [{"type": "function", "extra": 1, "function": {"name": "f", "x": 1}}]}, tools_read()),
         ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {}}}]},
          tools_read(parameters={}, strict=True)),
+        ({"tools": [{"function": {"name": "f", "parameters": TREE}}]}, tools_read(parameters=TREE)),
         ({"tools": None}, None),
     ],
 )  # fmt: skip
@@ -157,6 +159,10 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     (parameters(properties={"a": {"$ref": None}}), f"{PARAMETERS}.properties.a.$ref"),
     (parameters(items={"$ref": "#anchor"}), f"{PARAMETERS}.items.$ref"),
     (parameters(items={"$ref": "#/x/y"}, x={"y": {"$ref": "#a"}}), f"{PARAMETERS}.x.y.$ref"),
+    (parameters(items={"$ref": "#/$defs/none"}), f"{PARAMETERS}.items.$ref"),
+    (function(parameters={"$ref": "#"}), f"{PARAMETERS}.$ref"),
+    (parameters(properties={"a": {"$ref": "#/properties/a"}}), f"{PARAMETERS}.properties.a.$ref"),
+    (parameters(**{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), f"{PARAMETERS}.$defs.a.$ref"),
     (parameters(properties=[]), f"{PARAMETERS}.properties"),
     (parameters(properties={"a": 1}), f"{PARAMETERS}.properties.a"),
     (parameters(properties={"a": {"items": "string"}}), f"{PARAMETERS}.properties.a.items"),
