@@ -13,6 +13,7 @@ from batch.app_backend import AppBackend
 from batch.backend import BatchBackend
 from batch.job import BatchJob
 from batch.prepared_job import prepare
+from batch.request_line import ENDPOINTS
 from batch.runner import run_batch
 from batch.url_backend import UrlBackend
 from testing.scheduler.scripted_dispatcher import ScriptedDispatcher
@@ -20,6 +21,7 @@ from tests.batch.app_server import DEADLINE_S, serving
 from tests.batch.real_app import NAME, real_app
 from tests.batch.scripted import AT_ONCE, ignore, read_lines, write_lines
 from tests.scheduler.conftest import write_model
+from tests.scheduler.test_embeddings import write_architecture
 from wire.errors import Overloaded
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +53,14 @@ def vector_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_model(tmp_path_factory.mktemp("encoder"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two classes."""
+    folder = write_model(tmp_path_factory.mktemp("classifier"))
+    write_architecture(folder, "Qwen3ForSequenceClassification", id2label={"0": "bad", "1": "good"})
     return folder
 
 
@@ -109,6 +119,19 @@ async def test_all_endpoints_are_answered_in_one_file_in_order(
     assert len(lines[7]["response"]["body"]["choices"]) == 2
 
 
+async def test_each_endpoint_may_be_that_of_a_line(text_model: Path, classifier: Path, tmp_path: Path) -> None:
+    query = {"query": "hello", "documents": ["world"]}
+    more = (("/rerank", query), ("/v1/rerank", query), ("/v2/embed", {"texts": ["hello"]}))
+    classify = ("/classify", {"input": "hello"})
+    async with _backend_and_cluster(text_model) as (backend, _):
+        lines = await _run(_job(tmp_path, *more), backend)
+    async with _backend_and_cluster(classifier) as (backend, _):
+        lines += await _run(_job(tmp_path, classify), backend)
+
+    assert [line["response"]["status_code"] for line in lines] == [200] * 4, lines
+    assert {url for url, _ in (*GOOD, *more, classify)} == set(ENDPOINTS)
+
+
 async def test_an_app_and_a_server_give_the_same_lines(text_model: Path, tmp_path: Path) -> None:
     files = []
     for by_url in (False, True):
@@ -135,6 +158,28 @@ async def test_a_line_may_call_tools(text_model: Path, tmp_path: Path, text: str
     (call,) = lines[0]["response"]["body"]["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
     assert lines[1]["response"]["body"]["error"]["param"] == "tools"
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "kind"),
+    [
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 99, "tools": [{"name": "f", "input_schema": {}}],
+                          "tool_choice": {"type": "any"}}, "tool_use"),
+        ("/v1/responses", {"input": "hello", "tools": [{"type": "function", "name": "f"}], "tool_choice": "required"},
+         "function_call"),
+    ],
+)  # fmt: skip
+async def test_a_line_of_another_api_may_call_tools(
+    text_model: Path, tmp_path: Path, url: str, body: dict[str, Any], kind: str
+) -> None:
+    text = '[{"name": "f", "parameters": {"a": 1}}]'
+    async with _backend_and_cluster(text_model, text=text) as (backend, _):
+        (line,) = await _run(_job(tmp_path, (url, body)), backend)
+
+    answer = line["response"]["body"]
+    (call,) = answer.get("content") or answer["output"]
+    assert (call["type"], call["name"]) == (kind, "f")
+    assert call.get("input") or json.loads(call["arguments"]) == {"a": 1}
 
 
 async def test_a_line_may_think(text_model: Path, tmp_path: Path) -> None:

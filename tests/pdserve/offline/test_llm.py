@@ -153,6 +153,22 @@ def test_a_chat_gives_the_servers_answer_and_the_rendered_prompt(local: LLM, ora
         local.chat(CHAT, continue_final_message=True)
 
 
+def test_tools_calls_and_results_reach_the_template(local: LLM) -> None:
+    function = {"name": "now", "parameters": {"type": "object"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
+    turns = [
+        *CHAT,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+    ]
+    template = "{{ [tools[0].function.name, messages[-2].tool_calls[0].function.arguments, messages[-1]] | tojson }}"
+    (output,) = local.chat(
+        turns, GREEDY, tools=[{"type": "function", "function": function}], chat_template=template
+    )  # fmt: skip
+
+    assert json.loads(output.prompt or "") == ["now", {"zone": "UTC"}, turns[-1]]
+
+
 def test_fields_reach_the_engine(local: LLM) -> None:
     choice = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["fox", "dog"]))
     banned = SamplingParams(temperature=0, max_tokens=4, logit_bias={7: 100.0})
