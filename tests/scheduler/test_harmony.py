@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from scheduler.tools.call_reader import StepParser
 from scheduler.tools.parsers.harmony import MARKERS, harmony
+from tests.scheduler.test_reasoning_parsers import each_cut, split
 from tests.scheduler.test_tool_calls import AUTO, PARIS, answers, shown
 from tests.scheduler.test_tool_parsers import Made, check_every_cut, parsed
 
@@ -92,6 +93,17 @@ def test_messages_are_those_of_openais_own_parser() -> None:
             assert ours == OURS.get(row["text"]), row["text"]
 
     assert differ == set(OURS)
+
+
+def test_thinking_is_that_of_openais_own_parser_however_cut() -> None:
+    for row in ROWS:
+        if row["group"] == "malformed" or row["messages"] is None:
+            continue
+        thinking = "".join(text for channel, to, text in row["messages"] if (channel, to) == ("analysis", None))
+        for pieces in ([row["text"]], *each_cut(row["text"])):
+            reasoning, rest = split("openai_gptoss", pieces)
+            assert reasoning == thinking, pieces
+            assert parsed(make, [rest]) == parsed(make, [row["text"]])
 
 
 def test_any_messages_are_read_the_same_however_cut() -> None:
