@@ -141,6 +141,7 @@ async def test_an_app_and_a_server_give_the_same_lines(text_model: Path, tmp_pat
     assert files[0] == files[1]
 
 
+@pytest.mark.covers("B.tools.8")
 @pytest.mark.parametrize(
     ("text", "choice"),
     [
@@ -160,6 +161,7 @@ async def test_a_line_may_call_tools(text_model: Path, tmp_path: Path, text: str
     assert lines[1]["response"]["body"]["error"]["param"] == "tools"
 
 
+@pytest.mark.covers("B.tools.8")
 @pytest.mark.parametrize(
     ("url", "body", "kind"),
     [

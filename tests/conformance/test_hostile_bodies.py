@@ -48,7 +48,7 @@ SCHEMAS: list[Any] = [
 TOOLS = [{"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]} for schema in SCHEMAS]
 
 
-@pytest.mark.covers("B.errors.2", "B.errors.3")
+@pytest.mark.covers("B.errors.2", "B.errors.3", "B.tools.10")
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
 def test_a_hostile_tool_is_400_and_harms_no_later_request(served: Served, choice: Any) -> None:
     before = served.text()

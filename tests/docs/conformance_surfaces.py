@@ -26,6 +26,20 @@ SURFACES: dict[str, dict[int, str]] = {
         8: "continue_final_message, never together with add_generation_prompt", 9: "documents", 10: "echo",
         11: "messages[].reasoning and reasoning_content are one", 12: "unknown fields are ignored",
     },
+    "B.tools": {
+        1: "calls and results of a conversation, and tools, reach the chat template",
+        2: "calls that the model decides on, in each format, whole and streamed", 3: "stop strings within a call",
+        4: "a call cut by max_tokens", 5: "ids of calls are the same when a request is repeated",
+        6: "a call goes on when its decode instance is killed", 7: "calls over workers, one of which fails",
+        8: "calls in lines of a batch", 9: "right, cut and malformed texts as vLLM's and OpenAI's parsers read them",
+        10: "tools with bad schemas, names or numbers are 400 with the path",
+    },
+    "B.reasoning": {
+        1: "thinking before content and calls, in each format, whole and streamed",
+        2: "as vLLM's and OpenAI's parsers find it, however cut", 3: "its tokens in usage",
+        4: "thinking_token_budget, also after a hand-off or a retry", 5: "a form or a forced call after it",
+        6: "include_reasoning and separate_reasoning",
+    },
     "B.completion": {
         1: "four forms of a prompt, choices prompt-major", 2: "echo with logprobs; max_tokens 0 is the prompt alone",
         3: "max_tokens null is 16", 4: "best_of", 5: "truncation_side", 6: "bad_words", 7: "an empty prompt is 400",

@@ -112,6 +112,7 @@ def test_a_budget_ends_the_thinking_of_its_own_prompt() -> None:
         assert answers.tokens[name, 0] == wanted(prompt(name, 9))
 
 
+@pytest.mark.covers("B.reasoning.4")
 @pytest.mark.usefixtures("runs_ahead")
 @pytest.mark.parametrize("budget", [0, 3, None])
 def test_thinking_goes_on_after_a_hand_off_or_a_retry(budget: int | None) -> None:

@@ -68,6 +68,7 @@ def calls_of(choice: Any) -> list[tuple[str, str]]:
 EXPECTED = [("weather", '{"city":"Paris"}'), ("now", "{}")]
 
 
+@pytest.mark.covers("B.tools.2", "B.tools.3")
 @pytest.mark.anyio
 @over_http
 @pytest.mark.parametrize("name", FORMATS)
@@ -99,6 +100,7 @@ async def test_a_text_that_begins_as_a_marker_is_content(serve: Any, special: Pa
     assert shown(whole) == shown(streamed) == [(text, [], None, "stop")]
 
 
+@pytest.mark.covers("B.tools.4")
 @pytest.mark.anyio
 @over_http
 @pytest.mark.parametrize("name", FORMATS)
@@ -116,6 +118,7 @@ async def test_a_call_cut_by_max_tokens_has_the_arguments_so_far(serve: Any, spe
     assert has_partial
 
 
+@pytest.mark.covers("B.tools.5")
 @pytest.mark.anyio
 @over_http
 @pytest.mark.parametrize("name", FORMATS)
@@ -212,6 +215,7 @@ async def pieces_of(tokens: Tokens, name: str, killed_after: int) -> list[TextPi
     return pieces
 
 
+@pytest.mark.covers("B.tools.6")
 @pytest.mark.parametrize("name", FORMATS)
 @virtual
 async def test_a_call_goes_on_when_its_decode_is_killed(
@@ -231,6 +235,7 @@ async def test_a_call_goes_on_when_its_decode_is_killed(
         assert resumed[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.covers("B.tools.7")
 @pytest.mark.anyio
 @over_http
 @pytest.mark.parametrize("name", FORMATS)

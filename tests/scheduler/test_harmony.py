@@ -78,6 +78,7 @@ def made_of(messages: list[Any]) -> Made:
     return content, calls
 
 
+@pytest.mark.covers("B.tools.9")
 def test_messages_are_those_of_openais_own_parser() -> None:
     differ = set()
     for row in ROWS:
@@ -95,6 +96,7 @@ def test_messages_are_those_of_openais_own_parser() -> None:
     assert differ == set(OURS)
 
 
+@pytest.mark.covers("B.reasoning.2")
 def test_thinking_is_that_of_openais_own_parser_however_cut() -> None:
     for row in ROWS:
         if row["group"] == "malformed" or row["messages"] is None:

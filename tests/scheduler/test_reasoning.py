@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_reasoning_model(tmp_path_factory.mktemp("reasoning-model"))
 
 
+@pytest.mark.covers("B.reasoning.1")
 @pytest.mark.parametrize(
     ("parser", "text", "fields", "options", "expected"),
     [
@@ -102,6 +103,7 @@ async def test_thinking_comes_before_content_and_calls(
             assert shown(whole) == [expected]
 
 
+@pytest.mark.covers("B.reasoning.3")
 async def test_every_cut_of_an_answer_is_counted(serve: Any, folder: Path) -> None:
     text = f"<think>\nHm.</think>Sure. {CALL}"
     num_thinking = len(Tokenizer.from_file(f"{folder}/tokenizer.json").encode("\nHm.").ids)
@@ -151,6 +153,7 @@ async def test_log_probabilities_are_of_every_token(serve: Any, folder: Path) ->
     assert hidden["usage"] == whole["usage"]
 
 
+@pytest.mark.covers("B.reasoning.6")
 async def test_hidden_thinking_leaves_the_tokens_of_held_back_content(serve: Any, folder: Path) -> None:
     fields = {"logprobs": True, "include_reasoning": False, "stop": "abX"}
     whole, streamed, _ = await ask(serve, folder, "Hm.</think>ab<think>c</think>d", fields, parser="glm45")
@@ -168,6 +171,7 @@ async def test_without_a_parser_thinking_is_content(serve: Any, folder: Path) ->
     assert "completion_tokens_details" not in whole["usage"]
 
 
+@pytest.mark.covers("B.reasoning.6")
 @pytest.mark.parametrize(
     ("parser", "text", "fields", "expected"),
     [

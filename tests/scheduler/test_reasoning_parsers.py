@@ -41,6 +41,7 @@ def split(
     return ["".join(one.reasoning for one in made), "".join(one.content for one in made)]
 
 
+@pytest.mark.covers("B.reasoning.2")
 @pytest.mark.parametrize("name", ["deepseek_r1", "glm45", "granite", "mistral", "qwen3"])
 def test_thinking_is_as_vllm_finds_it(name: str) -> None:
     rows = [row for row in TABLE if row["name"] == name]
@@ -66,6 +67,7 @@ def each_cut(text: str) -> Iterable[list[str]]:
         yield [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+@pytest.mark.covers("B.reasoning.2")
 @pytest.mark.parametrize("name", ["deepseek_r1", "glm45", "granite", "mistral", "qwen3"])
 def test_thinking_is_the_same_however_cut(name: str) -> None:
     for row in TABLE[::3]:  # also those of other formats

@@ -74,6 +74,7 @@ async def test_the_engine_gets_what_limits_the_thinking(
     assert (thinking.is_open, thinking.num_before, thinking.budget) == (is_open, num_before, budget)
 
 
+@pytest.mark.covers("B.reasoning.5")
 @pytest.mark.parametrize(
     ("parser", "fields", "text", "expected"),
     [

@@ -50,6 +50,7 @@ def both(row: Row) -> list[tuple[str, list[tuple[str, Any]]]]:
     return [comparable(row["whole"]), comparable(row.get("streamed", row["whole"]))]
 
 
+@pytest.mark.covers("B.tools.9")
 @pytest.mark.parametrize("name", FORMATS)
 def test_right_texts_are_read_as_in_vllm(name: str) -> None:
     for row in rows(name, "right"):
@@ -75,6 +76,7 @@ def test_a_cut_answer_is_the_beginning_of_the_whole_one(name: str) -> None:
                 assert calls[len(cut_calls) - 1][1].startswith((cut_calls[-1][1], begun_marker))
 
 
+@pytest.mark.covers("B.tools.9")
 @pytest.mark.parametrize("name", FORMATS)
 def test_cut_texts_have_the_complete_calls_that_vllm_has(name: str) -> None:
     for row in rows(name, "cut"):
@@ -167,6 +169,7 @@ OURS: dict[str, dict[str, Made]] = {
 """Our results where vLLM drops text, ends a call at a marker within a text, or reads it differently when streamed."""
 
 
+@pytest.mark.covers("B.tools.9")
 @pytest.mark.parametrize("name", FORMATS)
 def test_malformed_texts_are_read_as_in_vllm_or_stay_content(name: str) -> None:
     known = OURS.get(name, {})

@@ -53,6 +53,7 @@ async def rendered(served: Any, body: dict[str, Any]) -> tuple[Any, Any]:
     return json.loads(messages), json.loads(tools)
 
 
+@pytest.mark.covers("B.tools.1")
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
@@ -99,6 +100,7 @@ async def test_results_stay_texts_for_a_template_of_parts(serve: Any, make_model
     assert [message["content"] for message in messages[1:]] == [[], "18 degrees"]
 
 
+@pytest.mark.covers("B.tools.1")
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -190,6 +192,7 @@ BAD_MESSAGES: list[tuple[list[Any], str]] = [
 ]
 
 
+@pytest.mark.covers("B.tools.10")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [*BAD_TOOLS, *(({"messages": [USER, *bad]}, param) for bad, param in BAD_MESSAGES)],

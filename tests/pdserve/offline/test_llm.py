@@ -95,6 +95,7 @@ def with_markers(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.covers("B.reasoning.4")
 def test_thinking_has_a_budget_and_stays_in_the_text(tmp_path: Path) -> None:
     folder = with_markers(tmp_path / "model")
     end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("</think>")
@@ -153,6 +154,7 @@ def test_a_chat_gives_the_servers_answer_and_the_rendered_prompt(local: LLM, ora
         local.chat(CHAT, continue_final_message=True)
 
 
+@pytest.mark.covers("B.tools.1")
 def test_tools_calls_and_results_reach_the_template(local: LLM) -> None:
     function = {"name": "now", "parameters": {"type": "object"}}
     call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
