@@ -37,6 +37,7 @@ PARTS = {
         "ranktable_tools",
     ),
     "commands": ("pdserve", "conformance", "docs", "scripts", "benchmarks"),
+    "clients": ("clients",),
     "cluster": ("cluster", "deploy", "ray"),
     "faults": ("faults",),
     "workers": ("workers",),
