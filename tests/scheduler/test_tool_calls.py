@@ -156,7 +156,7 @@ CUT = 'Sure. <tool_call>{"name": "weather", "arguments": {"city": "Par'
         ("Paris b" + CALLED, AUTO | {"stop": "Paris", "min_tokens": 99}, 0, ("Paris b", [PARIS], None, "tool_calls")),
         (CALLED + " User: " + CALLED, AUTO | {"stop": ["User:"]}, 0, ("", [PARIS], None, "tool_calls")),
         (CALLED + "\nObservation: warm", AUTO | {"stop": "vation"}, 999, ("", [PARIS], None, "tool_calls")),
-        (CALLED + " Us" + CALLED + "er: ", AUTO | {"stop": "User:"}, 0, ("", [PARIS, PARIS], None, "tool_calls")),
+        (f"{CALLED} Us{CALLED}er: {CALLED}", AUTO | {"stop": "User:"}, 0, ("", [PARIS] * 3, None, "tool_calls")),
         ("<tool_call>no</tool_call>", AUTO, 0, ("<tool_call>no</tool_call>", [], None, "stop")),
         ("x <tool_", AUTO, 0, ("x <tool_", [], None, "stop")),
         (CUT, AUTO, 999, ("Sure. ", [PARIS | {"arguments": '{"city": "Par'}], None, "length")),

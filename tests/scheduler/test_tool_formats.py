@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.tools.call_reader import StepParser
+from scheduler.tools.call_reader import MAX_HEAD_CHARS, StepParser
 from scheduler.tools.definitions import schemas_by_name
 from scheduler.tools.deltas import ToolCallParser
 from scheduler.tools.parsers.registry import CALL_FORMATS
@@ -273,3 +273,20 @@ def test_a_list_that_is_no_call_is_not_held_back() -> None:
     sent = [parser.push(sign).content for sign in "[a link](https://example.org)"]
 
     assert "".join(sent[:5]) == "[a li"
+
+
+HARD = (
+    "[f(", "<tool_call>", "</tool_call>", "{", "[", "\\", '"', "'", " ", "functions.f:0", "1, ", '{"name": "f", ',
+    "<function=f><parameter=", "<tool_call>f<arg_key>", "[TOOL_CALLS]", "<｜tool▁sep｜>", "<|channel|>", "é",
+)  # fmt: skip
+"""What a model may repeat without an end."""
+
+
+@pytest.mark.parametrize("name", sorted({FORMATS[name].parser for name in FORMATS} | {"openai"}))
+def test_the_text_that_waits_to_be_read_is_bounded(name: str) -> None:
+    """So the work for a token is bounded too: a step looks at this text."""
+    for text in HARD:
+        parser = StepParser(CALL_FORMATS[name].steps, schemas_by_name(TOOLS))
+        for at in range(0, 4 * MAX_HEAD_CHARS, 4):
+            parser.push((text * 2 * MAX_HEAD_CHARS)[at : at + 4])
+            assert len(parser._reader.text) <= MAX_HEAD_CHARS + 4, text
