@@ -9,8 +9,8 @@ import orjson
 from batch.lines import json_name
 
 ENDPOINTS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score", "/score",
-    "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v2/embed",
+    "/v1/score", "/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling",
 )  # fmt: skip
 """The paths that a line may have as its `url`."""
 

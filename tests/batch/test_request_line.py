@@ -10,7 +10,7 @@ from tests.batch.scripted import line
 
 MANY = (
     "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, "
-    "/v1/embeddings, /v1/score, /score, /rerank, /v1/rerank, /v2/rerank, /classify, /pooling"
+    "/v1/embeddings, /v2/embed, /v1/score, /score, /rerank, /v1/rerank, /v2/rerank, /classify, /pooling"
 )
 
 

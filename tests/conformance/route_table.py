@@ -112,6 +112,9 @@ ROWS = (
         "sampling_params": {"max_tokens": 30, "temperature": 0, "ignore_eos": True, "logprobs": 1},
     }, 9),
     RouteRow("embeddings", "/v1/embeddings", "vectors of two texts", {"input": ["hello", "the quick brown fox"]}, None),
+    RouteRow("cohere", "/v2/embed", "vectors as numbers and as bits", {
+        "texts": ["hello", "the quick brown fox"], "embedding_types": ["float", "ubinary"],
+    }, None),
     RouteRow("score", "/v1/score", "a text against two", {"text_1": "hello", "text_2": ["hello", "the fox"]}, None),
     RouteRow("rerank", "/v2/rerank", "two documents", {"query": "hello", "documents": ["the fox", "hello"]}, None),
     RouteRow("pooling", "/pooling", "a vector for each token", {"input": "hello", "task": "token_embed"}, None),
