@@ -28,7 +28,7 @@ settings.load_profile("no deadlines")
 # Before torch is imported, and for processes that tests start: waiting threads leave the cores to other processes.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-SHARED = ("tests/conformance/", "tests/cluster/")
+SHARED = ("tests/conformance/", "tests/clients/", "tests/cluster/")
 """Folders whose files share clusters; each folder runs on one worker."""
 APART = "tests/vllm_server_tests/test_vllm_files.py"
 """Each test of it runs a file, in processes of its own, on any worker."""

@@ -72,10 +72,16 @@ def serving(model: Path, folder: Path, flags: Sequence[str]) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a scheduler before one prefill and one decode instance."""
-    folder = tmp_path_factory.mktemp("pair")
+    with serving_pair(model, tmp_path_factory.mktemp("pair"), FLAGS) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving_pair(model: Path, folder: Path, flags: Sequence[str]) -> Iterator[str]:
+    """Run a prefill instance, a decode instance, and a scheduler with these flags; yield its URL."""
     with GuideCluster(folder, model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS) as cluster:
         cluster.start(*cluster.names)
-        cluster.start("scheduler", flags=FLAGS)
+        cluster.start("scheduler", flags=flags)
         cluster.wait_ready()
         yield cluster.client.base_url
         cluster.wait_idle()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conformance.route_table import ROWS, WAYS, RouteRow
+from tests.docs.client_rows import client_rows
 from tests.docs.conformance_lines import LINES as CHECKLIST
 from tests.docs.conformance_surfaces import READINGS, SURFACES
 from tests.docs.conformance_vllm_tests import vllm_tests
@@ -47,6 +48,13 @@ one is killed (`kill -9`) when it has computed the token named there and sent th
 thinks and calls tools as scripted. Vectors are computed by P alone.
 
 """
+_CLIENTS = """
+## Clients
+
+Clients and tools, unchanged, over a P/D pair whose random model thinks and calls tools as scripted, by `tests/clients`
+(`scripts/test --all=clients`).
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ def covering_tests() -> dict[str, list[CoveringTest]]:
 
 def page(found: dict[str, list[CoveringTest]]) -> str:
     """Return the page's text."""
-    text = [_HEAD, _ROUTES, *_route_rows()]
+    text = [_HEAD, _ROUTES, *_route_rows(), _CLIENTS, *client_rows()]
     for part, lines in LINES.items():
         text.append(f"\n## {part.replace('.', ': ')}\n\n| line | what | test | ways |\n|---|---|---|---|\n")
         for number, what in lines.items():
@@ -109,10 +117,10 @@ def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
 
 def _ways(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     folder = path.parent.name
-    if folder == "conformance":
+    if folder in ("conformance", "clients"):
         names = {argument.arg for argument in function.args.args}
         names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-        return "combined, P/D" if _BOTH & names else "P/D" if _PAIR & names else "combined"
+        return "combined, P/D" if _BOTH & names else "P/D" if _PAIR & names or folder == "clients" else "combined"
     return {"cluster": "P/D", "node": "P/D", "scheduler": "front door"}.get(folder, folder)
 
 

@@ -1,4 +1,4 @@
-"""The official openai client's Responses API, unchanged, against the scheduler's port; it validates each answer."""
+"""openai (Python): responses, streams, loops of tools and parsed classes; it validates each answer."""
 
 import json
 from collections.abc import Iterator
@@ -69,8 +69,13 @@ def test_a_streamed_response_equals_the_whole_one(client: Any, body: dict[str, A
 @pytest.mark.covers("B.clients.5")
 def test_a_loop_of_calls_goes_on_with_their_results(client: Any) -> None:
     called = client.responses.create(**FORCED)
-    (call,) = called.output
-    assert (call.type, call.name, json.loads(call.arguments)["city"] in CITIES) == ("function_call", "weather", True)
+    thinking, call = called.output
+    assert (thinking.type, call.type, call.name, json.loads(call.arguments)["city"] in CITIES) == (
+        "reasoning",
+        "function_call",
+        "weather",
+        True,
+    )
 
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "cold"}
     items = [{"role": "user", "content": "hello"}, *called.output, result]

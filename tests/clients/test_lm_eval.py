@@ -1,4 +1,4 @@
-"""lm-eval's clients for OpenAI servers, unchanged, over P/D; its own `hf` model is the reference."""
+"""lm-eval: log probabilities and texts, equal to those of its own `hf` model, and chats."""
 
 import importlib.util
 import json
@@ -112,7 +112,7 @@ def test_generated_text_is_that_of_the_model_itself(tasks: Path, pair: str, mode
 @pytest.mark.covers("B.clients.3")
 def test_the_chat_client_is_answered(tasks: Path, pair: str) -> None:
     outputs = evaluate(
-        tasks, "writing", "local-chat-completions", "--apply_chat_template",
+        tasks, "writing", "local-chat-completions", "--apply_chat_template", "--gen_kwargs", "max_gen_toks=100",
         model="tiny", base_url=f"{pair}/v1/chat/completions",
     )  # fmt: skip
 

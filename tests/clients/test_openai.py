@@ -1,4 +1,4 @@
-"""The official openai client, unchanged, against the scheduler's port."""
+"""openai (Python): models, chats, streams, completions and errors."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,10 @@ def test_a_chat_is_answered(client: openai.OpenAI) -> None:
 
 
 def test_a_streamed_chat_equals_the_plain_one_and_reports_the_hop(client: openai.OpenAI) -> None:
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+    chat = {
+        "model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0,
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+    }  # fmt: skip
 
     plain = client.chat.completions.create(**chat)  # type: ignore[call-overload]
     stream = client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]

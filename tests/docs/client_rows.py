@@ -1,0 +1,27 @@
+"""The clients in docs/conformance.md: each file of tests/clients names one in its first line, and what it shows."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / "tests" / "clients"
+
+
+def client_rows() -> Iterator[str]:
+    """Yield the lines of the table: the client, the version that is pinned, and what is shown."""
+    yield "| client | version | what is shown |\n|---|---|---|\n"
+    for path in sorted(CLIENTS.glob("test_*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        client, _, shown = docstring.splitlines()[0].rstrip(".").partition(": ")
+        pins = _pins(ROOT / "constraints.txt")
+        yield f"| {client} | {pins[_normalized(client.partition(' ')[0])]} | {shown} |\n"
+
+
+def _pins(path: Path) -> dict[str, str]:
+    lines = [line.split("==") for line in path.read_text(encoding="utf-8").splitlines() if "==" in line]
+    return {_normalized(name): version for name, version in lines}
+
+
+def _normalized(name: str) -> str:
+    return name.lower().replace("_", "-")
