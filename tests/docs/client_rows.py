@@ -14,7 +14,8 @@ def client_rows() -> Iterator[str]:
     for path in sorted(CLIENTS.glob("test_*.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         client, _, shown = docstring.splitlines()[0].rstrip(".").partition(": ")
-        pins = _pins(ROOT / "constraints.txt")
+        venv = CLIENTS / "venvs" / f"{path.stem.removeprefix('test_')}.txt"
+        pins = _pins(venv if venv.exists() else ROOT / "constraints.txt")
         yield f"| {client} | {pins[_normalized(client.partition(' ')[0])]} | {shown} |\n"
 
 

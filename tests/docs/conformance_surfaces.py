@@ -106,7 +106,9 @@ SURFACES: dict[str, dict[int, str]] = {
     "B.clients": {
         1: "the official openai client", 2: "lm-eval: loglikelihoods are those of the model itself",
         3: "lm-eval: texts and chats", 4: "the official anthropic client",
-        5: "the official openai client's Responses API",
+        5: "the official openai client's Responses API", 6: "langchain-openai, by the suite of langchain-tests",
+        7: "litellm: hosted_vllm, rerank, and Anthropic's messages", 8: "pydantic-ai", 9: "openai-agents",
+        10: "huggingface_hub", 11: "guidellm", 12: "instructor",
     },
     "B.messages": {
         1: "/v1/messages: blocks, whole and streamed, with stop reasons", 2: "tools and forced calls",
