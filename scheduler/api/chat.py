@@ -17,12 +17,12 @@ from scheduler.api.messages import read_messages, text_of
 from scheduler.api.prepared_chat import Conversation, prepare_conversation
 from scheduler.api.read_body import read_body
 from scheduler.api.sse import SSE, event
-from scheduler.api.tool_calls import calls_in_delta, calls_in_message, choice_of_chat
+from scheduler.api.tool_calls import calls_in_delta, calls_in_message, tools_of_chat
 from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.text.pieces import TextPiece
 from scheduler.tools.call_options import CallOptions
-from scheduler.tools.definitions import Tool, read_tools
+from scheduler.tools.definitions import Tool
 from wire.errors import InvalidRequest
 
 _ASSISTANT = "assistant"
@@ -38,8 +38,8 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     model = context.model_named(body.model)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
-    messages, tools = read_messages(body.messages), read_tools(body.tools, body.functions)
-    choice = choice_of_chat(body, tools, context.call_parser)
+    messages = read_messages(body.messages)
+    tools, choice = tools_of_chat(body, context.call_parser)
     conversation = Conversation(
         messages, chat_options(body, tools), choice, include_reasoning=body.include_reasoning is not False,
         separate_reasoning=body.separate_reasoning is not False,

@@ -67,6 +67,18 @@ _CHOSEN: _Schema = {
     "required": ["function"],
     "properties": {"type": {"const": "function"}, "function": _NAMED},
 }
+_ALLOWED: _Schema = {
+    "type": "object",
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {"mode": {"enum": ["auto", "required"]}, "tools": _array_of(_CHOSEN)},
+        },
+    },
+}
 _FORMAT: _Schema = {
     "type": "object",
     "required": ["type"],
@@ -84,7 +96,9 @@ AnyDocuments = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_any_of(_T
 AnyMessages = Annotated[Any, WithJsonSchema(_any_of(_array_of(_MESSAGE), _NULL))]
 AnyTools = Annotated[Any, WithJsonSchema(_any_of(_array_of(_TOOL), _NULL))]
 AnyFunctions = Annotated[Any, WithJsonSchema(_any_of(_array_of(_FUNCTION), _NULL))]
-AnyToolChoice = Annotated[Any, WithJsonSchema(_any_of({"enum": ["none", "auto", "required"]}, _CHOSEN, _NULL))]
+AnyToolChoice = Annotated[
+    Any, WithJsonSchema(_any_of({"enum": ["none", "auto", "required"]}, _CHOSEN, _ALLOWED, _NULL))
+]
 AnyFunctionCall = Annotated[Any, WithJsonSchema(_any_of({"enum": ["none", "auto"]}, _NAMED, _NULL))]
 AnyStop = Annotated[Any, WithJsonSchema(_any_of(_TEXT, _array_of(_TEXT), _NULL))]
 AnyStopping = Annotated[Any, WithJsonSchema(_any_of({"type": "boolean"}, {"const": "never"}, _NULL))]

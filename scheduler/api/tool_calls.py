@@ -6,10 +6,11 @@ from typing import Any
 
 from scheduler.api.generation_body import ChatBody
 from scheduler.api.structured import Constraint
+from scheduler.tools.allowed import narrowed_chat
 from scheduler.tools.call_options import CallOptions, call_origin
 from scheduler.tools.call_reader import StepParser
 from scheduler.tools.choice import ChoiceMode, ToolChoice, read_choice
-from scheduler.tools.definitions import Tool, schemas_by_name
+from scheduler.tools.definitions import Tool, read_tools, schemas_by_name
 from scheduler.tools.deltas import CallDelta
 from scheduler.tools.forced import NamedCall, forced_schema, required_calls
 from scheduler.tools.parsers.registry import CALL_FORMATS
@@ -17,12 +18,14 @@ from wire.errors import InvalidRequest
 from wire.structured_output import json_output
 
 
-def choice_of_chat(body: ChatBody, tools: Sequence[Tool], parser: str | None) -> ToolChoice:
-    """Return which tools the answer calls; auto needs a parser. Raises InvalidRequest with the path of the field."""
-    choice = read_choice(
-        tools, body.tool_choice, body.function_call, parallel=body.parallel_tool_calls,
-        legacy=body.functions is not None,
-    )  # fmt: skip
+def tools_of_chat(body: ChatBody, parser: str | None) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """Return the tools that the template describes, and which of them the answer calls; auto needs a parser.
+
+    Tools that are not among the `allowed_tools` are left out. Raises InvalidRequest with the path of the field.
+    """
+    tools, legacy = read_tools(body.tools, body.functions), body.functions is not None
+    tools, given = (tools, body.tool_choice) if legacy else narrowed_chat(tools, body.tool_choice)
+    choice = read_choice(tools, given, body.function_call, parallel=body.parallel_tool_calls, legacy=legacy)
     if choice.mode is ChoiceMode.AUTO and parser is None:
         field = "function_call" if choice.legacy else "tool_choice"
         raise InvalidRequest(
@@ -31,7 +34,7 @@ def choice_of_chat(body: ChatBody, tools: Sequence[Tool], parser: str | None) ->
             f"{'' if choice.legacy else 'required or '}the name of one",
             field,
         )
-    return choice
+    return tools, choice
 
 
 def forced_constraint(choice: ToolChoice) -> Constraint | None:

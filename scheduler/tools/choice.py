@@ -65,7 +65,7 @@ def _chosen_name(given: Any, field: str, modes: Sequence[str]) -> tuple[str, str
         raise InvalidRequest(f"{field} must be {', '.join(modes)} or {form}", field)
     path, function = (field, given) if field == "function_call" else (f"{field}.function", given.get("function"))
     if field == "tool_choice" and given.get("type", "function") != "function":
-        raise InvalidRequest(f"{field}.type must be function", f"{field}.type")
+        raise InvalidRequest(f"{field}.type must be function or allowed_tools", f"{field}.type")
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise InvalidRequest(f"{path}.name is not a string: {field} must be {form}", f"{path}.name")

@@ -83,6 +83,23 @@ def test_an_agent_calls_its_tools_and_answers(pair: str, kind: str) -> None:
 
 
 @pytest.mark.covers("B.clients.8")
+def test_a_call_is_one_of_the_tools_that_are_chosen(pair: str, kind: str) -> None:
+    """They are sent as `allowed_tools`, since there are others."""
+    tools = [pydantic_ai.ToolDefinition(name=name) for name in ("north", "west", "south")]
+    parameters = pydantic_ai.models.ModelRequestParameters(function_tools=tools)
+    settings = SETTINGS | {"tool_choice": ["west", "south"], "parallel_tool_calls": False}
+
+    async def run() -> Any:
+        async with _model(pair, kind) as model:
+            prompt = [pydantic_ai.ModelRequest.user_text_prompt("hello")]
+            return await model.request(prompt, settings, parameters)
+
+    (call,) = asyncio.run(run()).tool_calls
+
+    assert call.tool_name in ("west", "south")
+
+
+@pytest.mark.covers("B.clients.8")
 def test_a_stream_joins_to_the_answer(pair: str, kind: str) -> None:
     async def run() -> tuple[list[str], Any]:
         async with _model(pair, kind) as model:

@@ -121,6 +121,27 @@ async def test_tools_reach_the_template_as_vllm_passes_them(
         assert await rendered(served, {"messages": [USER]} | fields) == ([USER], expected)
 
 
+def allowing(*names: str, mode: str = "auto") -> dict[str, Any]:
+    """Return a `tool_choice` of the functions with these names."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_tools_that_are_not_allowed_are_left_out(serve: Any, make_model: Any, mode: str) -> None:
+    """Neither the template nor the grammar has them."""
+    tools = {"tools": [TOOL, *tools_read()]}
+    async with serve(folder=make_model(chat_template=SHOWS), tool_call_parser="hermes") as served:
+        for fields in (tools | allowing("f", mode=mode), {"tools": tools_read(), "tool_choice": mode}):
+            answer = await served.client.post("/v1/chat/completions", json={"messages": [USER]} | fields)
+            assert answer.status_code == 200, answer.text
+
+        one, other = served.dispatcher.requests
+        assert one.prompts == other.prompts
+        assert one.params.structured == other.params.structured
+        assert (one.params.structured is None) is (mode == "auto")
+
+
 def function(**fields: Any) -> dict[str, Any]:
     """Return a body with one tool, with these fields of its function."""
     return {"tools": [{"type": "function", "function": {"name": "f"} | fields}]}
@@ -217,6 +238,12 @@ async def test_a_bad_field_is_400_with_its_path(serve: Any, fields: dict[str, An
         ({"tool_choice": {}, "tools": [TOOL]}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]},
          "tool_choice.function.name"),
+        (allowing("f"), "tool_choice"),
+        (allowing("f") | {"functions": [WEATHER]}, "tool_choice"),
+        (allowing("f") | {"tools": [TOOL]}, "tool_choice.allowed_tools.tools.0.function.name"),
+        (allowing("weather", mode="none") | {"tools": [TOOL]}, "tool_choice.allowed_tools.mode"),
+        (allowing() | {"tools": [TOOL]}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice.allowed_tools"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "g"}}, "tools": [TOOL]}, "tool_choice.type"),
         ({"function_call": "auto"}, "function_call"),
         ({"function_call": "required", "functions": [WEATHER]}, "function_call"),

@@ -1,8 +1,9 @@
 """Read `tools` and `tool_choice` of /v1/responses, and show them as the answer repeats them. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from scheduler.tools.allowed import allowed_names, chosen_name, tools_named
 from scheduler.tools.choice import ChoiceMode, ToolChoice
 from scheduler.tools.definitions import Tool, ToolForm, tools_in
 from wire.errors import InvalidRequest
@@ -25,7 +26,7 @@ def read_response_tools(
         if mode in (ChoiceMode.REQUIRED, ChoiceMode.NAMED) or names is not None:
             raise InvalidRequest("tool_choice needs tools", "tool_choice")
         return (), ToolChoice(ChoiceMode.NONE)
-    allowed = read if names is None else _tools_named(names, read)
+    allowed = read if names is None else tools_named(names, read)
     field = _FORM.path_of(allowed, read)
     if mode is ChoiceMode.NAMED:
         return read, ToolChoice(mode, allowed, field, parallel=False)
@@ -52,34 +53,12 @@ def _mode_and_names(given: Any) -> tuple[ChoiceMode, list[tuple[str, str]] | Non
         return ChoiceMode(given), None, "tool_choice"
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind == "function":
-        return ChoiceMode.NAMED, [_name(given, "tool_choice")], "tool_choice"
+        return ChoiceMode.NAMED, [chosen_name(given, "tool_choice", _FORM)], "tool_choice"
     if kind != "allowed_tools":
         raise InvalidRequest(
             f'tool_choice must be {", ".join(_MODES)}, {{"type": "function", "name": …}} or {{"type": "allowed_tools", '
             '"mode": …, "tools": […]}',
             "tool_choice" if kind is None else "tool_choice.type",
         )
-    mode, allowed = given.get("mode"), given.get("tools")
-    if mode not in (ChoiceMode.AUTO, ChoiceMode.REQUIRED):
-        raise InvalidRequest("tool_choice.mode must be auto or required", "tool_choice.mode")
-    if not isinstance(allowed, list) or not allowed:
-        raise InvalidRequest("tool_choice.tools must be a list of at least one tool", "tool_choice.tools")
-    names = [_name(one, f"tool_choice.tools.{at}") for at, one in enumerate(allowed)]
-    return ChoiceMode(mode), names, "tool_choice.mode"
-
-
-def _name(given: Any, path: str) -> tuple[str, str]:
-    """Return the path and the name of a chosen tool."""
-    name = given.get("name") if isinstance(given, Mapping) and given.get("type") == "function" else None
-    if not isinstance(name, str):
-        raise InvalidRequest(f'{path} must be {{"type": "function", "name": …}}', f"{path}.name")
-    return f"{path}.name", name
-
-
-def _tools_named(names: Sequence[tuple[str, str]], tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    known = {tool["function"]["name"] for tool in tools}
-    for path, name in names:
-        if name not in known:
-            raise InvalidRequest(f"{path} is {name[:80]!r}, which none of the tools has", path)
-    chosen = {name for _, name in names}
-    return tuple(tool for tool in tools if tool["function"]["name"] in chosen)
+    mode, names = allowed_names(given, "tool_choice", _FORM)
+    return mode, names, "tool_choice.mode"
