@@ -115,7 +115,7 @@ async def test_a_wrong_worker_that_answers_first_is_left_out(roles: str, wrong: 
         await stack.enter_async_context(_listening(other, ports[wrong]))
         running = asyncio.create_task(control.run())
         try:
-            await until(lambda: "no worker of its version" in control.view().instances[wrong].why, timeout_s=30.0)
+            await until(lambda: "no other worker of its version" in control.view().instances[wrong].why, timeout_s=30.0)
             for port in ports[:wrong] + ports[wrong + 1 :]:
                 assert not control.ready()
                 await stack.enter_async_context(_listening(SETTINGS, port))
@@ -128,7 +128,7 @@ async def test_a_wrong_worker_that_answers_first_is_left_out(roles: str, wrong: 
             await asyncio.wait({running})
 
 
-DIFFER, WAITS = "^models differ: http://1 has one, http://.* has other", "^no worker of its version and model"
+DIFFER, WAITS = "^models differ: http://1 has one, http://.* has other", "^no other worker of its version and model"
 FIRST = {
     "a pair": ("P one, D one", "", None),
     "a combined one": ("D one, C other", "", None),
