@@ -207,18 +207,21 @@ async def test_parallel_tool_use_can_be_disabled(serve: Any, text: str, choice: 
 @pytest.mark.covers("B.messages.2")
 async def test_a_call_cut_by_max_tokens_has_the_input_so_far(serve: Any) -> None:
     got: list[Any] = []
-    inputs = []
-    async with serve(lambda request, prompt, sequence: Line(got[0].ids(ONE))) as served:
+    inputs: list[Any] = []
+    text = ONE.replace(ARGUMENTS, '{"city": "Paris", "days": [1, 2]}')
+    async with serve(lambda request, prompt, sequence: Line(got[0].ids(text))) as served:
         got.append(served)
-        for max_tokens in range(20, 60):
+        for max_tokens in range(20, 90):
             body = {"max_tokens": max_tokens, "messages": [USER]} | ANY
             message = (await served.client.post("/v1/messages", json=body)).json()
             if (block := message["content"][0])["type"] == "tool_use":
                 assert message["stop_reason"] == "max_tokens"
-                inputs.append(block["input"])
+                inputs += [block["input"]] if block["input"] not in inputs[-1:] else []
 
-    assert inputs[0] == {}
-    assert inputs[-1] == {"city": "Paris"}
+    assert inputs == [
+        {}, {"city": "Paris"}, {"city": "Paris", "days": []}, {"city": "Paris", "days": [1]},
+        {"city": "Paris", "days": [1, 2]},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,9 @@ async def test_the_grammar_is_the_schema_of_the_tools(serve: Any) -> None:
     assert schema["minItems"] == 1
     assert "maxItems" not in schema
     assert [one["properties"]["name"]["enum"] for one in schema["items"]["anyOf"]] == [["weather"], ["now"]]
+    assert all(one["additionalProperties"] is False for one in schema["items"]["anyOf"])
+    _, _, alone = await answers(serve, ONE, REQUIRED | {"parallel_tool_calls": False})
+    assert json.loads(alone.params.structured.value) == schema | {"maxItems": 1}
 
 
 @pytest.mark.parametrize(
