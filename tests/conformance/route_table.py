@@ -119,3 +119,7 @@ ROWS = (
     RouteRow("rerank", "/v2/rerank", "two documents", {"query": "hello", "documents": ["the fox", "hello"]}, None),
     RouteRow("pooling", "/pooling", "a vector for each token", {"input": "hello", "task": "token_embed"}, None),
 )  # fmt: skip
+CLASSIFIER_ROWS = (
+    RouteRow("classify", "/classify", "the classes of two prompts", {"input": [[3, 40, 5, 9], [7, 8]]}, None),
+)
+"""Rows of a model that classifies."""

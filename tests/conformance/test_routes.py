@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.joined_answers import Answer, Json
 from tests.conformance.route_clusters import RouteClient, clients_of
-from tests.conformance.route_table import BUDGET, CITIES, CUT, ROWS, WAYS, RouteRow
+from tests.conformance.route_table import BUDGET, CITIES, CLASSIFIER_ROWS, CUT, ROWS, WAYS, RouteRow
 from tests.conformance.scripted_model import (
     ANSWER,
     BEFORE_CALLS,
@@ -20,6 +20,8 @@ from tests.conformance.scripted_model import (
     make_scripted_model,
     text_of,
 )  # fmt: skip
+from tests.engine.tiny_encoders import make_decoder_classifier
+from tests.engine.tiny_models import save_tiny_tokenizer
 
 pytestmark = pytest.mark.cluster
 
@@ -77,6 +79,14 @@ def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 with three classes."""
+    folder = make_decoder_classifier("qwen3", tmp_path_factory.mktemp("classifier") / "model", num_labels=3)
+    save_tiny_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def client(
     request: pytest.FixtureRequest, scripted_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RouteClient]:
@@ -111,6 +121,21 @@ def test_a_route_answers_the_same(client: RouteClient, row: RouteRow, answers: d
     whole = client.whole(row)
     assert whole.shown == answer.shown
     assert whole.numbers == pytest.approx(answer.numbers, abs=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", WAYS)
+def test_a_classifier_answers_the_same(
+    way: str, classifier: Path, answers: dict[str, Answer], tmp_path: Path
+) -> None:  # fmt: skip
+    with clients_of(way, classifier, tmp_path) as client:
+        for row in CLASSIFIER_ROWS:
+            answer = client.whole(row)
+            known = answers.setdefault(row.name, answer)
+
+            assert answer.shown == known.shown
+            assert answer.numbers == pytest.approx(known.numbers, abs=1e-4)
+            assert [one["num_classes"] for one in answer.shown["data"]] == [3, 3]
 
 
 def _check_script(row: RouteRow, shown: Json) -> None:
