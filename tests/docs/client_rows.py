@@ -1,11 +1,14 @@
 """The clients in docs/conformance.md: each file of tests/clients names one in its first line, and what it shows."""
 
 import ast
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests" / "clients"
+_NODE = re.compile(r"// The official .* client for (\w+): (.*)\.\n")
 
 
 def client_rows() -> Iterator[str]:
@@ -17,6 +20,17 @@ def client_rows() -> Iterator[str]:
         venv = CLIENTS / "venvs" / f"{path.stem.removeprefix('test_')}.txt"
         pins = _pins(venv if venv.exists() else ROOT / "constraints.txt")
         yield f"| {client} | {pins[_normalized(client.partition(' ')[0])]} | {shown} |\n"
+    yield from _node_rows()
+
+
+def _node_rows() -> Iterator[str]:
+    """Yield the lines of the clients for Node: scripts whose first line names one."""
+    packages = json.loads((CLIENTS / "node" / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    for path in sorted((CLIENTS / "node").glob("*.test.mjs")):
+        script = path.read_text(encoding="utf-8")
+        if named := _NODE.match(script):
+            package = next(name for name in packages if f"from '{name}'" in script)
+            yield f"| {package} ({named[1]}) | {packages[package]} | {named[2]} |\n"
 
 
 def _pins(path: Path) -> dict[str, str]:
