@@ -50,7 +50,8 @@ _TEMPLATE = (
 )
 _MARKERS = ("<|text|>", "<|tools|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 _HIDDEN, _HEAD = 256, 64
-_END_OF_STRING, _SHARPER = 1.0, 2.5
+_ENDS = ('"', '",', '"}', "}")
+_END_OF_VALUE, _SHARPER = 1.0, 2.5
 _FLAG, _ALWAYS = _HIDDEN - 1, _HIDDEN - 2  # hidden dimensions: of the tokens which choose a script, and of all tokens
 
 
@@ -85,8 +86,8 @@ def make_scripted_model(folder: Path, tokenizer_of: Path | None = None, max_leng
         torch.manual_seed(0)
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _write_scripts(network, scripts, blanks)
-        if tokenizer_of is not None:  # many tokens: noise adds up, and few would end a string that a grammar forces
-            network.lm_head.weight[[ids['"'], ids['",'], ids['"}']], _ALWAYS] = _END_OF_STRING
+        if tokenizer_of is not None:  # many tokens: noise adds up, and few would end a value that a grammar forces
+            network.lm_head.weight[[ids[end] for end in _ENDS], _ALWAYS] = _END_OF_VALUE
             network.lm_head.weight *= _SHARPER
     network.save_pretrained(folder)
     return folder

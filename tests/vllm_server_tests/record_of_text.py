@@ -4,7 +4,6 @@ from tests.vllm_server_tests.server_file import (
     ADAPTERS,
     ANSWER,
     CHANCE,
-    COHERE_EMBED,
     SCRIPTED,
     SMALL,
     VECTORS,
@@ -54,9 +53,24 @@ TEXT_FILES: dict[str, ServerFile] = {
     f"{_CHAT}test_enable_force_include_usage.py": ServerFile(1),
     f"{_CHAT}test_include_reasoning.py": ServerFile(6, SCRIPTED),
     f"{_CHAT}test_logprob_token_ids.py": ServerFile(5),
+    f"{_CHAT}test_root_path.py": ServerFile(4, SMALL),
+    f"{_CHAT}test_thinking_token_budget.py": ServerFile(
+        6, SCRIPTED,
+        left_out={
+            "test_thinking_token_budget_qwen35_fp8_mtp_concurrent_mixed_budget_and_plain": "it needs two GPUs",
+        },
+        num_left_out=1,
+    ),
     "openai/completion/test_completion.py": ServerFile(22),
     "openai/completion/test_prompt_validation.py": ServerFile(1, failing={"test_empty_prompt": WORDS}),
     "openai/test_chunked_prompt.py": ServerFile(2),
+    "openai/test_return_token_ids.py": ServerFile(
+        4, SMALL,
+        left_out=dict.fromkeys(
+            ("test_chat_completion_with_tool_use", "test_comparison_with_prompt_logprobs_and_logprobs"), ANSWER
+        ),
+        num_left_out=2,
+    ),
     "openai/responses/test_basic.py": ServerFile(
         3, SCRIPTED,
         left_out={"test_simple_input": ANSWER, "test_instructions": ANSWER, "test_chat": ANSWER},
@@ -70,6 +84,7 @@ TEXT_FILES: dict[str, ServerFile] = {
             )
         },
     ),
+    "serve/instrumentator/test_basic.py": ServerFile(5),
     "serve/instrumentator/test_orca_metrics.py": ServerFile(
         1,
         failing={
@@ -78,11 +93,10 @@ TEXT_FILES: dict[str, ServerFile] = {
         },
     ),
     "serve/middleware/test_optional_middleware.py": ServerFile(
-        6, VECTORS,
+        7, VECTORS,
         {
             "test_no_request_id_header": _REQUEST_ID,
             "test_enable_request_id_header[--enable-request-id-headers]": _REQUEST_ID,
-            "test_v2_endpoint_accepts_valid_api_token[server0]": COHERE_EMBED,
         },
     ),
     "serve/tokenize/test_tokenization.py": ServerFile(9, SMALL),

@@ -10,8 +10,6 @@ CHANCE = "it draws without a seed, and two draws must differ: a matter of chance
 ERROR_TYPE = "the type of an error is OpenAI's `invalid_request_error`, in vLLM `BadRequestError`"
 WORDS = "the same refusal (400) in other words"
 OVERRIDES = "it starts its server with --hf-overrides: set it in the model's config.json"
-POOLER_CONFIG = "it starts its server with --pooler-config: the model's config defines the pooler"
-COHERE_EMBED = "`/v2/embed` is not served yet"
 BOTH = ("P/D", "combined")
 
 
