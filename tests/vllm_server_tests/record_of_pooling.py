@@ -63,6 +63,9 @@ POOLING_FILES: dict[str, ServerFile] = {
         {"test_matryoshka[model_info1": OVERRIDES},
         num_left_out=1,
     ),
+    "pooling/token_classify/test_online.py": ServerFile(
+        1, CLASSES, _other_type(("classify", "embed", "token_embed", "plugin"), _APEACH)
+    ),
     "pooling/scoring/test_bi_encoder_online.py": ServerFile(
         12, {"*": "vectors768"}, _other_type(("classify", "token_classify", "plugin"))
     ),

@@ -84,6 +84,15 @@ TEXT_FILES: dict[str, ServerFile] = {
             )
         },
     ),
+    "openai/responses/test_stateful.py": ServerFile(
+        1, SCRIPTED,
+        dict.fromkeys(("test_store", "test_background_error", "test_cancel_completed"), WORDS),
+        {
+            "test_background": "it needs an answer in its first second: later one is `in_progress`, in vLLM `queued`",
+            **dict.fromkeys(("test_previous_response_id", "test_two_responses_with_same_prev_id"), ANSWER),
+        },
+        num_left_out=3,
+    ),
     "serve/instrumentator/test_basic.py": ServerFile(5),
     "serve/instrumentator/test_orca_metrics.py": ServerFile(
         1,
