@@ -19,7 +19,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "openai/responses/test_structured_output.py",
         "openai/test_openai_schema.py",
         "openai/test_return_tokens_as_ids.py",
-        "pooling/basic/test_truncation.py",
         "pooling/embed/test_cohere_openai_parity.py",
         "pooling/reward/test_token_reward_online.py",
         "pooling/token_embed/test_online.py",

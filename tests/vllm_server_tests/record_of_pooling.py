@@ -30,6 +30,7 @@ def _other_type(tasks: Sequence[str], model: str = "") -> dict[str, str]:
 
 
 POOLING_FILES: dict[str, ServerFile] = {
+    "pooling/basic/test_truncation.py": ServerFile(2, VECTORS, {"test_bigger_truncation_size": ERROR_TYPE}),
     "pooling/classify/test_online.py": ServerFile(
         9, CLASSES,
         {
