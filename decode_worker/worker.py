@@ -250,9 +250,10 @@ def _read(ticket_id: str, description: bytes) -> PromptState:
 
 
 def _is_same(described: PromptState, reserved: PromptState) -> bool:
-    """Return whether P describes the reserved prompt: its KV is cached under these tokens, for this tenant."""
+    """Return whether P describes the reserved prompt: its KV is cached under its tokens and images, for its tenant."""
     from_commit, from_reserve = (
-        (state.prompt_id, state.token_ids, state.cache_salt, state.probe) for state in (described, reserved)
+        (state.prompt_id, state.token_ids, state.cache_salt, state.probe, state.images)
+        for state in (described, reserved)
     )
     return from_commit == from_reserve
 

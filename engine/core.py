@@ -16,7 +16,7 @@ from engine.assembly import LayerAnnouncer, batch_of, samples_of
 from engine.batch_state import BatchState, Selection
 from engine.batcher import BatchLimits, paced
 from engine.grammar.interface import Grammar
-from engine.interface import EngineInfo, OnLayer, StepResult
+from engine.interface import Embeddings, EngineInfo, OnLayer, StepResult
 from engine.kv.blocks import BlockPool
 from engine.kv.swap import SwapArea
 from engine.launched import LaunchedStep, written_blocks
@@ -91,7 +91,14 @@ class EngineCore:
         """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread."""
         check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs, prompt_only=hold)
 
-    def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
+    def add(
+        self,
+        state: PromptState,
+        *,
+        hold: bool = False,
+        grammar: Grammar | None = None,
+        embeddings: Many[Embeddings] = (),
+    ) -> None:
         """Queue a prompt whose KV is computed here. Raises as `check` does; with `hold`, only the prompt has to fit.
 
         Raises InvalidGrammar if `grammar` does not allow the outputs so far.

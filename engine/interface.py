@@ -21,13 +21,16 @@ from wire.kv_layout import PoolLayout
 from wire.load import LoadSnapshot
 from wire.types import ModelIdentity, PromptLogprobs, PromptState, TokenOutput
 
+Embeddings = bytes | memoryview
+"""Of one image: [count, hidden_size] values of the engine's dtype, row by row, which stand for its tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Properties of the loaded model and its pool.
 
     `pooling` is how hidden states (of `hidden_size`) become a vector, None if this model does not pool. A model
-    without `generates` has no output layer and returns only vectors.
+    without `generates` has no output layer and returns only vectors. With `takes_images` a prompt may have images.
     """
 
     model: ModelIdentity
@@ -41,6 +44,7 @@ class EngineInfo:
     pooling: PoolingSettings | None = None
     hidden_size: int = 0
     generates: bool = True
+    takes_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +165,18 @@ class Engine(Protocol):
         """
         ...
 
-    def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
+    def add(
+        self,
+        state: PromptState,
+        *,
+        hold: bool = False,
+        grammar: Grammar | None = None,
+        embeddings: Sequence[Embeddings] = (),
+    ) -> None:
         """Queue a prompt whose KV is computed here; one with outputs is resumed. `grammar` constrains its outputs.
 
         `hold`: stop after the first token of each sequence and keep the prompt's blocks until `release`.
+        `embeddings`: one for each of `state.images`, whose `data` the engine ignores.
         """
         ...
 

@@ -1,11 +1,12 @@
 """Names of KV blocks derived from their tokens, so that computed KV can be found and reused. Pure.
 
-    digest = sha256(parent digest, the 16 token ids as little-endian int32, salt)
+    digest = sha256(parent digest, the 16 token ids as little-endian int32, the images among them, salt)
     first  = the digest whose parent is 32 zero bytes, or sha256(rotation) where the keys have a special rotation
+    images = start (8 bytes, little-endian) and digest of each image that stands for one of these tokens
     block  = a whole number of digests, named by its last one
 
 A name depends on every token from the first one on, so it is the same on every instance and at every block size.
-Prompts with different salt or rotation have no name in common.
+Prompts with different salt or rotation have no name in common, and neither have equal ids of other images.
 """
 
 import hashlib
@@ -13,13 +14,16 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from wire.prompt_images import marks_within
+from wire.types import PromptImage
+
 DIGEST_TOKENS = 16
 
 _IDS = struct.Struct(f"<{DIGEST_TOKENS}i")
 
 
 class BlockName(NamedTuple):
-    """The name of a full block: its last digest, the one before its first token, its tokens, salt and rotation.
+    """The name of a full block: its last digest, the one before its first token, its tokens, salt, rotation and images.
 
     Two names are equal only if the tokens are: a collision of digests is not a cache hit.
     """
@@ -29,6 +33,7 @@ class BlockName(NamedTuple):
     token_ids: tuple[int, ...]
     salt: str
     rotation: str
+    images: bytes = b""
 
 
 def why_no_names(block_size: int) -> str | None:
@@ -41,13 +46,15 @@ def why_no_names(block_size: int) -> str | None:
 class PrefixChain:
     """The names of one sequence's full blocks, each computed once. Mutable; tokens already named never change."""
 
-    __slots__ = ("_block_size", "_names", "_root", "_rotation", "_salt", "_salt_bytes")
+    __slots__ = ("_block_size", "_images", "_names", "_root", "_rotation", "_salt", "_salt_bytes")
 
-    def __init__(self, salt: str, block_size: int | None, rotation: str = "") -> None:
+    def __init__(
+        self, salt: str, block_size: int | None, rotation: str = "", images: Sequence[PromptImage] = ()
+    ) -> None:
         """`block_size` None: nothing is named. `rotation`: how keys are rotated, if not determined by the tokens."""
         assert block_size is None or why_no_names(block_size) is None
         self._salt, self._salt_bytes, self._block_size = salt, salt.encode(), block_size
-        self._rotation = rotation
+        self._rotation, self._images = rotation, images
         self._root = hashlib.sha256(rotation.encode()).digest() if rotation else bytes(32)
         self._names: list[BlockName] = []
 
@@ -75,7 +82,7 @@ class PrefixChain:
 
     def fork(self) -> "PrefixChain":
         """Return a chain that continues from the same names."""
-        copy = PrefixChain(self._salt, self._block_size, self._rotation)
+        copy = PrefixChain(self._salt, self._block_size, self._rotation, self._images)
         copy._names = self._names.copy()
         return copy
 
@@ -86,5 +93,7 @@ class PrefixChain:
         parent = self._names[-1].digest if self._names else self._root
         digest, salt = parent, self._salt_bytes
         for at in range(0, self._block_size, DIGEST_TOKENS):
-            digest = hashlib.sha256(digest + _IDS.pack(*own[at : at + DIGEST_TOKENS]) + salt).digest()
-        return BlockName(digest, parent, own, self._salt, self._rotation)
+            images = marks_within(self._images, start + at, start + at + DIGEST_TOKENS)
+            digest = hashlib.sha256(digest + _IDS.pack(*own[at : at + DIGEST_TOKENS]) + images + salt).digest()
+        marks = marks_within(self._images, start, start + self._block_size)
+        return BlockName(digest, parent, own, self._salt, self._rotation, marks)

@@ -42,6 +42,8 @@ def check_runnable(state: PromptState, info: EngineInfo, *, max_num_seqs: int, p
     _check_ids("prompt", state.token_ids, info.vocab_size)
     for outputs in (*state.outputs, *(beam.token_ids for beam in state.beams)):
         _check_ids("outputs", outputs, info.vocab_size)
+    if state.images and not info.takes_images:
+        raise InvalidRequest(f"{info.model.name} is a text model: it takes no images", "messages")
     check_token_params(state.params, info.vocab_size)
     check_decoder_pooling(state, info.pooling, info.hidden_size, info.model.name)
     if state.pooling is None and not info.generates:

@@ -21,6 +21,7 @@ from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError
 from wire.messages import Command, Event, OpenSession, PromptCommand, Refused
+from wire.prompt_images import MAX_IMAGE_BYTES
 from wire.types import InstanceDescription
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
@@ -106,8 +107,8 @@ class GrpcSession:
 
     def _message(self, command: Command) -> pb.CommandMessage | None:
         message = command_to_pb(command)
-        if isinstance(command, PromptCommand) and (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
-            error = InvalidRequest(f"a message to an instance of {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+        error = _size_error(message) if isinstance(command, PromptCommand) else None
+        if isinstance(command, PromptCommand) and error is not None:
             self._refused.append(Refused.with_error(command.prompt.prompt_id, error))
             return None
         return message
@@ -149,6 +150,18 @@ class GrpcSession:
                 return None
             raise
         return None if message is _EOF else [event_from_pb(one) for one in (message, *message.more)]
+
+
+def _size_error(message: pb.CommandMessage) -> InvalidRequest | None:
+    """Return why the message of a prompt is too large, None if it is not."""
+    images = sum(len(image.data) for image in getattr(message, message.WhichOneof("command") or "").prompt.images)
+    for what, size, limit in (
+        ("images", images, MAX_IMAGE_BYTES),
+        ("a message to an instance", message.ByteSize() - images, MAX_MESSAGE_BYTES),
+    ):
+        if size > limit:
+            return InvalidRequest(f"{what} of {size} bytes, at most {limit} are allowed")
+    return None
 
 
 def _open_channel(address: str, trust: Trust) -> grpc.aio.Channel:

@@ -72,6 +72,7 @@ class PromptRun:
             self._new_id(), request.request_id, request.prompts[index], request.params_of(index), self.output.so_far,
             request.probe, cache_salt=request.cache_salt,
             pooling=request.poolings[index] if request.poolings else None, traceparent=request.traceparent,
+            images=request.images_of(index),
         )  # fmt: skip
         self.stage, self._computes = "waiting in the queue", False
         self.queue_entry = QueueEntry(
@@ -251,7 +252,7 @@ class PromptRun:
         ids = (*request.prompts[self.index], *output)
         if output and len(ids) // DIGEST_TOKENS == len(self._chain):
             return self._chain  # the output does not complete another digest
-        return chain_of(ids, request.cache_salt)
+        return chain_of(ids, request.cache_salt, request.images_of(self.index))
 
     @property
     def _is_generating(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from wire.cheap_dataclass import cheap_dataclass
-from wire.types import Pooling, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
+from wire.types import Pooling, PromptImage, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class GenerationRequest:
     generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same one.
     `traceparent` is the trace that workers of other engines continue, empty without one.
     `tenant` is whose share of the cluster it uses, the name of an API key or empty; a lower `priority` runs earlier.
+    `images`, if given, has those of each prompt.
     """
 
     request_id: str
@@ -34,11 +35,16 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""
     traceparent: str = ""
+    images: tuple[tuple[PromptImage, ...], ...] = ()
 
     @property
     def prefill_only(self) -> bool:
         """Whether its prompts finish on the instances that compute them: without a token, or with the first one."""
         return bool(self.poolings) or self.params.max_tokens == 1
+
+    def images_of(self, prompt_index: int) -> tuple[PromptImage, ...]:
+        """Return the images of the prompt."""
+        return self.images[prompt_index] if self.images else ()
 
     def params_of(self, prompt_index: int) -> SamplingParams:
         """Return the parameters of the prompt."""

@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from wire.errors import InvalidGrammar, InvalidRequest
 from wire.parameters import MAX_BIAS, MAX_COUNT, Bounds, rules_of
+from wire.prompt_images import check_images
 from wire.types import (
     WITH_BEAMS,
     BeamSearch,
@@ -40,6 +41,8 @@ def check_prompt(state: PromptState) -> None:
         raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
     if state.outputs and len(state.outputs) != state.params.num_sequences:
         raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
+    if state.images:
+        check_images(state)
     if state.beams and state.params.beam_search is None:
         raise InvalidRequest(f"{len(state.beams)} beams for a prompt without beam search")
 

@@ -1,6 +1,6 @@
 """Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest only."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeVar
@@ -26,6 +26,7 @@ from wire.types import (
     InstanceDescription,
     KvEndpoint,
     ModelIdentity,
+    PromptImage,
     PromptState,
     Role,
     StageTimes,
@@ -39,19 +40,22 @@ ENDPOINT = PlainMessage(KvEndpoint, pb.KvEndpoint)
 LINK = PlainMessage(LinkStatus, pb.LinkStatus)
 TIMES = PlainMessage(StageTimes, pb.StageTimes)
 _DESCRIPTION = PlainMessage(InstanceDescription, pb.InstanceDescription)
+_IMAGE = PlainMessage(PromptImage, pb.PromptImage)
 _PROMPT = PlainMessage(PromptState, pb.PromptState, not_sent=("traceparent",))
 _TENSOR = PlainMessage(KvTensor, pb.KvTensor)
 _TICKET = PlainMessage(Ticket, pb.Ticket)
 
 
-def prompt_to_pb(state: PromptState) -> pb.PromptState:
-    """Convert a prompt and its outputs so far."""
+def prompt_to_pb(state: PromptState, *, with_image_data: bool = True) -> pb.PromptState:
+    """Convert a prompt and its outputs so far; the files of its images only for an instance that computes it."""
+    images = state.images if with_image_data else tuple(replace(image, data=b"") for image in state.images)
     return _PROMPT.to_pb(
         state,
         params=params_to_pb(state.params),
         outputs=[pb.Output(token_ids=output) for output in state.outputs],
         beams=map(BEAM.to_pb, state.beams),
         pooling=None if state.pooling is None else POOLING.to_pb(state.pooling),
+        images=[_IMAGE.to_pb(image, grid=image.grid) for image in images],
     )
 
 
@@ -63,14 +67,15 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
         outputs=tuple(tuple(output.token_ids) for output in message.outputs),
         beams=tuple(map(BEAM.from_pb, message.beams)),
         pooling=POOLING.from_pb(message.pooling) if message.HasField("pooling") else None,
+        images=tuple(map(_image_from_pb, message.images)),
     )
     check_prompt(state)
     return state
 
 
 def describe_prompt(state: PromptState) -> bytes:
-    """Return the serialised prompt that a commit carries."""
-    return prompt_to_pb(state).SerializeToString()
+    """Return the serialised prompt that a commit carries: of its images all but the files."""
+    return prompt_to_pb(state, with_image_data=False).SerializeToString()
 
 
 def read_prompt(description: bytes) -> PromptState:
@@ -166,6 +171,13 @@ def description_from_pb(message: pb.InstanceDescription) -> InstanceDescription:
         kv_tensors=tuple(map(_TENSOR.from_pb, message.kv_tensors)),
         endpoints=tuple(map(ENDPOINT.from_pb, message.endpoints)),
     )
+
+
+def _image_from_pb(message: pb.PromptImage) -> PromptImage:
+    if len(message.grid) != 3:
+        raise InvalidRequest(f"the grid of an image has {len(message.grid)} numbers, must be 3", "images")
+    time, height, width = message.grid
+    return _IMAGE.from_pb(message, grid=(time, height, width))
 
 
 def _enum_value(kind: type[E], value: str) -> E:

@@ -49,7 +49,7 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
             message = pb.OpenSession(scheduler_id=command.scheduler_id, epoch=command.epoch, lease_s=command.lease_s)
             return pb.CommandMessage(open=message)
         case Reserve():
-            return pb.CommandMessage(reserve=pb.Reserve(prompt=prompt_to_pb(command.prompt)))
+            return pb.CommandMessage(reserve=pb.Reserve(prompt=prompt_to_pb(command.prompt, with_image_data=False)))
         case Prefill():
             prefill = pb.Prefill(prompt=prompt_to_pb(command.prompt), ticket=ticket_to_pb(command.ticket))
             return pb.CommandMessage(prefill=prefill)

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="DataclassInstance")
 M = TypeVar("M", bound=Message)
 
-_PLAIN = (int, float, str, bool)
+_PLAIN = (int, float, str, bool, bytes)
 _OPTIONAL = tuple(kind | None for kind in _PLAIN)
 _LISTS = (tuple[int, ...], tuple[str, ...])
 
 
 class PlainMessage(Generic[D, M]):
-    """The plain fields of a dataclass: numbers, texts and lists of them; None means not set.
+    """The plain fields of a dataclass: numbers, texts, bytes and lists of numbers or texts; None means not set.
 
     Fields of other types, converted, are arguments of both methods.
     """

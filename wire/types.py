@@ -7,7 +7,7 @@ from wire.cheap_dataclass import cheap_dataclass
 from wire.kv_layout import KvTensor
 from wire.parameters import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 class Role(StrEnum):
@@ -197,6 +197,22 @@ class Beam:
     stop_token_id: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image in a prompt: the tokens [start, start + count) stand for it.
+
+    `digest` is a sha256 over all that its embeddings depend on: the file, the processor's settings, the model and the
+    tenant. `grid` is its extent in time, height and width, in tokens; (1, 1, count) where the model has no use for it.
+    `data` is the image file, only on the way to the instance that computes the prompt: two images are equal without it.
+    """
+
+    start: int
+    count: int
+    digest: bytes
+    grid: tuple[int, int, int]
+    data: bytes = field(default=b"", repr=False, compare=False)
+
+
 @cheap_dataclass(frozen=True, slots=True)
 class PromptState:
     """A prompt and its sequences so far: all that an instance needs to admit it.
@@ -205,7 +221,7 @@ class PromptState:
     instead, live and done ones, empty before its first step. With `pooling` nothing is generated: the result is the
     values of its kind. Commit, retry and resume carry this state; all else is rebuilt
     from it. Prompts with different `cache_salt` never share cached KV. `traceparent` goes to workers of other engines
-    only.
+    only. `images` ascend and do not overlap.
     """
 
     prompt_id: str
@@ -218,6 +234,7 @@ class PromptState:
     beams: tuple[Beam, ...] = ()
     pooling: Pooling | None = None
     traceparent: str = ""
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ class BlockPool:
     def chain(self, state: PromptState) -> PrefixChain:
         """Return the names of a prompt's blocks; a probe has none: it neither uses nor fills the cache."""
         rotation = self._rope.rotation(len(state.token_ids)) if self._rope is not None else ""
-        return PrefixChain(state.cache_salt, None if state.probe else self._cached_block_size, rotation)
+        block_size = None if state.probe else self._cached_block_size
+        return PrefixChain(state.cache_salt, block_size, rotation, state.images)
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
         """Take `num_blocks` free blocks with one reference each, contiguous if possible, low ids first.

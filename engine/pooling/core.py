@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from devices.host_pool import HostPool
 from devices.interface import Memory
 from engine.grammar.interface import Grammar
-from engine.interface import EngineInfo, OnLayer, PooledPrompt, StepResult
+from engine.interface import Embeddings, EngineInfo, OnLayer, PooledPrompt, StepResult
 from engine.kv.blocks import BlockPool
 from engine.pooling.encoder import Encoder
 from engine.pooling.vectors import check_kind, check_numbers, check_one_answer, check_sizes
@@ -79,7 +79,14 @@ class EncoderCore:
             raise InvalidRequest(f"token id {bad} is outside the vocabulary [0, {self._info.vocab_size})", "input")
         check_sizes(state.pooling, len(state.token_ids), self._encoder.info.width)
 
-    def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
+    def add(
+        self,
+        state: PromptState,
+        *,
+        hold: bool = False,
+        grammar: Grammar | None = None,
+        embeddings: Many[Embeddings] = (),
+    ) -> None:
         """Queue a text. Raises as `check` does."""
         self.check(state, hold=hold)
         self._waiting.append(state)

@@ -1,6 +1,6 @@
 """The prompt prefixes that one instance has probably cached, which placement prefers and reservations share.
 
-digest = sha256(salt | all tokens up to here), every 64 tokens: tenants share none
+digest = sha256(salt | all tokens up to here, each 64 with the images among them), every 64 tokens: tenants share none
 chain  = the digests of one prompt, first to last
 
 An estimate: the instance evicts by its own rules without reporting it. It is dropped when the session ends.
@@ -12,13 +12,16 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
+from wire.prompt_images import marks_within
+from wire.types import PromptImage
+
 DIGEST_TOKENS = 64
 _DIGEST_BYTES = 16
 
 Chain = tuple[bytes, ...]
 
 
-def chain_of(token_ids: Sequence[int], salt: str) -> Chain:
+def chain_of(token_ids: Sequence[int], salt: str, images: Sequence[PromptImage] = ()) -> Chain:
     """Return the digests of a prompt; none for fewer than 64 tokens."""
     named, ids = salt.encode(), memoryview(array("I", token_ids)).cast("B")
     hasher = hashlib.sha256(len(named).to_bytes(4, "little") + named)
@@ -26,6 +29,9 @@ def chain_of(token_ids: Sequence[int], salt: str) -> Chain:
     size = len(ids) // len(token_ids) * DIGEST_TOKENS if token_ids else 1
     for end in range(size, len(ids) + 1, size):
         hasher.update(ids[end - size : end])
+        if images:
+            last = end // size * DIGEST_TOKENS
+            hasher.update(marks_within(images, last - DIGEST_TOKENS, last))
         digests.append(hasher.copy().digest()[:_DIGEST_BYTES])
     return tuple(digests)
 

@@ -21,6 +21,8 @@ def check_prompt(prompt: PromptState) -> None:
     params = prompt.params
     if prompt.pooling is not None:
         raise InvalidRequest("vectors and scores are not available over workers of other engines")
+    if prompt.images:
+        raise InvalidRequest("images are not available over workers of other engines", "messages")
     if params.beam_search is not None:
         raise InvalidRequest("beam search is not available over workers of other engines", "use_beam_search")
     if params.bad_words:

@@ -52,6 +52,7 @@ class FakeConfig:
     step_seconds: float = 0.0
     token_seconds: float = 0.0
     runs_ahead: bool = False
+    takes_images: bool = False
 
 
 def fake_info(config: FakeConfig) -> EngineInfo:
@@ -66,6 +67,7 @@ def fake_info(config: FakeConfig) -> EngineInfo:
         eos_token_ids=config.eos_token_ids,
         pooling=PoolingSettings("last", normalize=False),
         hidden_size=2,
+        takes_images=config.takes_images,
     )
 
 

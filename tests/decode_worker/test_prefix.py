@@ -9,9 +9,9 @@ from tests.engine.fake_engines import CONFIG, engine, prompt
 from wire.convert import describe_prompt
 from wire.errors import HandoffFailed
 from wire.messages import Refused, Reserved
-from wire.types import PromptState, Ticket
+from wire.types import PromptImage, PromptState, Ticket
 
-CACHED = replace(CONFIG, block_size=16, num_blocks=8)
+CACHED = replace(CONFIG, block_size=16, num_blocks=8, takes_images=True)
 STATE = replace(prompt("d", 40, max_tokens=2), cache_salt="t")
 
 
@@ -86,8 +86,10 @@ def test_another_tenant_and_a_probe_find_no_prefix() -> None:
         it.worker.cancel_all("enough")
 
 
-@pytest.mark.parametrize("change", [{"cache_salt": "other"}, {"probe": True}])
-def test_a_commit_for_another_tenant_than_reserved_is_refused(change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"cache_salt": "other"}, {"probe": True}, {"images": (PromptImage(0, 1, b"a" * 32, (1, 1, 1)),)}]
+)
+def test_a_commit_for_another_tenant_or_image_is_refused(change: dict[str, object]) -> None:
     with engine(CACHED) as (core, _):
         it = Half(core)
         ticket = reserve(it, STATE)

@@ -11,9 +11,12 @@ from engine.step import PendingStep, StepBatch, StepOutput
 from testing.engine.fake_model import FakeModel
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InternalError, InvalidRequest, NeverFits, PromptTooLong
-from wire.types import FinishReason
+from wire.types import FinishReason, PromptImage
 
 pytestmark = pytest.mark.usefixtures("runs_ahead")
+
+
+IMAGE = PromptImage(0, 1, b"a" * 32, (1, 1, 1))
 
 
 def test_one_prompt_answers_as_the_reference() -> None:
@@ -143,6 +146,7 @@ def test_impossible_prompts_are_refused_with_value_and_limit() -> None:
             (replace(prompt("x", 3, max_tokens=1), outputs=((1,),)), InvalidRequest, "nothing to generate"),
             (prompt("x", 3, n=5), InvalidRequest, "n is 5: it must be from 1 to 4"),
             (prompt("x", 3, max_tokens=0), InvalidRequest, "max_tokens is 0"),
+            (replace(prompt("x", 3), images=(IMAGE,)), InvalidRequest, "fake is a text model: it takes no images"),
         ]:
             with pytest.raises(error, match=words):
                 core.check(state)

@@ -1,6 +1,7 @@
 """Names of blocks: plain sha256 of their contents, equal across block sizes, different for other tokens and salts."""
 
 import hashlib
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.prefix import PrefixChain, why_no_names
+from wire.types import PromptImage
 
 IDS = tuple(range(1000, 1100))
 
@@ -53,6 +55,33 @@ def test_no_name_is_shared_by_other_salts_or_after_another_token() -> None:
     assert not set(mine) & {name.digest for name in PrefixChain("b", 16).names(IDS, 96)}
     changed = [name.digest for name in PrefixChain("a", 16).names(other, 96)]
     assert (changed[0], set(mine[1:]) & set(changed[1:])) == (mine[0], set())
+
+
+def test_equal_ids_of_other_images_share_names_up_to_the_image() -> None:
+    def digests(*images: PromptImage, salt: str = "t") -> list[bytes]:
+        return [name.digest for name in PrefixChain(salt, 16, images=images).names(IDS, 96)]
+
+    first, second = PromptImage(20, 30, b"a" * 32, (1, 1, 30)), PromptImage(70, 5, b"b" * 32, (1, 1, 5))
+    mine = digests(first, second)
+
+    def num_common(other: list[bytes]) -> int:
+        return sum(a == b for a, b in zip(mine, other, strict=True))
+
+    assert num_common(digests(replace(first, data=b"file"), second)) == 6
+    assert num_common(digests(replace(first, digest=b"c" * 32), second)) == 1
+    assert num_common(digests(replace(first, start=19), second)) == 1
+    assert num_common(digests(first, replace(second, digest=b"c" * 32))) == 4
+    assert num_common(digests(first)) == 4
+    assert num_common(digests()) == 1
+
+
+def test_a_name_tells_images_apart_even_if_digests_collide() -> None:
+    image = PromptImage(0, 16, b"a" * 32, (1, 1, 16))
+    one, other = (
+        PrefixChain("", 16, images=(replace(image, digest=digest * 32),)).name(0, IDS) for digest in (b"a", b"b")
+    )
+
+    assert one != other._replace(digest=one.digest)
 
 
 def test_a_fork_continues_by_itself() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -16,12 +17,14 @@ from wire.connection import Connection, Session
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, Loading
 from wire.kv_layout import KvTensor
 from wire.messages import Cancel, Generate, Heartbeat, OpenSession, Prefill, Refused, Reserve, SessionOpen, Step
+from wire.prompt_images import MAX_IMAGE_BYTES
 from wire.types import (
     PROTOCOL_VERSION,
     FinishReason,
     InstanceDescription,
     ModelIdentity,
     Pooling,
+    PromptImage,
     PromptState,
     Role,
     SamplingParams,
@@ -315,6 +318,32 @@ def test_an_invalid_prompt_is_refused_by_both_connections(reach: Reach, state: P
     refused = each(reach, send)
 
     assert (refused.prompt_id, refused.error) == ("bad", "InvalidRequest")
+
+
+def test_images_of_the_largest_size_arrive_and_larger_ones_are_refused() -> None:
+    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, int]:
+        session = await connection.open(HELLO, DEADLINE_S)
+        image = PromptImage(0, 1, b"a" * 32, (1, 1, 1), bytes(MAX_IMAGE_BYTES))
+        params = SamplingParams(max_tokens=1)
+        await session.send(
+            Generate(PromptState("huge", "r", (1,), params, images=(replace(image, data=bytes(MAX_IMAGE_BYTES + 1)),)))
+        )
+        await session.send(Generate(PromptState("large", "r", (1,), params, images=(image,))))
+        refused, served = None, False
+        async for event in session.events():
+            refused = event if isinstance(event, Refused) else refused
+            served |= isinstance(event, Step) and bool(event.tokens)
+            if refused is not None and served:
+                break
+        await session.close()
+        assert refused is not None
+        command = next(one for one in instance.commands if isinstance(one, Generate))
+        return refused, len(command.prompt.images[0].data)
+
+    refused, arrived = each(over_grpc, send)
+
+    assert (refused.prompt_id, refused.error, arrived) == ("huge", "InvalidRequest", MAX_IMAGE_BYTES)
+    assert str(MAX_IMAGE_BYTES) in refused.message
 
 
 def test_a_prompt_too_large_for_a_message_is_refused() -> None:

@@ -1,11 +1,13 @@
 """The prefixes that an instance is assumed to cache, by tenant and within bounds."""
 
 import hashlib
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.load.prefixes import DIGEST_TOKENS, Chain, Prefixes, chain_of
+from wire.types import PromptImage
 
 LONG = tuple(range(1000))
 
@@ -31,6 +33,15 @@ def test_only_prompts_with_a_common_prefix_share_links() -> None:
 
 def test_a_salt_and_equal_looking_tokens_change_the_hash() -> None:
     assert chain_of(LONG[:64], "a")[0] != chain_of((ord("a"), *LONG[:63]), "")[0]
+
+
+def test_equal_ids_of_other_images_share_links_up_to_the_image() -> None:
+    image = PromptImage(70, 100, b"a" * 32, (1, 10, 10))
+    mine = chain_of(LONG[:300], "", (image,))
+
+    assert chain_of(LONG[:300], "", (replace(image, data=b"file"),)) == mine
+    for other in (chain_of(LONG[:300], "", (replace(image, digest=b"b" * 32),)), chain_of(LONG[:300], "")):
+        assert (other[0] == mine[0], set(other[1:]) & set(mine[1:])) == (True, set())
 
 
 def test_a_recorded_prefix_is_found_up_to_the_difference() -> None:

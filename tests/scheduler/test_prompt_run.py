@@ -12,7 +12,7 @@ from scheduler.request import GenerationRequest
 from tests.scheduler.virtual_time import virtual
 from wire.errors import DeadlineExceeded, HandoffFailed
 from wire.messages import Cancel, Command, Failed, HandedOff
-from wire.types import FinishReason, SamplingParams, StageTimes, TokenOutput
+from wire.types import FinishReason, PromptImage, SamplingParams, StageTimes, TokenOutput
 
 REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 10.0)
 
@@ -102,6 +102,16 @@ async def test_every_attempt_shares_kv_only_within_its_tenant() -> None:
 
     assert (first.prompt_id, first.cache_salt) == ("p", "tenant")
     assert (prompt.state.prompt_id, prompt.state.cache_salt) == ("q", "tenant")
+
+
+@virtual
+async def test_every_attempt_has_the_prompts_images() -> None:
+    image = PromptImage(1, 2, b"a" * 32, (1, 1, 2), b"PNG")
+    prompt = PromptRun(dataclasses.replace(REQUEST, images=((image,),)), 0, RecordedOutput(), iter("pq").__next__)
+    first = prompt.state
+    prompt.requeue()
+
+    assert [(state.images, state.images[0].data) for state in (first, prompt.state)] == [((image,), b"PNG")] * 2
 
 
 @virtual

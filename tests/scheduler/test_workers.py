@@ -27,6 +27,7 @@ from wire.load import LoadSnapshot
 from wire.types import (
     BeamSearch,
     Pooling,
+    PromptImage,
     PromptState,
     RepetitionDetection,
     Role,
@@ -277,20 +278,21 @@ def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str
 
 
 @pytest.mark.parametrize(
-    ("params", "poolings", "message"),
+    ("params", "more", "message"),
     [
-        ({"beam_search": BeamSearch(), "best_of": 2}, (), "beam search is not available over workers"),
-        ({"bad_words": ((5,),)}, (), "bad_words is not available over workers"),
-        ({}, (Pooling(),), "vectors and scores are not available over workers"),
+        ({"beam_search": BeamSearch(), "best_of": 2}, {}, "beam search is not available over workers"),
+        ({"bad_words": ((5,),)}, {}, "bad_words is not available over workers"),
+        ({}, {"poolings": (Pooling(),)}, "vectors and scores are not available over workers"),
+        ({}, {"images": ((PromptImage(0, 1, b"a" * 32, (1, 1, 1)),),)}, "images are not available over workers"),
     ],
 )
 @pytest.mark.anyio
 async def test_what_no_worker_can_do_is_refused_with_the_reason(
-    params: dict[str, Any], poolings: tuple[Pooling, ...], message: str
+    params: dict[str, Any], more: dict[str, Any], message: str
 ) -> None:
     async with WorkerCluster("PD").serving() as cluster:
         with pytest.raises(InvalidRequest, match=message):
-            await cluster.answer(dataclasses.replace(_greedy(**params), poolings=poolings))
+            await cluster.answer(dataclasses.replace(_greedy(**params), **more))
         assert not cluster.workers[0].received
 
 

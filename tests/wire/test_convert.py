@@ -46,6 +46,7 @@ from wire.messages import (
     TableRead,
 )
 from wire.parameters import MAX_LOGPROBS
+from wire.prompt_images import MAX_IMAGE_BYTES, MAX_IMAGES
 from wire.types import (
     PARAMETERS,
     Beam,
@@ -55,6 +56,7 @@ from wire.types import (
     KvEndpoint,
     ModelIdentity,
     Pooling,
+    PromptImage,
     PromptLogprobs,
     PromptState,
     RepetitionDetection,
@@ -87,6 +89,8 @@ PAIR = PromptState(
 BEAMS = (Beam((4, 5), -1.5), Beam((6,), -0.5, done=True, stop_token_id=2))
 PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6), (7,)), probe=True, cache_salt="tenant")
 SEARCHED = PromptState("r/1", "r", (1, 2), SEARCH, beams=BEAMS)
+IMAGES = (PromptImage(0, 4, b"a" * 32, (1, 2, 2), b"GIF"), PromptImage(5, 2, b"b" * 32, (1, 1, 2), b"PNG"))
+SEEN = PromptState("r/3", "r", (9, 9, 9, 9, 1, 9, 9), SamplingParams(max_tokens=1), images=IMAGES)
 
 COMMANDS: list[Command] = [
     OpenSession("s", 5, 10.0),
@@ -94,6 +98,7 @@ COMMANDS: list[Command] = [
     Reserve(SEARCHED),
     Prefill(PROMPT, TICKET),
     Generate(PROMPT),
+    Generate(SEEN),
     Cancel("r/0", 1, "client gone"),
     Cancel("r/0"),
     MeasureLink("d", 2**62, ENDPOINTS, 1 << 28),
@@ -164,9 +169,19 @@ def test_an_instance_description_survives_the_round_trip() -> None:
     assert description_from_pb(description_to_pb(description)) == description
 
 
-@pytest.mark.parametrize("state", [PROMPT, SEARCHED, PAIR])
+@pytest.mark.parametrize("state", [PROMPT, SEARCHED, PAIR, SEEN])
 def test_a_prompt_description_survives_the_round_trip(state: PromptState) -> None:
     assert read_prompt(describe_prompt(state)) == state
+
+
+def test_image_files_travel_to_the_computing_instance_alone() -> None:
+    sent = [
+        command_from_pb(command_to_pb(command)) for command in (Prefill(SEEN, TICKET), Generate(SEEN), Reserve(SEEN))
+    ]
+    there = [*(one.prompt for one in sent if isinstance(one, PromptCommand)), read_prompt(describe_prompt(SEEN))]
+
+    assert [[image.data for image in state.images] for state in there] == [[b"GIF", b"PNG"]] * 2 + [[b"", b""]] * 2
+    assert all(state == SEEN for state in there)
 
 
 def test_a_trace_for_other_engines_stays_here() -> None:
@@ -304,6 +319,41 @@ def test_invalid_pooling_is_refused_by_name(pooling: Pooling, param: str) -> Non
         read_prompt(describe_prompt(replace(PAIR, pooling=pooling)))
 
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("images", "error"),
+    [
+        ((PromptImage(-1, 2, b"a" * 32, (1, 1, 2)),), r"image 0 is the tokens \[-1, 1\), must be .* in \[0, 7\)"),
+        ((PromptImage(6, 2, b"a" * 32, (1, 1, 2)),), r"image 0 is the tokens \[6, 8\), must be .* in \[0, 7\)"),
+        ((PromptImage(1, 0, b"a" * 32, (1, 1, 1)),), r"image 0 is the tokens \[1, 1\)"),
+        ((IMAGES[0], replace(IMAGES[1], start=3)), r"image 1 is the tokens \[3, 5\), must be .* in \[4, 7\)"),
+        (IMAGES[::-1], r"image 1 is the tokens \[0, 4\), must be .* in \[7, 7\)"),
+        ((replace(IMAGES[0], digest=b"a" * 16),), "image 0 has a digest of 16 bytes, must be 32"),
+        ((replace(IMAGES[0], grid=(1, 1, 3)),), r"image 0 has 4 tokens, but a grid of \(1, 1, 3\)"),
+        ((replace(IMAGES[0], grid=(-1, -2, 2)),), r"image 0 has 4 tokens, but a grid of \(-1, -2, 2\)"),
+        ((replace(IMAGES[0], data=bytes(MAX_IMAGE_BYTES + 1)),), f"bytes, at most {MAX_IMAGE_BYTES} are allowed"),
+        (IMAGES[:1] * (MAX_IMAGES + 1), f"a prompt has {MAX_IMAGES + 1} images, at most {MAX_IMAGES} are allowed"),
+    ],
+)  # fmt: skip
+def test_impossible_images_are_refused_with_the_limit(images: tuple[PromptImage, ...], error: str) -> None:
+    with pytest.raises(InvalidRequest, match=error) as caught:
+        prompt_from_pb(prompt_to_pb(replace(SEEN, images=images)))
+
+    assert caught.value.param == "images"
+
+
+def test_an_image_grid_of_two_numbers_is_refused() -> None:
+    message = prompt_to_pb(SEEN)
+    del message.images[0].grid[0]
+
+    with pytest.raises(InvalidRequest, match="the grid of an image has 2 numbers, must be 3"):
+        prompt_from_pb(message)
+
+
+def test_pooling_of_images_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="pooling of a prompt with images"):
+        read_prompt(describe_prompt(replace(SEEN, pooling=Pooling())))
 
 
 def test_an_unknown_early_stopping_value_is_refused() -> None:

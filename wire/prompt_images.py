@@ -1,0 +1,50 @@
+"""The images of a prompt: their limits, and the marks that distinguish equal token ids of different images. Pure."""
+
+from collections.abc import Sequence
+from math import prod
+
+from wire.errors import InvalidRequest
+from wire.parameters import MAX_COUNT
+from wire.types import PromptImage, PromptState
+
+MAX_IMAGES = 1024  # of a prompt; the scheduler's own limit is lower
+MAX_IMAGE_BYTES = 32 * 2**20
+"""Of the files of all images of a prompt: a message to an instance carries them together."""
+DIGEST_BYTES = 32
+
+
+def check_images(state: PromptState) -> None:
+    """Raise InvalidRequest, with the value and the limit, for images that no prompt may have."""
+    images = state.images
+    if len(images) > MAX_IMAGES:
+        raise InvalidRequest(f"a prompt has {len(images)} images, at most {MAX_IMAGES} are allowed", "images")
+    if (size := num_data_bytes(images)) > MAX_IMAGE_BYTES:
+        raise InvalidRequest(f"images of {size} bytes, at most {MAX_IMAGE_BYTES} are allowed", "images")
+    if state.pooling is not None:
+        raise InvalidRequest("pooling of a prompt with images is not available", "images")
+    free = 0
+    for index, image in enumerate(images):
+        _check_image(f"image {index}", image, free, len(state.token_ids))
+        free = image.start + image.count
+
+
+def num_data_bytes(images: Sequence[PromptImage]) -> int:
+    """Return the size of the images' files."""
+    return sum(len(image.data) for image in images)
+
+
+def marks_within(images: Sequence[PromptImage], start: int, end: int) -> bytes:
+    """Return where each image among the tokens [start, end) begins, and its digest; nothing where there is none."""
+    within = (image for image in images if image.start < end and start < image.start + image.count)
+    return b"".join(image.start.to_bytes(8, "little") + image.digest for image in within)
+
+
+def _check_image(name: str, image: PromptImage, free: int, num_tokens: int) -> None:
+    end = image.start + image.count
+    if image.count < 1 or not free <= image.start < end <= num_tokens:
+        where = f"must be at least one token in [{free}, {num_tokens})"
+        raise InvalidRequest(f"{name} is the tokens [{image.start}, {end}), {where}", "images")
+    if len(image.digest) != DIGEST_BYTES:
+        raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes, must be {DIGEST_BYTES}", "images")
+    if min(image.grid) < 1 or max(image.grid) > MAX_COUNT or prod(image.grid) != image.count:
+        raise InvalidRequest(f"{name} has {image.count} tokens, but a grid of {image.grid}", "images")
