@@ -28,6 +28,7 @@ PARTS = {
     "scheduler": (
         "scheduler",
         "flags",
+        "images",
         "processes",
         "rpc",
         "security",

@@ -1,0 +1,12 @@
+"""The digest of an image: equal only if its embeddings are and its tenant is. Pure."""
+
+import hashlib
+
+
+def image_digest(data: bytes, *, settings_digest: bytes, model_digest: str, cache_salt: str) -> bytes:
+    """Return the sha256 over an image file, the processor's settings, the model and the tenant.
+
+    Each part is hashed on its own first, so no two different sets of parts are the same bytes.
+    """
+    parts = (data, settings_digest, model_digest.encode(), cache_salt.encode())
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()

@@ -1,0 +1,60 @@
+"""Image files by Pillow: an allow list of formats and a limit of pixels, checked before anything is decoded.
+
+Only child processes with limits call this: the files come from users.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+
+from PIL import Image, ImageOps
+
+from wire.errors import InvalidRequest
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MAX_PIXELS = 64 * 2**20
+"""Of one image; decoded it has three bytes a pixel."""
+_ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap width and height
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """What a file's header says; the size is the one after orientation."""
+
+    format: str
+    width: int
+    height: int
+
+
+def read_header(data: bytes) -> ImageHeader:
+    """Return the format and size of an image without decoding it. Raises InvalidRequest."""
+    with _open(data) as image:
+        width, height = image.size
+        if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
+            width, height = height, width
+        return ImageHeader(image.format or "", width, height)
+
+
+def decode(data: bytes) -> Image.Image:
+    """Return the first frame of an image, oriented, in RGB. Raises InvalidRequest."""
+    with _open(data) as image:
+        try:
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
+        except Exception as error:  # Pillow's decoders raise errors of many kinds on broken files
+            raise InvalidRequest(f"the image file is broken: {error}") from error
+
+
+def _open(data: bytes) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's warning about many pixels: the limit below is ours
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise InvalidRequest(f"an image of too many pixels, at most {MAX_PIXELS} pixels are allowed") from error
+    except Exception as error:  # as above
+        raise InvalidRequest(f"not an image of {', '.join(FORMATS)}: {error}") from error
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise InvalidRequest(f"an image of {width} x {height} pixels, at most {MAX_PIXELS} pixels are allowed")
+    return image

@@ -1,0 +1,22 @@
+"""The tokens of one image, and the rule of families where every image has as many. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """How many tokens stand for an image, and their extent in time, height and width."""
+
+    count: int
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedCount:
+    """Every image is resized to one size and has `count` tokens."""
+
+    count: int
+
+    def tokens(self, width: int, height: int) -> ImageTokens:
+        """Return the tokens of an image of any size; their grid is not used."""
+        return ImageTokens(self.count, (1, 1, self.count))

@@ -1,0 +1,21 @@
+"""Image files for tests: random pixels, one format each."""
+
+import io
+import random
+from typing import Any
+
+from PIL import Image
+
+
+def image_of(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
+    """Return random pixels, smooth enough to survive a lossy format."""
+    draw = random.Random(seed)
+    small = Image.frombytes("RGB", (4, 4), bytes(draw.randrange(256) for _ in range(48)))
+    return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """Return the image as a file."""
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
