@@ -10,7 +10,7 @@ from engine.attention.registered import NAME
 from engine.checkpoints.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
 from engine.checkpoints.model_identity import identify, name_of
 from engine.checkpoints.stored_weights import StoredWeights
-from engine.headless import HeadlessWeights, is_headless, tie_head
+from engine.headless import headless_weights, is_headless, tie_head
 from engine.interface import EngineInfo
 from engine.network import LoadedNetwork, Shard, load_network
 from engine.pooling_settings import read_settings
@@ -70,7 +70,7 @@ def read_network(
     with StoredWeights(folder.path) as stored:
         plain = plain_weights(stored, folder.quantization, dtype, kept_linears)
         prefix = folder.checkpoint.network_class.base_model_prefix
-        weights = HeadlessWeights(plain.weights, prefix) if folder.is_headless else plain.weights
+        weights = headless_weights(plain.weights, prefix) if folder.is_headless else plain.weights
         keeper = make_keeper(plain, folder.quantization, kept_linears, f"{prefix}." if folder.is_headless else "")
         loaded = load_network(
             folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard, device=device, keep=keeper,
