@@ -68,7 +68,7 @@ def read_network(
     They are placed on `device`, by default in host memory; `kept_linears` are those of its traits.
     """
     with StoredWeights(folder.path) as stored:
-        plain = plain_weights(stored, folder.quantization, dtype, kept_linears)
+        plain = plain_weights(folder.checkpoint.weights(stored), folder.quantization, dtype, kept_linears)
         prefix = folder.checkpoint.network_class.base_model_prefix
         weights = headless_weights(plain.weights, prefix) if folder.is_headless else plain.weights
         keeper = make_keeper(plain, folder.quantization, kept_linears, f"{prefix}." if folder.is_headless else "")

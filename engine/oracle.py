@@ -78,10 +78,11 @@ def load_plain(model_dir: Path, dtype: str) -> Any:
     transformers_logging.set_verbosity_error()
     checkpoint = open_checkpoint(model_dir)
     layout = find_quantization(model_dir, None)
-    if layout is not None:  # transformers needs an extra package for each method
+    if layout is not None or checkpoint.images is not None:  # transformers needs an extra package for each method
         with StoredWeights(model_dir) as stored:
-            plain = plain_weights(stored, layout, dtype).weights
-            return load_with_transformers(checkpoint, plain, dtype, attention=None, adds_biases=layout.adds_biases)
+            plain = plain_weights(checkpoint.weights(stored), layout, dtype).weights
+            adds_biases = layout is not None and layout.adds_biases
+            return load_with_transformers(checkpoint, plain, dtype, attention=None, adds_biases=adds_biases)
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
             model_dir, config=checkpoint.config, dtype=getattr(torch, dtype), trust_remote_code=False,

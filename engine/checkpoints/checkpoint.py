@@ -11,6 +11,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from engine.checkpoints.model_identity import check_folder, read_json, stored_tensors
 from engine.checkpoints.refusals import refuse_unsupported
+from engine.checkpoints.text_network import image_support, text_network_config, text_weights
+from engine.checkpoints.weights import Weights
+from engine.models.support import ImageSupport
 from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
 
@@ -22,12 +25,14 @@ class Checkpoint:
     """A supported model whose weights are not loaded yet. `config` is transformers' object.
 
     `stored_dtype`: what its config names, else the dtype of most of its weights; quantised ones do not count.
+    With `images` the files also have a vision tower; `config` and `network_class` are those of the text network alone.
     """
 
     path: Path
     config: Any
     network_class: type[Any]
     stored_dtype: str
+    images: ImageSupport | None = None
 
     @property
     def text_config(self) -> Any:
@@ -39,14 +44,20 @@ class Checkpoint:
         """Whether its forward pass can compute the logits of selected rows only."""
         return "logits_to_keep" in inspect.signature(self.network_class.forward).parameters
 
+    def weights(self, stored: Weights) -> Weights:
+        """Return the stored tensors by the names of its network."""
+        return stored if self.images is None else text_weights(stored)
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read and check everything but the weights. Raises ConfigError for a model that cannot be served."""
     check_folder(path)
-    config = _read_config(path)
+    whole = _read_config(path)
+    images = image_support(whole)
+    config = whole if images is None else text_network_config(whole, images)
     network_class = _network_class(path, config)
     refuse_unsupported(path, config, network_class)
-    return Checkpoint(path, config, network_class, _stored_dtype(path, config))
+    return Checkpoint(path, config, network_class, _stored_dtype(path, whole), images)
 
 
 def model_length(checkpoint: Checkpoint, requested: int | None) -> int:

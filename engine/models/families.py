@@ -4,7 +4,7 @@ To add one: its record here, a row in tests/engine/tiny_families.py and one in d
 """
 
 from engine.models.sharding_roles import COLUMN, EXPERTS, HEADS, INTERLEAVED_EXPERTS, NORM_OVER_HEADS, ROW
-from engine.models.support import GgufFormat, ModelSupport
+from engine.models.support import GgufFormat, ImageSupport, ModelSupport
 
 _QKV = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), COLUMN)
 _NORMED = {
@@ -62,6 +62,7 @@ FAMILIES = (
     ModelSupport("glm", is_tested=True),
     ModelSupport("glm4", is_tested=True),
     ModelSupport("smollm3", is_tested=True),
+    ModelSupport("llava", images=ImageSupport()),
     *(ModelSupport(name, sharding=_NORMED) for name in ("olmo3", "olmoe", "flex_olmo", "minimax_m2")),
     *(ModelSupport(name, sharding=_LATENT) for name in ("axk1", "glm4_moe_lite", "minicpm3", "youtu")),
     *(ModelSupport(name, own_attention=_ALIBI) for name in ("bloom", "mpt")),

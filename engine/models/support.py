@@ -18,6 +18,19 @@ class GgufFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSupport:
+    """How the text network of a family with a vision tower runs (docs/adr/0025).
+
+    `text_type` is the model type that runs it, None: the one that its config names. `has_grid_positions`: an image's
+    tokens are rotated by their place in time, height and width. `attends_within`: they attend to each other both ways.
+    """
+
+    text_type: str | None = None
+    has_grid_positions: bool = False
+    attends_within: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSupport:
     """How a model type of transformers differs from others, where its config does not show it.
 
@@ -30,7 +43,7 @@ class ModelSupport:
     `gguf`: for families whose GGUF files are converted; the architecture there has the name of the model type.
     `has_gpt2_tokenizer`: a tokenizer with vocab.json and merges.txt is GPT-2's, even if no file names its class.
     `own_attention` names what prevents paging in a network without transformers' attention interface.
-    `is_audio`: it is refused as an audio model.
+    `is_audio`: it is refused as an audio model. `images`: it has a vision tower, and its text network runs.
     """
 
     model_type: str
@@ -44,3 +57,4 @@ class ModelSupport:
     has_gpt2_tokenizer: bool = False
     own_attention: str = "attention code of its own"
     is_audio: bool = False
+    images: ImageSupport | None = None

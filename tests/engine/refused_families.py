@@ -32,5 +32,5 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "doge": ("layer 0 uses a mask that is neither causal nor a sliding window", {}),
     "phimoe": ("layer 0 calls attention with a window of any length, but its mask has one of 12", {}),
     "xmod": ("cannot run from token ids and positions only: Input language unknown", {}),
-    "llava": ("is not a causal language model", {}),
+    "llava_next": ("is not a causal language model", {}),
 }

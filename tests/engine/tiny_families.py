@@ -189,7 +189,7 @@ def _files(settings: str, model_type: str, seed: int) -> Mapping[str, bytes]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _randomise(network)
+        randomise(network)
     return saved_files(network)
 
 
@@ -201,7 +201,8 @@ def tiny_config(model_type: str, **settings: Any) -> Any:
 
 
 @torch.no_grad()
-def _randomise(network: Any) -> None:
+def randomise(network: Any) -> None:
+    """Fill the network with random weights."""
     for parameter in network.parameters():
         if parameter.dim() > 1:
             parameter.normal_(std=0.15)

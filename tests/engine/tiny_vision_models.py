@@ -1,0 +1,119 @@
+"""Tiny random models with a vision tower, whole as a checkpoint, and what plain transformers makes of their images.
+
+make_vision_model("llava", folder)    # names: VISION
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, GenerationConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests.engine.tiny_families import randomise
+from tests.engine.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE, saved_files, write_files
+from wire.types import PromptImage, PromptState, SamplingParams
+
+IMAGE_TOKEN = VOCAB_SIZE - 1
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_MODEL_LEN,
+}  # fmt: skip
+_CLIP: dict[str, Any] = {
+    "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "image_size": 20, "patch_size": 5, "projection_dim": 32,
+}  # fmt: skip
+VISION: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": {"model_type": "llama", **_TEXT}, "vision_config": _CLIP, "image_token_id": IMAGE_TOKEN,
+        "image_seq_length": 16,
+    },
+}  # fmt: skip
+"""What the config of each model type has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One image as the processor passes it to the tower: its pixels, the tokens for it, and their grid."""
+
+    pixels: torch.Tensor
+    count: int
+    grid: tuple[int, int, int]
+
+    @property
+    def digest(self) -> bytes:
+        """A sha256 of the pixels."""
+        return hashlib.sha256(self.pixels.numpy().tobytes()).digest()
+
+
+def make_vision_model(name: str, directory: Path, *, seed: int = 0) -> Path:
+    """Save a random model of VISION in `directory` with tokenizer and chat template; return `directory`."""
+    return write_files(_files(name, seed), directory)
+
+
+@functools.lru_cache(maxsize=8)
+def _files(name: str, seed: int) -> Mapping[str, bytes]:
+    config = CONFIG_MAPPING[name](**VISION[name])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        randomise(network)
+    return saved_files(network)
+
+
+def picture(name: str, seed: int) -> Picture:
+    """Return a random image for a model of VISION."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Picture(torch.randn(1, 3, 20, 20), 16, (1, 1, 16))
+
+
+def with_pictures(text: Sequence[int], pictures: Sequence[tuple[int, Picture]], name: str = "p", **params: Any) -> Any:
+    """Return the prompt whose images stand at these places of the text, ascending."""
+    ids, images = list(text), list[PromptImage]()
+    for place, one in reversed(pictures):
+        ids[place:place] = [IMAGE_TOKEN] * one.count
+    shift = 0
+    for place, one in pictures:
+        images.append(PromptImage(place + shift, one.count, one.digest, one.grid))
+        shift += one.count
+    settings = SamplingParams(**{"max_tokens": 10, "temperature": 0.0} | params)
+    return PromptState(name, f"r-{name}", tuple(ids), settings, images=tuple(images))
+
+
+class VisionOracle:
+    """Plain transformers with its own tower, cache and positions, one prompt at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._network: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def embeddings(self, pictures: Sequence[Picture]) -> list[bytes]:
+        """Return each image's embeddings, [count, hidden_size] float32."""
+        made = []
+        for one in pictures:
+            features = self._network.get_image_features(**_tower_inputs([one])).pooler_output
+            made.append(torch.cat(list(features)).reshape(one.count, -1).contiguous().numpy().tobytes())
+        return made
+
+    @torch.inference_mode()
+    def generate(self, state: PromptState, pictures: Sequence[Picture]) -> list[int]:
+        """Return the greedy continuation of a prompt."""
+        ids = torch.tensor([list(state.token_ids)])
+        config = GenerationConfig(
+            max_new_tokens=state.params.max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        inputs = _tower_inputs(pictures) if pictures else {}
+        whole = self._network.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, **inputs
+        )
+        return [int(token) for token in whole[0, len(state.token_ids) :]]
+
+
+def _tower_inputs(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.cat([one.pixels for one in pictures])}
