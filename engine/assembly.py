@@ -7,7 +7,7 @@ from engine.finish import banned_tokens
 from engine.interface import Chunk, OnLayer
 from engine.prompt import ScheduledTokens
 from engine.sequence import Sequence
-from engine.step import PoolingRows, SampleRow, ScoreRow, StepBatch
+from engine.step import EmbeddedRows, PoolingRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import has_penalty
 
 UNKNOWN = 0
@@ -24,11 +24,14 @@ def batch_of(schedule: list[ScheduledTokens], awaited: Mapping[Sequence, int] = 
     samples: list[SampleRow] = []
     scores: list[ScoreRow] = []
     pooling_rows: list[PoolingRows] = []
+    embedded: list[EmbeddedRows] = []
     for scheduled in schedule:
         prompt, sequence = scheduled.prompt, scheduled.sequence
         if sequence is prompt.stem:
             pooling_rows.extend(_pooling_rows(scheduled, len(token_ids)))
             scores.extend(_score_rows(scheduled, len(token_ids)))
+            if prompt.images is not None:
+                embedded.extend(prompt.images.within(scheduled.start, scheduled.count, len(token_ids)))
         token_ids += sequence.next_tokens(scheduled.count)
         if sequence.num_awaited:
             carried.append((len(token_ids), awaited[sequence]))
@@ -38,7 +41,9 @@ def batch_of(schedule: list[ScheduledTokens], awaited: Mapping[Sequence, int] = 
                 chosen = prompt.sampled(index) if sequence is prompt.stem else sequence
                 samples.append(_sample_row(scheduled, index, chosen, len(token_ids) - 1))
     parts = tuple([scheduled.sequence.part(scheduled.count) for scheduled in schedule])
-    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pooling_rows), tuple(carried))
+    return StepBatch(
+        tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pooling_rows), tuple(carried), tuple(embedded)
+    )
 
 
 def samples_of(schedule: list[ScheduledTokens]) -> dict[Sequence, int]:

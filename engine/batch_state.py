@@ -21,7 +21,7 @@ from engine.sequence import Sequence
 from engine.step import Model
 from processes.failpoints import PREEMPT, process_failpoints
 from telemetry.logs import EventLogger
-from wire.errors import NoCapacity
+from wire.errors import InternalError, NoCapacity
 
 _log = EventLogger("engine")
 _TURN = attrgetter("turn")
@@ -78,6 +78,7 @@ class BatchState:
 
     def hold(self, prompt: Prompt) -> None:
         """Move a running prompt to the held ones, which compute nothing and keep their blocks."""
+        prompt.images = None
         self.held[prompt.state.prompt_id] = self.running.pop(prompt.state.prompt_id)
 
     def remove(self, prompt: Prompt) -> None:
@@ -193,8 +194,11 @@ class BatchState:
         known = prompt.num_interruptions
         preempt(prompt, self._blocks, self.swap, self._block_size)
         del self.running[prompt.state.prompt_id]
-        self.waiting.appendleft(prompt)
         self.preemptions += 1
+        if not (prompt.is_swapped_out or prompt.can_be_rebuilt):
+            selection.failed.append((prompt, NoCapacity("its KV was dropped, and its images are not here")))
+            return
+        self.waiting.appendleft(prompt)
         if prompt.num_interruptions > known:
             selection.interrupted.append(prompt)
 
@@ -219,8 +223,11 @@ class BatchState:
             self.running[prompt.state.prompt_id] = self.waiting.popleft()
 
     def _start(self, prompt: Prompt, now: float) -> None:
-        if not (prompt.is_swapped_out and restore(prompt, self._blocks, self.swap, self._block_size)):
-            prompt.start(self._blocks, self._block_size, now)
+        if prompt.is_swapped_out and restore(prompt, self._blocks, self.swap, self._block_size):
+            return
+        if not prompt.can_be_rebuilt:
+            raise InternalError("the copy of its KV cannot be read, and its images are not here")
+        prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
         """Return whether the limits have room for its sequences, the next chunk for its tokens, the pool for its KV.

@@ -25,6 +25,7 @@ from engine.outcome import StepOutcome
 from engine.pooling.collected import resolve
 from engine.prefix import why_no_names
 from engine.prompt import Prompt, ScheduledTokens
+from engine.prompt_images import PromptImages
 from engine.requirements import check_begun, check_runnable
 from engine.step import Model
 from engine.step_reader import read_output
@@ -101,10 +102,14 @@ class EngineCore:
     ) -> None:
         """Queue a prompt whose KV is computed here. Raises as `check` does; with `hold`, only the prompt has to fit.
 
-        Raises InvalidGrammar if `grammar` does not allow the outputs so far.
+        Raises InvalidGrammar if `grammar` does not allow the outputs so far, InternalError for embeddings that are not
+        those of its images.
         """
         self.check(state, hold=hold)
-        self._batch.queue(self._accept(state, hold=hold, grammar=grammar))
+        prompt = self._accept(state, hold=hold, grammar=grammar)
+        if state.images or embeddings:
+            prompt.images = PromptImages(state.images, embeddings, self.info.row_bytes)
+        self._batch.queue(prompt)
 
     def admit(self, state: PromptState, block_ids: Many[int], grammar: Grammar | None = None) -> None:
         """Start a prompt whose KV is in `block_ids`. If it raises (as `check`), the caller keeps the references."""

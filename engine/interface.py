@@ -17,7 +17,7 @@ from engine.grammar.interface import Grammar
 from engine.pooling_settings import PoolingSettings
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
-from wire.kv_layout import PoolLayout
+from wire.kv_layout import ITEM_BYTES, PoolLayout
 from wire.load import LoadSnapshot
 from wire.types import ModelIdentity, PromptLogprobs, PromptState, TokenOutput
 
@@ -45,6 +45,11 @@ class EngineInfo:
     hidden_size: int = 0
     generates: bool = True
     takes_images: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's embedding."""
+        return self.hidden_size * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

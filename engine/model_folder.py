@@ -103,4 +103,5 @@ def describe(
         pooling=read_settings(folder.path, is_decoder=True),
         hidden_size=text.hidden_size,
         generates=not folder.is_headless,
+        takes_images=folder.checkpoint.images is not None,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from engine.interface import PooledPrompt, Prefilled, StepResult
 from telemetry.logs import EventLogger
-from wire.errors import InternalError, InvalidRequest
+from wire.errors import InternalError, InvalidRequest, NoCapacity
 from wire.types import PromptLogprobs, PromptState, TokenOutput
 
 _log = EventLogger("engine")
@@ -26,9 +26,9 @@ class StepOutcome:
     num_tokens: int = 0
 
     def fail(self, state: PromptState, error: Exception) -> None:
-        """Record and log a failed prompt: InvalidRequest as it is, any other error as an InternalError."""
+        """Record and log a failed prompt: InvalidRequest and NoCapacity as they are, others as an InternalError."""
         ids = {"prompt_id": state.prompt_id, "request_id": state.request_id}
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequest | NoCapacity):
             _log.info("prompt_rejected", **ids, error=error)
             self.failed.append((state.prompt_id, error))
             return

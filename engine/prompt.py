@@ -17,6 +17,7 @@ from engine.grammar.interface import Grammar
 from engine.kv.blocks import BlockPool
 from engine.pooling.collected import Collected
 from engine.prefix import BlockName, PrefixChain
+from engine.prompt_images import PromptImages
 from engine.sequence import Sequence
 from engine.thinking import ThinkingMatcher
 from wire.types import Beam, FinishReason, PromptState, TokenOutput
@@ -45,6 +46,7 @@ class Prompt:
     The lower its `turn`, the earlier it is served: probes first, then by age.
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was cached at the first start.
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
+    `images` has the embeddings of its images, None for a prompt without any and for one that was computed elsewhere.
     `is_bound`: a grammar or a budget of thinking constrains its sequences. Between two of its tokens it was swapped out
     `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
@@ -60,6 +62,7 @@ class Prompt:
     admitted_at: float | None = None
     beams: Beams | None = None
     collected: Collected | None = None
+    images: PromptImages | None = None
     is_bound: bool = False
     num_swaps: int = 0
     num_rebuilds: int = 0
@@ -138,6 +141,11 @@ class Prompt:
     def has_outputs(self) -> bool:
         """Whether any sequence or beam has an output token."""
         return any(sequence.num_outputs for sequence in (*self.sequences, *self.live))
+
+    @property
+    def can_be_rebuilt(self) -> bool:
+        """Whether its tokens can be computed here again: not if they are images whose embeddings are elsewhere."""
+        return self.images is not None or not self.state.images
 
     @property
     def num_interruptions(self) -> int:

@@ -82,11 +82,23 @@ class PoolingRows:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddedRows:
+    """Use `values` as the embeddings of flattened rows [row, row + count), in place of their tokens'.
+
+    `values` are the bytes of [count, hidden_size] values in the model's dtype.
+    """
+
+    row: int
+    count: int
+    values: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """One flattened step: `token_ids` of all sequences one after another; which rows to sample, score and pool.
 
     `carried` are (row, sample): the token of this flattened row is the one sampled for that SampleRow of the previous
-    step; `token_ids` has a placeholder. Only a model that runs ahead gets any.
+    step; `token_ids` has a placeholder. Only a model that runs ahead gets any. `embedded` are rows of images.
     """
 
     token_ids: tuple[int, ...]
@@ -95,6 +107,7 @@ class StepBatch:
     scores: tuple[ScoreRow, ...] = ()
     pooling_rows: tuple[PoolingRows, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
+    embedded: tuple[EmbeddedRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

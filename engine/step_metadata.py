@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from engine.step import BatchSequence, StepBatch
+from engine.step import BatchSequence, EmbeddedRows, StepBatch
 from engine.transfers import upload
 
 
@@ -37,9 +37,11 @@ class StepMetadata:
     """
 
     def __init__(
-        self, block_size: int, sequences: Sequence[BatchSequence], packed: PackedStep, device: torch.device
-    ) -> None:
+        self, block_size: int, sequences: Sequence[BatchSequence], packed: PackedStep, device: torch.device,
+        embedded: Sequence[EmbeddedRows] = (),
+    ) -> None:  # fmt: skip
         self.block_size, self.sequences, self.packed, self._device = block_size, sequences, packed, device
+        self.embedded = embedded
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -64,6 +66,12 @@ class StepMetadata:
     def carry(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Copy tokens sampled by the previous step, [len(rows)], into these rows of `token_ids`, on the device."""
         self._tensors[0].index_copy_(0, rows, token_ids.to(torch.int64))
+
+    def embed(self, rows: torch.Tensor, dtype: torch.dtype) -> None:
+        """Put the embeddings of images, in the model's `dtype`, into their rows of [num_tokens, hidden_size]."""
+        for one in self.embedded:
+            values = torch.frombuffer(bytearray(one.values), dtype=dtype).view(one.count, -1)
+            rows[one.row : one.row + one.count] = upload(values, self._device)
 
     def rows(self) -> Iterator[tuple[slice, BatchSequence]]:
         """Yield (rows of the flattened step, sequence) for each sequence."""
@@ -104,7 +112,7 @@ def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMet
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {len(slots)} rows")
     token_ids, sample_rows = array("q", batch.token_ids), array("q", [sample.row for sample in batch.samples])
     packed = PackedStep(query_ends, kv_lengths, table_ends, blocks, slots, token_ids, positions, sample_rows)
-    return StepMetadata(block_size, batch.sequences, packed, device)
+    return StepMetadata(block_size, batch.sequences, packed, device, batch.embedded)
 
 
 def _slots(block_ids: Sequence[int], start: int, end: int, block_size: int) -> bytes:

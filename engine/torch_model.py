@@ -141,7 +141,7 @@ class TorchModel:
 
     def can_replay(self, batch: StepBatch) -> bool:
         """Return whether a step that reports no layers can be replayed from a graph."""
-        return self.graphs is not None and not (batch.scores or batch.pooling_rows) and self.graphs.fits(batch)
+        return self.graphs is not None and _is_graphable(batch) and self.graphs.fits(batch)
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Compute one step. `layer_done(layer)` is called when each layer's KV is written, before its attention.
@@ -209,7 +209,7 @@ class TorchModel:
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
-        if self.graphs is not None and layer_done is None and not (batch.scores or batch.pooling_rows):
+        if self.graphs is not None and layer_done is None and _is_graphable(batch):
             replayed = self.graphs.run(metadata)
             if replayed is not None:
                 return replayed
@@ -275,11 +275,21 @@ class TorchModel:
         self._store.load(slots, block_ids)
 
     def _forward(self, metadata: StepMetadata) -> torch.Tensor:
-        inputs: dict[str, Any] = {"input_ids": metadata.token_ids, "position_ids": metadata.positions}
+        inputs: dict[str, Any] = {"position_ids": metadata.positions}
+        if metadata.embedded:
+            inputs["inputs_embeds"] = self._embeddings(metadata)
+        else:
+            inputs["input_ids"] = metadata.token_ids
         if self._keeps_logits:
             inputs["logits_to_keep"] = metadata.sample_rows
         logits: torch.Tensor = self._network(**inputs, use_cache=False).logits[0]
         return logits if self._keeps_logits else logits[metadata.sample_rows]
+
+    def _embeddings(self, metadata: StepMetadata) -> torch.Tensor:
+        """Return the embeddings of the tokens, and those of images in their rows: [1, num_tokens, hidden_size]."""
+        embeddings: torch.Tensor = self._network.get_input_embeddings()(metadata.token_ids)
+        metadata.embed(embeddings[0], embeddings.dtype)
+        return embeddings
 
     def _make_graphs(self, most_rows: int, device: Device, backend: AttentionBackend) -> DecodeGraphs:
         layout = self._info.layout
@@ -320,6 +330,11 @@ class TorchModel:
             layer_done(layer)
 
         return mark
+
+
+def _is_graphable(batch: StepBatch) -> bool:
+    """Return whether the step reads token ids and positions, and makes logits of sampled rows alone."""
+    return not (batch.scores or batch.pooling_rows or batch.embedded)
 
 
 def _layer_pools(memory: Memory) -> list[LayerPool]:

@@ -14,7 +14,7 @@ from typing import Generic, Self, TypeVar
 from native.ticker import run_time
 from processes.frames import frame, read_frame
 
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 256 << 20  # a step of 8,192 image tokens of 8,192 values has 128 MiB in bfloat16
 _MAX_FDS = 4
 _FD = array("i")
 _FD_BYTES = socket.CMSG_LEN(_MAX_FDS * _FD.itemsize)

@@ -172,6 +172,7 @@ class FusedDecoder:
         """Set the step's input pointers and embed its tokens; return the number of its rows."""
         num_rows = self._point_at(metadata)
         self._embed(metadata.packed.token_ids, num_rows)
+        metadata.embed(self.rows, self._weights.dtype)
         return num_rows
 
     def _point_at(self, metadata: StepMetadata) -> int:

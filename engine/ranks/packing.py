@@ -1,9 +1,10 @@
 """The message format of a step, or of a copy of blocks, to the other ranks: 32-bit integers, nothing executable.
 
-num_tokens, num_sequences, num_carried, is_replayed | token ids | per sequence: start, count, blocks, prompt length |
-all tables' block ids | rows of carried tokens
+num_tokens, num_sequences, num_carried, is_replayed, num_embedded | token ids | per sequence: start, count, blocks,
+prompt length | all tables' block ids | rows of carried tokens | per embedded range: row, count, size | their values
 
 Sampling data is not sent: only rank 0 samples. Tokens that it has not collected yet are placeholders, in these rows.
+The values of embedded ranges are raw bytes, a multiple of 4 for each: rows have an even number of values.
 A step is replayed from a graph (1) on all ranks, or launched op by op on all (0).
 A copy is all sources, then as many targets; a graph's shape is its rows and its table width.
 """
@@ -11,10 +12,10 @@ A copy is all sources, then as many targets; a graph's shape is its rows and its
 from array import array
 from collections.abc import Sequence
 
-from engine.step import BatchSequence, StepBatch
+from engine.step import BatchSequence, EmbeddedRows, StepBatch
 from processes.rank_payloads import little_endian
 
-_HEAD, _PER_SEQUENCE = 4, 4
+_HEAD, _PER_SEQUENCE, _PER_RANGE = 5, 4, 3
 
 
 def pack_step(batch: StepBatch, *, is_replayed: bool = False) -> bytes:
@@ -22,14 +23,18 @@ def pack_step(batch: StepBatch, *, is_replayed: bool = False) -> bytes:
     num_rows = sum(part.count for part in batch.sequences)
     if num_rows != len(batch.token_ids):
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {num_rows} rows")
-    values = array("i", (len(batch.token_ids), len(batch.sequences), len(batch.carried), is_replayed))
+    values = array(
+        "i", (len(batch.token_ids), len(batch.sequences), len(batch.carried), is_replayed, len(batch.embedded))
+    )
     values.extend(batch.token_ids)
     for part in batch.sequences:
         values.extend((part.start, part.count, len(part.block_ids), part.prompt_length))
     for part in batch.sequences:
         values.extend(part.block_ids)
     values.extend(row for row, _ in batch.carried)
-    return little_endian(values).tobytes()
+    for one in batch.embedded:
+        values.extend((one.row, one.count, len(one.values) // 4))
+    return b"".join((little_endian(values).tobytes(), *(one.values for one in batch.embedded)))
 
 
 def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
@@ -39,14 +44,17 @@ def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
     values = little_endian(values)
     if len(values) < _HEAD:
         raise ValueError(f"a step has at least {4 * _HEAD} bytes, not {len(payload)}")
-    num_tokens, num_sequences, num_carried, is_replayed = values[:_HEAD]
+    num_tokens, num_sequences, num_carried, is_replayed, num_embedded = values[:_HEAD]
     heads = _HEAD + num_tokens
     tables = heads + _PER_SEQUENCE * num_sequences
     counts = values[heads + 2 : tables : _PER_SEQUENCE]
     end = tables + sum(counts)
+    ranges = end + num_carried
+    first_value = ranges + _PER_RANGE * num_embedded
+    sizes = values[ranges + 2 : first_value : _PER_RANGE]
     if (
-        min(num_tokens, num_sequences, num_carried, *counts, 0) < 0
-        or end + num_carried != len(values)
+        min(num_tokens, num_sequences, num_carried, num_embedded, *counts, *sizes, 0) < 0
+        or first_value + sum(sizes) != len(values)
         or is_replayed not in (0, 1)
     ):  # fmt: skip
         raise ValueError(f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
@@ -55,8 +63,10 @@ def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
         start, count, blocks, prompt_length = values[head : head + _PER_SEQUENCE]
         parts.append(BatchSequence(start, count, tuple(values[first : first + blocks]), prompt_length))
         first += blocks
-    carried = tuple((row, 0) for row in values[end:])
-    return StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), carried=carried), bool(is_replayed)
+    carried = tuple((row, 0) for row in values[end:ranges])
+    embedded = _embedded_rows(values[ranges:first_value], memoryview(payload)[4 * first_value :])
+    batch = StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), carried=carried, embedded=embedded)
+    return batch, bool(is_replayed)
 
 
 def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
@@ -64,6 +74,15 @@ def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
     return little_endian(array("i", (*sources, *targets))).tobytes()
+
+
+def _embedded_rows(ranges: Sequence[int], values: memoryview) -> tuple[EmbeddedRows, ...]:
+    made, first = list[EmbeddedRows](), 0
+    for place in range(0, len(ranges), _PER_RANGE):
+        row, count, size = ranges[place : place + _PER_RANGE]
+        made.append(EmbeddedRows(row, count, values[first : first + 4 * size]))
+        first += 4 * size
+    return tuple(made)
 
 
 def pack_shape(shape: tuple[int, int]) -> bytes:

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Iterator, Sequence
 
+from engine.core import EngineCore
+from engine.interface import Chunk
 from engine.step import BatchSequence, Model, SampleRow, StepBatch
 from wire.types import SamplingParams
 
@@ -50,3 +52,20 @@ def _samples(
         row += part.count
         if part.kv_length == len(known[i]):
             yield SampleRow(row - 1, params, 0, len(known[i]) - len(prompts[i]))
+
+
+def copy_chunks(
+    source: Model | EngineCore,
+    to: Model | EngineCore,
+    chunks: Sequence[Chunk],
+    prompt_id: str,
+    block_ids: tuple[int, ...],
+) -> None:
+    """Copy the KV of a prompt's chunks, tensor by tensor, into its place in `block_ids` of the other pool."""
+    for chunk in (chunk for chunk in chunks if chunk.prompt_id == prompt_id):
+        read, written = source.memories[0].buffer, to.memories[0].buffer
+        for tensor in range(len(to.info.layout.tensors)):
+            runs = source.info.layout.runs(tensor, chunk.block_ids, chunk.start, chunk.end)
+            data = b"".join(read[piece.offset : piece.offset + piece.length] for piece in runs)
+            for piece in to.info.layout.runs(tensor, block_ids, chunk.start, chunk.end):
+                written[piece.offset : piece.offset + piece.length], data = data[: piece.length], data[piece.length :]

@@ -18,6 +18,7 @@ from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.step import Model
 from tests.engine.fake_engines import Answers, run
+from tests.engine.step_runner import copy_chunks
 from tests.engine.tiny_families import NAMED, OTHERS, VARIANTS, make_family
 from tests.engine.tiny_models import VOCAB_SIZE
 from wire.types import PromptState, SamplingParams
@@ -85,9 +86,7 @@ def test_handed_off_it_equals_transformers(family: Callable[[str], _Family], nam
 
     for held in prefilled:
         target = d.blocks.allocate(d_model.info.layout.num_blocks_for(len(held.state.token_ids)))
-        for chunk in chunks:
-            if chunk.prompt_id == held.state.prompt_id:
-                _copy(p_model, chunk, d_model, target)
+        copy_chunks(p_model, d_model, chunks, held.state.prompt_id, target)
         d.admit(held.state, target)
     run(d, answers)
 
@@ -126,13 +125,3 @@ def _prompt_logprobs(network: Any) -> list[list[float]]:
 def _states(*, prompt_logprobs: int | None = None) -> list[PromptState]:
     params = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, prompt_logprobs=prompt_logprobs)
     return [PromptState(f"p{n}", f"r{n}", prompt, params) for n, prompt in enumerate(_prompts())]
-
-
-def _copy(source: Model, chunk: Chunk, to: Model, blocks: tuple[int, ...]) -> None:
-    """Copy a chunk's KV, tensor by tensor, into its place in `blocks` of the other pool."""
-    read, written = source.memories[0].buffer, to.memories[0].buffer
-    for tensor in range(len(to.info.layout.tensors)):
-        runs = source.info.layout.runs(tensor, chunk.block_ids, chunk.start, chunk.end)
-        data = b"".join(read[piece.offset : piece.offset + piece.length] for piece in runs)
-        for piece in to.info.layout.runs(tensor, blocks, chunk.start, chunk.end):
-            written[piece.offset : piece.offset + piece.length], data = data[: piece.length], data[piece.length :]

@@ -14,7 +14,7 @@ from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.packing import pack_copies, pack_shape, pack_step, unpack_copies, unpack_shape, unpack_step
 from engine.ranks.setup import PoolSetup, RankLoaded, RankSetup
-from engine.step import BatchSequence, StepBatch
+from engine.step import BatchSequence, EmbeddedRows, StepBatch
 from processes.frames import frame
 from processes.rank_channel import Channel, ChannelClosed
 from processes.rank_payloads import from_json, to_json
@@ -24,6 +24,7 @@ _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (2, 3), 2, 10
 _TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32"))
 
 _INTS = st.integers(0, 2**31 - 1)
+_EMBEDDED = st.builds(EmbeddedRows, _INTS, _INTS, st.binary(max_size=16).map(lambda values: memoryview(values * 4)))
 _PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max_size=8).map(tuple), _INTS)
 
 
@@ -34,16 +35,24 @@ def ends() -> Iterator[tuple[Channel[RankMessageKind], Channel[RankMessageKind]]
         yield one, other
 
 
-@given(st.lists(_PARTS, max_size=8).map(tuple), st.lists(_INTS, max_size=8), st.booleans())
-def test_a_step_comes_out_as_it_went_in(parts: tuple[BatchSequence, ...], rows: list[int], is_replayed: bool) -> None:
+@given(
+    st.lists(_PARTS, max_size=8).map(tuple), st.lists(_INTS, max_size=8), st.booleans(),
+    st.lists(_EMBEDDED, max_size=3).map(tuple),
+)  # fmt: skip
+def test_a_step_comes_out_as_it_went_in(
+    parts: tuple[BatchSequence, ...], rows: list[int], is_replayed: bool, embedded: tuple[EmbeddedRows, ...]
+) -> None:
     token_ids = tuple(range(sum(part.count for part in parts)))
 
     carried = tuple((row, 0) for row in rows)
 
-    payload = pack_step(StepBatch(token_ids, parts, (), carried=carried), is_replayed=is_replayed)
+    payload = pack_step(StepBatch(token_ids, parts, (), carried=carried, embedded=embedded), is_replayed=is_replayed)
 
-    assert unpack_step(payload) == (StepBatch(token_ids, parts, (), carried=carried), is_replayed)
-    assert len(payload) == 4 * (4 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts))
+    assert unpack_step(payload) == (StepBatch(token_ids, parts, (), carried=carried, embedded=embedded), is_replayed)
+    values = 3 * len(embedded) + sum(len(one.values) // 4 for one in embedded)
+    assert len(payload) == 4 * (
+        5 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts) + values
+    )
 
 
 def test_copies_come_out_as_pairs() -> None:
@@ -63,13 +72,14 @@ def test_a_graphs_shape_comes_out_as_it_went_in() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        (), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (-1, 0, 0, 0), (2, -1, 0, 0),
-        (0, 1, -1, 0, 5, 1, 0, 9), (0, 1, 0, 0, 5, 1, 2, 9, 7), (0, 1, 0, 0, 5, 1, -1, 9), (0, 0, 0, 0, 1),
-        (0, 0, 0, 2), (0, 0, 0, -1),
+        (), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 0, 1, 0, 0), (-1, 0, 0, 0, 0),
+        (2, -1, 0, 0, 0), (0, 1, -1, 0, 0, 5, 1, 0, 9), (0, 1, 0, 0, 0, 5, 1, 2, 9, 7), (0, 1, 0, 0, 0, 5, 1, -1, 9),
+        (0, 0, 0, 0, 0, 1), (0, 0, 0, 2, 0), (0, 0, 0, -1, 0), (0, 0, 0, 0, 1), (0, 0, 0, 0, -1),
+        (0, 0, 0, 0, 1, 0, 1, 1), (0, 0, 0, 0, 1, 0, 1, 1, 7, 7), (0, 0, 0, 0, 1, 0, 1, -1),
     ],
 )  # fmt: skip
 def test_anything_but_a_step_is_refused(values: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"integers are not a step|at least 16 bytes"):
+    with pytest.raises(ValueError, match=r"integers are not a step|at least 20 bytes"):
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
 
