@@ -8,13 +8,13 @@ generate --> engine.add --> Step ...                     prefill and decode on t
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.finish import finish_of
 from engine.grammar.interface import Grammar
-from engine.interface import Engine, PooledPrompt
+from engine.interface import Embeddings, Engine, PooledPrompt
 from kvtransfer.interface import Receiver
 from processes.failpoints import failpoint
 from telemetry.logs import EventLogger
@@ -82,13 +82,18 @@ class DecodeWorker:
             if self._reservations.get(state.prompt_id) is reservation:  # else it has ended in the meantime
                 self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
 
-    def generate(self, state: PromptState, grammar: Grammar | None = None) -> None:
-        """Run prefill and decode of a prompt on this instance. Raises InvalidRequest if it can never run."""
+    def generate(
+        self, state: PromptState, grammar: Grammar | None = None, embeddings: Sequence[Embeddings] = ()
+    ) -> None:
+        """Run prefill and decode of a prompt on this instance, with the embeddings of its images.
+
+        Raises InvalidRequest if it can never run.
+        """
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
             self._running[state.prompt_id] = self._unfinished_sequences(state)
-        self._post(lambda engine: self._add(engine, state, grammar))
+        self._post(lambda engine: self._add(engine, state, grammar, embeddings))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
         """Admit the prompt: every frame is received. If this raises, `ended` releases the blocks."""
@@ -213,9 +218,11 @@ class DecodeWorker:
         sequences = set(range(state.params.num_sequences))
         return sequences if state.params.beam_search is not None else sequences - ended
 
-    def _add(self, engine: Engine, state: PromptState, grammar: Grammar | None) -> None:
+    def _add(
+        self, engine: Engine, state: PromptState, grammar: Grammar | None, embeddings: Sequence[Embeddings]
+    ) -> None:
         try:
-            engine.add(state, grammar=grammar)
+            engine.add(state, grammar=grammar, embeddings=embeddings)
         except Exception as error:  # noqa: BLE001 - the outermost frame of queueing this prompt: emits Failed
             _log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)

@@ -94,6 +94,11 @@ class EngineOptions:
     swap_bytes: int = flag(
         2**30, "maximum memory for KV of preempted sequences, such as 512MiB (default: 1GiB)", parse=parse_bytes
     )
+    image_cache_bytes: int = flag(
+        2**30, "maximum memory for embeddings of images, which a repeated image reuses (default: 1GiB)",
+        parse=parse_bytes,
+    )  # fmt: skip
+    image_timeout: float = flag(60.0, "seconds that encoding one image may take", parse=float)
     enable_prefix_caching: bool = flag(True, "reuse the KV of a common prefix while it is cached")
     attention_backend: str = flag(
         "auto",

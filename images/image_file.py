@@ -41,6 +41,8 @@ def decode(data: bytes) -> Image.Image:
         try:
             image.load()
             return ImageOps.exif_transpose(image).convert("RGB")
+        except MemoryError:
+            raise
         except Exception as error:  # Pillow's decoders raise errors of many kinds on broken files
             raise InvalidRequest(f"the image file is broken: {error}") from error
 

@@ -24,6 +24,8 @@ _BOUNDS: dict[str, tuple[int, float]] = {
     "rank_timeout": (1, 3600),
     "kv_cache_memory": (1, math.inf),
     "swap_bytes": (0, math.inf),
+    "image_cache_bytes": (0, math.inf),
+    "image_timeout": (1, 3600),
     "kv_links": (1, 64),
     "http_port": (1, 65535),
 }

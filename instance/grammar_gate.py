@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from engine.grammar.interface import Grammar
-from wire.errors import InternalError, InvalidGrammar, InvalidRequest, PdserveError
+from instance.future_gate import FutureGate, Refuse
+from wire.errors import InvalidGrammar
 from wire.types import PromptState
 
 if TYPE_CHECKING:
@@ -16,16 +16,13 @@ Start = Callable[[Grammar | None], None]
 
 
 class GrammarGate:
-    """Commands that wait for a grammar, one per prompt. Runs on the event loop's thread, as does the session owning it.
-
-    So a cancel finds the prompt either here or where its command was passed on: there is no gap between the two.
-    """
+    """Commands that wait for a grammar, one per prompt; see FutureGate."""
 
     def __init__(self, grammars: "GrammarStore | None", loop: asyncio.AbstractEventLoop) -> None:
-        self._grammars, self._loop = grammars, loop
-        self._waiting: dict[str, Future[Grammar]] = {}
+        self._grammars = grammars
+        self._gate: FutureGate[Grammar] = FutureGate("its grammar", loop)
 
-    def submit(self, state: PromptState, start: Start, refuse: Callable[[PdserveError], None]) -> None:
+    def submit(self, state: PromptState, start: Start, refuse: Refuse) -> None:
         """Call `start` with the prompt's grammar (None if it has none), or `refuse`, at once or when compilation ends.
 
         Raises InvalidRequest for a prompt that is already waiting here.
@@ -34,8 +31,7 @@ class GrammarGate:
         if structured is None:
             start(None)
             return
-        if state.prompt_id in self._waiting:
-            raise InvalidRequest(f"prompt {state.prompt_id} is already waiting for its grammar")
+        self._gate.check_new(state.prompt_id)
         if self._grammars is None:
             refuse(
                 InvalidGrammar(
@@ -43,40 +39,12 @@ class GrammarGate:
                 )
             )
             return
-        future = self._grammars.prepare(structured)
-        if future.done():
-            _resolve(future, start, refuse)
-            return
-        self._waiting[state.prompt_id] = future
-        future.add_done_callback(lambda _: self._wake(state.prompt_id, future, start, refuse))
+        self._gate.submit(state.prompt_id, self._grammars.prepare(structured), start, refuse)
 
     def drop(self, prompt_id: str) -> bool:
         """Forget a prompt: neither of its callbacks is called any more. Returns whether it was waiting."""
-        return self._waiting.pop(prompt_id, None) is not None
+        return self._gate.drop(prompt_id)
 
     def drop_all(self) -> None:
         """Forget every prompt."""
-        self._waiting.clear()
-
-    def _wake(
-        self, prompt_id: str, future: "Future[Grammar]", start: Start, refuse: Callable[[PdserveError], None]
-    ) -> None:
-        """Any thread."""
-
-        def submit() -> None:
-            if self._waiting.get(prompt_id) is future:
-                del self._waiting[prompt_id]
-                _resolve(future, start, refuse)
-
-        try:
-            self._loop.call_soon_threadsafe(submit)
-        except RuntimeError:  # the event loop has closed: nobody waits
-            return
-
-
-def _resolve(future: "Future[Grammar]", start: Start, refuse: Callable[[PdserveError], None]) -> None:
-    error = future.exception()
-    if error is None:
-        start(future.result())
-    else:
-        refuse(error if isinstance(error, PdserveError) else InternalError("the grammar compiler failed; see its log"))
+        self._gate.drop_all()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.interface import Chunk, Engine, StepResult
 from engine.kv.pool_prefault import PoolTouch
+from engine.vision.image_encoder import ImageEncoder
 from instance.config import InstanceConfig
 from instance.engine_loop import EngineLoop
 from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, add_links
@@ -56,17 +57,18 @@ class InstanceHost:
 
     def __init__(
         self, config: InstanceConfig, engine: Engine, identity: Identity, port: int, clock: Callable[[], float],
-        grammars: "GrammarStore | None" = None,
+        grammars: "GrammarStore | None" = None, images: ImageEncoder | None = None,
     ):  # fmt: skip
         self.config, self.engine, self.identity = config, engine, identity
-        self._port, self._grammars = port, grammars
+        self._port, self._grammars, self._images = port, grammars, images
         self.table_digest = config.table_digest
         self._draining: str | None = None
         self.loop = EngineLoop(
             engine, clock=functools.partial(run_time, clock), on_layer=self._on_layer, on_step=self._on_step,
             chunk_tokens=config.prefill_chunk_size(engine.info.device),
         )  # fmt: skip
-        self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock)
+        embed = None if images is None else images.prepare
+        self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock, embed)
         self._session: InstanceSession | None = None
         self._sender: LinkedSender | None = None
         self._receiver: CountedReceiver | None = None
@@ -98,6 +100,8 @@ class InstanceHost:
         await asyncio.to_thread(self._receiver.close)
         if self._grammars is not None:
             await asyncio.to_thread(self._grammars.close)
+        if self._images is not None:
+            await asyncio.to_thread(self._images.close)
         if await asyncio.to_thread(self.loop.stop, self.config.drain_s):
             self.engine.close()
         else:
@@ -176,8 +180,9 @@ class InstanceHost:
                 raise Incompatible(f"session epoch {hello.epoch} is older than the open session's, {old.hello.epoch}")
             old.lost()
         session = InstanceSession(
-            hello, self.workers, self._session_over, self._measure, self._grammars, lambda: self._draining
-        )
+            hello, self.workers, self._session_over, self._measure, self._grammars, lambda: self._draining,
+            None if self._images is None else self._images.prepare,
+        )  # fmt: skip
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
         session.emit(TableRead(self.table_digest))  # the table may have changed since describe()
         self._session = session  # only now: events of other threads follow the two above
@@ -189,6 +194,8 @@ class InstanceHost:
         load = self.engine.load()
         self.loop.add_to(load)
         load.starved_s = starved_s()
+        if self._images is not None:
+            self._images.add_to(load)
         if self._sender is not None and self._receiver is not None:
             add_links(load, self._sender, self._receiver)
         return load

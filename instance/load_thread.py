@@ -4,11 +4,27 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.interface import Engine
+from engine.vision.image_encoder import ImageEncoder
 
-Loaded = tuple[Engine, tuple[str, ...]]
 THREAD = "load"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded engine with notes for the log, and the encoder of its images where it has one."""
+
+    engine: Engine
+    notes: tuple[str, ...] = ()
+    images: ImageEncoder | None = None
+
+    def close(self) -> None:
+        """Close both."""
+        if self.images is not None:
+            self.images.close()
+        self.engine.close()
 
 
 def start_load(build: Callable[[], Loaded]) -> asyncio.Future[Loaded]:
@@ -18,7 +34,7 @@ def start_load(build: Callable[[], Loaded]) -> asyncio.Future[Loaded]:
 
     def take(loaded: Loaded) -> None:
         if loading.done():  # nobody waits for it any more
-            threading.Thread(target=loaded[0].close, name="close-engine", daemon=True).start()
+            threading.Thread(target=loaded.close, name="close-engine", daemon=True).start()
         else:
             loading.set_result(loaded)
 

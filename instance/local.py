@@ -9,6 +9,7 @@ from instance.config import InstanceConfig
 from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
 from instance.load_thread import call_soon, fail, start_load
+from instance.vision import with_image_encoder
 from wire.errors import PdserveError
 from wire.inprocess import InProcessConnection
 
@@ -34,17 +35,18 @@ class LocalInstance:
             on_lost(error)
             call_soon(loop, lambda: fail(loading, error))
 
-        loading = start_load(lambda: build_engine(config, lost))
-        engine, notes = await loading
+        loading = start_load(lambda: with_image_encoder(config, *build_engine(config, lost)))
+        loaded = await loading
+        engine = loaded.engine
         identity = Identity.new(config, config.options.port)
         try:
             grammars = make_grammars(config, engine.info)
-            host = InstanceHost(config, engine, identity, config.options.port, time.monotonic, grammars)
+            host = InstanceHost(config, engine, identity, config.options.port, time.monotonic, grammars, loaded.images)
             connect_handoff(config, engine, identity, host)
         except BaseException:
-            await asyncio.to_thread(engine.close)  # its ranks are processes
+            await asyncio.to_thread(loaded.close)  # its ranks are processes
             raise
-        return cls(host, notes)
+        return cls(host, loaded.notes)
 
     def connection(self) -> InProcessConnection:
         """Return an in-process connection to the instance."""

@@ -19,6 +19,7 @@ from instance.http import build_server
 from instance.load_thread import THREAD as LOAD_THREAD
 from instance.load_thread import Loaded, call_soon, start_load
 from instance.table_watch import EntryWatch
+from instance.vision import with_image_encoder
 from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
 from rpc.grpc_server import GrpcServer
@@ -111,14 +112,14 @@ async def _prepare(
     if loaded is None:
         return None
     marks.set(LOADED)
-    engine, notes = loaded
-    for note in notes:
+    engine = loaded.engine
+    for note in loaded.notes:
         _log.info("start_note", text=note)
     identity = Identity.new(config, port)
     grammars = make_grammars(config, engine.info)
     if grammars is not None:
         await asyncio.to_thread(grammars.wait_warm, GRAMMARS_WARM_S)
-    host = InstanceHost(config, engine, identity, port, time.monotonic, grammars)
+    host = InstanceHost(config, engine, identity, port, time.monotonic, grammars, loaded.images)
     connect_handoff(config, engine, identity, host)
     await server.serve(host)
     _log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
@@ -176,7 +177,7 @@ async def _load_unless_stopped(
 
     Raises the error of the load, or of a rank lost meanwhile, whose load may never return.
     """
-    loading = start_load(lambda: build_engine(config, shutdown.lost, marks.set))
+    loading = start_load(lambda: with_image_encoder(config, *build_engine(config, shutdown.lost, marks.set)))
     stopped = asyncio.create_task(shutdown.stop.wait())
     waits: set[asyncio.Future[Any]] = {loading, stopped}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from engine.grammar.interface import Grammar
+from engine.interface import Embeddings
+from instance.future_gate import FutureGate
 from instance.grammar_gate import GrammarGate
 from instance.workers import Workers
 from native.ticker import run_time
+from prefill_worker.worker import Embed
 from telemetry.logs import EventLogger
 from wire.errors import Cancelled, Draining, PdserveError, to_name
 from wire.messages import (
@@ -38,14 +41,16 @@ class InstanceSession:
     def __init__(
         self, hello: OpenSession, workers: Workers, on_ended: Callable[["InstanceSession"], None],
         measure: Callable[[MeasureLink], None], grammars: "GrammarStore | None" = None,
-        draining: Callable[[], str | None] = lambda: None,
+        draining: Callable[[], str | None] = lambda: None, embed: Embed | None = None,
     ) -> None:  # fmt: skip
+        """`embed` is needed where the engine takes images."""
         self.hello = hello
         self._workers, self._on_ended, self._measure = workers, on_ended, measure
         self._draining = draining
         self._loop = loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._gate = GrammarGate(grammars, loop)
+        self._embed, self._image_gate = embed, FutureGate[tuple[Embeddings, ...]]("its images", loop)
         self._last_heard = self._run_time()
         self._ended = False
 
@@ -75,7 +80,7 @@ class InstanceSession:
                 accept = self._workers.prefill.accept
                 self._take(command.prompt, lambda grammar: accept(command.prompt, command.ticket, grammar))
             case Generate():
-                self._take(command.prompt, lambda grammar: self._workers.decode.generate(command.prompt, grammar))
+                self._take(command.prompt, lambda grammar: self._generate(command.prompt, grammar))
             case Cancel():
                 self._refuse_on_error(command.prompt_id, lambda: self._cancel(command))
             case MeasureLink():
@@ -104,6 +109,7 @@ class InstanceSession:
         if not self._ended:
             self._ended = True
             self._gate.drop_all()
+            self._image_gate.drop_all()
             self._on_ended(self)
             self._queue.put_nowait(None)
 
@@ -125,8 +131,24 @@ class InstanceSession:
 
         self._refuse_on_error(state.prompt_id, lambda: self._gate.submit(state, start, refuse), state.request_id)
 
+    def _generate(self, state: PromptState, grammar: Grammar | None) -> None:
+        """Pass a prompt to the decode half, which computes it here, once its images are embedded."""
+        if not state.images or self._embed is None:  # whose engine refuses images
+            self._workers.decode.generate(state, grammar)
+            return
+        self._image_gate.check_new(state.prompt_id)
+
+        def start(embeddings: tuple[Embeddings, ...]) -> None:
+            generate = self._workers.decode.generate
+            self._refuse_on_error(state.prompt_id, lambda: generate(state, grammar, embeddings), state.request_id)
+
+        def refuse(error: PdserveError) -> None:
+            self._emit_refused(state.prompt_id, error)
+
+        self._image_gate.submit(state.prompt_id, self._embed(state.images), start, refuse)
+
     def _cancel(self, command: Cancel) -> None:
-        if self._gate.drop(command.prompt_id):
+        if self._gate.drop(command.prompt_id) or self._image_gate.drop(command.prompt_id):
             self.emit(Failed(command.prompt_id, Cancelled.__name__, command.reason))
         else:
             self._workers.cancel(command)

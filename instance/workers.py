@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from decode_worker.worker import DecodeWorker
 from engine.interface import Engine, StepResult
 from instance.step_parts import parts_of
-from prefill_worker.worker import PrefillWorker
+from prefill_worker.worker import Embed, PrefillWorker
 from wire.load import LoadSnapshot
 from wire.messages import Cancel, Event, Step
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
@@ -23,8 +23,9 @@ class Workers:
         emit: Callable[[Event], None],
         load: Callable[[], LoadSnapshot],
         clock: Callable[[], float],
+        embed: Embed | None = None,
     ) -> None:
-        self.prefill = PrefillWorker(engine, post, emit, clock)
+        self.prefill = PrefillWorker(engine, post, emit, clock, embed)
         self.decode = DecodeWorker(engine, post, emit, clock)
         self._emit, self._load = emit, load
 

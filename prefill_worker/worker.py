@@ -1,29 +1,33 @@
 """The prefill half: compute a prompt for a ticket, announce its KV layer by layer, commit, release at every finish.
 
-accept --> engine computes chunks --on_layer--> sender.put      (engine thread, never blocks)
+accept --> its images are embedded, if it has some              (the image encoder's thread)
+       --> engine computes chunks --on_layer--> sender.put      (engine thread, never blocks)
        --> first tokens are emitted         --> sender.commit   (engine thread)
        --> acked | failed --> blocks released, HandedOff | Failed (sender's threads)
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.grammar.interface import Grammar
-from engine.interface import Chunk, Engine, Prefilled
+from engine.interface import Chunk, Embeddings, Engine, Prefilled
 from kvtransfer.interface import Sender, SendStats
 from processes.failpoints import failpoint
 from telemetry.logs import EventLogger
 from wire.convert import describe_prompt
-from wire.errors import Cancelled, InvalidRequest, NoCapacity, PdserveError, to_name
-from wire.messages import Event, Failed, HandedOff
+from wire.errors import Cancelled, InternalError, InvalidRequest, NoCapacity, PdserveError, to_name
+from wire.messages import Event, Failed, HandedOff, Refused
 from wire.shared_limits import hold_limit
-from wire.types import PromptState, StageTimes, Ticket
+from wire.types import PromptImage, PromptState, StageTimes, Ticket
 
 _log = EventLogger("prefill")
 
 Post = Callable[[Callable[[Engine], None]], None]
+Embed = Callable[[Sequence[PromptImage]], "Future[tuple[Embeddings, ...]]"]
+"""Returns the future of the images' embeddings; a prompt that is gone cancels it."""
 
 
 @dataclass(slots=True)
@@ -34,16 +38,26 @@ class _HandOff:
     ticket: Ticket
     blocks: int
     grammar: Grammar | None = None
+    embeddings: "Future[tuple[Embeddings, ...]] | None" = None
     prefill_s: float | None = None
     cached_tokens: int = 0
     committed_at: float | None = None
+
+    def take_embeddings(self) -> tuple[Embeddings, ...]:
+        """Return the embeddings of its images, which the engine owns from now on."""
+        future, self.embeddings = self.embeddings, None
+        return () if future is None else future.result()
 
 
 class PrefillWorker:
     """Owner of the prompts that this instance prefills for others; also the sender's event sink (SenderEvents)."""
 
-    def __init__(self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
-        self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
+    def __init__(
+        self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float],
+        embed: Embed | None = None,
+    ) -> None:  # fmt: skip
+        """`embed` is needed where the engine takes images."""
+        self._engine, self._post, self._emit, self._clock, self._embed = engine, post, emit, clock, embed
         self._sender: Sender | None = None
         self._lock = threading.Lock()
         self._hand_offs: dict[str, _HandOff] = {}
@@ -78,7 +92,10 @@ class PrefillWorker:
             self._hand_offs[state.prompt_id] = hand_off
             self._prompt_by_ticket[ticket.ticket_id] = state.prompt_id
         self._begin(state, ticket)
-        self._post(lambda engine: self._add(engine, state, hand_off))
+        if state.images:
+            self._await_embeddings(state, hand_off)
+        else:
+            self._post(lambda engine: self._add(engine, state, hand_off))
 
     def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
         """Announce a layer's KV of this step's chunks, except what the receiver holds already. Engine thread."""
@@ -201,13 +218,39 @@ class PrefillWorker:
                 raise
             _log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
 
+    def _await_embeddings(self, state: PromptState, hand_off: _HandOff) -> None:
+        """Queue the prompt when its images are embedded; its ticket is open, so that its lease is renewed meanwhile."""
+        assert self._embed is not None, "an engine that takes images has an encoder"
+        hand_off.embeddings = future = self._embed(state.images)
+        future.add_done_callback(lambda _: self._embedded(state, hand_off))
+        if self._hand_offs.get(state.prompt_id) is not hand_off:  # it ended before the future was there to be cancelled
+            future.cancel()
+
+    def _embedded(self, state: PromptState, hand_off: _HandOff) -> None:
+        """Any thread."""
+        future = hand_off.embeddings
+        assert future is not None
+        error = None if future.cancelled() else future.exception()
+        if error is None:
+            self._post(lambda engine: self._add(engine, state, hand_off))
+        elif self._hand_offs.get(state.prompt_id) is hand_off:
+            self._refuse(state, error)
+
+    def _refuse(self, state: PromptState, error: BaseException) -> None:
+        """Emit Refused for a prompt that the engine does not have yet."""
+        hand_off = self._pop_hand_off(state.prompt_id)
+        if hand_off is not None:
+            known = error if isinstance(error, PdserveError) else InternalError("its images cannot be embedded")
+            self._emit(Refused.with_error(state.prompt_id, known))
+            self.sender.abort(hand_off.ticket.ticket_id, str(known))
+
     def _add(self, engine: Engine, state: PromptState, hand_off: _HandOff) -> None:
         """Queue the prompt unless it was forgotten because its link failed: nothing would free its blocks then."""
         if self._hand_offs.get(state.prompt_id) is not hand_off:
             return
         try:
             failpoint("prefill.before_chunk")
-            engine.add(state, hold=True, grammar=hand_off.grammar)
+            engine.add(state, hold=True, grammar=hand_off.grammar, embeddings=hand_off.take_embeddings())
         except Exception as error:  # noqa: BLE001 - the outermost frame of queueing this prompt: emits Failed
             _log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
@@ -224,9 +267,12 @@ class PrefillWorker:
             hand_off = self._hand_offs.pop(prompt_id, None)
             if hand_off is not None:
                 del self._prompt_by_ticket[hand_off.ticket.ticket_id]
-            return hand_off
+        if hand_off is not None and hand_off.embeddings is not None:
+            hand_off.embeddings.cancel()
+        return hand_off
 
     def _forget_ticket(self, ticket_id: str) -> tuple[str, _HandOff] | None:
         with self._lock:
-            prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
-            return None if prompt_id is None else (prompt_id, self._hand_offs.pop(prompt_id))
+            prompt_id = self._prompt_by_ticket.get(ticket_id)
+        hand_off = None if prompt_id is None else self._pop_hand_off(prompt_id)
+        return None if prompt_id is None or hand_off is None else (prompt_id, hand_off)

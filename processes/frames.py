@@ -46,9 +46,14 @@ def send_object(connection: socket.socket, message: Mapping[str, Any]) -> None:
     connection.sendall(frame(json.dumps(message).encode()))
 
 
+def receive_frame(connection: socket.socket, max_bytes: int) -> bytes | None:
+    """Return the next body, None at the end. Raises OSError, and ValueError for one of more than `max_bytes`."""
+    return read_frame(lambda count: _read_exactly(connection, count), max_bytes)
+
+
 def receive_object(connection: socket.socket, max_bytes: int) -> dict[str, Any] | None:
     """Return the next JSON object, None at the end. Raises OSError, and ValueError for an invalid one."""
-    body = read_frame(lambda count: _read_exactly(connection, count), max_bytes)
+    body = receive_frame(connection, max_bytes)
     if body is None:
         return None
     message = json.loads(body)

@@ -339,7 +339,7 @@ class LinkStatus(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., transport: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., failures: _Optional[int] = ..., fallbacks: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadSnapshot(_message.Message):
-    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links", "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused", "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "step_tokens", "slowest_turn_s", "starved_s", "prompts_recomputed")
+    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links", "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused", "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "step_tokens", "slowest_turn_s", "starved_s", "prompts_recomputed", "images_waiting", "image_cache_bytes", "images_sought", "images_found", "images_encoded")
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +368,11 @@ class LoadSnapshot(_message.Message):
     SLOWEST_TURN_S_FIELD_NUMBER: _ClassVar[int]
     STARVED_S_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_WAITING_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_SOUGHT_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FOUND_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_ENCODED_FIELD_NUMBER: _ClassVar[int]
     blocks_total: int
     blocks_used: int
     blocks_probe: int
@@ -396,7 +401,12 @@ class LoadSnapshot(_message.Message):
     slowest_turn_s: float
     starved_s: float
     prompts_recomputed: int
-    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., blocks_swapped: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., slowest_turn_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., prompts_recomputed: _Optional[int] = ...) -> None: ...
+    images_waiting: int
+    image_cache_bytes: int
+    images_sought: int
+    images_found: int
+    images_encoded: int
+    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., blocks_swapped: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., slowest_turn_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., prompts_recomputed: _Optional[int] = ..., images_waiting: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., images_sought: _Optional[int] = ..., images_found: _Optional[int] = ..., images_encoded: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport", "kv_bytes_early", "cached_tokens", "num_swaps", "num_rebuilds")

@@ -67,6 +67,11 @@ class LoadSnapshot:
     tokens_computed: int = counter("Tokens computed by its model")
     starved_s: float = counter("Time for which the machine kept the instance from running", "starved_seconds")
     prompts_recomputed: int = counter("Prompts that a worker computed although another one held their KV for it")
+    images_waiting: int = gauge("Images that wait to be encoded, or are being encoded", "images_waiting")
+    image_cache_bytes: int = gauge("Bytes of image embeddings cached", "image_cache_bytes")
+    images_sought: int = counter("Images of prompts looked up among the cached embeddings", vllm="mm_cache_queries")
+    images_found: int = counter("Images of prompts whose embeddings were cached", vllm="mm_cache_hits")
+    images_encoded: int = counter("Images that were encoded")
     step_tokens: tuple[int, ...] = ()
     links: tuple[LinkStatus, ...] = ()
 

@@ -69,7 +69,7 @@ _NO_EFFECT: Final = {
         "aggregate-engine-logging", "enable-logging-iteration-details",
     ),
     "only text is supported": (
-        "language-model-only", "interleave-mm-strings", "mm-processor-cache-gb", "mm-processor-cache-type",
+        "language-model-only", "interleave-mm-strings", "mm-processor-cache-type",
         "mm-hasher-algorithm", "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-encoder-attn-backend",
         "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",
         "mm-encoder-fp8-scale-save-margin", "skip-mm-profiling", "video-pruning-rate", "video-pruning-method",

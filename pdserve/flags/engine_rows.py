@@ -1,6 +1,6 @@
 """vLLM's 0.5 and 0.6 engine flags: model, memory, batches, ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from pdserve.flags.row import Arity, VllmFlag, no_effect, refused, supported
@@ -19,15 +19,19 @@ _FAST_TOKENS = "the scheduler tokenises in its own threads"
 _TP_ALONE = "only --tensor-parallel-size splits an instance"
 
 
-def _bytes_of_gib(text: str) -> str:
-    """Return the bytes of a number of GiB. Raises ConfigError."""
-    try:
-        num_bytes = int(float(text) * 2**30)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"--swap-space {text!r} is not a number of GiB, such as 4") from None
-    if num_bytes < 0:
-        raise ConfigError(f"--swap-space {text} is below 0")
-    return str(num_bytes)
+def _bytes_of_gib(flag: str) -> Callable[[str], str]:
+    """Return a converter of a number of GiB to bytes. It raises ConfigError."""
+
+    def convert(text: str) -> str:
+        try:
+            num_bytes = int(float(text) * 2**30)
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{flag} {text!r} is not a number of GiB, such as 4") from None
+        if num_bytes < 0:
+            raise ConfigError(f"{flag} {text} is below 0")
+        return str(num_bytes)
+
+    return convert
 
 
 MODEL_FLAGS: Final = (
@@ -75,7 +79,12 @@ MEMORY_FLAGS: Final = (
     supported("--enable-prefix-caching", _NOTHING),
     supported("--gpu-memory-utilization"),
     supported(
-        "--swap-space", our_name="--swap-bytes", convert=_bytes_of_gib, why="GiB; --swap-bytes takes 512MiB as well"
+        "--swap-space", our_name="--swap-bytes", convert=_bytes_of_gib("--swap-space"),
+        why="GiB; --swap-bytes takes 512MiB as well",
+    ),
+    supported(
+        "--mm-processor-cache-gb", our_name="--image-cache-bytes", convert=_bytes_of_gib("--mm-processor-cache-gb"),
+        why="GiB of image embeddings; --image-cache-bytes takes 512MiB as well",
     ),
     no_effect("--use-v2-block-manager", _ONE_POOL, _NOTHING),
     no_effect("--num-lookahead-slots", _ONE_POOL),

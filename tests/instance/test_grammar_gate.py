@@ -83,7 +83,7 @@ async def _next(session: InstanceSession) -> Event:
 async def _settled(grammars: GrammarStore, option: StructuredOutput, gate: GrammarGate) -> None:
     """Wait until the specification has its grammar and all callbacks have run, which is a little later."""
     await asyncio.wait([asyncio.wrap_future(grammars.prepare(option))])
-    while gate._waiting:  # noqa: ASYNC110 - no event reports it
+    while gate._gate._waiting:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(0)
 
 

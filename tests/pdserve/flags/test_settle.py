@@ -85,6 +85,7 @@ def test_a_dropped_flag_drops_its_own_values_and_no_other(typed: tuple[str, ...]
         (("--swap-space", "much"), r"--swap-space 'much' is not a number of GiB"),
         (("--swap-space", "nan"), r"--swap-space 'nan' is not a number of GiB"),
         (("--swap-space=-1",), r"--swap-space -1 is below 0"),
+        (("--mm-processor-cache-gb", "x"), r"--mm-processor-cache-gb 'x' is not a number of GiB"),
         (("--seed",), r"--seed has no value"),
         (("--speculative_model", "d"), r"--speculative_model is refused: there is no speculative decoding"),
     ],

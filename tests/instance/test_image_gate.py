@@ -1,0 +1,140 @@
+"""A prompt with images that is computed and decoded here waits for its embeddings at the session."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.interface import Embeddings
+from instance.session import InstanceSession
+from wire.errors import InvalidRequest
+from wire.messages import Cancel, Event, Failed, Generate, OpenSession, Refused
+from wire.types import PromptImage, PromptState, SamplingParams
+
+_WAIT_S = 60.0
+_VALUES = (b"values",)
+_STATE = PromptState(
+    "p", "r", (1, 2, 3), SamplingParams(max_tokens=4), images=(PromptImage(0, 2, bytes(32), (1, 1, 2), b"file"),)
+)
+
+
+class _Halves:
+    """The decode half, which records what it is given, and the future of the images."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, Sequence[Embeddings]]] = []
+        self.cancelled: list[str] = []
+        self.future: Future[tuple[Embeddings, ...]] = Future()
+        self.decode = SimpleNamespace(generate=self._generate)
+
+    def embed(self, images: Sequence[PromptImage]) -> "Future[tuple[Embeddings, ...]]":
+        assert images == _STATE.images
+        return self.future
+
+    def cancel(self, command: Cancel) -> None:
+        self.cancelled.append(command.prompt_id)
+
+    def _generate(self, state: PromptState, grammar: None, embeddings: Sequence[Embeddings] = ()) -> None:
+        self.taken.append((state.prompt_id, embeddings))
+
+
+def _run(test: Callable[[InstanceSession, _Halves], Awaitable[None]], *, takes_images: bool = True) -> None:
+    async def run() -> None:
+        halves: Any = _Halves()
+        session = InstanceSession(
+            OpenSession("s", 1, 1.0), halves, lambda _: None, lambda _: None,
+            embed=halves.embed if takes_images else None,
+        )  # fmt: skip
+        async with asyncio.timeout(_WAIT_S):
+            await test(session, halves)
+
+    asyncio.run(run())
+
+
+async def _next(session: InstanceSession) -> Event:
+    async for events in session.events():
+        (event,) = events
+        return event
+    raise AssertionError("the session is over")
+
+
+async def _settled(session: InstanceSession) -> None:
+    while session._image_gate._waiting:  # noqa: ASYNC110 - no event reports it
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_prompt_continues_with_its_embeddings(at_once: bool) -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        if at_once:
+            halves.future.set_result(_VALUES)
+        session.handle(Generate(_STATE))
+        assert bool(halves.taken) == at_once
+        if not at_once:
+            halves.future.set_result(_VALUES)
+        await _settled(session)
+
+        assert halves.taken == [("p", _VALUES)]
+
+    _run(test)
+
+
+def test_an_image_that_cannot_be_embedded_refuses_its_prompt() -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Generate(_STATE))
+        halves.future.set_exception(InvalidRequest("image 0: broken", "images"))
+
+        assert await _next(session) == Refused("p", "InvalidRequest", "image 0: broken", param="images")
+        assert halves.taken == []
+
+    _run(test)
+
+
+def test_a_prompt_cancelled_while_it_waits_ends_once() -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Generate(_STATE))
+        session.handle(Cancel("p", None, "enough"))
+
+        assert await _next(session) == Failed("p", "Cancelled", "enough")
+        assert halves.future.cancelled()
+        assert (halves.taken, halves.cancelled) == ([], [])
+
+    _run(test)
+
+
+def test_a_second_prompt_of_that_id_is_refused_meanwhile() -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Generate(_STATE))
+        session.handle(Generate(_STATE))
+
+        refused = await _next(session)
+        assert isinstance(refused, Refused)
+        assert "already waiting for its images" in refused.message
+        halves.future.set_result(_VALUES)
+        await _settled(session)
+        assert halves.taken == [("p", _VALUES)]
+
+    _run(test)
+
+
+def test_a_lost_session_passes_on_no_prompt() -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Generate(_STATE))
+        session.lost()
+
+        assert halves.future.cancelled()
+        assert halves.taken == []
+
+    _run(test)
+
+
+def test_without_an_encoder_the_engine_refuses_the_images() -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Generate(_STATE))
+
+        assert halves.taken == [("p", ())]
+
+    _run(test, takes_images=False)
