@@ -103,7 +103,7 @@ class EncodingChild:
         return EncodedImage(ImageTokens(int(answer["count"]), (time, height, width)), values)
 
     def _exchange(self, message: bytes, timeout_s: float, what: str) -> dict[str, Any]:
-        """Send a message and return the header of its answer. Raises _Lost after ending the child."""
+        """Send a message and return the header of its answer. Raises _Lost after it has killed the child."""
         assert self._process is not None
         connection = self._process.connection
         connection.settimeout(timeout_s)
