@@ -1,13 +1,15 @@
 """Turn the scheduled tokens of one step into the model's batch and into layer notifications for the KV senders."""
 
+from array import array
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from engine.finish import banned_tokens
+from engine.grid_positions import positions_of_text
 from engine.interface import Chunk, OnLayer
 from engine.prompt import ScheduledTokens
 from engine.sequence import Sequence
-from engine.step import EmbeddedRows, PoolingRows, SampleRow, ScoreRow, StepBatch
+from engine.step import BatchSequence, EmbeddedRows, PoolingRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import has_penalty
 
 UNKNOWN = 0
@@ -42,8 +44,20 @@ def batch_of(schedule: list[ScheduledTokens], awaited: Mapping[Sequence, int] = 
                 samples.append(_sample_row(scheduled, index, chosen, len(token_ids) - 1))
     parts = tuple([scheduled.sequence.part(scheduled.count) for scheduled in schedule])
     return StepBatch(
-        tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pooling_rows), tuple(carried), tuple(embedded)
-    )
+        tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pooling_rows), tuple(carried), tuple(embedded),
+        _positions(schedule, parts),
+    )  # fmt: skip
+
+
+def _positions(schedule: list[ScheduledTokens], parts: tuple[BatchSequence, ...]) -> "array[int] | None":
+    if all(scheduled.prompt.positions is None for scheduled in schedule):
+        return None
+    made = array("i")
+    for scheduled, part in zip(schedule, parts, strict=True):
+        positions = scheduled.prompt.positions
+        of = positions_of_text if positions is None else positions.of
+        made.extend(of(part.start, part.count))
+    return made
 
 
 def samples_of(schedule: list[ScheduledTokens]) -> dict[Sequence, int]:

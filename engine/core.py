@@ -16,6 +16,7 @@ from engine.assembly import LayerAnnouncer, batch_of, samples_of
 from engine.batch_state import BatchState, Selection
 from engine.batcher import BatchLimits, paced
 from engine.grammar.interface import Grammar
+from engine.grid_positions import GridPositions
 from engine.interface import Embeddings, EngineInfo, OnLayer, StepResult
 from engine.kv.blocks import BlockPool
 from engine.kv.swap import SwapArea
@@ -282,6 +283,8 @@ class EngineCore:
         state = resolve(state, self.info.pooling)
         chain = self._blocks.chain(state)
         prompt = Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len, chain=chain)
+        if self.info.rope_sections and state.images:
+            prompt.positions = GridPositions(state.images)
         prompt.bind(grammar)
         return prompt
 

@@ -30,7 +30,8 @@ class EngineInfo:
     """Properties of the loaded model and its pool.
 
     `pooling` is how hidden states (of `hidden_size`) become a vector, None if this model does not pool. A model
-    without `generates` has no output layer and returns only vectors. With `takes_images` a prompt may have images.
+    without `generates` has no output layer and returns only vectors. With `takes_images` a prompt may have images; with
+    `rope_sections` their tokens are rotated by three positions (grid_rotary.py).
     """
 
     model: ModelIdentity
@@ -45,6 +46,7 @@ class EngineInfo:
     hidden_size: int = 0
     generates: bool = True
     takes_images: bool = False
+    rope_sections: tuple[int, ...] = ()
 
     @property
     def row_bytes(self) -> int:

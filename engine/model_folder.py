@@ -10,6 +10,7 @@ from engine.attention.registered import NAME
 from engine.checkpoints.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
 from engine.checkpoints.model_identity import identify, name_of
 from engine.checkpoints.stored_weights import StoredWeights
+from engine.grid_rotary import rotate_by_grid
 from engine.headless import headless_weights, is_headless, tie_head
 from engine.interface import EngineInfo
 from engine.network import LoadedNetwork, Shard, load_network
@@ -77,6 +78,8 @@ def read_network(
             adds_biases=folder.quantization is not None and folder.quantization.adds_biases,
         )  # fmt: skip
     check_untried(loaded.network, dtype)
+    if folder.checkpoint.rope_sections:
+        rotate_by_grid(loaded.network, folder.checkpoint.rope_sections)
     note = kept_note(plain, folder.quantization, dtype, keeper)
     return ReadNetwork(
         loaded, tuple(note for note in (loaded.note, note) if note), stored.bytes_read,
@@ -104,4 +107,5 @@ def describe(
         hidden_size=text.hidden_size,
         generates=not folder.is_headless,
         takes_images=folder.checkpoint.images is not None,
+        rope_sections=folder.checkpoint.rope_sections,
     )

@@ -14,6 +14,7 @@ from engine.beam_search import describe
 from engine.beams import Beams
 from engine.finish import finish_of
 from engine.grammar.interface import Grammar
+from engine.grid_positions import GridPositions
 from engine.kv.blocks import BlockPool
 from engine.pooling.collected import Collected
 from engine.prefix import BlockName, PrefixChain
@@ -47,6 +48,7 @@ class Prompt:
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was cached at the first start.
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
     `images` has the embeddings of its images, None for a prompt without any and for one that was computed elsewhere.
+    `positions` are those of its tokens, None where each has its index.
     `is_bound`: a grammar or a budget of thinking constrains its sequences. Between two of its tokens it was swapped out
     `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
@@ -63,6 +65,7 @@ class Prompt:
     beams: Beams | None = None
     collected: Collected | None = None
     images: PromptImages | None = None
+    positions: GridPositions | None = None
     is_bound: bool = False
     num_swaps: int = 0
     num_rebuilds: int = 0

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from engine.grid_rotary import columns_of
+
 _FIRST = 1024
 
 
@@ -24,6 +26,15 @@ class RopeTable:
         cosine, sine = self._compute(have, max(length, 2 * have))
         self.cosine, self.sine = torch.cat([self.cosine, cosine]), torch.cat([self.sine, sine])
         self.num_positions = len(self.cosine)
+
+    def at_grid(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both tables' rows for three positions of each token, [num_tokens, 3]: [num_tokens, head_dim / 2]."""
+        parts = list(columns_of(self._rotary.sections))
+        cosine, sine = (
+            torch.cat([table[positions[:, part], columns] for part, columns in parts], dim=1)
+            for table in (self.cosine, self.sine)
+        )
+        return cosine, sine
 
     def _compute(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         like = torch.zeros(1, dtype=self._dtype)

@@ -6,6 +6,7 @@ A step makes a SampleRow and a BatchSequence for every sequence, so these are no
 times as long to make. They are never changed.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -99,6 +100,7 @@ class StepBatch:
 
     `carried` are (row, sample): the token of this flattened row is the one sampled for that SampleRow of the previous
     step; `token_ids` has a placeholder. Only a model that runs ahead gets any. `embedded` are rows of images.
+    `positions` has three numbers for each row, in time, height and width; None: each row has its index in the sequence.
     """
 
     token_ids: tuple[int, ...]
@@ -108,6 +110,7 @@ class StepBatch:
     pooling_rows: tuple[PoolingRows, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
     embedded: tuple[EmbeddedRows, ...] = ()
+    positions: "array[int] | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,11 @@ class StepMetadata:
 
     def __init__(
         self, block_size: int, sequences: Sequence[BatchSequence], packed: PackedStep, device: torch.device,
-        embedded: Sequence[EmbeddedRows] = (),
+        embedded: Sequence[EmbeddedRows] = (), grid: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
+        """`grid` are three positions for each row, [num_tokens, 3] int64 on the host, where they are not all equal."""
         self.block_size, self.sequences, self.packed, self._device = block_size, sequences, packed, device
-        self.embedded = embedded
+        self.embedded, self.grid = embedded, grid
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -50,8 +51,8 @@ class StepMetadata:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Position of each row in its sequence: [1, num_tokens] int64."""
-        return self._tensors[1][None]
+        """Position of each row in its sequence: [1, num_tokens] int64, or three positions: [3, 1, num_tokens]."""
+        return self._tensors[1][None] if self.grid is None else upload(self.grid.T.contiguous(), self._device)[:, None]
 
     @property
     def slots(self) -> torch.Tensor:
@@ -111,8 +112,11 @@ def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMet
     if len(batch.token_ids) != len(slots):
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {len(slots)} rows")
     token_ids, sample_rows = array("q", batch.token_ids), array("q", [sample.row for sample in batch.samples])
+    grid = None if batch.positions is None else torch.tensor(batch.positions, dtype=torch.int64).view(-1, 3)
+    if grid is not None and bool((grid == grid[:, :1]).all()):
+        positions, grid = array("q", grid[:, 0].tolist()), None
     packed = PackedStep(query_ends, kv_lengths, table_ends, blocks, slots, token_ids, positions, sample_rows)
-    return StepMetadata(block_size, batch.sequences, packed, device, batch.embedded)
+    return StepMetadata(block_size, batch.sequences, packed, device, batch.embedded, grid)
 
 
 def _slots(block_ids: Sequence[int], start: int, end: int, block_size: int) -> bytes:

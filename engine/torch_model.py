@@ -209,7 +209,7 @@ class TorchModel:
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
-        if self.graphs is not None and layer_done is None and _is_graphable(batch):
+        if self.graphs is not None and layer_done is None and _is_graphable(batch) and metadata.grid is None:
             replayed = self.graphs.run(metadata)
             if replayed is not None:
                 return replayed

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from engine.checkpoints.model_identity import check_folder, read_json, stored_tensors
 from engine.checkpoints.refusals import refuse_unsupported
-from engine.checkpoints.text_network import image_support, text_network_config, text_weights
+from engine.checkpoints.text_network import image_support, rope_sections, text_network_config, text_weights
 from engine.checkpoints.weights import Weights
 from engine.models.support import ImageSupport
 from engine.rope_lengths import longest_sequence
@@ -33,6 +33,7 @@ class Checkpoint:
     network_class: type[Any]
     stored_dtype: str
     images: ImageSupport | None = None
+    rope_sections: tuple[int, ...] = ()
 
     @property
     def text_config(self) -> Any:
@@ -57,7 +58,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = whole if images is None else text_network_config(whole, images)
     network_class = _network_class(path, config)
     refuse_unsupported(path, config, network_class)
-    return Checkpoint(path, config, network_class, _stored_dtype(path, whole), images)
+    sections = () if images is None else rope_sections(whole, images)
+    return Checkpoint(path, config, network_class, _stored_dtype(path, whole), images, sections)
 
 
 def model_length(checkpoint: Checkpoint, requested: int | None) -> int:

@@ -18,6 +18,7 @@ from engine.checkpoints.weights import Weights
 from engine.models.families import support_of
 from engine.models.support import ImageSupport
 
+_SECTIONS, _DEFAULT_SECTIONS = "mrope_section", (16, 24, 24)
 _DECODER = re.compile(
     r"(?:model\.language_model|language_model\.model|model(?=\.(?:layers|embed_tokens|norm)\.))\.(.+)"
 )
@@ -37,8 +38,17 @@ def text_network_config(config: Any, images: ImageSupport) -> Any:
         "architectures": None,
         "tie_word_embeddings": config.tie_word_embeddings,
     }
-    kind = images.text_type or values["model_type"]
-    return AutoConfig.for_model(**values | {"model_type": kind})
+    values["model_type"] = images.text_type or values["model_type"]
+    if images.has_grid_positions:
+        values["rope_parameters"] = {k: v for k, v in values["rope_parameters"].items() if k != _SECTIONS}
+    return AutoConfig.for_model(**values)
+
+
+def rope_sections(config: Any, images: ImageSupport) -> tuple[int, ...]:
+    """Return how many dimensions of a half head follow each position of a token in turn; none if it has only one."""
+    if not images.has_grid_positions:
+        return ()
+    return tuple(config.get_text_config(decoder=True).rope_parameters.get(_SECTIONS, _DEFAULT_SECTIONS))
 
 
 def text_weights(stored: Weights) -> RenamedWeights:

@@ -181,10 +181,12 @@ class FusedDecoder:
         num_rows = len(packed.token_ids)
         self._memory.reserve(num_rows, 1)
         rope.reserve(max(packed.kv_lengths))
-        if step.num_positions != rope.num_positions:
-            step.cosine, step.sine = rope.cosine.data_ptr(), rope.sine.data_ptr()
-            step.num_positions = rope.num_positions
-        step.positions, step.slots = packed.positions.buffer_info()[0], packed.slots.buffer_info()[0]
+        self._angles, self._positions = (rope.cosine, rope.sine), packed.positions
+        if metadata.grid is not None:  # a table with a row for each token
+            self._angles, self._positions = rope.at_grid(metadata.grid), array("q", range(num_rows))
+        cosine, sine = self._angles
+        step.cosine, step.sine, step.num_positions = cosine.data_ptr(), sine.data_ptr(), len(cosine)
+        step.positions, step.slots = self._positions.buffer_info()[0], packed.slots.buffer_info()[0]
         return num_rows
 
     def _plan(self, metadata: StepMetadata) -> StepAttention | None:

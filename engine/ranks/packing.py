@@ -1,7 +1,8 @@
 """The message format of a step, or of a copy of blocks, to the other ranks: 32-bit integers, nothing executable.
 
-num_tokens, num_sequences, num_carried, is_replayed, num_embedded | token ids | per sequence: start, count, blocks,
-prompt length | all tables' block ids | rows of carried tokens | per embedded range: row, count, size | their values
+num_tokens, num_sequences, num_carried, is_replayed, num_embedded, has_positions | token ids | per sequence: start,
+count, blocks, prompt length | all tables' block ids | rows of carried tokens | three positions per token, if it has
+them | per embedded range: row, count, size | their values
 
 Sampling data is not sent: only rank 0 samples. Tokens that it has not collected yet are placeholders, in these rows.
 The values of embedded ranges are raw bytes, a multiple of 4 for each: rows have an even number of values.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from engine.step import BatchSequence, EmbeddedRows, StepBatch
 from processes.rank_payloads import little_endian
 
-_HEAD, _PER_SEQUENCE, _PER_RANGE = 5, 4, 3
+_HEAD, _PER_SEQUENCE, _PER_RANGE = 6, 4, 3
 
 
 def pack_step(batch: StepBatch, *, is_replayed: bool = False) -> bytes:
@@ -23,18 +24,19 @@ def pack_step(batch: StepBatch, *, is_replayed: bool = False) -> bytes:
     num_rows = sum(part.count for part in batch.sequences)
     if num_rows != len(batch.token_ids):
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {num_rows} rows")
-    values = array(
-        "i", (len(batch.token_ids), len(batch.sequences), len(batch.carried), is_replayed, len(batch.embedded))
-    )
+    positions, embedded = batch.positions, batch.embedded
+    flags = is_replayed, len(embedded), positions is not None
+    values = array("i", (len(batch.token_ids), len(batch.sequences), len(batch.carried), *flags))
     values.extend(batch.token_ids)
     for part in batch.sequences:
         values.extend((part.start, part.count, len(part.block_ids), part.prompt_length))
     for part in batch.sequences:
         values.extend(part.block_ids)
     values.extend(row for row, _ in batch.carried)
-    for one in batch.embedded:
+    values.extend(positions or ())
+    for one in embedded:
         values.extend((one.row, one.count, len(one.values) // 4))
-    return b"".join((little_endian(values).tobytes(), *(one.values for one in batch.embedded)))
+    return b"".join((little_endian(values).tobytes(), *(one.values for one in embedded)))
 
 
 def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
@@ -44,18 +46,19 @@ def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
     values = little_endian(values)
     if len(values) < _HEAD:
         raise ValueError(f"a step has at least {4 * _HEAD} bytes, not {len(payload)}")
-    num_tokens, num_sequences, num_carried, is_replayed, num_embedded = values[:_HEAD]
+    num_tokens, num_sequences, num_carried, is_replayed, num_embedded, has_positions = values[:_HEAD]
     heads = _HEAD + num_tokens
     tables = heads + _PER_SEQUENCE * num_sequences
     counts = values[heads + 2 : tables : _PER_SEQUENCE]
     end = tables + sum(counts)
-    ranges = end + num_carried
+    places = end + num_carried
+    ranges = places + 3 * num_tokens * has_positions
     first_value = ranges + _PER_RANGE * num_embedded
     sizes = values[ranges + 2 : first_value : _PER_RANGE]
     if (
         min(num_tokens, num_sequences, num_carried, num_embedded, *counts, *sizes, 0) < 0
         or first_value + sum(sizes) != len(values)
-        or is_replayed not in (0, 1)
+        or {is_replayed, has_positions} - {0, 1}
     ):  # fmt: skip
         raise ValueError(f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
     parts, first = [], tables
@@ -63,9 +66,10 @@ def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
         start, count, blocks, prompt_length = values[head : head + _PER_SEQUENCE]
         parts.append(BatchSequence(start, count, tuple(values[first : first + blocks]), prompt_length))
         first += blocks
-    carried = tuple((row, 0) for row in values[end:ranges])
+    carried = tuple((row, 0) for row in values[end:places])
     embedded = _embedded_rows(values[ranges:first_value], memoryview(payload)[4 * first_value :])
-    batch = StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), carried=carried, embedded=embedded)
+    positions = values[places:ranges] if has_positions else None
+    batch = StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), (), (), carried, embedded, positions)
     return batch, bool(is_replayed)
 
 

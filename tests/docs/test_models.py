@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.engine.refused_families import REFUSED
 from tests.engine.tiny_families import NAMED, OTHERS
+from tests.engine.tiny_vision_models import VISION
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 _NAME = re.compile(r"`([\w-]+)`")
@@ -19,6 +20,10 @@ def _rows(section: str) -> list[list[str]]:
 
 def test_the_exact_models_are_those_of_every_test_run() -> None:
     assert [_NAME.findall(row[0])[0] for row in _rows("Exact")] == list(NAMED)
+
+
+def test_the_models_for_images_are_those_of_the_tests() -> None:
+    assert [_NAME.findall(row[0])[0] for row in _rows("Images")] == list(VISION)
 
 
 def test_the_other_models_are_those_of_the_long_run() -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 import threading
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -37,21 +38,28 @@ def ends() -> Iterator[tuple[Channel[RankMessageKind], Channel[RankMessageKind]]
 
 @given(
     st.lists(_PARTS, max_size=8).map(tuple), st.lists(_INTS, max_size=8), st.booleans(),
-    st.lists(_EMBEDDED, max_size=3).map(tuple),
+    st.lists(_EMBEDDED, max_size=3).map(tuple), st.booleans(),
 )  # fmt: skip
 def test_a_step_comes_out_as_it_went_in(
-    parts: tuple[BatchSequence, ...], rows: list[int], is_replayed: bool, embedded: tuple[EmbeddedRows, ...]
+    parts: tuple[BatchSequence, ...],
+    rows: list[int],
+    is_replayed: bool,
+    embedded: tuple[EmbeddedRows, ...],
+    has_positions: bool,
 ) -> None:
     token_ids = tuple(range(sum(part.count for part in parts)))
 
     carried = tuple((row, 0) for row in rows)
 
-    payload = pack_step(StepBatch(token_ids, parts, (), carried=carried, embedded=embedded), is_replayed=is_replayed)
+    positions = array("i", range(3 * len(token_ids))) if has_positions else None
+    batch = StepBatch(token_ids, parts, (), carried=carried, embedded=embedded, positions=positions)
 
-    assert unpack_step(payload) == (StepBatch(token_ids, parts, (), carried=carried, embedded=embedded), is_replayed)
-    values = 3 * len(embedded) + sum(len(one.values) // 4 for one in embedded)
+    payload = pack_step(batch, is_replayed=is_replayed)
+
+    assert unpack_step(payload) == (batch, is_replayed)
+    values = len(positions or ()) + 3 * len(embedded) + sum(len(one.values) // 4 for one in embedded)
     assert len(payload) == 4 * (
-        5 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts) + values
+        6 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts) + values
     )
 
 
@@ -72,14 +80,16 @@ def test_a_graphs_shape_comes_out_as_it_went_in() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        (), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 0, 1, 0, 0), (-1, 0, 0, 0, 0),
-        (2, -1, 0, 0, 0), (0, 1, -1, 0, 0, 5, 1, 0, 9), (0, 1, 0, 0, 0, 5, 1, 2, 9, 7), (0, 1, 0, 0, 0, 5, 1, -1, 9),
-        (0, 0, 0, 0, 0, 1), (0, 0, 0, 2, 0), (0, 0, 0, -1, 0), (0, 0, 0, 0, 1), (0, 0, 0, 0, -1),
-        (0, 0, 0, 0, 1, 0, 1, 1), (0, 0, 0, 0, 1, 0, 1, 1, 7, 7), (0, 0, 0, 0, 1, 0, 1, -1),
+        (), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0),
+        (0, 0, 1, 0, 0, 0), (-1, 0, 0, 0, 0, 0), (2, -1, 0, 0, 0, 0), (0, 1, -1, 0, 0, 0, 5, 1, 0, 9),
+        (0, 1, 0, 0, 0, 0, 5, 1, 2, 9, 7), (0, 1, 0, 0, 0, 0, 5, 1, -1, 9), (0, 0, 0, 0, 0, 0, 1), (0, 0, 0, 2, 0, 0),
+        (0, 0, 0, -1, 0, 0), (0, 0, 0, 0, 1, 0), (0, 0, 0, 0, -1, 0), (0, 0, 0, 0, 1, 0, 0, 1, 1),
+        (0, 0, 0, 0, 1, 0, 0, 1, 1, 7, 7), (0, 0, 0, 0, 1, 0, 0, 1, -1), (0, 0, 0, 0, 0, 2), (0, 0, 0, 0, 0, -1),
+        (1, 0, 0, 0, 0, 1, 5, 0, 0), (1, 0, 0, 0, 0, 1, 5, 0, 0, 0, 0),
     ],
 )  # fmt: skip
 def test_anything_but_a_step_is_refused(values: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"integers are not a step|at least 20 bytes"):
+    with pytest.raises(ValueError, match=r"integers are not a step|at least 24 bytes"):
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
 

@@ -258,7 +258,10 @@ def _asked(name: str) -> list[tuple[PromptState, list[Picture]]]:
         (12, [(5, other), (5, third), (12, one)]), (25, []),
     ]  # fmt: skip
     return [
-        (with_pictures(_text(length, length), pictures, f"p{number}"), [one for _, one in pictures])
+        (
+            with_pictures(_text(length, length), pictures, f"p{number}", around=name != "llava"),
+            [one for _, one in pictures],
+        )
         for number, (length, pictures) in enumerate(placed)
     ]
 

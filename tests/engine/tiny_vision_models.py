@@ -18,7 +18,8 @@ from tests.engine.tiny_families import randomise
 from tests.engine.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE, saved_files, write_files
 from wire.types import PromptImage, PromptState, SamplingParams
 
-IMAGE_TOKEN = VOCAB_SIZE - 1
+IMAGE_TOKEN, BEFORE_IMAGE, AFTER_IMAGE, OTHER_TOKEN = range(VOCAB_SIZE - 1, VOCAB_SIZE - 5, -1)
+_PATCH = 4  # pixels, of Qwen's towers
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -28,10 +29,24 @@ _CLIP: dict[str, Any] = {
     "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 2, "image_size": 20, "patch_size": 5, "projection_dim": 32,
 }  # fmt: skip
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_QWEN: dict[str, Any] = {
+    "text_config": {**_TEXT, "rope_parameters": _ROPE}, "image_token_id": IMAGE_TOKEN, "video_token_id": OTHER_TOKEN,
+    "vision_start_token_id": BEFORE_IMAGE, "vision_end_token_id": AFTER_IMAGE, "tie_word_embeddings": True,
+}  # fmt: skip
+_QWEN_TOWER: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": _PATCH, "spatial_merge_size": 2}
 VISION: dict[str, dict[str, Any]] = {
     "llava": {
         "text_config": {"model_type": "llama", **_TEXT}, "vision_config": _CLIP, "image_token_id": IMAGE_TOKEN,
         "image_seq_length": 16,
+    },
+    "qwen2_vl": {**_QWEN, "vision_config": {**_QWEN_TOWER, "embed_dim": 32, "mlp_ratio": 2, "hidden_size": 64}},
+    "qwen2_5_vl": {
+        **_QWEN,
+        "vision_config": {
+            **_QWEN_TOWER, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
     },
 }  # fmt: skip
 """What the config of each model type has."""
@@ -70,18 +85,29 @@ def picture(name: str, seed: int) -> Picture:
     """Return a random image for a model of VISION."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Picture(torch.randn(1, 3, 20, 20), 16, (1, 1, 16))
+        if not name.startswith("qwen"):
+            return Picture(torch.randn(1, 3, 20, 20), 16, (1, 1, 16))
+        height, width = ((3, 5), (5, 3), (2, 4))[seed % 3]  # in tokens of 2 x 2 patches
+        return Picture(torch.randn(4 * height * width, 3 * 2 * _PATCH**2), height * width, (1, height, width))
 
 
-def with_pictures(text: Sequence[int], pictures: Sequence[tuple[int, Picture]], name: str = "p", **params: Any) -> Any:
-    """Return the prompt whose images stand at these places of the text, ascending."""
-    ids, images = list(text), list[PromptImage]()
-    for place, one in reversed(pictures):
-        ids[place:place] = [IMAGE_TOKEN] * one.count
-    shift = 0
+def with_pictures(
+    text: Sequence[int],
+    pictures: Sequence[tuple[int, Picture]],
+    name: str = "p",
+    *,
+    around: bool = False,
+    **params: Any,
+) -> PromptState:
+    """Return the prompt whose images stand at these ascending places of the text; `around`: a token on either side."""
+    ids, images, done = list[int](), list[PromptImage](), 0
     for place, one in pictures:
-        images.append(PromptImage(place + shift, one.count, one.digest, one.grid))
-        shift += one.count
+        ids += text[done:place]
+        ids += [BEFORE_IMAGE] * around
+        images.append(PromptImage(len(ids), one.count, one.digest, one.grid))
+        ids += [IMAGE_TOKEN] * one.count + [AFTER_IMAGE] * around
+        done = place
+    ids += text[done:]
     settings = SamplingParams(**{"max_tokens": 10, "temperature": 0.0} | params)
     return PromptState(name, f"r-{name}", tuple(ids), settings, images=tuple(images))
 
@@ -109,6 +135,8 @@ class VisionOracle:
             max_new_tokens=state.params.max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         inputs = _tower_inputs(pictures) if pictures else {}
+        if pictures and pictures[0].pixels.dim() == 2:
+            inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
         whole = self._network.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, **inputs
         )
@@ -116,4 +144,7 @@ class VisionOracle:
 
 
 def _tower_inputs(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.cat([one.pixels for one in pictures])}
+    inputs = {"pixel_values": torch.cat([one.pixels for one in pictures])}
+    if pictures[0].pixels.dim() == 2:  # patches, whose grid is passed beside them
+        inputs["image_grid_thw"] = torch.tensor([(t, 2 * h, 2 * w) for t, h, w in (one.grid for one in pictures)])
+    return inputs
