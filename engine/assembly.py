@@ -11,6 +11,7 @@ from engine.prompt import ScheduledTokens
 from engine.sequence import Sequence
 from engine.step import BatchSequence, EmbeddedRows, PoolingRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import has_penalty
+from engine.whole_images import spans_within
 
 UNKNOWN = 0
 """Placeholder for a token that the previous step samples: the model fills it in (StepBatch.carried)."""
@@ -42,11 +43,18 @@ def batch_of(schedule: list[ScheduledTokens], awaited: Mapping[Sequence, int] = 
             for index in scheduled.sampled:
                 chosen = prompt.sampled(index) if sequence is prompt.stem else sequence
                 samples.append(_sample_row(scheduled, index, chosen, len(token_ids) - 1))
-    parts = tuple([scheduled.sequence.part(scheduled.count) for scheduled in schedule])
+    parts = tuple([_part(scheduled) for scheduled in schedule])
     return StepBatch(
         tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pooling_rows), tuple(carried), tuple(embedded),
         _positions(schedule, parts),
     )  # fmt: skip
+
+
+def _part(scheduled: ScheduledTokens) -> BatchSequence:
+    part, prompt = scheduled.sequence.part(scheduled.count), scheduled.prompt
+    if prompt.spans and scheduled.sequence is prompt.stem:
+        part.spans = spans_within(prompt.spans, scheduled.start, scheduled.count)
+    return part
 
 
 def _positions(schedule: list[ScheduledTokens], parts: tuple[BatchSequence, ...]) -> "array[int] | None":

@@ -19,6 +19,7 @@ from engine.prompt import Prompt, ScheduledTokens
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
 from engine.step import Model
+from engine.whole_images import whole_count
 from processes.failpoints import PREEMPT, process_failpoints
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, NoCapacity
@@ -135,16 +136,27 @@ class BatchState:
     def _share_out(self, schedule: list[ScheduledTokens], selection: Selection) -> None:
         """Divide the step among the sequences that get blocks; tokens that one cannot use go to the others."""
         unlaunched = wanted = [scheduled.sequence.unlaunched for scheduled in schedule]
-        counts = plan_step(wanted, self.limits)
+        counts = self._planned(schedule, wanted)
         while (got := self._rooms(schedule, counts, selection)) != counts:
             wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
-            counts = plan_step(wanted, self.limits)
+            counts = self._planned(schedule, wanted)
         for scheduled, count, left in zip(schedule, counts, unlaunched, strict=True):
             sequence = scheduled.sequence
             if count and sequence.has_room(count):  # else its prompt was preempted after its turn
                 scheduled.start = sequence.num_computed + sequence.num_pending
                 scheduled.count, scheduled.reaches_end = count, count == left
                 selection.schedule.append(scheduled)
+
+    def _planned(self, schedule: list[ScheduledTokens], wanted: list[int]) -> list[int]:
+        """Return how many tokens each sequence gets by the limits; one image may exceed them rather than be cut."""
+        counts, exceeds = plan_step(wanted, self.limits), False
+        for i, scheduled in enumerate(schedule):
+            if scheduled.prompt.spans and scheduled.sequence is scheduled.prompt.stem:
+                whole = whole_count(scheduled.prompt.spans, scheduled.sequence.num_launched, counts[i])
+                if whole > counts[i]:
+                    whole, exceeds = 0 if exceeds else whole, True
+                counts[i] = whole
+        return counts
 
     def _rooms(self, schedule: list[ScheduledTokens], counts: list[int], selection: Selection) -> list[int]:
         """Return how many of each sequence's tokens have blocks now; most sequences have room in their last block."""

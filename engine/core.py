@@ -30,6 +30,7 @@ from engine.prompt_images import PromptImages
 from engine.requirements import check_begun, check_runnable
 from engine.step import Model
 from engine.step_reader import read_output
+from engine.whole_images import spans_of
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest
 from wire.load import LoadSnapshot
@@ -285,6 +286,8 @@ class EngineCore:
         prompt = Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len, chain=chain)
         if self.info.rope_sections and state.images:
             prompt.positions = GridPositions(state.images)
+        if self.info.images_attend_within:
+            prompt.spans = spans_of(state.images)
         prompt.bind(grammar)
         return prompt
 

@@ -31,7 +31,8 @@ class EngineInfo:
 
     `pooling` is how hidden states (of `hidden_size`) become a vector, None if this model does not pool. A model
     without `generates` has no output layer and returns only vectors. With `takes_images` a prompt may have images; with
-    `rope_sections` their tokens are rotated by three positions (grid_rotary.py).
+    `rope_sections` their tokens are rotated by three positions (grid_rotary.py), and with `images_attend_within` the
+    tokens of an image see each other both ways (whole_images.py).
     """
 
     model: ModelIdentity
@@ -47,6 +48,7 @@ class EngineInfo:
     generates: bool = True
     takes_images: bool = False
     rope_sections: tuple[int, ...] = ()
+    images_attend_within: bool = False
 
     @property
     def row_bytes(self) -> int:

@@ -22,6 +22,8 @@ from engine.rope_lengths import rope_lengths
 from engine.row_check import check_untried
 from wire.kv_layout import PoolLayout
 
+_WITHIN = "steps with image tokens run on the reference attention, since these tokens see each other both ways"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
@@ -80,9 +82,11 @@ def read_network(
     check_untried(loaded.network, dtype)
     if folder.checkpoint.rope_sections:
         rotate_by_grid(loaded.network, folder.checkpoint.rope_sections)
+    images = folder.checkpoint.images
+    within = _WITHIN if images is not None and images.attends_within else None
     note = kept_note(plain, folder.quantization, dtype, keeper)
     return ReadNetwork(
-        loaded, tuple(note for note in (loaded.note, note) if note), stored.bytes_read,
+        loaded, tuple(note for note in (loaded.note, note, within) if note), stored.bytes_read,
         kept_bytes=0 if keeper is None else keeper.kept_bytes,
         kept=kept_count(plain, dtype, keeper),
     )  # fmt: skip
@@ -93,7 +97,7 @@ def describe(
     layout: PoolLayout, device: str = "cpu",
 ) -> EngineInfo:  # fmt: skip
     """Return the EngineInfo of an engine over this model and a pool of this layout."""
-    text = folder.checkpoint.text_config
+    text, images = folder.checkpoint.text_config, folder.checkpoint.images
     return EngineInfo(
         model=identify(folder.path, name or name_of(folder.path)),
         max_model_len=model_length(folder.checkpoint, max_model_len),
@@ -106,6 +110,7 @@ def describe(
         pooling=read_settings(folder.path, is_decoder=True),
         hidden_size=text.hidden_size,
         generates=not folder.is_headless,
-        takes_images=folder.checkpoint.images is not None,
+        takes_images=images is not None,
         rope_sections=folder.checkpoint.rope_sections,
+        images_attend_within=images is not None and images.attends_within,
     )

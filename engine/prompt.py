@@ -21,6 +21,7 @@ from engine.prefix import BlockName, PrefixChain
 from engine.prompt_images import PromptImages
 from engine.sequence import Sequence
 from engine.thinking import ThinkingMatcher
+from engine.whole_images import Span
 from wire.types import Beam, FinishReason, PromptState, TokenOutput
 
 
@@ -48,7 +49,7 @@ class Prompt:
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was cached at the first start.
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
     `images` has the embeddings of its images, None for a prompt without any and for one that was computed elsewhere.
-    `positions` are those of its tokens, None where each has its index.
+    `positions` are those of its tokens, None where each has its index; `spans` are its images that no chunk may cut.
     `is_bound`: a grammar or a budget of thinking constrains its sequences. Between two of its tokens it was swapped out
     `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
@@ -66,6 +67,7 @@ class Prompt:
     collected: Collected | None = None
     images: PromptImages | None = None
     positions: GridPositions | None = None
+    spans: tuple[Span, ...] = ()
     is_bound: bool = False
     num_swaps: int = 0
     num_rebuilds: int = 0

@@ -57,12 +57,14 @@ class BatchSequence:
 
     `block_ids` is the caller's table, which grows after the step: it must not be kept.
     `prompt_length`: how many of its tokens count as its prompt; some RoPE types depend on that (rope_lengths.py).
+    Tokens of one of the `spans`, [start, end) within the sequence, see each other whatever their order.
     """
 
     start: int
     count: int
     block_ids: Sequence[int]
     prompt_length: int = 0
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def kv_length(self) -> int:

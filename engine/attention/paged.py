@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
+from engine.attention.reference import ReferenceAttention
 from engine.step_metadata import StepMetadata
 
 
@@ -28,12 +29,14 @@ class PagedAttention:
 
     def __init__(self, pools: Sequence[LayerPool], backend: AttentionBackend) -> None:
         self._pools = tuple(pools)
-        self._backend = backend
+        self._backend, self._reference = backend, ReferenceAttention()
         self._step: _Step | None = None
 
     def begin(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> None:
-        """Start a step; layers that run until `end` use its metadata."""
-        self._step = _Step(self._backend.plan(metadata), layer_done)
+        """Start a step; layers that run until `end` use its metadata. Only the reference attends within spans."""
+        has_spans = any(sequence.spans for sequence in metadata.sequences)
+        backend = self._reference if has_spans else self._backend
+        self._step = _Step(backend.plan(metadata), layer_done)
 
     def begin_fixed(self, attention: StepAttention) -> None:
         """Start a run with an attention that is already planned, as when a graph is captured."""

@@ -82,6 +82,8 @@ def visible(sequence: BatchSequence, first_key: int, window: int | None, device:
     queries = torch.arange(sequence.start, sequence.kv_length, device=device)[:, None]
     keys = torch.arange(first_key, sequence.kv_length, device=device)[None, :]
     causal = keys <= queries
+    for first, end in sequence.spans:
+        causal = causal | ((first <= queries) & (queries < end) & (first <= keys) & (keys < end))
     return causal if window is None else causal & (keys > queries - window)
 
 

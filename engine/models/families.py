@@ -66,6 +66,7 @@ FAMILIES = (
     *(
         ModelSupport(name, images=ImageSupport("qwen2", has_grid_positions=True)) for name in ("qwen2_vl", "qwen2_5_vl")
     ),
+    ModelSupport("gemma3", images=ImageSupport(attends_within=True)),
     *(ModelSupport(name, sharding=_NORMED) for name in ("olmo3", "olmoe", "flex_olmo", "minimax_m2")),
     *(ModelSupport(name, sharding=_LATENT) for name in ("axk1", "glm4_moe_lite", "minicpm3", "youtu")),
     *(ModelSupport(name, own_attention=_ALIBI) for name in ("bloom", "mpt")),

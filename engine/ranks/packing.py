@@ -1,8 +1,8 @@
 """The message format of a step, or of a copy of blocks, to the other ranks: 32-bit integers, nothing executable.
 
 num_tokens, num_sequences, num_carried, is_replayed, num_embedded, has_positions | token ids | per sequence: start,
-count, blocks, prompt length | all tables' block ids | rows of carried tokens | three positions per token, if it has
-them | per embedded range: row, count, size | their values
+count, blocks, prompt length, spans | all tables' block ids | per span: start, end | rows of carried tokens | three
+positions per token, if it has them | per embedded range: row, count, size | their values
 
 Sampling data is not sent: only rank 0 samples. Tokens that it has not collected yet are placeholders, in these rows.
 The values of embedded ranges are raw bytes, a multiple of 4 for each: rows have an even number of values.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from engine.step import BatchSequence, EmbeddedRows, StepBatch
 from processes.rank_payloads import little_endian
 
-_HEAD, _PER_SEQUENCE, _PER_RANGE = 6, 4, 3
+_HEAD, _PER_SEQUENCE, _PER_RANGE = 6, 5, 3
 
 
 def pack_step(batch: StepBatch, *, is_replayed: bool = False) -> bytes:
@@ -29,9 +29,10 @@ def pack_step(batch: StepBatch, *, is_replayed: bool = False) -> bytes:
     values = array("i", (len(batch.token_ids), len(batch.sequences), len(batch.carried), *flags))
     values.extend(batch.token_ids)
     for part in batch.sequences:
-        values.extend((part.start, part.count, len(part.block_ids), part.prompt_length))
+        values.extend((part.start, part.count, len(part.block_ids), part.prompt_length, len(part.spans)))
     for part in batch.sequences:
         values.extend(part.block_ids)
+    values.extend(bound for part in batch.sequences for span in part.spans for bound in span)
     values.extend(row for row, _ in batch.carried)
     values.extend(positions or ())
     for one in embedded:
@@ -47,30 +48,47 @@ def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
     if len(values) < _HEAD:
         raise ValueError(f"a step has at least {4 * _HEAD} bytes, not {len(payload)}")
     num_tokens, num_sequences, num_carried, is_replayed, num_embedded, has_positions = values[:_HEAD]
-    heads = _HEAD + num_tokens
-    tables = heads + _PER_SEQUENCE * num_sequences
-    counts = values[heads + 2 : tables : _PER_SEQUENCE]
-    end = tables + sum(counts)
-    places = end + num_carried
-    ranges = places + 3 * num_tokens * has_positions
-    first_value = ranges + _PER_RANGE * num_embedded
-    sizes = values[ranges + 2 : first_value : _PER_RANGE]
-    if (
-        min(num_tokens, num_sequences, num_carried, num_embedded, *counts, *sizes, 0) < 0
-        or first_value + sum(sizes) != len(values)
-        or {is_replayed, has_positions} - {0, 1}
-    ):  # fmt: skip
-        raise ValueError(f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
-    parts, first = [], tables
-    for head in range(heads, tables, _PER_SEQUENCE):
-        start, count, blocks, prompt_length = values[head : head + _PER_SEQUENCE]
-        parts.append(BatchSequence(start, count, tuple(values[first : first + blocks]), prompt_length))
-        first += blocks
-    carried = tuple((row, 0) for row in values[end:places])
-    embedded = _embedded_rows(values[ranges:first_value], memoryview(payload)[4 * first_value :])
-    positions = values[places:ranges] if has_positions else None
-    batch = StepBatch(tuple(values[_HEAD:heads]), tuple(parts), (), (), (), carried, embedded, positions)
-    return batch, bool(is_replayed)
+    rest = _Rest(values, f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
+    if {is_replayed, has_positions} - {0, 1}:
+        raise ValueError(rest.error)
+    token_ids = tuple(rest.take(num_tokens))
+    heads = [rest.take(_PER_SEQUENCE) for _ in range(rest.checked(num_sequences, _PER_SEQUENCE))]
+    tables = [tuple(rest.take(num_blocks)) for _, _, num_blocks, _, _ in heads]
+    spans = [tuple(tuple(rest.take(2)) for _ in range(rest.checked(num_spans, 2))) for *_, num_spans in heads]
+    parts = tuple(
+        BatchSequence(start, count, table, prompt_length, own)  # type: ignore[arg-type]
+        for (start, count, _, prompt_length, _), table, own in zip(heads, tables, spans, strict=True)
+    )
+    carried = tuple((row, 0) for row in rest.take(num_carried))
+    positions = rest.take(3 * num_tokens) if has_positions else None
+    ranges = [rest.take(_PER_RANGE) for _ in range(rest.checked(num_embedded, _PER_RANGE))]
+    embedded = tuple(EmbeddedRows(row, count, memoryview(rest.take(size)).cast("B")) for row, count, size in ranges)
+    rest.end()
+    return StepBatch(token_ids, parts, (), (), (), carried, embedded, positions), bool(is_replayed)
+
+
+class _Rest:
+    """Reads the integers of a step after its head, in order. Raises ValueError for a number that cannot be right."""
+
+    def __init__(self, values: "array[int]", error: str) -> None:
+        self._values, self._at, self.error = values, _HEAD, error
+
+    def take(self, count: int) -> "array[int]":
+        """Return the next `count` integers."""
+        end = self._at + self.checked(count, 1)
+        taken, self._at = self._values[self._at : end], end
+        return taken
+
+    def checked(self, count: int, size: int) -> int:
+        """Return `count`, of which each has `size` integers that follow."""
+        if not 0 <= count * size <= len(self._values) - self._at:
+            raise ValueError(self.error)
+        return count
+
+    def end(self) -> None:
+        """Check that nothing follows."""
+        if self._at != len(self._values):
+            raise ValueError(self.error)
 
 
 def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
@@ -78,15 +96,6 @@ def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
     return little_endian(array("i", (*sources, *targets))).tobytes()
-
-
-def _embedded_rows(ranges: Sequence[int], values: memoryview) -> tuple[EmbeddedRows, ...]:
-    made, first = list[EmbeddedRows](), 0
-    for place in range(0, len(ranges), _PER_RANGE):
-        row, count, size = ranges[place : place + _PER_RANGE]
-        made.append(EmbeddedRows(row, count, values[first : first + 4 * size]))
-        first += 4 * size
-    return tuple(made)
 
 
 def pack_shape(shape: tuple[int, int]) -> bytes:

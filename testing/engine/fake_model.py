@@ -53,6 +53,7 @@ class FakeConfig:
     token_seconds: float = 0.0
     runs_ahead: bool = False
     takes_images: bool = False
+    images_attend_within: bool = False
 
 
 def fake_info(config: FakeConfig) -> EngineInfo:
@@ -68,6 +69,7 @@ def fake_info(config: FakeConfig) -> EngineInfo:
         pooling=PoolingSettings("last", normalize=False),
         hidden_size=2,
         takes_images=config.takes_images,
+        images_attend_within=config.images_attend_within,
     )
 
 

@@ -18,7 +18,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4_text": ("layers of type chunked_attention, which attend within fixed chunks", {}),
     "deepseek_v32": ("layers of type indexed_attention, which choose their keys", {"num_key_value_heads": 4}),
     "bart": ("is an encoder-decoder model; only decoder-only models run", {}),
-    "gemma3": (r"is a multimodal model \(it has vision_config\); only text models run", {}),
     "mllama": (r"is a multimodal model \(it has vision_config\); only text models run", {}),
     "phi4_multimodal": (r"is a multimodal model \(it has audio_config, vision_config\)", {}),
     "moshi": ("is an audio model; only text models run", {}),

@@ -26,7 +26,8 @@ _TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32
 
 _INTS = st.integers(0, 2**31 - 1)
 _EMBEDDED = st.builds(EmbeddedRows, _INTS, _INTS, st.binary(max_size=16).map(lambda values: memoryview(values * 4)))
-_PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max_size=8).map(tuple), _INTS)
+_SPANS = st.lists(st.tuples(_INTS, _INTS), max_size=2).map(tuple)
+_PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max_size=8).map(tuple), _INTS, _SPANS)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_step_comes_out_as_it_went_in(
     assert unpack_step(payload) == (batch, is_replayed)
     values = len(positions or ()) + 3 * len(embedded) + sum(len(one.values) // 4 for one in embedded)
     assert len(payload) == 4 * (
-        6 + len(rows) + len(token_ids) + sum(4 + len(part.block_ids) for part in parts) + values
+        6 + len(rows) + len(token_ids) + sum(5 + len(part.block_ids) + 2 * len(part.spans) for part in parts) + values
     )
 
 
@@ -81,11 +82,12 @@ def test_a_graphs_shape_comes_out_as_it_went_in() -> None:
     "values",
     [
         (), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0),
-        (0, 0, 1, 0, 0, 0), (-1, 0, 0, 0, 0, 0), (2, -1, 0, 0, 0, 0), (0, 1, -1, 0, 0, 0, 5, 1, 0, 9),
-        (0, 1, 0, 0, 0, 0, 5, 1, 2, 9, 7), (0, 1, 0, 0, 0, 0, 5, 1, -1, 9), (0, 0, 0, 0, 0, 0, 1), (0, 0, 0, 2, 0, 0),
-        (0, 0, 0, -1, 0, 0), (0, 0, 0, 0, 1, 0), (0, 0, 0, 0, -1, 0), (0, 0, 0, 0, 1, 0, 0, 1, 1),
+        (0, 0, 1, 0, 0, 0), (-1, 0, 0, 0, 0, 0), (2, -1, 0, 0, 0, 0), (0, 1, -1, 0, 0, 0, 5, 1, 0, 9, 0),
+        (0, 1, 0, 0, 0, 0, 5, 1, 2, 9, 0, 7), (0, 1, 0, 0, 0, 0, 5, 1, -1, 9, 0), (0, 0, 0, 0, 0, 0, 1),
+        (0, 0, 0, 2, 0, 0), (0, 0, 0, -1, 0, 0), (0, 0, 0, 0, 1, 0), (0, 0, 0, 0, -1, 0), (0, 0, 0, 0, 1, 0, 0, 1, 1),
         (0, 0, 0, 0, 1, 0, 0, 1, 1, 7, 7), (0, 0, 0, 0, 1, 0, 0, 1, -1), (0, 0, 0, 0, 0, 2), (0, 0, 0, 0, 0, -1),
-        (1, 0, 0, 0, 0, 1, 5, 0, 0), (1, 0, 0, 0, 0, 1, 5, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 1, 5, 0, 0), (1, 0, 0, 0, 0, 1, 5, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0, 5, 1, 0, 9, 1),
+        (0, 1, 0, 0, 0, 0, 5, 1, 0, 9, -1), (0, 1, 0, 0, 0, 0, 5, 1, 0, 9, 1, 3), (0, 2**31 - 1, 0, 0, 0, 0),
     ],
 )  # fmt: skip
 def test_anything_but_a_step_is_refused(values: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.engine.tiny_families import randomise
-from tests.engine.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE, saved_files, write_files
+from tests.engine.tiny_models import MAX_MODEL_LEN, SLIDING_WINDOW, VOCAB_SIZE, saved_files, write_files
 from wire.types import PromptImage, PromptState, SamplingParams
 
 IMAGE_TOKEN, BEFORE_IMAGE, AFTER_IMAGE, OTHER_TOKEN = range(VOCAB_SIZE - 1, VOCAB_SIZE - 5, -1)
@@ -28,6 +28,10 @@ _TEXT: dict[str, Any] = {
 _CLIP: dict[str, Any] = {
     "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 2, "image_size": 20, "patch_size": 5, "projection_dim": 32,
+}  # fmt: skip
+_SIGLIP: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
+    "patch_size": 4, "vision_use_head": False,
 }  # fmt: skip
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _QWEN: dict[str, Any] = {
@@ -47,6 +51,12 @@ VISION: dict[str, dict[str, Any]] = {
             **_QWEN_TOWER, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 16,
             "fullatt_block_indexes": [1],
         },
+    },
+    "gemma3": {
+        "text_config": {**_TEXT, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "vision_config": _SIGLIP, "mm_tokens_per_image": 16, "image_token_index": IMAGE_TOKEN,
+        "boi_token_index": BEFORE_IMAGE, "eoi_token_index": AFTER_IMAGE, "eos_token_id": 2,
     },
 }  # fmt: skip
 """What the config of each model type has."""
@@ -86,7 +96,8 @@ def picture(name: str, seed: int) -> Picture:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if not name.startswith("qwen"):
-            return Picture(torch.randn(1, 3, 20, 20), 16, (1, 1, 16))
+            size = VISION[name]["vision_config"]["image_size"]
+            return Picture(torch.randn(1, 3, size, size), 16, (1, 1, 16))
         height, width = ((3, 5), (5, 3), (2, 4))[seed % 3]  # in tokens of 2 x 2 patches
         return Picture(torch.randn(4 * height * width, 3 * 2 * _PATCH**2), height * width, (1, height, width))
 
@@ -116,6 +127,7 @@ class VisionOracle:
     """Plain transformers with its own tower, cache and positions, one prompt at a time."""
 
     def __init__(self, path: Path) -> None:
+        self._kinds = {"llava": None, "gemma3": "token_type_ids"}.get(path.name, "mm_token_type_ids")
         self._network: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
 
     @torch.inference_mode()
@@ -135,8 +147,8 @@ class VisionOracle:
             max_new_tokens=state.params.max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         inputs = _tower_inputs(pictures) if pictures else {}
-        if pictures and pictures[0].pixels.dim() == 2:
-            inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
+        if (kinds := self._kinds) is not None and pictures:
+            inputs[kinds] = (ids == IMAGE_TOKEN).int()
         whole = self._network.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, **inputs
         )
