@@ -3,7 +3,6 @@
 The embeddings are those of transformers' own tower, called here.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,11 +19,16 @@ from engine.oracle import Oracle
 from engine.ranks.load import RanksOptions, load_ranks
 from tests.engine.fake_engines import Answers, run
 from tests.engine.step_runner import copy_chunks
-from tests.engine.tiny_models import VOCAB_SIZE
-from tests.engine.tiny_vision_models import VISION, Picture, VisionOracle, make_vision_model, picture, with_pictures
+from tests.engine.tiny_vision_models import (
+    VISION,
+    VisionOracle,
+    asked,
+    make_vision_model,
+    text_ids,
+    with_pictures,
+)
 from wire.convert import describe_prompt, read_prompt
 from wire.errors import InternalError, NoCapacity
-from wire.types import PromptState
 
 _BLOCK_BYTES = 3 * 2 * 16 * 2 * 16 * 4  # layers, k and v, tokens, heads, head_dim, float32
 
@@ -44,7 +48,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]
     def make(name: str) -> _Family:
         path = make_vision_model(name, tmp_path_factory.mktemp("vision") / name)
         oracle = VisionOracle(path)
-        return _Family(name, path, oracle, [oracle.generate(*one) for one in _asked(name)])
+        return _Family(name, path, oracle, [oracle.generate(*one) for one in asked(name)])
 
     return make
 
@@ -59,7 +63,7 @@ def test_every_image_changes_what_transformers_answers(family: Callable[[str], _
 @pytest.mark.parametrize("name", VISION)
 def test_text_alone_equals_transformers(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)
-    states = [with_pictures(_text(length, length), [], f"p{length}") for length in (1, 19, 40)]
+    states = [with_pictures(text_ids(length, length), [], f"p{length}") for length in (1, 19, 40)]
     with _core(it.path) as core:
         for state in states:
             core.add(state)
@@ -98,21 +102,21 @@ def test_preempted_prompts_with_images_answer_the_same(
     family: Callable[[str], _Family], name: str, options: dict[str, Any]
 ) -> None:
     it = family(name)
-    asked = [(replace(one, params=replace(one.params, max_tokens=50)), pictures) for one, pictures in _asked(name)[:4]]
+    states = [(replace(one, params=replace(one.params, max_tokens=50)), pictures) for one, pictures in asked(name)[:4]]
     with _core(it.path, kv_cache_memory=12 * _BLOCK_BYTES, prefix_caching=False, **options) as core:
-        for state, pictures in asked:
+        for state, pictures in states:
             core.add(state, embeddings=it.oracle.embeddings(pictures))
         answers = run(core)
         preemptions = core.load().preemptions
 
     assert preemptions > 0
-    assert (answers.failed, _outputs(answers)) == ([], [it.oracle.generate(*one) for one in asked])
+    assert (answers.failed, _outputs(answers)) == ([], [it.oracle.generate(*one) for one in states])
 
 
 @pytest.mark.parametrize("name", VISION)
 def test_all_sequences_of_a_prompt_see_its_images(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)
-    state, pictures = _asked(name)[2]
+    state, pictures = asked(name)[2]
     with _core(it.path) as core:
         core.add(replace(state, params=replace(state.params, n=3)), embeddings=it.oracle.embeddings(pictures))
         answers = run(core)
@@ -123,7 +127,7 @@ def test_all_sequences_of_a_prompt_see_its_images(family: Callable[[str], _Famil
 @pytest.mark.parametrize("name", VISION)
 def test_cached_kv_is_found_for_equal_images_alone(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)
-    (first, one), (second, other) = _asked(name)[:2]
+    (first, one), (second, other) = asked(name)[:2]
     assert first.token_ids == second.token_ids
     found, outputs = list[int](), list[list[int]]()
     with _core(it.path) as core:
@@ -182,7 +186,7 @@ def test_embeddings_that_are_not_the_images_are_refused(
     family: Callable[[str], _Family], change: Callable[[list[bytes]], list[bytes]], message: str
 ) -> None:
     it = family("llava")
-    state, pictures = _asked("llava")[2]
+    state, pictures = asked("llava")[2]
     with _core(it.path) as core:
         with pytest.raises(InternalError, match=message):
             core.add(state, embeddings=change(it.oracle.embeddings(pictures)))
@@ -210,7 +214,7 @@ def test_two_ranks_answer_the_same(family: Callable[[str], _Family], name: str) 
 @pytest.mark.parametrize("name", VISION)
 def test_the_oracle_of_verify_is_the_text_network(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)
-    state = with_pictures(_text(30, 30), [])
+    state = with_pictures(text_ids(30, 30), [])
 
     greedy = Oracle(it.path, "float32").generate_greedy([state.token_ids], 10, ignore_eos=True)
 
@@ -218,7 +222,7 @@ def test_the_oracle_of_verify_is_the_text_network(family: Callable[[str], _Famil
 
 
 def _add_all(core: EngineCore, it: _Family, *, hold: bool = False) -> None:
-    for state, pictures in _asked(it.name):
+    for state, pictures in asked(it.name):
         core.add(state, hold=hold, embeddings=it.oracle.embeddings(pictures))
 
 
@@ -248,24 +252,3 @@ def _core(path: Path, *, kv_cache_memory: int = 4 << 20, backend: str = "cpu", *
         core.blocks.check()
     finally:
         core.close()
-
-
-def _asked(name: str) -> list[tuple[PromptState, list[Picture]]]:
-    """Return prompts with images first, in between, next to each other and last; with equal ids; and none."""
-    one, other, third = (picture(name, seed) for seed in range(3))
-    placed: list[tuple[int, list[tuple[int, Picture]]]] = [
-        (20, [(0, one)]), (20, [(0, other)]), (31, [(4, one), (9, other)]), (31, [(4, one), (9, one)]),
-        (12, [(5, other), (5, third), (12, one)]), (25, []),
-    ]  # fmt: skip
-    return [
-        (
-            with_pictures(_text(length, length), pictures, f"p{number}", around=name != "llava"),
-            [one for _, one in pictures],
-        )
-        for number, (length, pictures) in enumerate(placed)
-    ]
-
-
-def _text(length: int, seed: int) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)]

@@ -5,6 +5,7 @@ make_vision_model("llava", folder)    # names: VISION
 
 import functools
 import hashlib
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,28 @@ def with_pictures(
     ids += text[done:]
     settings = SamplingParams(**{"max_tokens": 10, "temperature": 0.0} | params)
     return PromptState(name, f"r-{name}", tuple(ids), settings, images=tuple(images))
+
+
+def asked(name: str) -> list[tuple[PromptState, list[Picture]]]:
+    """Return prompts with images first, in between, next to each other and last; with equal ids; and none."""
+    one, other, third = (picture(name, seed) for seed in range(3))
+    placed: list[tuple[int, list[tuple[int, Picture]]]] = [
+        (20, [(0, one)]), (20, [(0, other)]), (31, [(4, one), (9, other)]), (31, [(4, one), (9, one)]),
+        (12, [(5, other), (5, third), (12, one)]), (25, []),
+    ]  # fmt: skip
+    return [
+        (
+            with_pictures(text_ids(length, length), pictures, f"p{number}", around=name != "llava"),
+            [one for _, one in pictures],
+        )
+        for number, (length, pictures) in enumerate(placed)
+    ]
+
+
+def text_ids(length: int, seed: int) -> list[int]:
+    """Return random tokens of text."""
+    numbers = random.Random(seed)
+    return [numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)]
 
 
 class VisionOracle:
