@@ -118,7 +118,13 @@ async def serving(folder: Path, deployment: Deployment) -> AsyncIterator[Control
             await _until_ready(control, children)
             yield control
     finally:
-        await asyncio.to_thread(stop, [child.record for child in children])
+        await asyncio.to_thread(_stop, children)
+
+
+def _stop(children: Sequence[Child]) -> None:
+    stop([child.record for child in children])
+    for child in children:
+        child.reap()
 
 
 async def _serve(

@@ -16,9 +16,12 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, Genera
 from images.checkpoint import VisionCheckpoint, read_vision
 from images.digest import image_digest
 from images.image_file import decode, read_header
-from tests.engine.tiny_vision_models import make_vision_model
+from tests.engine.tiny_vision_models import AFTER_IMAGE, BEFORE_IMAGE, make_vision_model
 from tests.images.tiny_processors import write_processor
 from wire.types import PromptImage, PromptState, SamplingParams
+
+_KINDS = {"llava": None, "gemma3": "token_type_ids", "qwen2_vl": "mm_token_type_ids", "qwen2_5_vl": "mm_token_type_ids"}
+"""The input by which transformers recognises tokens of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,10 @@ class ImageModel:
             if (data := files.get(place)) is not None:
                 header = read_header(data)
                 tokens = family.tokens(header.width, header.height)
+                around = family.model_type.startswith("qwen")  # whose template writes a token on either side
+                ids += [BEFORE_IMAGE] * around
                 start = len(ids) + len(family.begin_ids)
-                ids += family.ids(tokens.count)
+                ids += [*family.ids(tokens.count), *[AFTER_IMAGE] * around]
                 digest = image_digest(
                     data, settings_digest=self.vision.settings_digest, model_digest="tiny", cache_salt=""
                 )
@@ -55,6 +60,8 @@ class ImageModel:
             inputs = dict(processor([decode(image.data) for image in state.images], return_tensors="pt"))
             inputs.pop("num_crops", None)
         ids = torch.tensor([list(state.token_ids)])
+        if state.images and (kinds := _KINDS[self.vision.family.model_type]) is not None:
+            inputs[kinds] = (ids == self.vision.family.token_id).int()
         length = GenerationConfig(
             max_new_tokens=state.params.max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
         )
