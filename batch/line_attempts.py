@@ -12,7 +12,7 @@ from batch.job import BatchStopped, RetryPolicy
 from batch.lines import parse_line
 from batch.output_line import LineOutcome, answered, failed, message_of, new_request_id, warnings_of
 from batch.request_line import LineRefused, LineRequest, request_of
-from batch.retry_after import retry_after_s
+from remote_files.retry_after import retry_after_s
 from telemetry.capped_logs import CappedLog
 from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from batch.backend import NO_HEADERS, Answer
-from batch.os_errors import system_message
+from remote_files.os_errors import system_message
 from wire.errors import ConfigError, Unavailable
 
 _PIECE_BYTES = 2**18

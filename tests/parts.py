@@ -35,6 +35,7 @@ PARTS = {
         "wire",
         "telemetry",
         "batch",
+        "remote_files",
         "ranktable_tools",
     ),
     "commands": ("pdserve", "conformance", "docs", "scripts", "benchmarks"),

@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from batch.job import BatchStopped
-from batch.redaction import redacted
-from batch.remote.addresses import AddressRules
-from batch.remote.download import download
-from batch.remote.limits import DownloadLimits
-from batch.remote.reachable import check_resolves
-from batch.remote.upload import upload
-from batch.remote.url import RemoteUrl, is_remote
 from batch.settings_note import note_of, remove_note
 from pdserve.batch_run.interruption import Interruption
 from pdserve.batch_run.request import BatchRequest
 from pdserve.run_folder import default_cache_dir
+from remote_files.addresses import AddressRules
+from remote_files.download import download
+from remote_files.limits import DownloadLimits
+from remote_files.reachable import check_resolves
+from remote_files.redaction import redacted
+from remote_files.upload import upload
+from remote_files.url import RemoteUrl, is_remote
 from wire.errors import ConfigError, PdserveError
 
 _FOLDER = "run-batch"

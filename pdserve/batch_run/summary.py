@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from batch.redaction import redacted
+from remote_files.redaction import redacted
 
 KEY = "KEY"
 

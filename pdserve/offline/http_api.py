@@ -9,7 +9,7 @@ from urllib.parse import quote
 import orjson
 
 from batch.backend import Answer, BatchBackend
-from batch.retry_after import retry_after_s
+from remote_files.retry_after import retry_after_s
 from wire.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import orjson
 
-from batch.os_errors import system_message
 from pdserve.bench.load.dialect import ApiDialect, error_message, read_piece, read_whole
 from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.sse import EventReader
 from pdserve.bench.load.timeline import RequestFailure, Timeline
+from remote_files.os_errors import system_message
 
 NO_CONNECTION = "no connection"
 """The kind of failure if nothing listens."""

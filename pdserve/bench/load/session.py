@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from batch.os_errors import system_message
 from pdserve.bench.load.dialect import error_message
 from pdserve.client import own_key, trusting
+from remote_files.os_errors import system_message
 from wire.errors import Unavailable
 
 _KEYS = "$PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY"

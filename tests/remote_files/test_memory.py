@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.remote.raw_server import RawServer, Request, ok, raw_server
+from tests.remote_files.raw_server import RawServer, Request, ok, raw_server
 
 pytestmark = pytest.mark.anyio
 
@@ -18,9 +18,9 @@ NUM_PIECES = 1000
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from batch.remote.addresses import AddressRules
-from batch.remote.download import download
-from batch.remote.upload import upload
+from remote_files.addresses import AddressRules
+from remote_files.download import download
+from remote_files.upload import upload
 
 rules, path = AddressRules.of(["127.0.0.1"]), Path(sys.argv[2])
 

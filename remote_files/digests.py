@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from batch.remote.limits import MIB
-from batch.remote.retries import Transient
+from remote_files.limits import MIB
+from remote_files.retries import Transient
 
 _DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
 _GOOGLE = re.compile(r"\bmd5=([A-Za-z0-9+/=]+)")

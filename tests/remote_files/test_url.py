@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch.remote.url import RemoteUrl, is_remote
+from remote_files.url import RemoteUrl, is_remote
 from wire.errors import ConfigError
 
 SIGNED = (

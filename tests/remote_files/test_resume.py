@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from batch.remote.digests import Digests
-from batch.remote.download import download
-from batch.remote.limits import DownloadLimits, Retries, Waits
-from batch.remote.part import FilePart
-from tests.batch.remote.raw_server import LOOPBACK, Request, answer, ok, raw_server
+from remote_files.digests import Digests
+from remote_files.download import download
+from remote_files.limits import DownloadLimits, Retries, Waits
+from remote_files.part import FilePart
+from tests.remote_files.raw_server import LOOPBACK, Request, answer, ok, raw_server
 from wire.errors import PdserveError
 
 pytestmark = pytest.mark.anyio

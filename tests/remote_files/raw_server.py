@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from batch.remote.addresses import AddressRules
+from remote_files.addresses import AddressRules
 
 LOOPBACK = AddressRules.of(["127.0.0.0/8", "::1"])
 DEADLINE_S = 300.0

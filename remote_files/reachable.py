@@ -3,8 +3,8 @@
 import asyncio
 import socket
 
-from batch.remote.addresses import AddressRules
-from batch.remote.url import RemoteUrl
+from remote_files.addresses import AddressRules
+from remote_files.url import RemoteUrl
 from wire.errors import ConfigError, Unavailable
 
 _WAIT_S = 10.0

@@ -8,8 +8,8 @@ from urllib.parse import urljoin
 
 from yarl import URL
 
-from batch.redaction import redacted, redacted_text
-from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned, missing_headers
+from remote_files.presigned import expires_at, is_bound_to_headers, is_presigned, missing_headers
+from remote_files.redaction import redacted, redacted_text
 from wire.errors import ConfigError
 
 _REMOTE = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2}", re.IGNORECASE)

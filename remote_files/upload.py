@@ -9,15 +9,15 @@ from typing import BinaryIO
 
 from aiohttp.abc import AbstractResolver
 
-from batch.remote.addresses import AddressRules
-from batch.remote.answers import REDIRECTS, failure
-from batch.remote.digests import content_md5, in_header, stored_md5
-from batch.remote.download import Progress
-from batch.remote.exchange import AllowedServers
-from batch.remote.exchange_deadline import ExchangeDeadline
-from batch.remote.limits import UploadLimits
-from batch.remote.retries import Transient, retried
-from batch.remote.url import RemoteUrl
+from remote_files.addresses import AddressRules
+from remote_files.answers import REDIRECTS, failure
+from remote_files.digests import content_md5, in_header, stored_md5
+from remote_files.download import Progress
+from remote_files.exchange import AllowedServers
+from remote_files.exchange_deadline import ExchangeDeadline
+from remote_files.limits import UploadLimits
+from remote_files.retries import Transient, retried
+from remote_files.url import RemoteUrl
 from wire.errors import ConfigError
 
 _DEFAULT_LIMITS = UploadLimits()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch.remote.addresses import AddressRules
+from remote_files.addresses import AddressRules
 from wire.errors import ConfigError
 
 PUBLIC = AddressRules()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch.redaction import redacted, redacted_text
+from remote_files.redaction import redacted, redacted_text
 
 V2 = "https://s3.us-west-2.amazonaws.com/bucket/in.jsonl?AWSAccessKeyId=ABCDEFGHIJ&Signature=abc%2Bdef%2Fgh%3D&Expires=17"
 

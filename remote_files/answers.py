@@ -4,11 +4,11 @@ import re
 
 import aiohttp
 
-from batch.redaction import redacted_text
-from batch.remote.exchange_deadline import ExchangeDeadline
-from batch.remote.retries import Transient
-from batch.remote.url import RemoteUrl
-from batch.retry_after import retry_after_s
+from remote_files.exchange_deadline import ExchangeDeadline
+from remote_files.redaction import redacted_text
+from remote_files.retries import Transient
+from remote_files.retry_after import retry_after_s
+from remote_files.url import RemoteUrl
 from wire.errors import ConfigError
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned, missing_headers
+from remote_files.presigned import expires_at, is_bound_to_headers, is_presigned, missing_headers
 
 V2 = "AWSAccessKeyId=ABC&Signature=abc%3D&Expires=1715800091"
 V4 = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=20261122T010203Z&X-Amz-Expires=3600&X-Amz-Signature=00"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from batch.remote.download import download
-from batch.remote.limits import DownloadLimits, Retries, Waits
-from tests.batch.remote.raw_server import LOOPBACK, Handler, Request, answer, in_turn, ok, raw_server
+from remote_files.download import download
+from remote_files.limits import DownloadLimits, Retries, Waits
+from tests.remote_files.raw_server import LOOPBACK, Handler, Request, answer, in_turn, ok, raw_server
 from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from batch.remote.limits import Retries, UploadLimits, Waits
-from batch.remote.upload import upload
-from tests.batch.remote.raw_server import LOOPBACK, Handler, Request, answer, in_turn, ok, raw_server
+from remote_files.limits import Retries, UploadLimits, Waits
+from remote_files.upload import upload
+from tests.remote_files.raw_server import LOOPBACK, Handler, Request, answer, in_turn, ok, raw_server
 from wire.errors import ConfigError, PdserveError, Unavailable
 
 pytestmark = pytest.mark.anyio

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from batch.remote.addresses import AddressRules
-from batch.remote.download import download
-from batch.remote.limits import DownloadLimits, Retries, Waits
-from batch.remote.upload import upload
-from batch.remote.url import RemoteUrl
-from tests.batch.remote.raw_server import LOOPBACK, answer, in_turn, ok, raw_server
+from remote_files.addresses import AddressRules
+from remote_files.download import download
+from remote_files.limits import DownloadLimits, Retries, Waits
+from remote_files.upload import upload
+from remote_files.url import RemoteUrl
+from tests.remote_files.raw_server import LOOPBACK, answer, in_turn, ok, raw_server
 from wire.errors import ConfigError, Unavailable
 
 pytestmark = pytest.mark.anyio

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from batch.os_errors import system_message
-from batch.remote.addresses import AddressRules
-from batch.remote.exchange_deadline import ExchangeDeadline
-from batch.remote.retries import Transient
-from batch.remote.url import RemoteUrl
+from remote_files.addresses import AddressRules
+from remote_files.exchange_deadline import ExchangeDeadline
+from remote_files.os_errors import system_message
+from remote_files.retries import Transient
+from remote_files.url import RemoteUrl
 from wire.errors import ConfigError
 
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "pdserve"}

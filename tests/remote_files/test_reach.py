@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from batch.remote.addresses import AddressRules
-from batch.remote.reachable import check_resolves
-from batch.remote.url import RemoteUrl
+from remote_files.addresses import AddressRules
+from remote_files.reachable import check_resolves
+from remote_files.url import RemoteUrl
 from wire.errors import ConfigError, Unavailable
 
 pytestmark = pytest.mark.anyio

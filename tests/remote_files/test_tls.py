@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.remote.raw_server import in_turn, ok, raw_server
 from tests.conftest import MISSING
+from tests.remote_files.raw_server import in_turn, ok, raw_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[3]
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from batch.remote.addresses import AddressRules
-from batch.remote.download import download
+from remote_files.addresses import AddressRules
+from remote_files.download import download
 from wire.errors import PdserveError
 
 try:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from batch.remote.download import download
-from batch.remote.limits import DownloadLimits, Retries, UploadLimits
-from batch.remote.upload import upload
-from tests.batch.remote.raw_server import LOOPBACK
-from tests.batch.remote.signatures import SignatureGate
+from remote_files.download import download
+from remote_files.limits import DownloadLimits, Retries, UploadLimits
+from remote_files.upload import upload
 from tests.conftest import MISSING
+from tests.remote_files.raw_server import LOOPBACK
+from tests.remote_files.signatures import SignatureGate
 from wire.errors import ConfigError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch.remote.limits import Retries, Waits
+from remote_files.limits import Retries, Waits
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from batch.remote.digests import Digests
+from remote_files.digests import Digests
 
 _STRONG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batch.remote.received_file import ReceivedFile
+from remote_files.received_file import ReceivedFile
 from wire.errors import ConfigError
 
 

@@ -5,11 +5,11 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from batch.remote.limits import Retries
+from remote_files.limits import Retries
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, Unavailable
 
-_log = EventLogger("batch")
+_log = EventLogger("remote_files")
 T = TypeVar("T")
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from batch.remote.addresses import AddressRules
-from batch.remote.answers import REDIRECTS, failure
-from batch.remote.exchange import AllowedServers
-from batch.remote.exchange_deadline import ExchangeDeadline
-from batch.remote.limits import DownloadLimits
-from batch.remote.part import FilePart
-from batch.remote.received_file import ReceivedFile
-from batch.remote.retries import Transient, retried
-from batch.remote.url import RemoteUrl
+from remote_files.addresses import AddressRules
+from remote_files.answers import REDIRECTS, failure
+from remote_files.exchange import AllowedServers
+from remote_files.exchange_deadline import ExchangeDeadline
+from remote_files.limits import DownloadLimits
+from remote_files.part import FilePart
+from remote_files.received_file import ReceivedFile
+from remote_files.retries import Transient, retried
+from remote_files.url import RemoteUrl
 from wire.errors import ConfigError
 
 Progress = Callable[[int, int | None], None]
