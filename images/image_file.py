@@ -30,7 +30,8 @@ def read_header(data: bytes) -> ImageHeader:
     """Return the format and size of an image without decoding it. Raises InvalidRequest."""
     with _open(data) as image:
         width, height = image.size
-        if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
+        exif = Image.Image.getexif(image)  # that of PNG decodes the pixels, in search of one after them
+        if exif.get(_ORIENTATION, 1) in (5, 6, 7, 8):
             width, height = height, width
         return ImageHeader(image.format or "", width, height)
 

@@ -57,6 +57,13 @@ def test_the_orientation_is_applied_to_size_and_pixels(orientation: int) -> None
     assert decode(data).size == (header.width, header.height)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF"])
+def test_a_header_is_read_without_the_pixels(kind: str) -> None:
+    data = file_of(image_of(64, 48), kind)
+
+    assert read_header(data[: len(data) * 2 // 3]) == ImageHeader(kind, 64, 48)
+
+
 @pytest.mark.parametrize("data", [b"", b"GIF89a", SVG, b"%PDF-1.4", file_of(image_of(4, 4), "BMP"), bytes(99)])
 def test_other_files_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not an image of PNG, JPEG, WEBP, GIF"):
