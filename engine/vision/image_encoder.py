@@ -196,7 +196,8 @@ def _finish(prompt: _Waiting) -> None:
         tokens = prompt.found[image.digest].tokens
         if (tokens.count, tokens.grid) != (image.count, image.grid):
             has = f"image {index} has {tokens.count} tokens in a grid of {tokens.grid}"
-            _fail(prompt, InvalidRequest(f"{has}, but the prompt {image.count} in one of {image.grid}", "images"))
+            expected = f"{image.count} in one of {image.grid}"
+            _fail(prompt, InvalidRequest(f"{has}, but the prompt {expected}", f"images.{index}"))
             return
     if prompt.future.set_running_or_notify_cancel():
         prompt.future.set_result(tuple(prompt.found[image.digest].values for image in prompt.images))
@@ -207,7 +208,7 @@ def _of_image(prompt: _Waiting, image: PromptImage, error: PdserveError) -> Pdse
     if not isinstance(error, InvalidRequest):
         return error
     index = [one.digest for one in prompt.images].index(image.digest)
-    return InvalidRequest(f"image {index}: {error}", "images")
+    return InvalidRequest(f"image {index}: {error}", f"images.{index}")
 
 
 def _fail(prompt: _Waiting, error: PdserveError) -> None:

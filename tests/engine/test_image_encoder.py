@@ -109,7 +109,7 @@ def test_a_broken_image_fails_its_prompts_alone() -> None:
 
         with pytest.raises(InvalidRequest, match="image 1: the image file is broken") as error:
             bad.result(_WAIT_S)
-        assert error.value.param == "images"
+        assert error.value.param == "images.1"
         assert good.result(_WAIT_S) == (b"b",)
 
 
