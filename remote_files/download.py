@@ -1,8 +1,9 @@
-"""Fetch a remote file to disk: as a stream, within limits, whole or not at all."""
+"""Fetch a remote file to disk or into memory: as a stream, within limits, whole or not at all."""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -13,6 +14,7 @@ from remote_files.exchange import AllowedServers
 from remote_files.exchange_deadline import ExchangeDeadline
 from remote_files.limits import DownloadLimits
 from remote_files.part import FilePart
+from remote_files.received_bytes import ReceivedBytes
 from remote_files.received_file import ReceivedFile
 from remote_files.retries import Transient, retried
 from remote_files.url import RemoteUrl
@@ -41,17 +43,41 @@ async def download(
     """
     source = RemoteUrl.parse(url)
     with ReceivedFile(to) as file:
-        fetch = _Fetch(AllowedServers(rules, resolver), file, limits, on_bytes)
-        return await retried(
-            partial(fetch.attempt, source), what=str(source), retries=limits.retries, whole_s=limits.whole_s
-        )
+        return await _Fetch(AllowedServers(rules, resolver), file, limits, on_bytes).run(source)
+
+
+async def download_bytes(
+    url: str, servers: AllowedServers, limits: DownloadLimits, before_each: Callable[[int], None]
+) -> bytes:
+    """Return the file at `url`. Raises as `download` does, and what `before_each`, called with the size of each piece
+    before it is held, raises.
+    """
+    received = ReceivedBytes(before_each)
+    await _Fetch(servers, received, limits, None).run(RemoteUrl.parse(url))
+    return received.content
+
+
+class _Received(Protocol):
+    """Where the bytes of a download go."""
+
+    def restart(self) -> None:
+        """Drop everything received so far."""
+        ...
+
+    def write(self, piece: bytes) -> None:
+        """Append these bytes."""
+        ...
+
+    def keep(self) -> None:
+        """Keep the file: it is complete."""
+        ...
 
 
 class _Fetch:
     """One download's tries; the next try resumes an interrupted one if the server supports that."""
 
     def __init__(
-        self, servers: AllowedServers, file: ReceivedFile, limits: DownloadLimits, on_bytes: Progress | None
+        self, servers: AllowedServers, file: _Received, limits: DownloadLimits, on_bytes: Progress | None
     ) -> None:
         self._servers = servers
         self._file = file
@@ -59,7 +85,12 @@ class _Fetch:
         self._on_bytes = on_bytes
         self._part: FilePart | None = None
 
-    async def attempt(self, source: RemoteUrl) -> int:
+    async def run(self, source: RemoteUrl) -> int:
+        """Return the bytes of the file, after as many tries as the limits allow."""
+        attempt = partial(self._attempt, source)
+        return await retried(attempt, what=str(source), retries=self._limits.retries, whole_s=self._limits.whole_s)
+
+    async def _attempt(self, source: RemoteUrl) -> int:
         """Follow redirects to the file and receive it; each hop is a new connection to a newly checked address."""
         url = source
         headers = {} if self._part is None else self._part.headers

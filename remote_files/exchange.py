@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -41,11 +41,17 @@ class CheckedSockets:
 
 
 class AllowedServers:
-    """The servers that one transfer may connect to: the rules, and the resolver of names (None: the system's)."""
+    """The servers that transfers may connect to: the rules, the resolver of names (None: the system's), and the hosts.
 
-    def __init__(self, rules: AddressRules, resolver: AbstractResolver | None = None) -> None:
+    Without `hosts` each one is allowed, else these names alone, also after a redirect.
+    """
+
+    def __init__(
+        self, rules: AddressRules, resolver: AbstractResolver | None = None, hosts: Collection[str] = ()
+    ) -> None:
         self.rules = rules
         self._resolver = resolver
+        self._hosts = frozenset(map(str.lower, hosts))
 
     @contextlib.asynccontextmanager
     async def exchange(
@@ -61,9 +67,11 @@ class AllowedServers:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the answer to one request, without following redirects; the connection is closed at the end.
 
-        Raises ConfigError if the address is not allowed or the certificate not trusted, Transient if the
+        Raises ConfigError if the host or its address is not allowed or the certificate not trusted, Transient if the
         network fails or `deadline` expires.
         """
+        if self._hosts and url.host.lower() not in self._hosts:
+            raise ConfigError(f"{url}: {url.host} is none of the allowed hosts")
         sockets = CheckedSockets(self.rules)
 
         async def without_retry(
