@@ -27,6 +27,7 @@ class VisionFamily:
 
     A chat template writes `placeholder_id` for an image. In the prompt it becomes the text `around`, `begin_ids`, then
     `token_id` count times, `end_ids` and `around` again. Only the `token_id`s get the image's embeddings.
+    A template that takes texts only gets the text of `written_ids` for an image.
     """
 
     model_type: str
@@ -36,6 +37,7 @@ class VisionFamily:
     begin_ids: tuple[int, ...] = ()
     end_ids: tuple[int, ...] = ()
     around: str = ""
+    written_ids: tuple[int, ...] = ()
 
     def tokens(self, width: int, height: int) -> ImageTokens:
         """Return the tokens of an image of this many pixels, after orientation. Raises InvalidRequest."""
@@ -78,7 +80,11 @@ def _qwen2_vl(config: Settings, processor: Settings) -> VisionFamily:
     merge = processor.get("merge_size", _number(tower, "spatial_merge_size"))
     if (patch, merge) != (tower["patch_size"], tower["spatial_merge_size"]):
         raise ConfigError(f"the image processor's patches are {patch} x {merge}, the vision tower's are others")
-    return VisionFamily(config["model_type"], token_id, token_id, PatchGrid.of(processor, patch, merge))
+    before, after = (config.get(f"vision_{place}_token_id") for place in ("start", "end"))
+    written = (before, token_id, after) if isinstance(before, int) and isinstance(after, int) else (token_id,)
+    return VisionFamily(
+        config["model_type"], token_id, token_id, PatchGrid.of(processor, patch, merge), written_ids=written
+    )
 
 
 def _gemma3(config: Settings, processor: Settings) -> VisionFamily:

@@ -8,8 +8,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 _KILL_WAIT_S = 10.0
+_ROOT = Path(__file__).resolve().parents[1]
+_KEPT_VARIABLES = ("PATH", "TZ")
+
+
+def bare_environ() -> dict[str, str]:
+    """Return the environment of a child that reads clients' data: without any secret of ours."""
+    environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))}
 
 
 class ChildProcess:

@@ -1,17 +1,13 @@
 """The scheduler's side of one process that renders chat templates (sandbox.py is the other side)."""
 
 import asyncio
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
-from processes.child import ChildProcess
+from processes.child import ChildProcess, bare_environ
 from processes.frames import frame, take_frame
 from scheduler.templates.kinds import CHANGED, READY
 
-_ROOT = Path(__file__).resolve().parents[2]
-_KEPT_VARIABLES = ("PATH", "TZ")
 _MAX_ANSWER_BYTES = 64 * 2**20
 # glibc would keep memory freed by a large render: return it at once, so that the limits are accurate
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -47,8 +43,9 @@ class TemplateChild(asyncio.Protocol):
         Raises OSError if it cannot be started or exits before that.
         """
         self._process = ChildProcess(
-            "scheduler.templates.sandbox", str(render_s), environ=_environ(), is_silent=True, own_session=True
-        )
+            "scheduler.templates.sandbox", str(render_s), environ=bare_environ() | _ALLOCATOR, is_silent=True,
+            own_session=True,
+        )  # fmt: skip
         connection = self._process.connection
         connection.setblocking(False)
         try:
@@ -114,8 +111,3 @@ class TemplateChild(asyncio.Protocol):
         self.kill()
         if was_rendering:
             self._ended()
-
-
-def _environ() -> dict[str, str]:
-    environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} | _ALLOCATOR
-    return environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))}

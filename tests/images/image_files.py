@@ -2,6 +2,7 @@
 
 import io
 import random
+import zlib
 from typing import Any
 
 from PIL import Image
@@ -19,3 +20,14 @@ def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     out = io.BytesIO()
     image.save(out, kind, **options)
     return out.getvalue()
+
+
+def chunk_of(kind: bytes, content: bytes) -> bytes:
+    """Return a chunk of a PNG."""
+    body = kind + content
+    return len(content).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def with_chunks(png: bytes, chunks: bytes) -> bytes:
+    """Return a PNG with these chunks after its header."""
+    return png[:33] + chunks + png[33:]

@@ -1,0 +1,62 @@
+"""The bytes of images: a limit for each request, and one for all that are running; and the value of a flag. Pure."""
+
+import json
+
+from wire.errors import ConfigError, InvalidRequest, Overloaded
+from wire.prompt_images import MAX_IMAGE_BYTES
+
+
+def parse_image_limit(text: str) -> int:
+    """Return the number of `image=4` or `{"image": 4, "video": 0}`, as vLLM writes it. Raises ConfigError."""
+    try:
+        given = json.loads(text) if text.lstrip().startswith("{") else dict([text.split("=")])
+        numbers = {name: int(number) for name, number in given.items()}
+    except (TypeError, ValueError):
+        numbers = {}
+    number = numbers.pop("image", -1)
+    if any(numbers.values()):
+        raise ConfigError(f"{text[:80]!r}: only images are served")
+    if number < 0:
+        raise ConfigError(f'{text[:80]!r} is not image=4 or {{"image": 4}}, with a number from 0 on')
+    return number
+
+
+class ImageBudget:
+    """Owner of the count of image bytes that all requests hold."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count further bytes. Raises Overloaded if there are too many."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            raise Overloaded(
+                f"the images of running requests already have {self.num_bytes} bytes, at most {self._max_bytes} are "
+                "allowed (--max-image-bytes)"
+            )
+        self.num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Forget these bytes."""
+        self.num_bytes -= num_bytes
+
+
+class HeldImageBytes:
+    """The image bytes that one request holds until `release`."""
+
+    def __init__(self, budget: ImageBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count further bytes. Raises InvalidRequest for too many of this request, Overloaded for those of all."""
+        if self._num_bytes + num_bytes > MAX_IMAGE_BYTES:
+            raise InvalidRequest(f"the images of a request may have at most {MAX_IMAGE_BYTES} bytes together")
+        self._budget.take(num_bytes)
+        self._num_bytes += num_bytes
+
+    def release(self) -> None:
+        """Give all of them back. Idempotent."""
+        self._budget.give_back(self._num_bytes)
+        self._num_bytes = 0

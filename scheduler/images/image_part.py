@@ -1,0 +1,76 @@
+"""Images as parts of a conversation: as sent, then with their file and size, and without both for templates. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wire.errors import InvalidRequest
+
+Message = Mapping[str, Any]
+DETAILS = ("auto", "low", "high", "original")
+"""Values of `detail`. The model's own image processor decides the resolution, as in vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image as sent; `path` is the JSON path of its part, for messages."""
+
+    url: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedImage:
+    """An image whose header was read: its file, its tokens in a prompt and their extent, and its digest."""
+
+    data: bytes
+    count: int
+    grid: tuple[int, int, int]
+    digest: bytes
+    path: str
+
+
+def read_image_part(part: Message, path: str) -> dict[str, Any]:
+    """Return the part of an `image_url` as a conversation has it. Raises InvalidRequest."""
+    given = part.get("image_url")
+    named: Message = given if isinstance(given, Mapping) else {"url": given}
+    url, detail = named.get("url"), named.get("detail")
+    if given is None and isinstance(part.get("uuid"), str):
+        raise InvalidRequest(f"{path}: images are not stored by uuid: send the image's url too", path)
+    if detail is not None and detail not in DETAILS:
+        where = f"{path}.image_url.detail"
+        raise InvalidRequest(f"{where} is {str(detail)[:40]!r}; there are {', '.join(DETAILS)}", where)
+    return image_part(url, path, f"{path}.image_url.url")
+
+
+def image_part(url: Any, path: str, field: str) -> dict[str, Any]:
+    """Return the part of the image at `url`, which the body has in `field`. Raises InvalidRequest."""
+    if not isinstance(url, str) or not url:
+        raise InvalidRequest(f"{field} must be a data:, https:, http: or file: URL", path)
+    return {"type": "image", "image": ImagePart(url, path)}
+
+
+def images_in(messages: Sequence[Message]) -> Iterator[Any]:
+    """Yield the ImageParts or LoadedImages of a conversation, in order."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from (part["image"] for part in content if "image" in part)
+
+
+def with_images(messages: Sequence[Message], images: Sequence[LoadedImage]) -> list[Message]:
+    """Return the conversation with its images replaced by these, in order."""
+    left = iter(images)
+    return [_converted(message, lambda part: part | {"image": next(left)}) for message in messages]
+
+
+def without_images(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with parts as templates expect them: `{"type": "image"}`."""
+    return [_converted(message, lambda _: {"type": "image"}) for message in messages]
+
+
+def _converted(message: Message, convert: Any) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [convert(part) if "image" in part else part for part in content]}

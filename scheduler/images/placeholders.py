@@ -1,0 +1,93 @@
+"""Where images stand in a rendered chat: its template's placeholders become their tokens, typed ones stay text."""
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from images.families import VisionFamily
+from scheduler.images.image_part import LoadedImage
+from wire.errors import ConfigError, InvalidRequest
+from wire.types import PromptImage
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The token ids of a conversation, and the images among them."""
+
+    token_ids: tuple[int, ...]
+    images: tuple[PromptImage, ...] = ()
+
+
+class Placeholders:
+    """The placeholder of one model; texts of a conversation have it hidden while its template is rendered."""
+
+    def __init__(self, family: VisionFamily, tokenizer: Tokenizer) -> None:
+        """Raise ConfigError if the tokenizer does not have the family's placeholder.
+
+        `text` is the placeholder, `written` what a template that takes texts only gets for an image.
+        """
+        text = tokenizer.id_to_token(family.placeholder_id)
+        if text is None or tokenizer.encode(text, add_special_tokens=False).ids != [family.placeholder_id]:
+            raise ConfigError(f"the tokenizer has no token {family.placeholder_id}, which config.json names for images")
+        self.text: str = text
+        written = family.written_ids or (family.placeholder_id,)
+        self.written = "".join(tokenizer.id_to_token(token_id) or "" for token_id in written)
+        self._family = family
+        self._tokenizer = tokenizer
+        self._hidden = secrets.token_hex(16)
+        self._either = re.compile(f"{re.escape(text)}|{self._hidden}")
+
+    def hide(self, value: Any) -> Any:
+        """Return `value`, of JSON, with the placeholder in its texts replaced by one that no template writes."""
+        if isinstance(value, str):
+            return value.replace(self.text, self._hidden)
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide(one) for key, one in value.items()}
+        return [self.hide(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+    def show(self, rendered: str, num_images: int) -> tuple[str, tuple[bool, ...]]:
+        """Return the text to encode, and of each placeholder in it whether it is an image.
+
+        Raises InvalidRequest if the template wrote another number of images.
+        """
+        is_image = tuple(found == self.text for found in self._either.findall(rendered))
+        if sum(is_image) != num_images:
+            raise InvalidRequest(
+                f"the chat template printed {sum(is_image)} placeholders ({self.text}) for {num_images} images",
+                "messages",
+            )
+        around = self._family.around
+        text = rendered.replace(self.text, f"{around}{self.text}{around}") if around else rendered
+        return text.replace(self._hidden, self.text), is_image
+
+    def expand(self, ids: Sequence[int], is_image: Sequence[bool], images: Sequence[LoadedImage]) -> ChatPrompt:
+        """Return the prompt of `show`'s text, encoded as `ids`: with the tokens of each image for its placeholder."""
+        made: list[int] = []
+        placed: list[PromptImage] = []
+        kinds, left = iter(is_image), iter(images)
+        for token_id in ids:
+            if token_id != self._family.placeholder_id:
+                made.append(token_id)
+            elif next(kinds):
+                image = next(left)
+                start = len(made) + len(self._family.begin_ids)
+                made += self._family.ids(image.count)
+                placed.append(PromptImage(start, image.count, image.digest, image.grid, image.data))
+            else:
+                made += self._spelled
+        return ChatPrompt(tuple(made), tuple(placed))
+
+    @cached_property
+    def _spelled(self) -> list[int]:
+        """The ids of the placeholder's characters: its text in a tokenizer without the token."""
+        made = json.loads(self._tokenizer.to_str())
+        made["added_tokens"] = [token for token in made["added_tokens"] if token["content"] != self.text]
+        plain = Tokenizer.from_str(json.dumps(made))
+        before, ids = (plain.encode(text, add_special_tokens=False).ids for text in ("x", f"x{self.text}"))
+        return [one for one in ids[len(before) :] if one != self._family.placeholder_id]
