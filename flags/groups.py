@@ -40,6 +40,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "max_queued_requests", "max_queued_tokens", "retry_share", "min_retries", "max_body_bytes", "max_answer_bytes",
         "max_logprobs", "max_n", "max_prompts", "max_stop_strings", "max_stop_chars", "max_inputs",
     ),
+    "images in chats": (
+        "limit_mm_per_prompt", "max_image_bytes", "image_fetch_timeout", "allow_private_urls",
+        "allowed_media_domains", "allowed_local_media_path",
+    ),
     "answers": (
         "return_tokens_as_token_ids", "enable_prompt_tokens_details", "enable_force_include_usage", "enable_docs",
         "enable_tokenizer_info_endpoint", "enable_per_request_metrics", "enable_dev_routes",

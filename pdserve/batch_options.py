@@ -26,9 +26,6 @@ class BatchOptions:
     )
     enable_metrics: bool = flag(False, "serve Prometheus metrics during the run, on --host and --port (8000)")
     metrics_port: int | None = flag(None, "the same, on this port (default: none)", parse=int)
-    allow_private_urls: tuple[str, ...] = flag(
-        (), "networks allowed for -i and -o besides public ones, such as 10.0.0.0/8,127.0.0.1/32", many=True
-    )
     max_input_bytes: int = flag(200 * 2**20, "largest input file, such as 200MiB", parse=parse_bytes)
     max_input_lines: int = flag(50_000, "maximum number of input lines", parse=int)
     max_line_bytes: int = flag(2**20, "longest input line, such as 1MiB", parse=parse_bytes)

@@ -9,6 +9,7 @@ from typing import Any
 from scheduler.config import SchedulerConfig
 from scheduler.http.drain import Drain
 from scheduler.http.keys import Keys
+from scheduler.images.image_loader import ImageLoader
 from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.traces import Traces
@@ -58,7 +59,8 @@ class AppContext:
     """The scheduler's state for the HTTP API.
 
     `health` returns why the process cannot work, None if it can; `max_output` returns how many output tokens per
-    sequence fit into the KV pools after a prompt; `responses` stores those of /v1/responses, None if nothing does.
+    sequence fit into the KV pools after a prompt; `responses` stores those of /v1/responses, None if nothing does;
+    `images` loads those of chats, None for a model that takes text only.
     """
 
     config: SchedulerConfig
@@ -73,6 +75,7 @@ class AppContext:
     defaults: Mapping[str, Any] = field(default_factory=lambda: GUIDE_DEFAULTS)
     traces: Traces | None = None
     salt_of_all: SaltOfAll = field(default_factory=SaltOfAll)
+    images: ImageLoader | None = None
     responses: ResponseStore | None = None
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
     created: int = field(default_factory=lambda: int(time.time()))

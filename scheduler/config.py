@@ -5,10 +5,13 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 from ranktable_tools.addresses import host_problem
+from remote_files.addresses import AddressRules
+from scheduler.images.image_limits import parse_image_limit
 from scheduler.reasoning.formats import REASONING_FORMATS
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
 from scheduler.tools.parsers.registry import CALL_FORMATS
@@ -155,6 +158,22 @@ class SchedulerOptions:
     max_stop_strings: int = flag(4, "maximum stop strings per request", parse=int)
     max_stop_chars: int = flag(256, "longest stop string", parse=int)
     max_inputs: int = flag(2048, "maximum texts per request for vectors or scores", parse=int)
+    limit_mm_per_prompt: int = flag(
+        16, 'maximum images of a chat, as image=4 or {"image": 4}; 0 refuses images', parse=parse_image_limit
+    )
+    max_image_bytes: int = flag(
+        512 * 2**20, "maximum bytes of the images of all running requests; further images get 429", parse=parse_bytes
+    )
+    image_fetch_timeout: float = flag(10.0, "seconds that an image at a URL may take to arrive", parse=float)
+    allow_private_urls: tuple[str, ...] = flag(
+        (), "networks of URLs (images in chats, run-batch's -i and -o) allowed besides public ones, such as "
+        "10.0.0.0/8,127.0.0.1/32",
+        many=True,
+    )  # fmt: skip
+    allowed_media_domains: tuple[str, ...] = flag((), "hosts of images at URLs (default: all)", many=True)
+    allowed_local_media_path: str | None = flag(
+        None, "folder whose images requests may name by file:// URLs (default: none)"
+    )
     enable_per_request_metrics: bool = flag(False, "report in answers how long their stages took, in `metrics`")
     enable_docs: bool = flag(False, "serve /docs, the API as a page")
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
@@ -238,10 +257,16 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
     if options.use_openai not in ("0", "1"):
         raise ConfigError(f"USE_OPENAI={options.use_openai!r}: 1 is the OpenAI API, 0 is /generate")
     options.callback_place()
+    AddressRules.of(options.allow_private_urls)
+    folder = options.allowed_local_media_path
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"--allowed-local-media-path {folder} is not a folder")
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name == "max_logprobs":
             if value < -1:
                 raise ConfigError(f"--max-logprobs {value} is out of range: 0 or more, or -1 for the whole vocabulary")
+        elif field.name == "limit_mm_per_prompt":
+            continue  # 0 refuses images
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and not value > 0:
             raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: more than 0")

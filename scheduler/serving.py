@@ -11,13 +11,19 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from images.checkpoint import VisionCheckpoint
 from ranktable_tools.addresses import HostComparer
+from remote_files.addresses import AddressRules
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport, always_healthy
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
 from scheduler.http.drain import Drain
 from scheduler.http.keys import read_keys
+from scheduler.images.header_reader import HeaderReader
+from scheduler.images.image_limits import ImageBudget
+from scheduler.images.image_loader import ImageLoader
+from scheduler.images.image_source import ImageSources
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.member import Connect, MemberState
@@ -113,7 +119,7 @@ async def open_serving(
     model = config.engine.served_names()[0]
     traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
     drain, tokens = Drain(), Tokens(files, options.chat_settings(keyed=len(keys) > 0))
-    responses = await _open_responses(options)
+    responses, images = await _open_responses(options), open_images(options, model, files.vision)
     context = AppContext(
         config,
         control.dispatch,
@@ -132,6 +138,7 @@ async def open_serving(
         traces=traces,
         keys=keys,
         defaults=defaults,
+        images=images,
         responses=responses,
     )
     follow = cluster.follow
@@ -149,8 +156,23 @@ async def open_serving(
         if responses is not None:
             await responses.close()
         await tokens.close()
+        if images is not None:
+            await images.close()
         if traces is not None:
             await asyncio.to_thread(traces.close)
+
+
+def open_images(options: SchedulerOptions, model: str, vision: VisionCheckpoint | None) -> ImageLoader | None:
+    """Return what loads the images of chats by the options, None for a model that takes text only."""
+    if vision is None:
+        return None
+    folder = options.allowed_local_media_path
+    sources = ImageSources(
+        AddressRules.of(options.allow_private_urls), options.allowed_media_domains,
+        None if folder is None else Path(folder), options.image_fetch_timeout,
+    )  # fmt: skip
+    budget = ImageBudget(options.max_image_bytes)
+    return ImageLoader(model, vision, options.limit_mm_per_prompt, sources, budget, HeaderReader())
 
 
 async def _open_responses(options: SchedulerOptions) -> ResponseStore | None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from scheduler.images.image_part import images_in, without_images
+from scheduler.images.placeholders import ChatPrompt, Placeholders
 from scheduler.model.files import ModelFiles
 from scheduler.side_threads import SideThreads
 from scheduler.templates.chat_options import ChatOptions, ChatSettings
@@ -31,6 +33,7 @@ class Tokens:
         self.max_model_len = files.max_model_len
         self._tokenizer = _load(files)
         self._renderer = renderer or TemplateRenderer()
+        self._placeholders = None if files.vision is None else Placeholders(files.vision.family, self._tokenizer)
         self.texts = TokenTexts(self._tokenizer)
         self.byte_level = byte_level_of(self._tokenizer)
         self._threads = SideThreads()
@@ -80,11 +83,22 @@ class Tokens:
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL
     ) -> tuple[int, ...]:
         """Return the ids of a rendered conversation. Raises InvalidRequest, PromptTooLong, Overloaded."""
+        return (await self.chat_prompt(messages, options)).token_ids
+
+    async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> ChatPrompt:
+        """Return the ids of a rendered conversation, and its images, which are loaded. Raises as `encode_chat` does."""
         text = await self.render_chat(messages, options)
-        return await self.encode(text, add_special_tokens=options.add_special_tokens, param="messages")
+        images, holders, is_image = tuple(images_in(messages)), self._placeholders, tuple[bool, ...]()
+        if holders is not None:
+            text, is_image = holders.show(text, len(images))
+        ids = await self.encode(text, add_special_tokens=options.add_special_tokens, param="messages")
+        return ChatPrompt(ids) if holders is None else holders.expand(ids, is_image, images)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> str:
-        """Return the rendered text of a conversation. Raises InvalidRequest, Overloaded, Unavailable."""
+        """Return the rendered text of a conversation, for images with placeholders, which typed text has hidden.
+
+        Raises InvalidRequest, Overloaded, Unavailable.
+        """
         self._settings.check(options)
         template = self.files.chat_template if options.template is None else options.template
         if options.tools and options.template is None and self.files.tool_template is not None:
@@ -97,10 +111,10 @@ class Tokens:
         context = {
             **self.files.special_tokens,
             **self._settings.default_kwargs,
-            **options.template_kwargs,
-            "messages": messages,
-            "tools": options.tools,
-            "documents": options.documents or None,
+            **self._hidden(options.template_kwargs),
+            "messages": self._hidden(without_images(messages)),
+            "tools": self._hidden(options.tools),
+            "documents": self._hidden(options.documents) or None,
             "add_generation_prompt": options.add_generation_prompt,
         }
         return await self._renderer.render(
@@ -109,6 +123,7 @@ class Tokens:
             content_format=self._settings.content_format,
             continue_final_message=options.continue_final_message,
             of_request=options.template is not None,
+            image_text="" if self._placeholders is None else self._placeholders.written,
         )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -153,6 +168,9 @@ class Tokens:
         """Stop the process that renders chat templates, and the encoding threads."""
         self._threads.close()
         await self._renderer.close()
+
+    def _hidden(self, value: Any) -> Any:
+        return value if self._placeholders is None else self._placeholders.hide(value)
 
     def _check_chars(self, num_chars: int, param: str) -> None:
         at_least = num_chars // self._longest_token_chars

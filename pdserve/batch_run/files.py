@@ -43,7 +43,7 @@ class BatchFiles:
 @contextlib.contextmanager
 def local_files(request: BatchRequest, interruption: Interruption, environ: Mapping[str, str]) -> Iterator[BatchFiles]:
     """Fetch the input if it is at a URL and yield the paths; a download is deleted on exit. Raises PdserveError."""
-    rules = AddressRules.of(request.options.allow_private_urls)
+    rules = AddressRules.of(request.scheduler.allow_private_urls)
     target = _upload_url(request)
     if target is not None:
         interruption.run(check_resolves(target, rules))
@@ -61,7 +61,7 @@ def local_files(request: BatchRequest, interruption: Interruption, environ: Mapp
 
 def send(request: BatchRequest, files: BatchFiles, interruption: Interruption) -> None:
     """Upload the output to its URL and delete it here. Raises BatchStopped with the path where it is kept."""
-    rules = AddressRules.of(request.options.allow_private_urls)
+    rules = AddressRules.of(request.scheduler.allow_private_urls)
     try:
         interruption.run(upload(files.output, request.output_file, rules=rules))
     except PdserveError as error:

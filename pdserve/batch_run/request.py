@@ -58,7 +58,10 @@ _KEYS = {
     "line: prefer the variable or --api-key-file",
     "api_key_file": "file whose first line is that key",
 }
-_WITH_URL = ("model", "served_model_name", "host", "port", "log_level", "log_format", "api_key", "api_key_file")
+_WITH_URL = (
+    "model", "served_model_name", "host", "port", "log_level", "log_format", "api_key", "api_key_file",
+    "allow_private_urls",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

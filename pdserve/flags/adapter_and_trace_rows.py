@@ -22,7 +22,7 @@ _DRAFTS: Final = (
 )  # fmt: skip
 _IMAGES: Final = (
     "--image-input-type", "--image-token-id", "--image-input-shape", "--image-feature-size", "--image-processor",
-    "--image-processor-revision", "--disable-image-processor", "--mm-processor-kwargs", "--allowed-local-media-path",
+    "--image-processor-revision", "--disable-image-processor", "--mm-processor-kwargs",
 )  # fmt: skip
 
 
@@ -39,9 +39,10 @@ ADAPTER_AND_TRACE_ROWS: Final[tuple[VllmFlag, ...]] = (
         "--speculative-draft-tensor-parallel-size", "there is no speculative decoding", short="-spec-draft-tp"
     ),
     refused("--disable-logprobs-during-spec-decoding", "there is no speculative decoding", Arity.MAYBE),
-    *_refused_rows(_IMAGES, "only text is supported"),
-    no_effect("--limit-mm-per-prompt", "only text is supported: a request with an image is refused"),
-    no_effect("--disable-mm-preprocessor-cache", "only text is supported", Arity.NOTHING),
+    *_refused_rows(_IMAGES, "the model's own image processor and tokens are used"),
+    supported("--limit-mm-per-prompt"),
+    supported("--allowed-local-media-path"),
+    no_effect("--disable-mm-preprocessor-cache", "embeddings of images are always cached", Arity.NOTHING),
     supported("--otlp-traces-endpoint"),
     no_effect("--collect-detailed-traces", "every trace includes the stages of its prompts"),
 )  # fmt: skip

@@ -68,7 +68,7 @@ _NO_EFFECT: Final = {
     "logs are set by --log-level and --log-format": (
         "aggregate-engine-logging", "enable-logging-iteration-details",
     ),
-    "only text is supported": (
+    "docs/images.md describes how images are processed": (
         "language-model-only", "interleave-mm-strings", "mm-processor-cache-type",
         "mm-hasher-algorithm", "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-encoder-attn-backend",
         "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",
@@ -111,7 +111,7 @@ _REFUSED: Final = {
     ),
     "not supported yet": ("reasoning-parser-plugin",),
     "steps are not recorded": ("enable-trace-replay",),
-    "only text is supported": ("enable-mm-embeds", "media-io-kwargs", "mm-encoder-only"),
+    "docs/images.md describes how images are processed": ("enable-mm-embeds", "media-io-kwargs", "mm-encoder-only"),
     "adapters are not supported: merge them into the weights": (
         "default-mm-loras", "lora-target-modules", "enable-tower-connector-lora", "specialize-active-lora",
         "enable-mixed-moe-lora-format", "enable-moe-shared-loras", "max-lora-cls-labels",

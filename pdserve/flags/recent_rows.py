@@ -40,7 +40,7 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--runner", _KIND, only=("auto", "generate", "pooling")),
     no_effect("--convert", _KIND, only=("auto", "none", "embed")),
     no_effect("--model-impl", "model implementations come from transformers", only=("auto", "transformers")),
-    no_effect("--allowed-media-domains", "only text is supported", Arity.MANY),
+    supported("--allowed-media-domains", Arity.MANY),
     refused("--pooler-config", "the model's config defines the pooler"),
     no_effect("--pooler-config.task", "the task is a field of a request", only=_TASKS),
     no_effect("--reasoning-config", "--reasoning-parser defines the markers", only=_THINK),

@@ -12,6 +12,7 @@ from scheduler.api.answer_shape import ANSWER_NULLS, CHOICE_NULLS, CompleteChoic
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
+from scheduler.api.images import load_images
 from scheduler.api.logprobs import TokenFormatter, scored_output, scored_prompt
 from scheduler.api.messages import read_messages, text_of
 from scheduler.api.prepared_chat import Conversation, prepare_conversation
@@ -41,7 +42,8 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     messages = read_messages(body.messages)
     tools, choice = tools_of_chat(body, context.call_parser)
     conversation = Conversation(
-        messages, chat_options(body, tools), choice, include_reasoning=body.include_reasoning is not False,
+        await load_images(context, request, messages, body.cache_salt), chat_options(body, tools), choice,
+        include_reasoning=body.include_reasoning is not False,
         separate_reasoning=body.separate_reasoning is not False,
     )  # fmt: skip
     chat = await prepare_conversation(context, body, request, conversation, "chatcmpl")

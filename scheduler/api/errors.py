@@ -46,13 +46,14 @@ def _shown_error(error: BaseException, scope: Mapping[str, Any]) -> ShownError:
 
 
 def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
-    """Return the invalid field; where an error about a structured output names none, the field that requested it."""
+    """Return the invalid field: of an image or a structured output that an instance refused, the body's own."""
     if isinstance(error, UnknownModel):
         return "model"
     named: str | None = getattr(error, "param", None)
     if named is None and isinstance(error, (InvalidGrammar, NotInstalled)):
         named = scope["state"].get("structured_by")
-    return named
+    paths: Mapping[str | None, str] = scope["state"].get("image_paths", {})
+    return paths.get(named, named)
 
 
 def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
+from scheduler.images.image_part import DETAILS
+
 _Schema = dict[str, Any]
 
 
@@ -18,11 +20,22 @@ def _array_of(item: _Schema) -> _Schema:
 _NULL: _Schema = {"type": "null"}
 _TEXT: _Schema = {"type": "string", "minLength": 1}
 _IDS: _Schema = _array_of({"type": "integer", "minimum": 0})
-_PART: _Schema = {
+_TEXT_PART: _Schema = {
     "type": "object",
     "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
 }
+_IMAGE_URL: _Schema = {
+    "type": "object",
+    "required": ["url"],
+    "properties": {"url": _TEXT, "detail": {"enum": [*DETAILS, None]}},
+}
+_IMAGE_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "image_url"],
+    "properties": {"type": {"const": "image_url"}, "image_url": _any_of(_TEXT, _IMAGE_URL)},
+}
+_PART = _any_of(_TEXT_PART, _IMAGE_PART)
 _NAME: _Schema = {"type": "string", "minLength": 1, "maxLength": 64}
 _CALLED: _Schema = {
     "type": "object",

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from scheduler.api.answer_writer import AnswerWriter, ByteSink, QueuedSend
 from scheduler.api.api_format import OPENAI_FORMAT, ApiFormat
 from scheduler.api.errors import error_response, unauthorized
+from scheduler.api.images import release_images
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
 from scheduler.http.burst_limit import BurstLimit
@@ -77,6 +78,7 @@ class Gate:
             if queued is not None:
                 queued.close()
             self._ids_in_use.discard(scope["state"].get("client_id"))
+            release_images(scope)
             del scope["state"]["answer"]  # it refers to the state
             status = answer.status or CLIENT_GONE
             self._metrics.http_request(self._routes.get(path, "other"), scope["method"], status)

@@ -7,6 +7,7 @@ from scheduler.api.inputs import encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
 from scheduler.api.pooling_body import PoolingBody
 from scheduler.app_context import AppContext
+from scheduler.images.image_part import images_in
 from scheduler.tokenizer.truncation import truncate_prompt
 from wire.errors import InvalidRequest
 
@@ -28,5 +29,8 @@ async def prompts_of(context: AppContext, body: InputBody) -> tuple[tuple[int, .
         inputs = read_inputs(body.input, max_inputs=context.config.options.max_inputs, longest=longest)
         add_special = body.add_special_tokens is not False
         return await encode_inputs(inputs, tokens, add_special_tokens=add_special, keep=keep, side=side)
-    ids = await tokens.encode_chat(read_messages(body.messages), chat_options(body))
+    messages = read_messages(body.messages)
+    for image in images_in(messages):
+        raise InvalidRequest(f"{image.path}: vectors of conversations with images are not available", image.path)
+    ids = await tokens.encode_chat(messages, chat_options(body))
     return (fitting(truncate_prompt(ids, keep, room=tokens.max_model_len, side=side), tokens, "messages"),)

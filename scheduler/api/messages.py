@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.images.image_part import read_image_part
 from scheduler.tools.history import TOOL_ROLES, check_results, read_calls
 from wire.errors import InvalidRequest
 
@@ -10,7 +11,7 @@ Message = dict[str, Any]
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Return the conversation for a template: roles, contents as sent, texts or lists of text parts, and tool calls."""
+    """Return the conversation for a template: roles, contents as sent, texts or lists of parts, and tool calls."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
     messages = [_message(item, f"messages.{index}") for index, item in enumerate(value)]
@@ -34,7 +35,10 @@ def _message(value: Any, path: str) -> Message:
 
 def _result(value: Any, path: str) -> str:
     """Return the text of a tool's result: templates expect one even where other contents are lists of parts."""
-    return text_of(_check_content(value, path)) if value else ""
+    content = _check_content(value, path) if value else ""
+    if isinstance(content, list) and any("image" in part for part in content):
+        raise InvalidRequest(f"{path}: the result of a tool is text, without images", path)
+    return text_of(content)
 
 
 def _result_names(value: Mapping[str, Any], path: str) -> Message:
@@ -55,26 +59,28 @@ def _other_fields(value: Mapping[str, Any]) -> Message:
     return extras
 
 
-def text_of(content: str | list[dict[str, str]]) -> str:
-    """Return the text of a content, its parts joined by newlines."""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """Return the text of a content, its parts joined by newlines; images have none."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _check_content(value: Any, path: str) -> str | list[dict[str, str]]:
+def _check_content(value: Any, path: str) -> str | list[dict[str, Any]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise InvalidRequest(f"{path} must be a string or a list of text parts", path)
+        raise InvalidRequest(f"{path} must be a string or a list of parts", path)
     return [_check_part(item, f"{path}.{index}") for index, item in enumerate(value)]
 
 
-def _check_part(value: Any, path: str) -> dict[str, str]:
+def _check_part(value: Any, path: str) -> dict[str, Any]:
     part = value if isinstance(value, dict) else {}
     kind, text = part.get("type"), part.get("text")
     if kind == "refusal":  # an assistant's refusal in place of an answer
         kind, text = "text", part.get("refusal")
     if kind == "text" and isinstance(text, str):
         return {"type": "text", "text": text}
+    if kind == "image_url":
+        return read_image_part(part, path)
     if isinstance(kind, str) and kind != "text":
-        raise InvalidRequest(f"{path}: {kind[:40]} parts are not supported yet: this model takes text only", path)
+        raise InvalidRequest(f"{path}: {kind[:40]} parts are not served; there are text and image_url", path)
     raise InvalidRequest(f'{path} must be {{"type": "text", "text": …}}', path)

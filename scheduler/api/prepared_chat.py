@@ -15,6 +15,7 @@ from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.structured import Constraint
 from scheduler.api.tool_calls import call_options, forced_constraint
 from scheduler.app_context import AppContext
+from scheduler.images.image_part import images_in
 from scheduler.reasoning.options import ReasoningOptions
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.tools.call_options import CallOptions
@@ -55,20 +56,25 @@ class PreparedChat:
 async def prepare_conversation(
     context: AppContext, body: GenerationBody, request: Request, conversation: Conversation, id_kind: str
 ) -> PreparedChat:
-    """Render and tokenise a conversation, and check what needs the model. Raises a PdserveError.
+    """Render and tokenise a conversation whose images are loaded, and check what needs the model.
+
+    Raises a PdserveError.
 
     `id_kind` is the prefix of the answer's id.
     """
-    choice = conversation.choice
-    prompt = await context.tokens.encode_chat(conversation.messages, conversation.options)
+    choice, messages = conversation.choice, conversation.messages
+    paths = {f"images.{index}": image.path for index, image in enumerate(images_in(messages))}
+    request.scope["state"]["image_paths"] = paths  # instances name images by their index
+    made = await context.tokens.chat_prompt(messages, conversation.options)
+    prompt = made.token_ids
     if not prompt:
         raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
-    start = await chat_start(context, conversation.messages, conversation.options, prompt)
+    start = await chat_start(context, messages, conversation.options, prompt)
     prepared = await prepare_generation(
         context, body, request, [prompt],
         default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
         param="messages", continues_prompt=False, forced=forced_constraint(choice) or conversation.constraint,
-        chat=start,
+        chat=start, images=made.images,
     )  # fmt: skip
     request_id = new_id(id_kind)
     answer_id = shown_id(request_id, request, body.request_id)

@@ -18,8 +18,10 @@ Refusal = tuple[tuple[Any, ...], str]
 """The values that have no effect (null always has none), and the reason for refusing others."""
 _NOTHING: tuple[Any, ...] = ()
 _OFF: tuple[Any, ...] = (False,)
+_IDS_ALONE = "only token ids are read here: send images to /v1/chat/completions"
 _CHATS_ONLY = "tools are for chats: use /v1/chat/completions"
-_TEXT_ALONE = "only text models are served"
+_TEXT_AND_IMAGES = "only text and images are served"
+_OWN_SETTINGS = "the model's own image processor is used, with its settings"
 _WITHOUT_TOOLS: dict[str, Refusal] = {
     "tools": (_NOTHING, _CHATS_ONLY),
     "tool_choice": (("none",), _CHATS_ONLY),
@@ -29,10 +31,10 @@ _WITHOUT_TOOLS: dict[str, Refusal] = {
 WITH_TOOLS_NOT_SERVED: dict[str, Refusal] = {
     "logits_processors": (([],), "logits processors from requests are not run"),
     "prompt_embeds": (_NOTHING, "embeddings are not accepted as prompts: send text or token ids"),
-    "audio": (_NOTHING, _TEXT_ALONE),
-    "modalities": ((["text"],), _TEXT_ALONE),
-    "media_io_kwargs": (({},), _TEXT_ALONE),
-    "mm_processor_kwargs": (({},), _TEXT_ALONE),
+    "audio": (_NOTHING, _TEXT_AND_IMAGES),
+    "modalities": ((["text"],), "answers are text"),
+    "media_io_kwargs": (({},), _OWN_SETTINGS),
+    "mm_processor_kwargs": (({},), _OWN_SETTINGS),
     "prediction": (_NOTHING, "predicted output is not used: leave it out"),
     "vllm_xargs": (({},), "they are for plugins of vLLM's engine, which pdserve does not run"),
     "watermarking": (_OFF, "outputs are sampled without a watermark"),
@@ -45,7 +47,10 @@ WITH_TOOLS_NOT_SERVED: dict[str, Refusal] = {
 NOT_SERVED = _WITHOUT_TOOLS | WITH_TOOLS_NOT_SERVED
 """Refused by routes without tools."""
 
-TOKENS_NOT_SERVED = WITH_TOOLS_NOT_SERVED | {"features": (_NOTHING, _TEXT_ALONE), "content_parts": (([],), _TEXT_ALONE)}
+TOKENS_NOT_SERVED = WITH_TOOLS_NOT_SERVED | {
+    "features": (_NOTHING, _IDS_ALONE),
+    "content_parts": (([],), _IDS_ALONE),
+}
 SAMPLING_NOT_SERVED = NOT_SERVED | {
     "extra_args": (({},), "they are for plugins of vLLM's engine, which pdserve does not run"),
     "prompt_logprob_token_ids": (_NOTHING, "use prompt_logprobs"),

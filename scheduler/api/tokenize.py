@@ -13,6 +13,7 @@ from scheduler.api.body import Body, ManyIds
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationWithTools
 from scheduler.api.errors import json_response
+from scheduler.api.images import load_images
 from scheduler.api.messages import read_messages
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.read_body import read_body
@@ -43,7 +44,7 @@ async def tokenize(context: AppContext, request: Request) -> Response:
     """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for an invalid one."""
     body = await read_body(context, request, TokenizeBody)
     context.model_named(body.model)
-    ids = await _encode(context, body)
+    ids = await _encode(context, body, request)
     answer = {
         "count": len(ids),
         "max_model_len": context.tokens.max_model_len,
@@ -74,13 +75,14 @@ async def tokenizer_info(context: AppContext, _: Request) -> Response:
     return json_response({**own, **files.special_tokens, **used})
 
 
-async def _encode(context: AppContext, body: TokenizeBody) -> tuple[int, ...]:
+async def _encode(context: AppContext, body: TokenizeBody, request: Request) -> tuple[int, ...]:
     if (body.prompt is None) is (body.messages is None):
         raise InvalidRequest("specify either prompt or messages", "prompt")
     if body.prompt is not None:
         return await context.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     options = chat_options(body, read_tools(body.tools, body.functions))
-    return await context.tokens.encode_chat(read_messages(body.messages), options)
+    messages = await load_images(context, request, read_messages(body.messages))
+    return await context.tokens.encode_chat(messages, options)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from images.checkpoint import VisionCheckpoint, read_vision
 from scheduler.model.kind import ModelKind, kind_of, labels_of
 from scheduler.templates.chat_options import SPECIAL_TOKEN_NAMES
 from scheduler.templates.files import given_template, own_template
@@ -23,6 +24,7 @@ class ModelFiles:
     `tool_template`, if the model has one of its own, is the chat template of conversations with tools. `call_format` is
     the format of tool calls that the template shows, None if it shows none that is known. `labels` are the classes of
     a model that classifies. `prompts` are what it expects before a text, by the kind of text (sentence-transformers).
+    `vision` says how images stand in its prompts, None for a model that takes text only.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class ModelFiles:
     call_format: str | None = None
     labels: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
+    vision: VisionCheckpoint | None = None
 
 
 def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
@@ -75,6 +78,7 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         call_format=format_of_template(templates[1] or templates[0]),
         labels=labels_of(config),
         prompts=_prompts(_read_json(path / "config_sentence_transformers.json", required=False)),
+        vision=read_vision(path),
     )
 
 

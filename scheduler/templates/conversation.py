@@ -11,9 +11,12 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _MARK = "PDSERVE_CONTINUES_FROM_HERE "  # its trailing space shows whether the template strips
 
 
-def shaped(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat) -> list[Message]:
-    """Return the messages without nulls, contents in the format, and reasoning under the names templates use."""
-    return [_with_reasoning(_convert_message(message, content_format)) for message in messages]
+def shaped(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat, image_text: str = "") -> list[Message]:
+    """Return the messages without nulls, contents in the format, and reasoning under the names templates use.
+
+    In a content of one text the images come first, each as a line with `image_text`, as in vLLM.
+    """
+    return [_with_reasoning(_convert_message(message, content_format, image_text)) for message in messages]
 
 
 def left_open(messages: Sequence[Message], template: str) -> tuple[list[Message], str]:
@@ -46,13 +49,14 @@ def cut_at_mark(rendered: str, text: str) -> str:
     return kept if rendered.startswith(_MARK, end) else kept.rstrip()
 
 
-def _convert_message(message: Mapping[str, Any], content_format: ContentFormat) -> Message:
+def _convert_message(message: Mapping[str, Any], content_format: ContentFormat, image_text: str) -> Message:
     made = {name: value for name, value in message.items() if value is not None}
     content = made.get("content")
     if content_format is ContentFormat.OPENAI and isinstance(content, str) and made.get("role") != "tool":
         made["content"] = [{"type": "text", "text": content}]
     elif content_format is ContentFormat.STRING and isinstance(content, list):
-        made["content"] = "\n".join(part["text"] for part in content if "text" in part)
+        texts = [part["text"] for part in content if "text" in part]
+        made["content"] = "\n".join([image_text for part in content if part.get("type") == "image"] + texts)
     return made
 
 

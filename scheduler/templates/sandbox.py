@@ -70,13 +70,13 @@ def answer(source: str, job: bytes, compiled: Compile) -> tuple[bytes, bytes]:
 
 def render(
     compiled: CompiledTemplate, context: dict[str, Any] | None, content_format: str = "auto",
-    continue_final_message: bool = False,
+    continue_final_message: bool = False, image_text: str = "",
 ) -> str:  # fmt: skip
     """Return the text, "" without a context. Raises ValueError beyond MAX_OUTPUT_CHARS, and the template's errors."""
     if context is None:
         return ""
     expected_format = compiled.content_format if content_format == "auto" else ContentFormat(content_format)
-    messages = shaped(context.get("messages", ()), expected_format)
+    messages = shaped(context.get("messages", ()), expected_format, image_text)
     if not continue_final_message:
         return _generate(compiled.template, context | {"messages": messages})
     messages, text = left_open(messages, compiled.source)

@@ -30,11 +30,12 @@ class TemplateRenderer:
 
     async def render(
         self, template: str, context: Mapping[str, Any] | None, *, content_format: str = "auto",
-        continue_final_message: bool = False, of_request: bool = False,
+        continue_final_message: bool = False, of_request: bool = False, image_text: str = "",
     ) -> str:  # fmt: skip
         """Return the text, empty if `context` is None: then the template is only compiled.
 
-        `of_request`: the template came with the request.
+        `of_request`: the template came with the request. `image_text` stands for an image where the template expects
+        contents as one text.
 
         Raises InvalidRequest with the template's own error, Overloaded if others take too long, Unavailable if the
         process does not start.
@@ -43,6 +44,7 @@ class TemplateRenderer:
             "context": context,
             "content_format": content_format,
             "continue_final_message": continue_final_message,
+            "image_text": image_text,
         }
         param = "chat_template" if of_request else "messages"
         try:

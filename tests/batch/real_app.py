@@ -13,6 +13,7 @@ from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
 from scheduler.observability.metrics import Metrics
+from scheduler.serving import open_images
 from scheduler.tokens import Tokens
 from testing.scheduler.scripted_dispatcher import Line, ScriptedDispatcher
 
@@ -36,8 +37,11 @@ async def real_app(
         lambda: ReadyReport(True),
         lambda: None,
         lambda length, n: None,
+        images=open_images(SchedulerOptions(**options), NAME, tokens.files.vision),
     )
     try:
         yield build_app(context), dispatcher
     finally:
         await tokens.close()
+        if context.images is not None:
+            await context.images.close()

@@ -22,6 +22,7 @@ from tests.batch.real_app import NAME, real_app
 from tests.batch.scripted import AT_ONCE, ignore, read_lines, write_lines
 from tests.scheduler.conftest import write_model
 from tests.scheduler.test_embeddings import write_architecture
+from tests.scheduler.vision_model import PNG, chat, data_url, image_part, write_vision_model
 from wire.errors import Overloaded
 
 pytestmark = pytest.mark.anyio
@@ -39,6 +40,7 @@ GOOD = (
     ("/v1/responses", {"input": "hello", "max_output_tokens": 9}),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
 )
+IMAGE = image_part(data_url())
 
 
 @pytest.fixture(scope="module")
@@ -319,3 +321,14 @@ async def test_a_cancelled_run_cancels_the_apps_work(text_model: Path, tmp_path:
         await dispatcher.closed.wait()
 
     assert dispatcher.endings == ["cancelled"]
+
+
+async def test_a_line_may_have_images_and_a_bad_one_fails_alone(tmp_path: Path) -> None:
+    bad = image_part(data_url(b"<svg/>"))
+    lines = [(CHAT, {"messages": chat("what?", part)}) for part in (IMAGE, bad, IMAGE)]
+    async with _backend_and_cluster(write_vision_model(tmp_path / "vision")) as (backend, dispatcher):
+        good, refused, again = await _run(_job(tmp_path, *lines), backend)
+
+    assert [line["response"]["status_code"] for line in (good, refused, again)] == [200, 400, 200]
+    assert refused["response"]["body"]["error"]["param"] == "messages.0.content.1"
+    assert [request.images[0][0].data for request in dispatcher.requests] == [PNG, PNG]

@@ -61,12 +61,25 @@ def test_a_hostile_tool_is_400_and_harms_no_later_request(served: Served, choice
     assert served.text() == before
 
 
+_PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+IMAGES: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": [part]}]}
+    for part in (
+        _PIXEL, {"type": "image_url"}, {"type": "image_url", "image_url": "http://169.254.169.254/"},
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, {"type": "image_url", "image_url": 3},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 2**20}},
+        {"type": "image_embeds", "image_embeds": "gASVCgAAAAAAAACMBXBvc2l4lA=="}, {"type": "image"},
+        {"type": "video_url", "video_url": {"url": "http://127.0.0.1:1/"}}, {"type": "input_audio"},
+    )
+] + [{"messages": [{"role": "user", "content": [_PIXEL] * 10_000}]}]  # fmt: skip
+
+
 @pytest.mark.covers("B.errors.2", "B.errors.3")
-@pytest.mark.parametrize("kind", ["costs", "grammars"])
+@pytest.mark.parametrize("kind", ["costs", "grammars", "images"])
 def test_a_hostile_body_is_400_and_harms_no_later_request(served: Served, kind: str) -> None:
-    before = served.text()
-    for body in COSTS if kind == "costs" else GRAMMARS:
-        error = served.refused(**{"max_tokens": 4} | body)
+    before, path = served.text(), "/v1/chat/completions" if kind == "images" else "/v1/completions"
+    for body in {"costs": COSTS, "grammars": GRAMMARS, "images": IMAGES}[kind]:
+        error = served.refused(path, **{"max_tokens": 4} | body)
         assert error["message"], body
         assert error["param"], (body, error)
         assert not any(leak in error["message"] for leak in ("Traceback", "0x", "/home", "/tmp", ".py"))

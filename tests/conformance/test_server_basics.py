@@ -142,7 +142,7 @@ def test_an_image_is_refused_with_a_reason_and_the_server_lives(served: Served) 
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}]
     refused = served.refused("/v1/chat/completions", messages=messages)
 
-    assert "image_url parts are not supported yet" in refused["message"]
+    assert refused["message"] == "messages.0.content.1: an image, but the model tiny takes text only"
     assert refused["param"] == "messages.0.content.1"
     assert served.http.get("/health").status_code == 200
 

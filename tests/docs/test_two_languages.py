@@ -1,4 +1,4 @@
-"""Each page on launch, deployment and NPUs has a Chinese version: the same flags, files, variables and figures."""
+"""Each page of PAGES has a Chinese version: the same flags, files, variables and figures."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["deploy", "kubernetes", "launch", "npu", "ray", "route"]
+PAGES = ["deploy", "images", "kubernetes", "launch", "npu", "ray", "route"]
 _CODE = re.compile(r"`([^`]+)`")
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^```", re.MULTILINE)

@@ -92,6 +92,12 @@ START_SERVERS = (
     _decode("shared devices where they are NPUs", "--share-devices", "--device=npu"),
     _decode("--http-port is --port too", "--http-port=8089", files={**_TABLES, **_MODEL}),
     _decode("a certificate without its key", "--tls-cert=cert.pem"),
+    _scheduler("scheduler: a limit of another modality than images", "--limit-mm-per-prompt=video=1"),
+    _scheduler("scheduler: a limit of images that is no number", "--limit-mm-per-prompt=image=many"),
+    _scheduler("scheduler: no image bytes at all", "--max-image-bytes=0"),
+    _scheduler("scheduler: an image folder that is not there", "--allowed-local-media-path=gone"),
+    _scheduler("scheduler: the network of metadata services", "--allow-private-urls=169.254.0.0/16"),
+    _scheduler("scheduler: a network that is none", "--allow-private-urls=internal"),
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
+from scheduler.serving import open_images
 from scheduler.templates.templates import TemplateRenderer
 from scheduler.tokens import Tokens
 from testing.scheduler.scripted_dispatcher import Line, Script, ScriptedDispatcher
@@ -132,6 +133,7 @@ def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
             health or (lambda: None),
             lambda length, n: maximum,
             defaults=defaults,
+            images=open_images(config.options, str(folder), tokens.files.vision),
         )
         transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
         try:
@@ -139,6 +141,8 @@ def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
                 yield Served(client, context, dispatcher)
         finally:
             await tokens.close()
+            if context.images is not None:
+                await context.images.close()
 
     return opened
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from scheduler.responses_store.sqlite_store import SqliteStore
 from tests.scheduler.storing_server import DEADLINE_S, StoringServer, storing
 from tests.scheduler.test_responses import checked
+from tests.scheduler.vision_model import PNG, data_url, write_vision_model
 from wire.errors import HandoffFailed, Overloaded, PdserveError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
@@ -33,7 +35,7 @@ async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
 async def held(server: StoringServer, client: openai.AsyncOpenAI, **fields: Any) -> Any:
     """Return a response that waits after its first token."""
     server.dispatcher.hold_after = 1
-    created = await client.responses.create(**BODY, **fields)
+    created = await client.responses.create(**BODY | fields)
     await asyncio.wait_for(server.dispatcher.held.wait(), DEADLINE_S)
     return created
 
@@ -128,7 +130,7 @@ async def test_background_needs_a_stored_response(
 ) -> None:  # fmt: skip
     async with storing(serve, tmp_path, stores=stores) as server, server.client() as client:
         with pytest.raises(openai.BadRequestError, match=text) as refused:
-            await client.responses.create(**BODY, **fields)
+            await client.responses.create(**BODY | fields)
 
         assert refused.value.param == "background"
         assert server.dispatcher.requests == []
@@ -317,3 +319,19 @@ async def test_an_end_that_cannot_be_stored_is_a_failure(serve: Any, tmp_path: P
         "failed",
         "the end of this response could not be stored: send the request again",
     )
+
+
+async def test_images_of_a_background_response_are_held_to_its_end(serve: Any, tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path / "vision")
+    given = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url()}]}]
+    async with storing(partial(serve, folder=folder), tmp_path, TEXT) as server, server.client() as client:
+        assert server.context.images is not None
+        budget = server.context.images.budget
+        created = await held(server, client, input=given)
+        await client.responses.retrieve(created.id)
+        during = budget.num_bytes
+        server.dispatcher.released.set()
+        await ended(client, created.id)
+
+    assert during >= len(PNG)
+    assert budget.num_bytes == 0

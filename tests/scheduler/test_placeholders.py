@@ -82,6 +82,13 @@ def test_typed_placeholders_are_spelled_and_lose_no_character(
     assert TOKENIZER.decode(list(prompt.token_ids), skip_special_tokens=False) == typed
 
 
+def test_a_template_of_texts_gets_the_tokens_around_an_image_too() -> None:
+    enclosed = VisionFamily("qwen2_vl", SOFT_ID, SOFT_ID, FixedCount(3), written_ids=(BEGIN_ID, SOFT_ID, END_ID))
+
+    assert Placeholders(PLAIN, TOKENIZER).written == SOFT
+    assert Placeholders(enclosed, TOKENIZER).written == f"{BEGIN}{SOFT}{END}"
+
+
 def test_another_number_of_placeholders_is_refused() -> None:
     holders = Placeholders(PLAIN, TOKENIZER)
     for rendered, count in ((SOFT, 0), ("none", 1), (SOFT * 3, 2)):

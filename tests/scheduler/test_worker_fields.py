@@ -137,7 +137,7 @@ def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
             "kv_transfer_params",
         ),
         (
-            CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, "image_url parts are not supported yet",
+            CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, "an image, but the model",
             "messages.0.content.0",
         ),
         ("/v1/embeddings", {"input": TEXT}, NO_VECTORS, "input"),

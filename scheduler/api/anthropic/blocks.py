@@ -1,13 +1,16 @@
 """Read `system` and `messages` of Anthropic's API into the form that chat templates expect. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scheduler.images.image_part import image_part
 from wire.errors import InvalidRequest
 
 Message = dict[str, Any]
 _Block = Mapping[str, Any]
-_MEDIA = frozenset(("image", "document", "search_result"))
+_MEDIA = frozenset(("document", "search_result"))
+_MEDIA_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _BILLING = "x-anthropic-billing-header"
 """Claude Code begins its system prompt with this block, which has a hash of the request: no two prompts would match."""
 
@@ -55,18 +58,36 @@ def _system(content: Any, path: str) -> list[Message]:
 def _user(content: Any, path: str, calls: frozenset[str]) -> list[Message]:
     """Return the results of calls, a message each, and a message with the texts."""
     results: list[Message] = []
-    texts: list[str] = []
+    parts: list[str | Message] = []
     blocks = _blocks(content, path)
     for at, block in blocks:
-        if block["type"] == "tool_result":
-            results.append(_result(block, at, calls))
-        else:
-            texts.append(_text(block, at, "user"))
-    return results + ([{"role": "user", "content": _content(texts)}] if texts or not results else [])
+        match block["type"]:
+            case "tool_result":
+                results.append(_result(block, at, calls))
+            case "image":
+                parts.append(image_part(_image_url(block, at), at, f"{at}.source"))
+            case _:
+                parts.append(_text(block, at, "user"))
+    return results + ([{"role": "user", "content": _content(parts)}] if parts or not results else [])
+
+
+def _image_url(block: _Block, path: str) -> str:
+    """Return the URL of an image block, which for one with base64 is a data URL."""
+    source, at = block.get("source"), f"{path}.source"
+    given: _Block = source if isinstance(source, dict) else {}
+    match given.get("type"):
+        case "url":
+            return _string(given, "url", at)
+        case "base64":
+            media_type, data = _string(given, "media_type", at), _string(given, "data", at)
+            if _MEDIA_TYPE.fullmatch(media_type) is None:
+                raise InvalidRequest(f"{at}.media_type is {media_type[:40]!r}, not one of an image", path)
+            return f"data:{media_type};base64,{data}"
+    raise InvalidRequest(f"{at} must be an object of type base64 or url", path)
 
 
 def _assistant(content: Any, path: str) -> Message:
-    texts: list[str] = []
+    texts: list[str | Message] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for at, block in _blocks(content, path):
@@ -124,7 +145,7 @@ def _text(block: _Block, path: str, role: str) -> str:
     if kind == "text":
         return _string(block, "text", path, may_be_empty=True)
     if kind in _MEDIA:
-        raise InvalidRequest(f"{path}: {kind} blocks are not supported yet: this model takes text only", path)
+        raise InvalidRequest(f"{path}: {kind} blocks are not supported yet", path)
     raise InvalidRequest(f"{path}: {kind[:40]!r} blocks are not supported here, in content of {role}", path)
 
 
@@ -135,6 +156,11 @@ def _string(block: _Block, name: str, path: str, *, may_be_empty: bool = False) 
     return value
 
 
-def _content(texts: Sequence[str]) -> str | list[dict[str, str]]:
-    texts = [text for text in texts if text]
-    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+def _content(parts: Sequence[str | Message]) -> str | list[Message]:
+    match [part for part in parts if part]:
+        case []:
+            return ""
+        case [str(text)]:
+            return text
+        case many:
+            return [{"type": "text", "text": part} if isinstance(part, str) else part for part in many]

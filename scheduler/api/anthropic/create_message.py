@@ -12,6 +12,7 @@ from scheduler.api.chat import chat_options
 from scheduler.api.errors import json_response
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody, StreamOptions
+from scheduler.api.images import load_images
 from scheduler.api.prepared_chat import Conversation, prepare_conversation
 from scheduler.api.read_body import read_body
 from scheduler.api.reasoning import can_limit_thinking
@@ -33,7 +34,8 @@ async def create_message(context: AppContext, request: Request) -> Generation:
     messages, tools = read_conversation(body.messages, body.system), _tools(body)
     choice = _choice(body, tools, context.call_parser)
     options = _options(body, messages, tools)
-    conversation = Conversation(messages, options, choice, _constraint(body))
+    loaded = await load_images(context, request, messages, body.cache_salt)
+    conversation = Conversation(loaded, options, choice, _constraint(body))
     chat = await prepare_conversation(context, _sampling_body(context, body), request, conversation, "msg")
     return chat.generation(MessageShape(chat.answer_id, model))
 
@@ -43,7 +45,8 @@ async def count_tokens(context: AppContext, request: Request) -> Response:
     body = await read_body(context, request, CountTokensBody)
     context.model_named(body.model)
     messages = read_conversation(body.messages, body.system)
-    prompt = await context.tokens.encode_chat(messages, _options(body, messages, _tools(body)))
+    options = _options(body, messages, _tools(body))
+    prompt = await context.tokens.encode_chat(await load_images(context, request, messages), options)
     return json_response({"input_tokens": len(prompt)})
 
 

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 from scheduler.api.chat import chat_options
 from scheduler.api.generation_body import ChatBody, SamplingBody, StreamOptions
+from scheduler.api.images import load_images
 from scheduler.api.prepared_chat import Conversation, PreparedChat, prepare_conversation
 from scheduler.api.read_body import read_body
 from scheduler.api.responses.input_items import Item, continues_answer, read_conversation, read_items
@@ -38,8 +39,8 @@ async def create_response(context: AppContext, request: Request) -> ASGIApp:
     )
     messages = read_conversation(items, body.instructions, num_earlier=len(earlier))
     conversation = Conversation(
-        messages, _options(body, items, tools), choice, _constraint(body),
-        include_reasoning=body.include_reasoning is not False,
+        await load_images(context, request, messages, body.cache_salt), _options(body, items, tools), choice,
+        _constraint(body), include_reasoning=body.include_reasoning is not False,
     )  # fmt: skip
     try:
         chat = await _prepare(context, body, request, conversation)

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scheduler.images.image_part import read_image_part
 from scheduler.tools.history import read_arguments
 from wire.errors import InvalidRequest
 
 Message = dict[str, Any]
 Item = Mapping[str, Any]
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_MEDIA = frozenset(("input_image", "input_file", "input_audio", "image_url", "computer_screenshot"))
+_MEDIA = frozenset(("input_file", "input_audio", "computer_screenshot"))
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Types of parts that are text, and the fields that have it."""
 _UNFINISHED = ("in_progress", "incomplete")
@@ -123,27 +124,33 @@ def _result(item: Item, path: str, calls: set[str]) -> Message:
         )
     output = item.get("output")
     content = _content(output, f"{path}.output") if output else ""
-    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-    return {"role": "tool", "content": text, "tool_call_id": call_id}
+    parts = [{"text": content}] if isinstance(content, str) else content
+    if any("image" in part for part in parts):
+        raise InvalidRequest(f"{path}.output: the output of a function is text, without images", f"{path}.output")
+    return {"role": "tool", "content": "\n".join(part["text"] for part in parts), "tool_call_id": call_id}
 
 
-def _content(given: Any, path: str) -> str | list[dict[str, str]]:
+def _content(given: Any, path: str) -> str | list[dict[str, Any]]:
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not given:
         raise InvalidRequest(f"{path} must be a text or a list of parts", path)
-    texts = [_part(part, f"{path}.{at}") for at, part in enumerate(given)]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    parts = [_part(part, f"{path}.{at}") for at, part in enumerate(given)]
+    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
 
 
-def _part(part: Any, path: str) -> str:
+def _part(part: Any, path: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "input_image":
+        if part.get("image_url") is None and part.get("file_id") is not None:
+            raise InvalidRequest(f"{path}: there are no files by id: send image_url", path)
+        return read_image_part({"image_url": {"url": part.get("image_url"), "detail": part.get("detail")}}, path)
     if isinstance(kind, str) and kind in _MEDIA:
-        raise InvalidRequest(f"{path}: {kind} parts are not supported yet: this model takes text only", path)
+        raise InvalidRequest(f"{path}: {kind} parts are not supported yet", path)
     if not isinstance(kind, str) or kind not in _TEXTS:
         shown = f"type is {kind[:40]!r}; it" if isinstance(kind, str) else "it"
         raise InvalidRequest(f"{path}: {shown} must be an object of type input_text or output_text", path)
-    return _field(part, _TEXTS[kind], path, may_be_empty=True)
+    return {"type": "text", "text": _field(part, _TEXTS[kind], path, may_be_empty=True)}
 
 
 def _field(item: Any, name: str, path: str, *, may_be_empty: bool = False) -> str:

@@ -8,6 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 from scheduler.api.answer_writer import AnswerWriter, Headers
 from scheduler.api.errors import error_body, json_response
 from scheduler.api.generation import Generation
+from scheduler.api.images import HELD, release_images
 from scheduler.api.responses.response_shape import ResponseShape
 from scheduler.responses_store.background_runs import BackgroundRun
 from scheduler.responses_store.response_store import ResponseStore, StoredResponse
@@ -15,7 +16,7 @@ from telemetry.logs import EventLogger
 from wire.errors import Draining, InvalidRequest, PdserveError
 
 _log = EventLogger("responses")
-_STATE = ("request_id", "shown_id", "api_format", "arrived_s", "refusals", "structured_by")
+_STATE = ("request_id", "shown_id", "api_format", "arrived_s", "refusals", "structured_by", "image_paths")
 
 
 class StoredAnswer:
@@ -104,6 +105,8 @@ class _BackgroundStream:
 def own_scope(scope: Scope) -> Scope:
     """Return what a background response needs of the request's scope, whose state is lost when the request ends."""
     state = {name: scope["state"][name] for name in _STATE if name in scope["state"]}
+    if HELD in scope["state"]:
+        state[HELD] = scope["state"].pop(HELD)
     return {"type": "http", "headers": scope["headers"], "state": state}
 
 
@@ -122,6 +125,7 @@ async def generate(
             stream.last = shape.stream_format.frame(error_body(Draining("the server is shutting down"), scope))
     except Exception as error:  # noqa: BLE001 - the outermost frame of a response
         stream.last = shape.stream_format.frame(error_body(error, scope))
+    release_images(scope)
     events = b"" if run.events is None else b"".join(run.events) + stream.last
     is_stored = await _finish(store, shape.final["id"], orjson.dumps(shape.final), events)
     if stream.last:

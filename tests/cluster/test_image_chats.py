@@ -1,0 +1,127 @@
+"""Images in chats over P/D, from the client's request to the tokens of transformers, also where a P dies in between."""
+
+import asyncio
+import base64
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from processes.failpoints import VARIABLE
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.cluster.guide import CLONE, GuideCluster
+from tests.engine.tiny_vision_models import IMAGE_TOKEN
+from tests.images.image_files import file_of, image_of
+from tests.images.tiny_tokens import add_image_tokens
+from tests.instance.image_prompts import ImageModel, make_image_model
+from wire.types import PromptImage, PromptState, SamplingParams
+
+pytestmark = pytest.mark.cluster
+
+CAT, DOG = file_of(image_of(30, 20)), file_of(image_of(41, 40, seed=2), "JPEG")
+NUM_TOKENS, COUNT = 8, 16
+SMALL_CHUNKS = ("--prefill-chunk-size=16",)
+BROKEN = CAT[: len(CAT) // 2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
+    """A tiny LLaVA whose chat template takes texts."""
+    made = make_image_model("llava", tmp_path_factory.mktemp("vision") / "llava")
+    add_image_tokens(made.folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster(model: ImageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideCluster]:
+    """Two P, of which the first is killed within the first prompt of several chunks, and a D."""
+    folder = tmp_path_factory.mktemp("images")
+    flags = (*ENGINE_FLAGS, *SMALL_CHUNKS)
+    with GuideCluster(folder, model.folder, prefill=("0", "1"), decode=("2",), flags=flags) as made:
+        made.start("prefill-0", env={VARIABLE: "prefill.between_chunks=kill9"})
+        made.start("prefill-1", "decode-0", "scheduler")
+        made.wait_ready()
+        yield made
+        made.wait_idle()
+
+
+def _body(text: str, *files: bytes, **fields: Any) -> dict[str, Any]:
+    urls = [f"data:image/any;base64,{base64.b64encode(data).decode()}" for data in files]
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    messages = [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+    settings = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True}
+    return {"model": "tiny", "messages": messages, **settings, **fields}
+
+
+def _expected(model: ImageModel, prompt: Sequence[int], *files: bytes) -> list[int]:
+    """Return transformers' continuation of a prompt, in which each image has COUNT tokens."""
+    starts = [at for at, token in enumerate(prompt) if token == IMAGE_TOKEN][::COUNT]
+    assert len(starts) == len(files)
+    images = [
+        PromptImage(start, COUNT, bytes(32), (1, 1, COUNT), data) for start, data in zip(starts, files, strict=True)
+    ]
+    settings = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+    return model.generate(PromptState("p", "r", tuple(prompt), settings, images=tuple(images)))
+
+
+CASES: list[tuple[str, tuple[bytes, ...]]] = [
+    ("what is this?", (CAT,)), ("and this?", (DOG,)), ("which one is the cat?", (CAT, DOG)), ("only text here", ()),
+]  # fmt: skip
+
+
+def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCluster, model: ImageModel) -> None:
+    async def ask_all() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=cluster.client.base_url, timeout=300, trust_env=False) as http:
+            bodies = [_body(text, *files) for text, files in CASES]
+            return await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for body in bodies))
+
+    for (_, files), response in zip(CASES, asyncio.run(ask_all()), strict=True):
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        expected = _expected(model, answer["prompt_token_ids"], *files)
+        assert answer["choices"][0]["token_ids"] == expected
+        assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
+    assert sum(sample.value for sample in cluster.gauge("pdserve_prompts_retried_total")) > 0
+    assert cluster.processes["prefill-0"].wait() == -9
+    cluster.retired.append(cluster.processes.pop("prefill-0"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_readmes_image_example_runs_as_printed(
+    cluster: GuideCluster, model: ImageModel, tmp_path: Path, page: str
+) -> None:
+    text = (CLONE / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (example,) = [block for block in blocks if "image_url" in block]
+    url = f"{cluster.client.base_url}/v1"
+    code = f"from openai import OpenAI\nclient = OpenAI(base_url={url!r}, api_key='EMPTY')\n{example}"
+    code = code.replace("llava-1.5-7b-hf", "tiny") + "\nprint(answer.usage.prompt_tokens)\n"
+    (tmp_path / "picture.png").write_bytes(CAT)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert int(ended.stdout.splitlines()[-1]) > COUNT
+
+
+def test_a_broken_image_fails_alone_and_streams_go_on(cluster: GuideCluster, model: ImageModel) -> None:
+    url = f"{cluster.client.base_url}/v1/chat/completions"
+    broken = httpx.post(url, json=_body("broken", CAT, BROKEN), timeout=300, trust_env=False)
+
+    assert broken.status_code == 400, broken.text
+    error = broken.json()["error"]
+    assert error["param"] == "messages.0.content.1"
+    assert "image 1: the image file is broken" in error["message"], "the instance says so, not the header"
+    streamed = httpx.post(url, json=_body("what is this?", CAT, stream=True), timeout=300, trust_env=False).text
+    whole = httpx.post(url, json=_body("what is this?", CAT), timeout=300, trust_env=False).json()
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert (
+        "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        == (whole["choices"][0]["message"]["content"])
+    )
+    assert whole["choices"][0]["token_ids"] == _expected(model, whole["prompt_token_ids"], CAT)

@@ -1,0 +1,205 @@
+"""Images that are refused: a 400 that names the part and the limit, and the next request is served."""
+
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from images.image_file import MAX_PIXELS
+from scheduler.images import image_limits, image_source
+from tests.images.image_files import chunk_of, file_of, image_of, with_chunks
+from tests.remote_files.raw_server import Request, answer, in_turn, ok, raw_server
+from tests.scheduler.vision_model import PARTS, PNG, chat, data_url, image_part, write_vision_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+
+PATH = "/v1/chat/completions"
+GOOD = image_part(data_url())
+HERE = {"allow_private_urls": ("127.0.0.1/32",)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the vision model."""
+    return write_vision_model(tmp_path_factory.mktemp("vision"))
+
+
+def bomb(width: int, height: int) -> bytes:
+    """Return a PNG whose header has this size, with the data of a small one."""
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    return PNG[:8] + chunk_of(b"IHDR", size + b"\x08\x02\0\0\0") + PNG[33:]
+
+
+async def refusal(served: Any, *parts: Any, path: str = "messages.0.content.1", **fields: Any) -> str:
+    """Return the message of a 400 for these parts after a text; a good image is served after it."""
+    body = {"model": served.model, "max_tokens": 4} | fields
+    response = await served.client.post(PATH, json=body | {"messages": chat("what?", *parts)})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == path
+    good = await served.client.post(PATH, json=body | {"messages": chat(GOOD)})
+    assert good.status_code == 200, good.text
+    assert served.context.images.budget.num_bytes == 0
+    message: str = error["message"]
+    return message
+
+
+NO_IMAGE = "not an image of PNG, JPEG, WEBP, GIF"
+TEXT_BOMB = chunk_of(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**26)))
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+BAD_URLS: list[tuple[str, str]] = [
+    (data_url(SVG, "image/svg+xml"), NO_IMAGE),
+    (data_url(SVG), NO_IMAGE),
+    (data_url(b""), NO_IMAGE),
+    (data_url(b"hello"), NO_IMAGE),
+    (data_url(PNG[:20]), NO_IMAGE),
+    (data_url(file_of(image_of(8, 8), "BMP"), "image/bmp"), NO_IMAGE),
+    (data_url(with_chunks(PNG, TEXT_BOMB)), NO_IMAGE),
+    (data_url(bomb(65_535, 65_535)), f"at most {MAX_PIXELS} pixels are allowed"),
+    (data_url(bomb(2**31 - 1, 2**31 - 1)), "pixels"),
+    ("data:image/png,abc", "a data URL of an image begins with data:image/png;base64,"),
+    ("data:", "a data URL of an image begins with data:image/png;base64,"),
+    ("data:image/png;base64,!!!!", "not valid base64"),
+    ("data:image/png;base64,AAA", "not valid base64"),
+    ("data:image/png;base64,AA==AAAA", "not valid base64"),
+    ("http://127.0.0.1:1/cat.png", "127.0.0.1 is not a public address"),
+    ("http://localhost:1/cat.png", "is not a public address"),
+    ("http://169.254.169.254/latest/meta-data", "pdserve never connects to 169.254.169.254"),
+    ("http://[::ffff:10.0.0.1]/cat.png", "is not a public address"),
+    ("http://2130706433/cat.png", "an IP address must be in its full form"),
+    ("http://user:secret@example.com/cat.png", "must not contain a user or password"),
+    ("ftp://example.com/cat.png", "begins with http:// or https://"),
+    ("cat.png", "begins with http:// or https://"),
+    ("file:///etc/hostname", "file: URLs need --allowed-local-media-path"),
+]
+
+
+@pytest.mark.parametrize(("url", "message"), BAD_URLS)
+async def test_a_bad_image_is_400_and_harms_no_later_one(serve: Any, folder: Path, url: str, message: str) -> None:
+    async with serve(folder=folder) as served:
+        reported = await refusal(served, image_part(url))
+
+        assert reported.startswith("messages.0.content.1: ")
+        assert message in reported
+        assert "secret" not in reported
+
+
+BAD_PARTS: list[tuple[Any, str]] = [
+    ({"type": "image_url"}, "messages.0.content.1.image_url.url must be a data:, https:, http: or file: URL"),
+    ({"type": "image_url", "image_url": {}}, "image_url.url must be a data:"),
+    ({"type": "image_url", "image_url": 3}, "image_url.url must be a data:"),
+    ({"type": "image_url", "image_url": None, "uuid": "cat"}, "images are not stored by uuid"),
+    ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds parts are not served"),
+    ({"type": "video_url", "video_url": {"url": "http://x"}}, "video_url parts are not served"),
+]
+
+
+@pytest.mark.parametrize(("part", "message"), BAD_PARTS)
+async def test_a_bad_part_is_400_with_its_path(serve: Any, folder: Path, part: Any, message: str) -> None:
+    async with serve(folder=folder) as served:
+        assert message in await refusal(served, part)
+
+
+def redirect_to(location: str) -> bytes:
+    """Return a redirect."""
+    return answer("302 Found", b"", f"Location: {location}")
+
+
+ANSWERS: list[tuple[bytes, str]] = [
+    (answer("404 Not Found", b"no cat"), "the server answered 404 Not Found: no cat"),
+    (answer("503 Service Unavailable"), "the server answered 503 Service Unavailable (tried 3 times)"),
+    (redirect_to("http://127.0.0.2/cat.png"), "127.0.0.2 is not a public address"),
+    (redirect_to("http://169.254.169.254/"), "pdserve never connects to 169.254.169.254"),
+    (redirect_to("file:///etc/hostname"), "begins with http:// or https://"),
+    (ok(b"<html>"), NO_IMAGE),
+    (ok(b"", "Content-Encoding: gzip"), "Content-Encoding 'gzip'"),
+    (ok(b"x" * 2000), "2000 bytes are above the limit of 1500"),
+    (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2000, "the file is above the limit of 1500 bytes"),
+]
+
+
+@pytest.mark.parametrize(("answered", "message"), ANSWERS, ids=[message for _, message in ANSWERS])
+async def test_a_servers_bad_answer_is_400_with_the_part(
+    serve: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, answered: bytes, message: str
+) -> None:
+    for module in (image_limits, image_source):
+        monkeypatch.setattr(module, "MAX_IMAGE_BYTES", 1500)
+    async with raw_server(in_turn(answered)) as server, serve(folder=folder, **HERE) as served:
+        assert message in await refusal(served, image_part(server.url()))
+
+
+async def test_a_server_that_does_not_answer_is_400_in_time(serve: Any, folder: Path) -> None:
+    async def silent(request: Request) -> None:
+        await request.reader.read()
+
+    async with raw_server(silent) as server, serve(folder=folder, image_fetch_timeout=0.05, **HERE) as served:
+        assert "not done within 0.05 s" in await refusal(served, image_part(server.url()))
+
+
+async def test_only_allowed_hosts_are_contacted(serve: Any, folder: Path) -> None:
+    async with (
+        raw_server(in_turn(redirect_to("http://localhost:1/"))) as server,
+        serve(folder=folder, allowed_media_domains=("127.0.0.1",), **HERE) as served,
+    ):
+        assert "example.com is none of the allowed hosts" in await refusal(served, image_part("http://example.com/a"))
+        assert "localhost is none of the allowed hosts" in await refusal(served, image_part(server.url()))
+        assert len(server.requests) == 1
+
+
+def _link(folder: Path) -> str:
+    (folder / "link.png").symlink_to(folder.parent / "outside.png")
+    return f"file://{folder}/link.png"
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "pipe.png")
+    return f"file://{folder}/pipe.png"
+
+
+@pytest.mark.parametrize(
+    "url_in",
+    [
+        lambda folder: f"file://{folder}/missing.png", lambda folder: f"file://{folder}/../outside.png",
+        lambda folder: f"file://{folder}/%2e%2e/outside.png", lambda folder: f"file://{folder}",
+        lambda folder: f"file://{folder}/a%00b", _link, _pipe,
+    ],
+)  # fmt: skip
+async def test_no_file_outside_the_allowed_folder_is_read(
+    serve: Any, folder: Path, tmp_path: Path, url_in: Callable[[Path], str]
+) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    (tmp_path / "outside.png").write_bytes(PNG)
+    async with serve(folder=folder, allowed_local_media_path=str(allowed)) as served:
+        reported = await refusal(served, image_part(url_in(allowed)))
+
+        assert reported == "messages.0.content.1: no such file below --allowed-local-media-path"
+
+
+async def test_too_many_images_are_400_with_the_limit(serve: Any, folder: Path) -> None:
+    async with serve(folder=folder, limit_mm_per_prompt=2) as served:
+        reported = await refusal(served, GOOD, GOOD, GOOD, path="messages.0.content.3")
+
+        assert "a chat has 3 images, at most 2 are allowed (--limit-mm-per-prompt)" in reported
+
+
+@pytest.mark.parametrize(
+    ("fields", "template", "message"),
+    [
+        ({"truncate_prompt_tokens": 4}, PARTS, "a prompt with images is not cut"),
+        ({}, PARTS.replace("<image>", "picture"), "printed 0 placeholders (<image>) for 1 images"),
+        ({}, PARTS.replace("<image>", "<image><image>"), "printed 2 placeholders (<image>) for 1 images"),
+    ],
+)
+async def test_a_prompt_that_would_lose_images_is_400(
+    serve: Any, tmp_path: Path, fields: Any, template: str, message: str
+) -> None:
+    async with serve(folder=write_vision_model(tmp_path, template)) as served:
+        body = {"model": served.model, "messages": chat("hello", GOOD)} | fields
+        response = await served.client.post(PATH, json=body)
+
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
