@@ -1,16 +1,13 @@
 """gRPC options of both sides: bounded messages, quick detection of a dead peer, no proxies."""
 
-from wire.prompt_images import MAX_IMAGE_BYTES
-
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""Of a message without the files of a prompt's images, which have their own limit."""
 KEEPALIVE_MS = 2_000
 LOADING = "loading its model"
 """The details of UNAVAILABLE from an instance that is reachable but has no engine yet."""
 
 _COMMON: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + MAX_IMAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MAX_IMAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 * 2**10),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),

@@ -5,13 +5,14 @@ The server's side is rpc/grpc_server.py.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from rpc.channel import CHANNEL_OPTIONS, LOADING, MAX_MESSAGE_BYTES
+from rpc.image_files import images_of, pieces
 from rpc.packing import pack
 from security.grpc_proof import Metadata, prove
 from security.trust import Trust
@@ -21,7 +22,7 @@ from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError
 from wire.messages import Command, Event, OpenSession, PromptCommand, Refused
-from wire.prompt_images import MAX_IMAGE_BYTES
+from wire.prompt_images import MAX_IMAGE_BYTES, num_data_bytes
 from wire.types import InstanceDescription
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
@@ -97,20 +98,36 @@ class GrpcSession:
 
     async def send(self, *commands: Command) -> None:
         """Write commands to the stream. A prompt over the message limit would break it, so it is refused here."""
-        messages = [message for command in commands if (message := self._message(command)) is not None]
+        messages = [(one, message) for one in commands if (message := self._message(one)) is not None]
         try:
             async with self._writing:
-                for message in pack(messages):
-                    await self._call.write(message)
+                waiting: list[pb.CommandMessage] = []
+                for command, message in messages:
+                    if files := images_of(command):
+                        await self._write(pack(waiting))
+                        await self._write(pieces(files))
+                        waiting = []
+                    waiting.append(message)
+                await self._write(pack(waiting))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise InstanceLost(f"the session to {self._address} is over") from error
 
+    async def _write(self, messages: Iterable[pb.CommandMessage]) -> None:
+        for message in messages:
+            await self._call.write(message)
+
     def _message(self, command: Command) -> pb.CommandMessage | None:
         message = command_to_pb(command)
-        error = _size_error(message) if isinstance(command, PromptCommand) else None
-        if isinstance(command, PromptCommand) and error is not None:
-            self._refused.append(Refused.with_error(command.prompt.prompt_id, error))
-            return None
+        if not isinstance(command, PromptCommand):
+            return message
+        for what, size, limit in (
+            ("images", num_data_bytes(images_of(command)), MAX_IMAGE_BYTES),
+            ("a message to an instance", message.ByteSize(), MAX_MESSAGE_BYTES),
+        ):
+            if size > limit:
+                error = InvalidRequest(f"{what} of {size} bytes, at most {limit} are allowed")
+                self._refused.append(Refused.with_error(command.prompt.prompt_id, error))
+                return None
         return message
 
     async def read_first(self) -> None:
@@ -150,18 +167,6 @@ class GrpcSession:
                 return None
             raise
         return None if message is _EOF else [event_from_pb(one) for one in (message, *message.more)]
-
-
-def _size_error(message: pb.CommandMessage) -> InvalidRequest | None:
-    """Return why the message of a prompt is too large, None if it is not."""
-    images = sum(len(image.data) for image in getattr(message, message.WhichOneof("command") or "").prompt.images)
-    for what, size, limit in (
-        ("images", images, MAX_IMAGE_BYTES),
-        ("a message to an instance", message.ByteSize() - images, MAX_MESSAGE_BYTES),
-    ):
-        if size > limit:
-            return InvalidRequest(f"{what} of {size} bytes, at most {limit} are allowed")
-    return None
 
 
 def _open_channel(address: str, trust: Trust) -> grpc.aio.Channel:

@@ -1,7 +1,7 @@
 """The gRPC server of an instance: it only transports messages; an InstanceService handles them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from rpc.channel import LOADING, SERVER_OPTIONS
+from rpc.image_files import ImageFiles
 from rpc.packing import pack
 from security.grpc_proof import ProofCheck
 from security.trust import Trust
@@ -173,14 +174,15 @@ class _Servicer:
 
 
 async def _feed_session(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
+    files = ImageFiles()
     try:
         async for message in requests:
-            _take(session, message)
+            _take(session, message, files)
     finally:
         session.lost()
 
 
-def _take(session: ServedSession, message: bytes) -> None:
+def _take(session: ServedSession, message: bytes, files: ImageFiles) -> None:
     """Pass on the commands of a message; one that cannot be read is refused if its prompt id can be read."""
     try:
         parsed = _parse(pb.CommandMessage, message)
@@ -188,19 +190,31 @@ def _take(session: ServedSession, message: bytes) -> None:
         _log.warning("command_refused", error=error)
         return
     for one in (parsed, *parsed.more):
-        _take_one(session, one)
+        if one.WhichOneof("command") == "image_piece":
+            files.take(one.image_piece)
+        else:
+            _take_one(session, one, files)
+            files.clear()
 
 
-def _take_one(session: ServedSession, parsed: pb.CommandMessage) -> None:
+def _take_one(session: ServedSession, parsed: pb.CommandMessage, files: ImageFiles) -> None:
     prompt_id, request_id = _ids(parsed)
     try:
-        command = command_from_pb(parsed)
+        command = files.attach(command_from_pb(parsed), [image.data_bytes for image in _images(parsed)])
     except InvalidRequest as error:
         _log.warning("command_refused", prompt_id=prompt_id, request_id=request_id, error=error)
         if prompt_id:
             session.refuse(prompt_id, error)
     else:
         session.handle(command)
+
+
+def _images(message: pb.CommandMessage) -> Sequence[pb.PromptImage]:
+    match message.WhichOneof("command"):
+        case "prefill" | "generate" as kind:
+            images: Sequence[pb.PromptImage] = getattr(message, kind).prompt.images
+            return images
+    return ()
 
 
 def _ids(message: pb.CommandMessage) -> tuple[str, str]:

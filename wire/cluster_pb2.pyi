@@ -257,18 +257,18 @@ class PromptState(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PromptImage, _Mapping]]] = ...) -> None: ...
 
 class PromptImage(_message.Message):
-    __slots__ = ("start", "count", "digest", "grid", "data")
+    __slots__ = ("start", "count", "digest", "grid", "data_bytes")
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
+    DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
     start: int
     count: int
     digest: bytes
     grid: _containers.RepeatedScalarFieldContainer[int]
-    data: bytes
-    def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    data_bytes: int
+    def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., data_bytes: _Optional[int] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("kind", "how", "normalize", "dimensions", "second_text")
@@ -619,7 +619,7 @@ class Failed(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandMessage(_message.Message):
-    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "more")
+    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "image_piece", "more")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -627,6 +627,7 @@ class CommandMessage(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_PIECE_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
     reserve: Reserve
@@ -635,8 +636,9 @@ class CommandMessage(_message.Message):
     cancel: Cancel
     heartbeat: Heartbeat
     measure_link: MeasureLink
+    image_piece: bytes
     more: _containers.RepeatedCompositeFieldContainer[CommandMessage]
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., image_piece: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
 
 class EventMessage(_message.Message):
     __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "more")

@@ -1,6 +1,6 @@
 """Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest only."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeVar
@@ -40,22 +40,27 @@ ENDPOINT = PlainMessage(KvEndpoint, pb.KvEndpoint)
 LINK = PlainMessage(LinkStatus, pb.LinkStatus)
 TIMES = PlainMessage(StageTimes, pb.StageTimes)
 _DESCRIPTION = PlainMessage(InstanceDescription, pb.InstanceDescription)
-_IMAGE = PlainMessage(PromptImage, pb.PromptImage)
+_IMAGE = PlainMessage(PromptImage, pb.PromptImage, not_sent=("data",))
 _PROMPT = PlainMessage(PromptState, pb.PromptState, not_sent=("traceparent",))
 _TENSOR = PlainMessage(KvTensor, pb.KvTensor)
 _TICKET = PlainMessage(Ticket, pb.Ticket)
 
 
-def prompt_to_pb(state: PromptState, *, with_image_data: bool = True) -> pb.PromptState:
-    """Convert a prompt and its outputs so far; the files of its images only for an instance that computes it."""
-    images = state.images if with_image_data else tuple(replace(image, data=b"") for image in state.images)
+def prompt_to_pb(state: PromptState, *, announces_files: bool = False) -> pb.PromptState:
+    """Convert a prompt and its outputs so far, without the files of its images (rpc/image_files.py sends them).
+
+    `announces_files`: their sizes are included, for an instance that gets them.
+    """
     return _PROMPT.to_pb(
         state,
         params=params_to_pb(state.params),
         outputs=[pb.Output(token_ids=output) for output in state.outputs],
         beams=map(BEAM.to_pb, state.beams),
         pooling=None if state.pooling is None else POOLING.to_pb(state.pooling),
-        images=[_IMAGE.to_pb(image, grid=image.grid) for image in images],
+        images=[
+            _IMAGE.to_pb(image, grid=image.grid, data_bytes=len(image.data) if announces_files else 0)
+            for image in state.images
+        ],
     )
 
 
@@ -74,8 +79,8 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
 
 
 def describe_prompt(state: PromptState) -> bytes:
-    """Return the serialised prompt that a commit carries: of its images all but the files."""
-    return prompt_to_pb(state, with_image_data=False).SerializeToString()
+    """Return the serialised prompt that a commit carries."""
+    return prompt_to_pb(state).SerializeToString()
 
 
 def read_prompt(description: bytes) -> PromptState:

@@ -49,12 +49,14 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
             message = pb.OpenSession(scheduler_id=command.scheduler_id, epoch=command.epoch, lease_s=command.lease_s)
             return pb.CommandMessage(open=message)
         case Reserve():
-            return pb.CommandMessage(reserve=pb.Reserve(prompt=prompt_to_pb(command.prompt, with_image_data=False)))
+            return pb.CommandMessage(reserve=pb.Reserve(prompt=prompt_to_pb(command.prompt)))
         case Prefill():
-            prefill = pb.Prefill(prompt=prompt_to_pb(command.prompt), ticket=ticket_to_pb(command.ticket))
+            prefill = pb.Prefill(
+                prompt=prompt_to_pb(command.prompt, announces_files=True), ticket=ticket_to_pb(command.ticket)
+            )
             return pb.CommandMessage(prefill=prefill)
         case Generate():
-            return pb.CommandMessage(generate=pb.Generate(prompt=prompt_to_pb(command.prompt)))
+            return pb.CommandMessage(generate=pb.Generate(prompt=prompt_to_pb(command.prompt, announces_files=True)))
         case Cancel():
             cancel = pb.Cancel(prompt_id=command.prompt_id, sequence=command.sequence, reason=command.reason)
             return pb.CommandMessage(cancel=cancel)

@@ -321,9 +321,11 @@ def test_an_invalid_prompt_is_refused_by_both_connections(reach: Reach, state: P
 
 
 def test_images_of_the_largest_size_arrive_and_larger_ones_are_refused() -> None:
-    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, int]:
+    file = bytes(range(256)) * (MAX_IMAGE_BYTES // 256)
+
+    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, bytes]:
         session = await connection.open(HELLO, DEADLINE_S)
-        image = PromptImage(0, 1, b"a" * 32, (1, 1, 1), bytes(MAX_IMAGE_BYTES))
+        image = PromptImage(0, 1, b"a" * 32, (1, 1, 1), file)
         params = SamplingParams(max_tokens=1)
         await session.send(
             Generate(PromptState("huge", "r", (1,), params, images=(replace(image, data=bytes(MAX_IMAGE_BYTES + 1)),)))
@@ -338,11 +340,11 @@ def test_images_of_the_largest_size_arrive_and_larger_ones_are_refused() -> None
         await session.close()
         assert refused is not None
         command = next(one for one in instance.commands if isinstance(one, Generate))
-        return refused, len(command.prompt.images[0].data)
+        return refused, command.prompt.images[0].data
 
     refused, arrived = each(over_grpc, send)
 
-    assert (refused.prompt_id, refused.error, arrived) == ("huge", "InvalidRequest", MAX_IMAGE_BYTES)
+    assert (refused.prompt_id, refused.error, arrived == file) == ("huge", "InvalidRequest", True)
     assert str(MAX_IMAGE_BYTES) in refused.message
 
 

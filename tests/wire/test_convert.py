@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpc.channel import MAX_MESSAGE_BYTES
 from wire import cluster_pb2 as pb
-from wire.check_prompt import check_params
+from wire.check_prompt import check_params, check_prompt
 from wire.convert import (
     describe_prompt,
     description_from_pb,
@@ -174,14 +174,13 @@ def test_a_prompt_description_survives_the_round_trip(state: PromptState) -> Non
     assert read_prompt(describe_prompt(state)) == state
 
 
-def test_image_files_travel_to_the_computing_instance_alone() -> None:
-    sent = [
-        command_from_pb(command_to_pb(command)) for command in (Prefill(SEEN, TICKET), Generate(SEEN), Reserve(SEEN))
-    ]
-    there = [*(one.prompt for one in sent if isinstance(one, PromptCommand)), read_prompt(describe_prompt(SEEN))]
+def test_image_files_are_announced_to_the_computing_instance_alone() -> None:
+    prefill, generate = command_to_pb(Prefill(SEEN, TICKET)).prefill, command_to_pb(Generate(SEEN)).generate
+    prompts = [prefill.prompt, generate.prompt, command_to_pb(Reserve(SEEN)).reserve.prompt, prompt_to_pb(SEEN)]
 
-    assert [[image.data for image in state.images] for state in there] == [[b"GIF", b"PNG"]] * 2 + [[b"", b""]] * 2
-    assert all(state == SEEN for state in there)
+    assert [[image.data_bytes for image in one.images] for one in prompts] == [[3, 3]] * 2 + [[0, 0]] * 2
+    assert b"GIF" not in b"".join(one.SerializeToString() for one in prompts)
+    assert read_prompt(describe_prompt(SEEN)).images[0].data == b""
 
 
 def test_a_trace_for_other_engines_stays_here() -> None:
@@ -338,7 +337,7 @@ def test_invalid_pooling_is_refused_by_name(pooling: Pooling, param: str) -> Non
 )  # fmt: skip
 def test_impossible_images_are_refused_with_the_limit(images: tuple[PromptImage, ...], error: str) -> None:
     with pytest.raises(InvalidRequest, match=error) as caught:
-        prompt_from_pb(prompt_to_pb(replace(SEEN, images=images)))
+        check_prompt(replace(SEEN, images=images))
 
     assert caught.value.param == "images"
 
