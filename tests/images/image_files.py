@@ -31,3 +31,9 @@ def chunk_of(kind: bytes, content: bytes) -> bytes:
 def with_chunks(png: bytes, chunks: bytes) -> bytes:
     """Return a PNG with these chunks after its header."""
     return png[:33] + chunks + png[33:]
+
+
+def with_size(png: bytes, width: int, height: int) -> bytes:
+    """Return a PNG whose header claims this size, with the data of `png`, in RGB."""
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    return png[:8] + chunk_of(b"IHDR", size + b"\x08\x02\0\0\0") + png[33:]

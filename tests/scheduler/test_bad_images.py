@@ -10,7 +10,7 @@ import pytest
 
 from images.image_file import MAX_PIXELS
 from scheduler.images import image_limits, image_source
-from tests.images.image_files import chunk_of, file_of, image_of, with_chunks
+from tests.images.image_files import chunk_of, file_of, image_of, with_chunks, with_size
 from tests.remote_files.raw_server import Request, answer, in_turn, ok, raw_server
 from tests.scheduler.vision_model import PARTS, PNG, chat, data_url, image_part, write_vision_model
 
@@ -25,12 +25,6 @@ HERE = {"allow_private_urls": ("127.0.0.1/32",)}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the vision model."""
     return write_vision_model(tmp_path_factory.mktemp("vision"))
-
-
-def bomb(width: int, height: int) -> bytes:
-    """Return a PNG whose header has this size, with the data of a small one."""
-    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
-    return PNG[:8] + chunk_of(b"IHDR", size + b"\x08\x02\0\0\0") + PNG[33:]
 
 
 async def refusal(served: Any, *parts: Any, path: str = "messages.0.content.1", **fields: Any) -> str:
@@ -58,8 +52,8 @@ BAD_URLS: list[tuple[str, str]] = [
     (data_url(PNG[:20]), NO_IMAGE),
     (data_url(file_of(image_of(8, 8), "BMP"), "image/bmp"), NO_IMAGE),
     (data_url(with_chunks(PNG, TEXT_BOMB)), NO_IMAGE),
-    (data_url(bomb(65_535, 65_535)), f"at most {MAX_PIXELS} pixels are allowed"),
-    (data_url(bomb(2**31 - 1, 2**31 - 1)), "pixels"),
+    (data_url(with_size(PNG, 65_535, 65_535)), f"at most {MAX_PIXELS} pixels are allowed"),
+    (data_url(with_size(PNG, 2**31 - 1, 2**31 - 1)), "pixels"),
     ("data:image/png,abc", "a data URL of an image begins with data:image/png;base64,"),
     ("data:", "a data URL of an image begins with data:image/png;base64,"),
     ("data:image/png;base64,!!!!", "not valid base64"),
