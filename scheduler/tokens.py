@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from scheduler.images.image_part import images_in, without_images
+from scheduler.images.image_part import LoadedImage, images_in, without_images
 from scheduler.images.placeholders import ChatPrompt, Placeholders
 from scheduler.model.files import ModelFiles
 from scheduler.side_threads import SideThreads
@@ -93,6 +93,14 @@ class Tokens:
             text, is_image = holders.show(text, len(images))
         ids = await self.encode(text, add_special_tokens=options.add_special_tokens, param="messages")
         return ChatPrompt(ids) if holders is None else holders.expand(ids, is_image, images)
+
+    async def text_prompt(self, text: str, images: Sequence[LoadedImage], *, add_special_tokens: bool) -> ChatPrompt:
+        """Return the ids of a text whose placeholders are these images. Raises as `encode` does, and InvalidRequest."""
+        holders = self._placeholders
+        assert holders is not None, "images are loaded for vision models only"
+        text, is_image = holders.show(text, len(images), whose="the prompt has", param="prompt")
+        ids = await self.encode(text, add_special_tokens=add_special_tokens)
+        return holders.expand(ids, is_image, images)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> str:
         """Return the rendered text of a conversation, for images with placeholders, which typed text has hidden.

@@ -84,6 +84,8 @@ async def _complete(api: HttpApi, job: Job, body: dict[str, Any]) -> RequestOutp
     assert isinstance(prompt, PromptInput)
     body |= completion_logprobs(job.params)
     body["prompt"] = prompt.text if prompt.token_ids is None else list(prompt.token_ids)
+    if prompt.images:
+        body["multi_modal_data"] = {"image": prompt.images}
     make = functools.partial(of_completion, prompt=prompt.text)
     return await _run_timed(api, "/v1/completions", body, job.params, make)
 

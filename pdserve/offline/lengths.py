@@ -19,7 +19,12 @@ async def room_for(api: HttpApi, index: int, prompt: PromptInput, params: Sampli
     max_tokens, maximum = params.max_tokens, api.max_model_len
     if prompt.token_ids is None:
         assert prompt.text is not None
-        if max_tokens is not None and params.bound_prompt and _at_most(prompt.text) + max_tokens <= maximum:
+        if (
+            max_tokens is not None
+            and params.bound_prompt
+            and not prompt.images
+            and _at_most(prompt.text) + max_tokens <= maximum
+        ):
             return max_tokens
     elif len(prompt.token_ids) + (max_tokens or maximum) <= maximum:
         return max_tokens
@@ -48,7 +53,8 @@ async def _count(api: HttpApi, index: int, prompt: PromptInput, params: Sampling
     if prompt.token_ids is not None:
         return len(prompt.token_ids)
     try:
-        return int((await _tokenize(api, index, {"prompt": prompt.text}))["count"])
+        body = {"prompt": prompt.text} | ({"multi_modal_data": {"image": prompt.images}} if prompt.images else {})
+        return int((await _tokenize(api, index, body))["count"])
     except ValueError:
         if params.bound_prompt:
             raise

@@ -13,6 +13,7 @@ from pdserve.offline import vectors
 from pdserve.offline.engine_args import EngineArgs
 from pdserve.offline.generating import Job, generate, seed_of
 from pdserve.offline.http_api import HttpApi
+from pdserve.offline.images import with_data_urls
 from pdserve.offline.loop_thread import LoopThread
 from pdserve.offline.metrics import Metric, read_metrics
 from pdserve.offline.model_config import ModelConfig
@@ -104,11 +105,12 @@ class LLM:
     ) -> list[RequestOutput]:  # fmt: skip
         """Continue each prompt, with one set of parameters or one each; return the outputs in prompt order.
 
-        A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. Before
+        A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}; a text with placeholders
+        may have {"multi_modal_data": {"image": PIL image, or a list}}. Before
         anything is computed, raises ValueError with the number of a prompt that is wrong or too long.
         """
         refuse("generate", others)
-        given = read_prompts(prompt_token_ids if prompts is None else prompts)
+        given = read_prompts(prompt_token_ids if prompts is None else prompts, takes_images=True)
         return self._generate(given, sampling_params, priority, use_tqdm)
 
     @hide_internal_frames
@@ -129,7 +131,7 @@ class LLM:
             **({"tools": list(tools), "tool_choice": "none"} if tools else {}),
         }  # fmt: skip
         fields = {name: value for name, value in options.items() if value is not None}
-        chats = [{"messages": conversation, **fields} for conversation in conversations(messages)]
+        chats = [{"messages": with_data_urls(one), **fields} for one in conversations(messages)]
         return self._generate(chats, sampling_params, priority, use_tqdm)
 
     @hide_internal_frames

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict, TypeVar
 
+from pdserve.offline.images import prompt_images
+
 T = TypeVar("T")
 
 
@@ -11,6 +13,7 @@ class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -28,22 +31,23 @@ Prompts = OnePrompt | Sequence[OnePrompt]
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """One prompt: its token ids if given, else its text."""
+    """One prompt: its token ids if given, else its text, with the data URLs of the images for its placeholders."""
 
     text: str | None
     token_ids: Sequence[int] | None = None
     cache_salt: str | None = None
+    images: tuple[str, ...] = ()
 
 
-def read_prompts(given: Prompts | None) -> list[PromptInput]:
+def read_prompts(given: Prompts | None, *, takes_images: bool = False) -> list[PromptInput]:
     """Return a list of one or several prompts. Raises TypeError or ValueError with the number of a wrong one."""
-    if given is None:
-        raise TypeError("generate needs prompts")
-    if isinstance(given, str | bytes | Mapping) or _is_ids(given) or not isinstance(given, Iterable):
-        return [_read(0, given)]
-    if not isinstance(given, Sequence):
-        given = list(given)
-    return [_read(index, one) for index, one in enumerate(given)]
+    prompts = _read_all(given)
+    for index, prompt in enumerate(prompts):
+        if prompt.images and not takes_images:
+            raise ValueError(f"prompt {index} has multi_modal_data: only generate and chat take images")
+        if prompt.images and prompt.token_ids is not None:
+            raise ValueError(f"prompt {index} has multi_modal_data and prompt_token_ids: pass its text as prompt")
+    return prompts
 
 
 def conversations(given: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
@@ -68,6 +72,16 @@ def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -
     return list(given)
 
 
+def _read_all(given: Prompts | None) -> list[PromptInput]:
+    if given is None:
+        raise TypeError("generate needs prompts")
+    if isinstance(given, str | bytes | Mapping) or _is_ids(given) or not isinstance(given, Iterable):
+        return [_read(0, given)]
+    if not isinstance(given, Sequence):
+        given = list(given)
+    return [_read(index, one) for index, one in enumerate(given)]
+
+
 def _read(index: int, given: Any) -> PromptInput:
     if isinstance(given, str):
         return _check_not_empty(index, PromptInput(given))
@@ -84,17 +98,18 @@ def _read(index: int, given: Any) -> PromptInput:
 
 
 def _of_mapping(index: int, given: Mapping[str, Any]) -> PromptInput:
-    for name in ("multi_modal_data", "prompt_embeds", "encoder_prompt"):
+    for name in ("prompt_embeds", "encoder_prompt"):
         if given.get(name) is not None:
             raise ValueError(f"prompt {index} has {name}: prompts are texts or token ids")
     text, ids, salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
+    images = prompt_images(index, given.get("multi_modal_data"))
     if ids is not None:
         if not _is_ids(ids):
             raise ValueError(f"prompt {index}: prompt_token_ids must be a list of token ids, not empty")
-        return PromptInput(text, ids, salt)
+        return PromptInput(text, ids, salt, images)
     if not isinstance(text, str):
         raise ValueError(f"prompt {index} has neither prompt nor prompt_token_ids")
-    return _check_not_empty(index, PromptInput(text, None, salt))
+    return _check_not_empty(index, PromptInput(text, None, salt, images))
 
 
 def _check_not_empty(index: int, prompt: PromptInput) -> PromptInput:

@@ -43,7 +43,7 @@ class SetTokenizer:
             if one.stops:
                 raise ValueError(f"stop is {one.stops!r}: stop strings need the model's own tokenizer")
         return [
-            PromptInput(one.text, self.tokenizer.encode(one.text), one.cache_salt)
+            PromptInput(one.text, self.tokenizer.encode(one.text), one.cache_salt, one.images)
             if isinstance(one, PromptInput) and one.token_ids is None
             else one
             for one in prompts

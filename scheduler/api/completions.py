@@ -11,6 +11,7 @@ from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.answer_shape import ANSWER_NULLS, CHOICE_NULLS, CompleteChoice, PromptReport, Usage
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import CompletionBody
+from scheduler.api.images import image_prompt
 from scheduler.api.logprobs import Scored, TokenFormatter, scored_output, scored_prompt
 from scheduler.api.prepared_request import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
@@ -22,6 +23,7 @@ from scheduler.api.text_offsets import TextOffsets
 from scheduler.app_context import AppContext
 from scheduler.text.pieces import TextPiece
 from wire.errors import InvalidRequest
+from wire.types import PromptImage
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -41,10 +43,18 @@ async def prepare_completion(context: AppContext, body: CompletionBody, request:
     longest = tokens.max_model_len if bounded else None
     given = read_prompts(body.prompt, max_prompts=options.max_prompts, max_model_len=longest)
     add_special = body.add_special_tokens is not False
-    prompts = [await encode_prompt(one, tokens, add_special_tokens=add_special, bounded=bounded) for one in given]
+    images: tuple[PromptImage, ...] = ()
+    if body.multi_modal_data is not None:
+        made = await image_prompt(
+            context, request, body.prompt, body.multi_modal_data, add_special_tokens=add_special, salt=body.cache_salt
+        )
+        prompts, images = [made.token_ids], made.images
+    else:
+        prompts = [await encode_prompt(one, tokens, add_special_tokens=add_special, bounded=bounded) for one in given]
     prepared = await prepare_generation(
-        context, body, request, prompts, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
-    )
+        context, body, request, prompts, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True,
+        images=images,
+    )  # fmt: skip
     echo: tuple[str, ...] = ()
     if body.echo:
         skips = body.skip_special_tokens is not False

@@ -139,6 +139,7 @@ class CompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
     prompt: AnyPrompt = None
+    multi_modal_data: AnyObject = None
     echo: bool | None = None
     logprobs: Annotated[int, bounds("logprobs")] | None = None
     suffix: str | None = None

@@ -1,6 +1,7 @@
 """Load the images of a conversation for a route: refused for models without vision, counted until the answer's end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -8,7 +9,8 @@ from starlette.types import Scope
 from scheduler.api.prepared_request import cache_salt_of
 from scheduler.app_context import AppContext
 from scheduler.images.image_limits import HeldImageBytes
-from scheduler.images.image_part import Message, images_in
+from scheduler.images.image_part import Message, image_part, images_in
+from scheduler.images.placeholders import ChatPrompt
 from wire.errors import InvalidRequest
 
 HELD = "held_image_bytes"
@@ -31,6 +33,28 @@ async def load_images(
     state = request.scope["state"]
     held = state.setdefault(HELD, HeldImageBytes(context.images.budget))
     return await context.images.load(messages, held, cache_salt_of(context, str(state.get("tenant", "")), salt))
+
+
+async def image_prompt(
+    context: AppContext, request: Request, prompt: Any, data: Mapping[str, Any], *, add_special_tokens: bool,
+    salt: str | None = None,
+) -> ChatPrompt:  # fmt: skip
+    """Return a text's ids with the images of `multi_modal_data` for its placeholders, and place the images.
+
+    Raises as `load_images` does, and InvalidRequest for another field than `image`, or a prompt that is not one text.
+    """
+    urls = data.get("image")
+    if set(data) != {"image"} or not isinstance(urls, list) or not urls:
+        raise InvalidRequest('multi_modal_data must be {"image": [URL, ...]}', "multi_modal_data")
+    if not isinstance(prompt, str):
+        raise InvalidRequest("multi_modal_data needs a prompt that is one text", "prompt")
+    fields = [f"multi_modal_data.image.{index}" for index in range(len(urls))]
+    content = [image_part(url, field, field) for url, field in zip(urls, fields, strict=True)]
+    loaded = await load_images(context, request, [{"role": "user", "content": content}], salt)
+    request.scope["state"]["image_paths"] = {f"images.{index}": field for index, field in enumerate(fields)}
+    return await context.tokens.text_prompt(
+        prompt, list(images_in(loaded)), add_special_tokens=add_special_tokens
+    )  # fmt: skip
 
 
 def release_images(scope: Scope) -> None:

@@ -13,7 +13,8 @@ from scheduler.api.body import Body, ManyIds
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationWithTools
 from scheduler.api.errors import json_response
-from scheduler.api.images import load_images
+from scheduler.api.field_schemas import AnyObject
+from scheduler.api.images import image_prompt, load_images
 from scheduler.api.messages import read_messages
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.read_body import read_body
@@ -30,6 +31,7 @@ class TokenizeBody(ConversationWithTools):
 
     model: str | None = None
     prompt: str | None = None
+    multi_modal_data: AnyObject = None
     return_token_strs: bool | None = None
 
 
@@ -78,8 +80,12 @@ async def tokenizer_info(context: AppContext, _: Request) -> Response:
 async def _encode(context: AppContext, body: TokenizeBody, request: Request) -> tuple[int, ...]:
     if (body.prompt is None) is (body.messages is None):
         raise InvalidRequest("specify either prompt or messages", "prompt")
+    add_special = body.add_special_tokens is not False
+    if body.multi_modal_data is not None:
+        data = body.multi_modal_data
+        return (await image_prompt(context, request, body.prompt, data, add_special_tokens=add_special)).token_ids
     if body.prompt is not None:
-        return await context.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return await context.tokens.encode(body.prompt, add_special_tokens=add_special)
     options = chat_options(body, read_tools(body.tools, body.functions))
     messages = await load_images(context, request, read_messages(body.messages))
     return await context.tokens.encode_chat(messages, options)

@@ -51,17 +51,16 @@ class Placeholders:
             return {self.hide(key): self.hide(one) for key, one in value.items()}
         return [self.hide(one) for one in value] if isinstance(value, (list, tuple)) else value
 
-    def show(self, rendered: str, num_images: int) -> tuple[str, tuple[bool, ...]]:
+    def show(
+        self, rendered: str, num_images: int, *, whose: str = "the chat template printed", param: str = "messages"
+    ) -> tuple[str, tuple[bool, ...]]:
         """Return the text to encode, and of each placeholder in it whether it is an image.
 
-        Raises InvalidRequest if the template wrote another number of images.
+        Raises InvalidRequest if it has another number of images; `whose` placeholders they are, and which field's.
         """
         is_image = tuple(found == self.text for found in self._either.findall(rendered))
         if sum(is_image) != num_images:
-            raise InvalidRequest(
-                f"the chat template printed {sum(is_image)} placeholders ({self.text}) for {num_images} images",
-                "messages",
-            )
+            raise InvalidRequest(f"{whose} {sum(is_image)} placeholders ({self.text}) for {num_images} images", param)
         around = self._family.around
         text = rendered.replace(self.text, f"{around}{self.text}{around}") if around else rendered
         return text.replace(self._hidden, self.text), is_image

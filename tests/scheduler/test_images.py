@@ -74,6 +74,39 @@ async def test_images_are_placed_in_the_order_of_their_parts(serve: Any, folder:
         assert first != second == third
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_placeholders_of_a_text_stand_for_its_images(serve: Any, folder: Path, path: str) -> None:
+    body = {"prompt": f"a{IMAGE}b{IMAGE}", "multi_modal_data": {"image": [data_url(), data_url(OTHER)]}}
+    async with serve(folder=folder) as served:
+        (token,) = served.ids(IMAGE)
+        ids = (*served.ids("a"), *(token,) * NUM_TOKENS, *served.ids("b"), *(token,) * NUM_TOKENS)
+        if path == "/tokenize":
+            response = await served.client.post(path, json=body)
+            assert tuple(response.json()["tokens"]) == ids
+        else:
+            request = await sent(served, path, body)
+            assert request.prompts == (ids,)
+            assert [data for _, _, data in placed(request)] == [PNG, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "ab", "multi_modal_data": {"image": [data_url()]}}, "prompt"),
+        ({"prompt": [IMAGE, IMAGE], "multi_modal_data": {"image": [data_url()]}}, "prompt"),
+        ({"prompt": IMAGE, "multi_modal_data": {"image": []}}, "multi_modal_data"),
+        ({"prompt": IMAGE, "multi_modal_data": {"video": [data_url()]}}, "multi_modal_data"),
+        ({"prompt": IMAGE, "multi_modal_data": {"image": [7]}}, "multi_modal_data.image.0"),
+        ({"prompt": IMAGE, "multi_modal_data": {"image": ["ftp://a"]}}, "multi_modal_data.image.0"),
+    ],
+)
+async def test_other_images_of_a_text_are_refused(serve: Any, folder: Path, body: dict[str, Any], param: str) -> None:
+    async with serve(folder=folder) as served:
+        response = await served.client.post("/v1/completions", json={"model": served.model} | body)
+
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 async def test_a_digest_is_shared_within_a_cache_salt_only(serve: Any, folder: Path) -> None:
     body = {"messages": chat(image_part(data_url()))}
     async with serve(folder=folder) as served:

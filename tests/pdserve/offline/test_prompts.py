@@ -36,7 +36,7 @@ def test_each_form_is_read(given: Any, prompts: list[PromptInput]) -> None:
         ([[True, False]], TypeError, "prompt 0 is a value of type list"),
         ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a list of token ids, not empty"),
         ({"text": "a"}, ValueError, "prompt 0 has neither prompt nor prompt_token_ids"),
-        ({"prompt": "a", "multi_modal_data": {"image": 1}}, ValueError, "prompt 0 has multi_modal_data"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, TypeError, "prompt 0: multi_modal_data.image 0 is a int"),
         (None, TypeError, "generate needs prompts"),
         (5, TypeError, "prompt 0 is a value of type int: pass a string"),
         (b"a", TypeError, "prompt 0 is a value of type bytes: pass a string"),
