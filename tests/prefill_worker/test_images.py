@@ -16,7 +16,7 @@ from wire.messages import Failed, HandedOff, Refused
 from wire.types import PromptImage, PromptState
 
 IMAGE = PromptImage(2, 4, bytes(32), (1, 1, 4), b"file")
-VALUES = (b"values",)
+VALUES = (bytes(4 * 2 * 4),)  # of four tokens, in the fake model of hidden size 2
 
 
 def with_image(name: str) -> PromptState:
