@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ADAPTERS = "adapters are not served"
 ANSWER = "it needs what its own model answers"
 VOCABULARY = "it needs its own model's vocabulary: ids, or numbers of tokens"
-CHANCE = "it draws without a seed, and two draws must differ: a matter of chance with the model that is here"
 ERROR_TYPE = "the type of an error is OpenAI's `invalid_request_error`, in vLLM `BadRequestError`"
 WORDS = "the same refusal (400) in other words"
 OVERRIDES = "it starts its server with --hf-overrides: set it in the model's config.json"

@@ -5,7 +5,6 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from pdserve import __version__
 from pdserve.ports import free_ports
 from tests.vllm_server_tests.models import model_folder
 from tests.vllm_server_tests.pooled_names import NAMES as POOLED_NAMES
@@ -43,7 +42,6 @@ _NAMES: dict[str, Any] = POOLED_NAMES | {
     "vllm.tokenizers.get_tokenizer": get_tokenizer,
     "vllm.utils.network_utils.get_open_port": lambda: free_ports(1)[0],
     "vllm.envs": SimpleNamespace(VLLM_USE_RUST_FRONTEND=False),
-    "vllm.version.__version__": __version__,
     "vllm.version._prev_minor_version": lambda: "0.32",
     "vllm.platforms.current_platform": SimpleNamespace(
         is_rocm=lambda: False, is_cuda=lambda: False, device_count=lambda: 0
