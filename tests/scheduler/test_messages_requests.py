@@ -60,6 +60,10 @@ def switches(value: bool) -> dict[str, bool]:
             {"messages": [{"role": "user", "content": [HI, HI]}]},
         ),
         (
+            {"messages": [USER, {"role": "assistant", "content": [HI, CALL]}]},
+            {"messages": [USER, {"role": "assistant", "content": "hi", "tool_calls": [CHAT_CALL]}]},
+        ),
+        (
             {"messages": called(RESULT, HI), "tools": [NOW], "tool_choice": {"type": "none"}},
             {
                 "messages": [

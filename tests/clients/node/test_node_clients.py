@@ -8,18 +8,18 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from pdserve.readiness import check_ready
 from pdserve.run_folder import default_cache_dir
+from tests.clients.conftest import PARSERS
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import START_TIMEOUT_S, GuideCluster
 from tests.conformance.conftest import serving
-from tests.conformance.route_clusters import clients_of
-from tests.conformance.scripted_model import ANSWER, THINKING, make_scripted_model, text_of
+from tests.conformance.scripted_model import ANSWER, THINKING, text_of
 from tests.conftest import MISSING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -28,7 +28,6 @@ HERE = Path(__file__).parent
 SCRIPTS = ("openai_chat", "openai_responses", "anthropic_messages")
 EXPECTED = {"answer": text_of(ANSWER), "thinking": text_of(THINKING), "city": "Zürich ☀ or <tool_call>"}
 """What the model writes, for scripts to compare with."""
-PARSERS = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
 KEY = "a-key-of-these-tests"
 _INSTALL_S, _SCRIPT_S, _POLL_S = 300.0, 600.0, 0.05
 
@@ -43,19 +42,6 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(script, folder)
     (folder / "node_modules").symlink_to(installed())
     return folder
-
-
-@pytest.fixture(scope="module")
-def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers think and call tools."""
-    return make_scripted_model(tmp_path_factory.mktemp("scripted") / "model")
-
-
-@pytest.fixture(scope="module")
-def cluster_url(scripted_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a scheduler before one prefill and one decode instance, with a store of responses."""
-    with clients_of("shm", scripted_model, tmp_path_factory.mktemp("cluster")) as client:
-        yield client.url
 
 
 def installed() -> Path:
@@ -90,21 +76,21 @@ def variables(url: str, key: str = "none") -> dict[str, str]:
 
 @pytest.mark.covers("B.clients.1", "B.clients.4", "B.clients.5")
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_client_for_node_works_unchanged(script: str, scripts: Path, cluster_url: str) -> None:
-    run(["node", f"{script}.test.mjs"], scripts, variables(cluster_url))
+def test_a_client_for_node_works_unchanged(script: str, scripts: Path, pair: str) -> None:
+    run(["node", f"{script}.test.mjs"], scripts, variables(pair))
 
 
 def test_errors_have_the_clients_classes_and_full_queues_are_retried(
-    scripts: Path, scripted_model: Path, tmp_path: Path
+    scripts: Path, model: Path, tmp_path: Path
 ) -> None:
     flags = (*PARSERS, f"--api-key={KEY}", "--max-num-seqs=1", "--max-queued-requests=1")
 
-    with serving(scripted_model, tmp_path, flags) as url:
+    with serving(model, tmp_path, flags) as url:
         run(["node", "errors.test.mjs"], scripts, variables(url, KEY))
 
 
-def test_a_request_is_retried_until_an_instance_lives(scripts: Path, scripted_model: Path, tmp_path: Path) -> None:
-    with GuideCluster(tmp_path, scripted_model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS) as cluster:
+def test_a_request_is_retried_until_an_instance_lives(scripts: Path, model: Path, tmp_path: Path) -> None:
+    with GuideCluster(tmp_path, model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS) as cluster:
         cluster.start("prefill-0")
         cluster.start("scheduler", flags=PARSERS)
         wait(lambda: check_ready(cluster.client)[1] != "")  # it answers what is missing
