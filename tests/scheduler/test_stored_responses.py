@@ -239,6 +239,15 @@ async def test_a_page_that_cannot_be_is_refused(
     assert refused.value.param == param
 
 
+async def test_a_page_has_20_items_by_default(serve: Any, tmp_path: Path) -> None:
+    async with storing(serve, tmp_path) as server, server.client() as client:
+        given: Any = [{"role": "user", "content": str(number)} for number in range(21)]
+        stored = await client.responses.create(model=server.model, input=given)
+        page = await client.responses.input_items.list(stored.id)
+
+    assert (len(page.data), page.has_more) == (20, True)
+
+
 def test_a_page_after_the_last_item_is_empty() -> None:
     items = [{"id": "a"}, {"id": "b"}]
 

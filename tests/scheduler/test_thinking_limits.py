@@ -132,6 +132,7 @@ async def test_a_budget_that_cannot_be_kept_is_refused(
         ("<think>a", FORM, (True, None)),
         ("a", FORM, None),
         ("<think>a</think>", FORM, None),
+        ("<think>cut<|end|>the next turn", FORM, None),
         ("a", BUDGET, (False, 3)),
         (["<think>a", "b<think>c"], BUDGET, (True, 3)),
         (["<think>a", "b"], BUDGET, "prompt"),

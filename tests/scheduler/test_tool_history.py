@@ -79,6 +79,10 @@ async def rendered(served: Any, body: dict[str, Any]) -> tuple[Any, Any]:
         ([CALLS, RESULT, RESULT | {"content": "again"}], [read(), RESULT, RESULT | {"content": "again"}]),
         ([CALLS, {"role": "tool", "content": "18"}], [read(), {"role": "tool", "content": "18"}]),
         (
+            [CALLS | {"tool_calls": [{"function": CALLED}]}, RESULT],
+            [read() | {"tool_calls": [{"type": "function", "function": READ}]}, RESULT],
+        ),
+        (
             [{"role": "assistant", "content": None, "function_call": CALLED},
              {"role": "function", "name": "weather", "content": "18"}],
             [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": READ}]},
