@@ -18,6 +18,7 @@ from scheduler.text_output import TextOutput
 from scheduler.tokens import Tokens
 from scheduler.tools.choice import ChoiceMode, ToolChoice
 from scheduler.tools.deltas import joined
+from scheduler.tools.parsers.registry import CALL_FORMATS
 from testing.vllm_worker.continuation import FakeContinuation
 from testing.vllm_worker.faults import Fault
 from testing.wire import fake_instance
@@ -180,6 +181,21 @@ async def test_a_token_with_much_text_loses_no_arguments(
     legacy = "functions" in fields
     expected = (rest[0], [] if legacy else [called], called if legacy else None, rest[1])
     assert shown(whole) == shown(streamed) == [expected]
+
+
+@pytest.mark.anyio
+@over_http
+async def test_ids_between_special_tokens_are_not_part_of_names(serve: Any, make_model: Any) -> None:
+    folder = make_model()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CALL_FORMATS["mistral"].markers])
+    tokenizer.add_special_tokens([AddedToken("[CALL_ID]", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = '[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}'
+    whole, streamed, _ = await answers(serve, text, AUTO, folder=folder, tool_call_parser="mistral")
+
+    assert shown(whole) == shown(streamed)
+    assert calls_of(whole[0]) == EXPECTED[:1]
 
 
 class Killing(TextOutput):
