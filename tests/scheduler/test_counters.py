@@ -144,7 +144,7 @@ def _view(*instances: InstanceView) -> ClusterView:
 def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
     load = LoadSnapshot(
         blocks_total=100, blocks_used=32, blocks_probe=2, running=3, waiting=1, preemptions=5, prefix_tokens_sought=96,
-        prefix_tokens_found=64,
+        prefix_tokens_found=64, images_sought=4, images_found=3,
     )  # fmt: skip
     view = _view(
         InstanceView(0, "prefill-0", Role.PREFILL, "a", "lost", "", None, None),
@@ -158,6 +158,7 @@ def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
         f"vllm:num_requests_running{{{engine}}}": 3, f"vllm:num_requests_waiting{{{engine}}}": 1,
         f"vllm:kv_cache_usage_perc{{{engine}}}": 0.3, f"vllm:prefix_cache_queries_total{{{engine}}}": 96,
         f"vllm:prefix_cache_hits_total{{{engine}}}": 64, f"vllm:num_preemptions_total{{{engine}}}": 5,
+        f"vllm:mm_cache_queries_total{{{engine}}}": 4, f"vllm:mm_cache_hits_total{{{engine}}}": 3,
         'vllm:cache_config_info{block_size="16",cache_dtype="float32",engine="2",num_gpu_blocks="100"}': 1,
     }  # fmt: skip
     assert found['vllm:num_requests_waiting{engine="cluster",model_name="m"}'] == 4

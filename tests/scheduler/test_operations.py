@@ -148,7 +148,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         blocks_total=100, blocks_used=7, blocks_probe=2, blocks_cached=30, running=3, waiting=1, uncomputed_tokens=9,
         held_prompts=1, progress_age_s=0.5, kv_bytes_sent=4096, links=links, slowest_turn_s=0.25, starved_s=1.5,
         kv_frames_corrupt=5, kv_frames_resent=4, kv_frames_dropped=3, kv_frames_duplicate=2, kv_links_refused=1,
-        prefix_tokens_sought=96, prefix_tokens_found=64, blocks_swapped=12,
+        prefix_tokens_sought=96, prefix_tokens_found=64, blocks_swapped=12, images_waiting=1, image_cache_bytes=512,
+        images_sought=4, images_found=3, images_encoded=2,
     )  # fmt: skip
     living = InstanceView(0, "prefill-0", Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
     lost = InstanceView(1, "decode-0", Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
@@ -167,7 +168,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,
         "kv_frames_duplicate_total": 2, "kv_links_refused_total": 1,
         "prefix_tokens_sought_total": 96, "prefix_tokens_found_total": 64, "kv_blocks_swapped": 12, "table_agrees": 1,
-        "prompts_recomputed_total": 0,
+        "prompts_recomputed_total": 0, "images_waiting": 1, "image_cache_bytes": 512,
+        "images_sought_total": 4, "images_found_total": 3, "images_encoded_total": 2,
     }  # fmt: skip
     assert (
         'pdserve_instance_info{address="127.0.0.1:8089",engine="",instance="127.0.0.1:8089",kv_digests="",'
