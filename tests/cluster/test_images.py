@@ -66,7 +66,7 @@ async def _run(control: Control, states: Sequence[PromptState]) -> list[Recorded
     return await asyncio.gather(*(record(control.dispatch, request) for request in requests))
 
 
-@pytest.mark.often("shm")
+@pytest.mark.long  # tests/cluster/test_image_chats.py runs every time
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_image_files_cross_processes(model: ImageModel, transport: str, tmp_path: Path) -> None:
     states = _prompts(model)

@@ -60,6 +60,7 @@ def _expected(model: ImageModel, prompt: list[int], files: list[bytes]) -> list[
     return model.generate(PromptState("p", "r", tuple(prompt), settings, images=tuple(images)))
 
 
+@pytest.mark.often("asyncio-qwen2_vl")
 async def test_chats_with_images_answer_as_transformers(model: ImageModel) -> None:
     engine = EngineOptions(
         model=str(model.folder), dtype="float32", served_model_name=("tiny",), kv_cache_memory=8 << 20, device="cpu",
