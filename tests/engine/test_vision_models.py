@@ -157,7 +157,7 @@ def test_handed_off_images_are_needed_by_the_prefill_alone(family: Callable[[str
     assert (answers.failed, _outputs(answers)) == ([], it.expected)
 
 
-def test_a_prompt_whose_images_are_elsewhere_fails_if_its_kv_is_dropped(family: Callable[[str], _Family]) -> None:
+def test_a_prompt_without_its_images_fails_if_its_kv_is_dropped(family: Callable[[str], _Family]) -> None:
     it = family("llava")
     with _core(it.path) as p, _core(it.path, kv_cache_memory=9 * _BLOCK_BYTES, prefix_caching=False) as d:
         answers, prefilled, chunks = _prefill_all(p, it)

@@ -320,7 +320,7 @@ def test_an_invalid_prompt_is_refused_by_both_connections(reach: Reach, state: P
     assert (refused.prompt_id, refused.error) == ("bad", "InvalidRequest")
 
 
-def test_images_of_the_largest_size_arrive_and_larger_ones_are_refused() -> None:
+def test_images_of_the_largest_size_arrive_larger_ones_are_refused() -> None:
     file = bytes(range(256)) * (MAX_IMAGE_BYTES // 256)
 
     async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, bytes]:
