@@ -5,25 +5,16 @@ Only child processes with limits call this: the files come from users.
 
 import io
 import warnings
-from dataclasses import dataclass
 
 from PIL import Image, ImageOps
 
+from images.image_header import ImageHeader
 from wire.errors import InvalidRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 64 * 2**20
 """Of one image; decoded it has three bytes a pixel."""
 _ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap width and height
-
-
-@dataclass(frozen=True, slots=True)
-class ImageHeader:
-    """What a file's header says; the size is the one after orientation."""
-
-    format: str
-    width: int
-    height: int
 
 
 def read_header(data: bytes) -> ImageHeader:

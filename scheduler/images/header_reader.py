@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from images.image_file import ImageHeader
+from images.image_header import ImageHeader
 from processes.child import ChildProcess, bare_environ
 from processes.frames import frame, receive_object
 from telemetry.logs import EventLogger

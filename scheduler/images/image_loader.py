@@ -56,7 +56,7 @@ class ImageLoader:
             except InvalidRequest as error:
                 raise InvalidRequest(f"{part.path}: {error}", part.path) from None
         digest = await asyncio.to_thread(
-            image_digest, data, settings_digest=self.vision.settings_digest, model_digest=self.model, cache_salt=salt
+            image_digest, data, settings_digest=self.vision.settings_digest, model=self.model, cache_salt=salt
         )
         return LoadedImage(data, tokens.count, tokens.grid, digest, part.path)
 

@@ -7,7 +7,7 @@ from images.digest import image_digest
 
 def test_every_part_changes_the_digest() -> None:
     digests = [
-        image_digest(data, settings_digest=settings, model_digest=model, cache_salt=salt)
+        image_digest(data, settings_digest=settings, model=model, cache_salt=salt)
         for data, settings, model, salt in [
             (b"ab", b"c", "d", ""),
             (b"a", b"bc", "d", ""),

@@ -7,7 +7,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from images.image_file import MAX_PIXELS, ImageHeader, decode, read_header
+from images.image_file import MAX_PIXELS, decode, read_header
+from images.image_header import ImageHeader
 from tests.images.image_files import file_of, image_of
 from wire.errors import InvalidRequest
 

@@ -44,7 +44,7 @@ class ImageModel:
                 start = len(ids) + len(family.begin_ids)
                 ids += [*family.ids(tokens.count), *[AFTER_IMAGE] * around]
                 digest = image_digest(
-                    data, settings_digest=self.vision.settings_digest, model_digest="tiny", cache_salt=""
+                    data, settings_digest=self.vision.settings_digest, model="tiny", cache_salt=""
                 )
                 images.append(PromptImage(start, tokens.count, digest, tokens.grid, data))
             ids += text[place : place + 1]

@@ -1,12 +1,14 @@
 """The process that reads image headers: all formats, its limits, and what replaces it."""
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import psutil
 import pytest
 
-from images.image_file import ImageHeader
+from images.image_header import ImageHeader
 from scheduler.images.header_reader import HeaderReader
 from tests.images.image_files import chunk_of, file_of, image_of, with_chunks
 from wire.errors import InvalidRequest
@@ -62,3 +64,9 @@ async def test_the_process_gets_no_secret_of_ours(reader: HeaderReader, monkeypa
     await reader.read(PNG)
 
     assert "PDSERVE_API_KEY" not in psutil.Process(reader.pid).environ()
+
+
+def test_the_scheduler_itself_loads_no_reader_of_image_files() -> None:
+    code = "import sys, scheduler.serving, scheduler.images.header_reader; sys.exit('PIL' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-P", "-c", code], timeout=300).returncode == 0
