@@ -43,9 +43,7 @@ class ImageModel:
                 ids += [BEFORE_IMAGE] * around
                 start = len(ids) + len(family.begin_ids)
                 ids += [*family.ids(tokens.count), *[AFTER_IMAGE] * around]
-                digest = image_digest(
-                    data, settings_digest=self.vision.settings_digest, model="tiny", cache_salt=""
-                )
+                digest = image_digest(data, settings_digest=self.vision.settings_digest, model="tiny", cache_salt="")
                 images.append(PromptImage(start, tokens.count, digest, tokens.grid, data))
             ids += text[place : place + 1]
         settings = SamplingParams(**{"max_tokens": 10, "temperature": 0.0} | params)
