@@ -133,7 +133,7 @@ PDSERVE_UP = (
 
 
 def _route(what: str, *words: str) -> Broken:
-    return Broken(what, None, {}, ("route", *words), _ROUTE)
+    return Broken(what, None, {}, ("route", "--port=61009", *words), _ROUTE)  # 9000 is often in use
 
 
 _PAIR = ("--prefill=http://127.0.0.1:9", "--decode=http://127.0.0.1:19")
@@ -145,7 +145,7 @@ PDSERVE_ROUTE = (
     _route("a key in a URL", "--combined=http://user:key@127.0.0.1:9"),
     _route("a worker named twice", *_PAIR, "--combined=http://127.0.0.1:9"),
     _route("a file of keys that is not there", *_PAIR, "--worker-api-key-file=/nope"),
-    _route("workers that do not answer, and no model", *_PAIR, "--port=9"),
+    _route("workers that do not answer, and no model", *_PAIR),
 )
 
 SECTIONS: Mapping[str, tuple[Broken, ...]] = {
