@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from devices.interface import Traits
 from devices.table import AUTO, find_kind, traits_of
 from flags.options import QUANTIZATIONS, EngineOptions
-from kvtransfer.transports import transports_of
+from kvtransfer.transport_table import transports_of
 from ranktable_tools.core_quota import usable_threads
 from ranktable_tools.launch_plan import LaunchPlan
 from security.trust import Trust

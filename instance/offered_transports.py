@@ -6,7 +6,7 @@ from devices.collectives import collective_of, setting_of_launch_order, setting_
 from kvtransfer.device_memory import device_memory
 from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.devices import device_of
-from kvtransfer.transports import NAMES, TRAITS, default_names, make_transports, transports_of
+from kvtransfer.transport_table import NAMES, TRAITS, default_names, make_transports, transports_of
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 

@@ -24,7 +24,7 @@ from kvtransfer.link_messages import Frame, MessageType
 from kvtransfer.named_windows import WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.stream import READ_AHEAD_BYTES, Stream, expect
-from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
+from kvtransfer.transport_interface import FRAME_BYTES, Timeouts, TransportTraits
 from wire.errors import Unavailable
 from wire.link_reasons import ELSEWHERE
 from wire.types import KvEndpoint

@@ -9,7 +9,7 @@ from kvtransfer.handshake import greet
 from kvtransfer.hello import NONCE_BYTES, Hello
 from kvtransfer.link_codec import VersionMismatch, WireError
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Outlet, Timeouts, Transport
+from kvtransfer.transport_interface import Outlet, Timeouts, Transport
 from security.trust import Trust
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, InstanceLost, PdserveError

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvtransfer.terms import RankHeads
-from kvtransfer.transport import FRAME_BYTES
+from kvtransfer.transport_interface import FRAME_BYTES
 
 FRAME_TOKENS = 32_768
 

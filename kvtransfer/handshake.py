@@ -24,7 +24,7 @@ from kvtransfer.proof import (
     no_proof,
 )
 from kvtransfer.stream import LinkLost, Stream, expect
-from kvtransfer.transport import Inlet, Outlet, Timeouts, Transport
+from kvtransfer.transport_interface import Inlet, Outlet, Timeouts, Transport
 from security.trust import Trust
 from telemetry.capped_logs import CappedLog
 from wire.errors import Incompatible, PdserveError, from_name, to_name

@@ -12,8 +12,8 @@ from kvtransfer.link_messages import Frame, MessageType, Refuse, Signal
 from kvtransfer.probed import Probed
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
-from kvtransfer.transport import Inlet, Timeouts, Transport
-from kvtransfer.transports import TRAITS
+from kvtransfer.transport_interface import Inlet, Timeouts, Transport
+from kvtransfer.transport_table import TRAITS
 from security.trust import Trust
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger

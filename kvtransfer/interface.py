@@ -2,7 +2,7 @@
 
     prefill_worker -> KvSender (sender.py)  ==link==>  KvReceiver (receiver.py) -> decode_worker
 
-State machines: ticket.py, sender_ticket.py. Links and transports: peer.py, link.py, health.py, transports.py.
+State machines: ticket.py, sender_ticket.py. Links and transports: peer.py, link.py, health.py, transport_table.py.
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ from kvtransfer.outbox import Outbox
 from kvtransfer.outgoing_tickets import OutgoingTickets
 from kvtransfer.probe import SpeedProbe
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Transport
+from kvtransfer.transport_interface import Transport
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.types import PROTOCOL_VERSION, KvEndpoint

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from devices.interface import Event
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.link_messages import Abort, Ack, Nack, Read, Signal
-from kvtransfer.transport import Timeouts, Transport
+from kvtransfer.transport_interface import Timeouts, Transport
 from processes.failpoints import Failpoints
 from security.trust import Trust
 from wire.errors import PdserveError

@@ -8,7 +8,7 @@ from kvtransfer.link_codec import WireError, decode
 from kvtransfer.link_messages import Abort, Ack, Nack, Read, Renew, Signal, Taken, TicketMessage
 from kvtransfer.link_ops import LinkOver, MessageReceived, ProbeAnswered
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Outlet
+from kvtransfer.transport_interface import Outlet
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError
 

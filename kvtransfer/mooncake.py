@@ -27,7 +27,7 @@ from kvtransfer.process_group.devices import device_of
 from kvtransfer.ring import Ring
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
-from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
+from kvtransfer.transport_interface import FRAME_BYTES, Timeouts, TransportTraits
 from native.ticker import run_time
 from wire.errors import HandoffFailed, Unavailable
 from wire.types import KvEndpoint

@@ -22,7 +22,7 @@ from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.slots import BlockWindow, SlotMap, Windows
 from kvtransfer.stream import LinkLost
 from kvtransfer.terms import Terms
-from kvtransfer.transport import FRAME_BYTES, Outlet
+from kvtransfer.transport_interface import FRAME_BYTES, Outlet
 from wire.errors import HandoffFailed, PdserveError, from_name, to_name
 from wire.kv_layout import ONLY_RANK, Rank
 from wire.types import Ticket

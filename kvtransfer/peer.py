@@ -19,7 +19,7 @@ from kvtransfer.health import Change, Health
 from kvtransfer.link import Link
 from kvtransfer.link_ops import Begin, CheckLeases, LinkSettings, Measure, Measured, PeerKey
 from kvtransfer.process_group.devices import device_of
-from kvtransfer.transport import Transport
+from kvtransfer.transport_interface import Transport
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, PdserveError, Unavailable
 from wire.load import LinkStatus

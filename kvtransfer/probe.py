@@ -20,7 +20,7 @@ from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
 from kvtransfer.probed import PROBE_BYTES
 from kvtransfer.slots import BlockWindow, SlotMap
-from kvtransfer.transport import Outlet
+from kvtransfer.transport_interface import Outlet
 from wire.errors import DeadlineExceeded, InvalidRequest, PdserveError
 
 MAX_MEASURE_BYTES = 256 << 20

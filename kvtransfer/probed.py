@@ -8,7 +8,7 @@ from kvtransfer.link_codec import WireError, encode
 from kvtransfer.link_messages import Frame, MessageType, Signal, TicketMessage
 from kvtransfer.staging import whole
 from kvtransfer.stream import Stream
-from kvtransfer.transport import Inlet
+from kvtransfer.transport_interface import Inlet
 from wire.errors import HandoffFailed
 
 PROBE_BYTES = 1 << 20  # limit of one frame

@@ -24,8 +24,8 @@ from kvtransfer.rank_ends import RankReceiver
 from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import TicketTable
-from kvtransfer.transport import Timeouts, Transport
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_interface import Timeouts, Transport
+from kvtransfer.transport_table import make_transports
 from processes.failpoints import Failpoints, process_failpoints
 from security.trust import Trust
 from telemetry.capped_logs import CappedLog

@@ -20,8 +20,8 @@ from kvtransfer.rank_ends import RankSender
 from kvtransfer.ranks import count_ranks, receivers_of
 from kvtransfer.routes import Routes
 from kvtransfer.totals import PeerProcess, merge_links
-from kvtransfer.transport import Timeouts
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_interface import Timeouts
+from kvtransfer.transport_table import make_transports
 from processes.failpoints import Failpoints, process_failpoints
 from security.trust import Trust
 from wire.errors import DeadlineExceeded, Draining, Incompatible, PdserveError, Unavailable

@@ -23,7 +23,7 @@ from kvtransfer.named_windows import WindowNamer, WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.staging import move
 from kvtransfer.stream import READ_AHEAD_BYTES, Stream
-from kvtransfer.transport import Timeouts, TransportTraits
+from kvtransfer.transport_interface import Timeouts, TransportTraits
 from wire.errors import HandoffFailed, Unavailable
 from wire.kv_layout import Heads
 from wire.link_reasons import ELSEWHERE

@@ -14,7 +14,7 @@ from kvtransfer.link_messages import Frame, Taken
 from kvtransfer.mover import process_mover
 from kvtransfer.staging import Staging, pieces_of
 from kvtransfer.stream import Stream
-from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
+from kvtransfer.transport_interface import FRAME_BYTES, Timeouts, TransportTraits
 from wire.errors import ConfigError, HandoffFailed
 from wire.types import KvEndpoint
 

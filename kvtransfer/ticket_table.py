@@ -18,7 +18,7 @@ from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.slots import SlotMap
 from kvtransfer.suspect_frames import SuspectFrames
 from kvtransfer.ticket import ReceiverTicket
-from kvtransfer.transport import Inlet
+from kvtransfer.transport_interface import Inlet
 from processes.failpoints import Failpoints
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, PdserveError, to_name

@@ -30,7 +30,7 @@ from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag
 from kvtransfer.row_plan import RowPlan, plan_rows
 from kvtransfer.stream import LinkLost
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from native.memory import check_move, check_place
 
 PIECE_BYTES = 4 << 20

@@ -14,7 +14,7 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
     """Raise ConfigError, with the value and the limit, for flags that `instances` on one host cannot use."""
     try:
         from instance.config import check_options, parse_port_range
-        from kvtransfer.transports import need_port
+        from kvtransfer.transport_table import need_port
     except ModuleNotFoundError:
         return  # the engine is not installed: its users report that
     check_options(options)

@@ -61,7 +61,7 @@ def _address_warning(host: str, server_ip: str) -> tuple[str, ...]:
 
 
 def _kv_port(options: EngineOptions, host: str) -> str:
-    from kvtransfer.transports import need_port
+    from kvtransfer.transport_table import need_port
 
     if not need_port(options.kv_transport):
         return f"none ({', '.join(options.kv_transport)})"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from devices.table import AUTO
 from flags.options import EngineOptions, add_flags, flag, from_namespace
-from kvtransfer.transports import NAMES, default_names
+from kvtransfer.transport_table import NAMES, default_names
 from pdserve import model
 from pdserve.engine_flags import refuse_missing
 from pdserve.flags.parser import CommandParser

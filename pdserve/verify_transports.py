@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from devices.table import find_kind
-from kvtransfer.transports import NAMES, make_transports, mismatch
+from kvtransfer.transport_table import NAMES, make_transports, mismatch
 from pdserve.verify_devices import DeviceKindPair
 from ranktable_tools.devices.cards import shown_cards
 from ranktable_tools.devices.kinds import kind_named

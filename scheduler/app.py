@@ -37,7 +37,7 @@ from scheduler.api.responses.stored_responses import (
     list_input_items,
     retrieve_response,
 )
-from scheduler.api.route import CLASSES, SCORES, TEXT, VECTORS, Route
+from scheduler.api.route_entry import CLASSES, SCORES, TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
 from scheduler.api.token_generation import TokensBody, generate_tokens
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from wire.errors import InvalidGrammar, InvalidRequest
-from wire.parameters import MAX_BIAS, MAX_COUNT, Bounds, rules_of
+from wire.parameter_rules import MAX_BIAS, MAX_COUNT, Bounds, rules_of
 from wire.prompt_images import check_images
 from wire.types import (
     WITH_BEAMS,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from wire.errors import InvalidRequest
-from wire.parameters import MAX_COUNT
+from wire.parameter_rules import MAX_COUNT
 from wire.types import PromptImage, PromptState
 
 MAX_IMAGES = 1024  # of a prompt; the scheduler's own limit is lower

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from wire.cheap_dataclass import cheap_dataclass
 from wire.kv_layout import KvTensor
-from wire.parameters import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
+from wire.parameter_rules import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
 
 PROTOCOL_VERSION = 6
 

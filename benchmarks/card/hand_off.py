@@ -8,7 +8,7 @@ from benchmarks.card.rows import Row
 from benchmarks.kv.pair import Ours
 from benchmarks.kv.shapes import BLOCK_SIZE, MIB, shape_named
 from devices.interface import Device
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_table import make_transports
 from pdserve.selftest import link_pools
 
 GOAL = 0.80

@@ -24,7 +24,7 @@ from devices.collectives import Collective
 from kvtransfer.process_group.devices import Lease
 from kvtransfer.process_group.issue import IssueQueue, result_within
 from kvtransfer.stream import LinkLost
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from native.ticker import run_time
 from telemetry.logs import EventLogger
 

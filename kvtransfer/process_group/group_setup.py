@@ -33,7 +33,7 @@ from kvtransfer.process_group.group import Group, in_one_line
 from kvtransfer.process_group.issue import IssueQueue, result_within
 from kvtransfer.process_group.link_ends import LinkGroup
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from native.ticker import run_time
 from wire.errors import Unavailable
 

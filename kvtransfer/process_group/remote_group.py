@@ -28,7 +28,7 @@ from kvtransfer.process_group.group import in_one_line
 from kvtransfer.process_group.group_setup import agree, group_name, prove, refuse_if_full, refuse_if_unfreed
 from kvtransfer.process_group.issue import result_within
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from native.ticker import run_time
 from processes.child import ChildProcess
 from processes.rank_channel import Channel, ChannelClosed, Message

@@ -12,7 +12,7 @@ from kvtransfer.process_group.group_setup import RECEIVER, SENDER, make_group
 from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet, LinkGroup
 from kvtransfer.process_group.remote_group import make_remote_group
 from kvtransfer.stream import Stream
-from kvtransfer.transport import Timeouts, TransportTraits
+from kvtransfer.transport_interface import Timeouts, TransportTraits
 from wire.types import KvEndpoint
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pdserve.offline.structured_params import StructuredOutputsParams, structured_body
 from pdserve.offline.user_errors import hide_internal_frames
-from wire.parameters import Bounds
+from wire.parameter_rules import Bounds
 from wire.types import PARAMETERS
 
 

@@ -12,7 +12,7 @@ import xxhash
 from devices.collectives import COLLECTIVES
 from devices.interface import Device, Memory
 from kvtransfer.device_memory import device_memory
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_table import make_transports
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
 

@@ -13,7 +13,7 @@ from typing import Any
 from devices.interface import Device, Memory
 from kvtransfer.interface import SendStats
 from kvtransfer.sender import KvSender
-from kvtransfer.transports import NAMES, TRAITS, mismatch
+from kvtransfer.transport_table import NAMES, TRAITS, mismatch
 from pdserve.selftest import link_pools
 from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 from pdserve.selftest.far_process import FarProcess, FarProcesses

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from devices.interface import Device, Memory
-from kvtransfer.transports import NAMES
+from kvtransfer.transport_table import NAMES
 from pdserve.selftest import link_pools
 from pdserve.selftest.check import LOST_PEER, SelftestCheck, Wrong
 from pdserve.selftest.far_process import FarProcess, FarProcesses

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from scheduler.api.route import Endpoint
+from scheduler.api.route_entry import Endpoint
 from scheduler.app_context import AppContext
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}

@@ -14,7 +14,7 @@ from scheduler.api.pooling import ClassifyBody, prepare_classification
 from scheduler.api.read_body import AnyBody, check_body
 from scheduler.api.read_json import read_json
 from scheduler.api.rerank import RerankBody, prepare_rerank
-from scheduler.api.route import CLASSES, SCORES, TEXT, VECTORS, check_kind
+from scheduler.api.route_entry import CLASSES, SCORES, TEXT, VECTORS, check_kind
 from scheduler.api.score import ScoreBody, prepare_score
 from scheduler.app_context import AppContext
 from scheduler.model.kind import ModelKind

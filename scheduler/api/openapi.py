@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from scheduler.api.errors import json_response
 from scheduler.api.example_bodies import EXAMPLE_BODIES
-from scheduler.api.route import Endpoint, Route
+from scheduler.api.route_entry import Endpoint, Route
 from scheduler.app_context import AppContext
 
 _SCHEMA = "#/components/schemas/"

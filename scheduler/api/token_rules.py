@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from scheduler.api.prompts import check_token_ids
 from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest
-from wire.parameters import MAX_BIAS
+from wire.parameter_rules import MAX_BIAS
 
 _SHOWN = 10
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer.transports import NAMES
+from kvtransfer.transport_table import NAMES
 from pdserve.ports import free_ports
 from tests.cluster.one_process import client_of
 from tests.engine.tiny_models import KINDS, make_tiny_model

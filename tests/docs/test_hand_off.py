@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer import incoming, link_codec, transports
+from kvtransfer import incoming, link_codec, transport_table
 from kvtransfer.link_messages import MessageType
 from kvtransfer.sender_ticket import SenderState
 from kvtransfer.ticket import ReceiverState
@@ -69,10 +69,12 @@ def test_the_fields_of_a_frame_add_up_to_its_bytes() -> None:
 def test_transports_are_listed_best_first_with_links_and_section() -> None:
     table = rows("## The transports")
 
-    assert tuple(name.strip("`") for name, *_ in table) == transports.NAMES
+    assert tuple(name.strip("`") for name, *_ in table) == transport_table.NAMES
     for name, used, _, max_links, _ in table:
-        assert int(max_links) == transports.TRAITS[name.strip("`")].max_links
-        defaults = [device for device in ("cpu", "cuda", "npu") if name.strip("`") in transports.default_names(device)]
+        assert int(max_links) == transport_table.TRAITS[name.strip("`")].max_links
+        defaults = [
+            device for device in ("cpu", "cuda", "npu") if name.strip("`") in transport_table.default_names(device)
+        ]
         assert used == {3: "by default", 2: "by default on GPUs and NPUs", 0: "when named"}[len(defaults)]
         assert f"\n### {name.strip('`')}\n" in TEXT
 

@@ -8,8 +8,8 @@ from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.kv_address import kv_host, kv_source
 from kvtransfer.tcp import connect, listen
-from kvtransfer.transport import Timeouts
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_interface import Timeouts
+from kvtransfer.transport_table import make_transports
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.kv_layout import PoolLayout
 from wire.types import KvEndpoint, Role

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvtransfer import transports
+from kvtransfer import transport_table
 from kvtransfer.cuda_handles import IpcDriver, PoolHandles
 from kvtransfer.cuda_ipc import CudaIpcTransport
 from kvtransfer.interface import PoolMemory
-from kvtransfer.transport import Transport
+from kvtransfer.transport_interface import Transport
 from wire.kv_layout import PoolLayout
 
 _BEFORE, _BEHIND = 4096, 512  # of other memory in the pool's allocation
@@ -106,5 +106,5 @@ def offer_cuda_ipc(driver: IpcDriver | None) -> tuple[dict[str, Callable[[PoolMe
     def make(memory: PoolMemory) -> CudaIpcTransport:
         return CudaIpcTransport(memory, driver)
 
-    makers = {"cuda_ipc": make, **{name: made for name, made in transports._MAKERS.items() if name != "cuda_ipc"}}
+    makers = {"cuda_ipc": make, **{name: made for name, made in transport_table._MAKERS.items() if name != "cuda_ipc"}}
     return makers, tuple(makers)

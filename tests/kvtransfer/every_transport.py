@@ -3,7 +3,7 @@
 import pytest
 
 from kvtransfer.mooncake import MooncakeTransport
-from kvtransfer.transports import NAMES
+from kvtransfer.transport_table import NAMES
 from tests.conftest import MISSING
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.kv_layout import PoolLayout

@@ -8,8 +8,8 @@ import pytest
 
 from kvtransfer.hello import Hello
 from kvtransfer.stream import Stream
-from kvtransfer.transport import Inlet, Outlet, Timeouts, Transport
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_interface import Inlet, Outlet, Timeouts, Transport
+from kvtransfer.transport_table import make_transports
 from tests.kvtransfer.rig import DEADLINE_S, Rig, make_rig, until
 from wire.types import KvEndpoint, Ticket
 

@@ -22,7 +22,7 @@ from kvtransfer.process_group.link_ends import GroupInlet, GroupOutlet
 from kvtransfer.process_group.store import LinkStore
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.stream import Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from native.ticker import run_time
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, fill, make_rig, read
 from wire.kv_layout import PoolLayout

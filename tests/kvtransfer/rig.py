@@ -21,8 +21,8 @@ from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from kvtransfer.shm import POOL_SEALS
 from kvtransfer.staging import whole
-from kvtransfer.transport import Outlet, Timeouts
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_interface import Outlet, Timeouts
+from kvtransfer.transport_table import make_transports
 from processes.failpoints import Failpoints
 from wire.errors import PdserveError
 from wire.kv_layout import KvTensor, PoolLayout

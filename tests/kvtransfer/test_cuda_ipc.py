@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvtransfer import cuda_driver, shm, transports
+from kvtransfer import cuda_driver, shm, transport_table
 from kvtransfer.cuda_driver import CudaDriver, CudaPool
 from kvtransfer.cuda_handles import PoolHandles, decode_handles, encode_handles
 from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport
@@ -72,8 +72,8 @@ def cuda_rig(
     left = iter((drivers[0], drivers[-1]))
     makers, known = offer_cuda_ipc(None)
     makers["cuda_ipc"] = lambda memory: CudaIpcTransport(memory, next(left))
-    monkeypatch.setattr(transports, "_MAKERS", makers)
-    monkeypatch.setattr(transports, "NAMES", known)
+    monkeypatch.setattr(transport_table, "_MAKERS", makers)
+    monkeypatch.setattr(transport_table, "NAMES", known)
     monkeypatch.setattr(rigs, "Pool", DevicePool)
     with make_rig("cuda_ipc", sender_transports=names, receiver_transports=names) as made:
         yield made

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvtransfer import transports
+from kvtransfer import transport_table
 from kvtransfer.device_staging import DeviceStaging
 from kvtransfer.process_group import payload
 from tests.kvtransfer import rank_rig, test_contract, test_far_rank
@@ -29,8 +29,8 @@ OTHERS = [
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     host = FakeHost()
     makers, names = offer_cuda_ipc(FakeDriver(host))
-    monkeypatch.setattr(transports, "_MAKERS", makers)
-    monkeypatch.setattr(transports, "NAMES", names)
+    monkeypatch.setattr(transport_table, "_MAKERS", makers)
+    monkeypatch.setattr(transport_table, "NAMES", names)
     monkeypatch.setattr(rigs, "Pool", DevicePool)
     monkeypatch.setattr(rank_rig, "Pool", DevicePool)
     monkeypatch.setattr(payload, "make_staging", lambda device, num_bytes, on_host: DeviceStaging(num_bytes, device))

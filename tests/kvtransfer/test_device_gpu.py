@@ -13,7 +13,7 @@ import xxhash
 
 from devices import device_pool
 from devices.cuda import CudaKind
-from kvtransfer import transports
+from kvtransfer import transport_table
 from kvtransfer.cuda_driver import CudaDriver
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Mover, RegionRuns
@@ -111,8 +111,8 @@ def test_a_hand_off_between_two_processes_is_byte_exact(
 ) -> None:
     """The receiver sees the last card alone, as an instance or a rank with a card of its own."""
     makers, names = offer_cuda_ipc(None)
-    monkeypatch.setattr(transports, "_MAKERS", makers)
-    monkeypatch.setattr(transports, "NAMES", names)
+    monkeypatch.setattr(transport_table, "_MAKERS", makers)
+    monkeypatch.setattr(transport_table, "NAMES", names)
     pool, events = DevicePool(LAYOUT, device="cuda:0"), Recorder()
     data = random.Random(5).randbytes(LAYOUT.total_bytes)
     pool.tensor.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))

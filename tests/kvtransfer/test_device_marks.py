@@ -10,7 +10,7 @@ import pytest
 
 from devices import table
 from devices.device_pool import DevicePool
-from kvtransfer import transports
+from kvtransfer import transport_table
 from kvtransfer.link_ops import Put, merge_puts
 from kvtransfer.outgoing_tickets import OutgoingTickets
 from tests.devices.fake_device import FakeDevice, FakeKind
@@ -80,8 +80,8 @@ class MarkedPool(DevicePool):
 @pytest.fixture(params=["cuda_ipc", *(one for one in EVERY_TRANSPORT if one.values[0] != "shm")])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     makers, names = offer_cuda_ipc(FakeDriver(FakeHost()))
-    monkeypatch.setattr(transports, "_MAKERS", makers)
-    monkeypatch.setattr(transports, "NAMES", names)
+    monkeypatch.setattr(transport_table, "_MAKERS", makers)
+    monkeypatch.setattr(transport_table, "NAMES", names)
     monkeypatch.setattr(rigs, "Pool", MarkedPool)
     monkeypatch.setitem(table.KINDS, "fake", FakeKind())
     return str(request.param)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvtransfer.framing import FRAME_TOKENS, FrameRange, cut_frames
 from kvtransfer.terms import RankHeads
-from kvtransfer.transport import FRAME_BYTES
+from kvtransfer.transport_interface import FRAME_BYTES
 from wire.kv_layout import Heads, KvTensor
 
 MANY = 64 << 20

@@ -11,8 +11,8 @@ from kvtransfer.dial import dial
 from kvtransfer.hello import Hello
 from kvtransfer.link_codec import decode, encode
 from kvtransfer.link_messages import Abort, Frame, Open
-from kvtransfer.transport import Timeouts
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_interface import Timeouts
+from kvtransfer.transport_table import make_transports
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv
 from tests.kvtransfer.rig import DEADLINE_S, until

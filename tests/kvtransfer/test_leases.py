@@ -17,7 +17,7 @@ from kvtransfer.sender_ticket import MAX_WAIT_LEASES, SenderState, SenderTicket
 from kvtransfer.stream import Stream
 from kvtransfer.tcp import TcpInlet, TcpOutlet
 from kvtransfer.terms import RankHeads, Terms
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from processes.failpoints import Failpoints
 from tests.faults.proxy import FaultProxy, Message
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv

@@ -13,7 +13,7 @@ import pytest
 from kvtransfer import mooncake_engine
 from kvtransfer.mooncake_engine import MooncakeEngine, Registered
 from kvtransfer.staging import Staging
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_table import make_transports
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool
 from wire.kv_layout import PoolLayout

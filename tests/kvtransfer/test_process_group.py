@@ -28,8 +28,8 @@ from kvtransfer.process_group.group_setup import group_name
 from kvtransfer.process_group.issue import IssueQueue
 from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
 from kvtransfer.stream import LinkLost
-from kvtransfer.transport import Timeouts
-from kvtransfer.transports import make_transports
+from kvtransfer.transport_interface import Timeouts
+from kvtransfer.transport_table import make_transports
 from tests.kvtransfer.groups import (
     NEVER,
     frame_of,

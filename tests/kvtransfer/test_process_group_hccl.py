@@ -22,7 +22,7 @@ from kvtransfer.link_codec import encode
 from kvtransfer.link_messages import MessageType, Refuse
 from kvtransfer.process_group import group_setup, remote_group
 from kvtransfer.stream import LinkLost, Stream, expect
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from native.ticker import run_time
 from processes.child import ChildProcess
 from tests.kvtransfer import hccl_rules

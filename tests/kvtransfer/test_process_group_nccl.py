@@ -16,7 +16,7 @@ from kvtransfer.digest import digest_of
 from kvtransfer.process_group import group_setup
 from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
 from kvtransfer.stream import LinkLost
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from tests.devices.stream import Stream, StreamDevice, stream_collective
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.groups import frame_of, group_threads, hand_over_many, link, linked, make_node, pools_on

@@ -13,7 +13,7 @@ import pytest
 
 from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, GroupOutlet
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from tests.kvtransfer.groups import Node, frame_of, group_threads, hello_of, make_node, place_of
 from tests.kvtransfer.rig import DEADLINE_S, until
 
@@ -23,7 +23,7 @@ PAYLOAD = bytes(range(256)) * 256
 _RECEIVER = """
 import socket, sys
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport_interface import Timeouts
 from tests.kvtransfer.groups import NEVER, frame_of, hello_of, make_node, place_of
 
 name, port = sys.argv[1], int(sys.argv[2])

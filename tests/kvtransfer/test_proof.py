@@ -27,8 +27,8 @@ from kvtransfer.proof import (
 )
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.stream import LinkLost, Stream, expect
-from kvtransfer.transport import Timeouts
-from kvtransfer.transports import NAMES, make_transports
+from kvtransfer.transport_interface import Timeouts
+from kvtransfer.transport_table import NAMES, make_transports
 from security.secret import Secret
 from security.trust import Trust
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Recorder, until

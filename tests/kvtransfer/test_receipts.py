@@ -7,14 +7,14 @@ from unittest.mock import ANY
 
 import pytest
 
-from kvtransfer import shm, transports
+from kvtransfer import shm, transport_table
 from kvtransfer.digest import RegionRuns, StopFlag, digest_of
 from kvtransfer.link_messages import Abort, Ack, Commit, Frame, Held, Open, Read, TicketMessage
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender_ticket import SenderState
 from kvtransfer.terms import seal_of
 from kvtransfer.ticket_table import TicketTable
-from kvtransfer.transport import Inlet
+from kvtransfer.transport_interface import Inlet
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import DevicePool, FakeDriver, FakeHost, offer_cuda_ipc
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
@@ -136,8 +136,8 @@ def pool_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """A transport whose receiver reads the sender's pool; `cuda_ipc` over CPU tensors."""
     if request.param == "cuda_ipc":
         makers, names = offer_cuda_ipc(FakeDriver(FakeHost()))
-        monkeypatch.setattr(transports, "_MAKERS", makers)
-        monkeypatch.setattr(transports, "NAMES", names)
+        monkeypatch.setattr(transport_table, "_MAKERS", makers)
+        monkeypatch.setattr(transport_table, "NAMES", names)
         monkeypatch.setattr(rigs, "Pool", DevicePool)
     return str(request.param)
 

@@ -14,7 +14,7 @@ import pytest
 from devices.collectives import COLLECTIVES
 from devices.cuda import TRAITS as CUDA
 from devices.table import open_device
-from kvtransfer.transports import mismatch
+from kvtransfer.transport_table import mismatch
 from pdserve.cli import main
 from pdserve.selftest import far_end, far_process, link_pools, links, lost_peer
 from pdserve.selftest.check import NotHere, Wrong

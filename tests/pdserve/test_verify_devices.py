@@ -8,7 +8,7 @@ import pytest
 from devices import npu, table
 from devices.cpu import CpuKind
 from devices.interface import DeviceKind
-from kvtransfer.transports import default_names
+from kvtransfer.transport_table import default_names
 from pdserve import verify
 from pdserve.process_plan import ProcessPlan
 from pdserve.verify_devices import EACH, DeviceKindPair, DevicePairs, choose_pairs

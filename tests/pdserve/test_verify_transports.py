@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer import transports
+from kvtransfer import transport_table
 from kvtransfer.tcp import TcpTransport
-from kvtransfer.transports import NAMES
+from kvtransfer.transport_table import NAMES
 from pdserve import verify
 from pdserve.verify_runs import VerifyOutputs
 from pdserve.verify_transports import EACH, Chosen, choose
@@ -28,7 +28,7 @@ def test_each_is_every_transport_or_its_reason() -> None:
 
 
 def test_a_missing_transport_is_named_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(transports._MAKERS, "tcp", _Absent)
+    monkeypatch.setitem(transport_table._MAKERS, "tcp", _Absent)
 
     chosen = choose(EACH, ("shm", "tcp"))
 

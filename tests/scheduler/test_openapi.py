@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.api.example_bodies import EXAMPLE_BODIES
-from scheduler.api.route import Route
+from scheduler.api.route_entry import Route
 from scheduler.app import open_routes
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions

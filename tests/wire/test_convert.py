@@ -45,7 +45,7 @@ from wire.messages import (
     Step,
     TableRead,
 )
-from wire.parameters import MAX_LOGPROBS
+from wire.parameter_rules import MAX_LOGPROBS
 from wire.prompt_images import MAX_IMAGE_BYTES, MAX_IMAGES
 from wire.types import (
     PARAMETERS,

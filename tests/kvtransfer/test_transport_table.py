@@ -7,8 +7,8 @@ import pytest
 
 from devices.collectives import COLLECTIVES
 from kvtransfer import mooncake_engine
-from kvtransfer.transport import Timeouts
-from kvtransfer.transports import LIBRARIES, NAMES, TRAITS, default_names, make_transports, need_port
+from kvtransfer.transport_interface import Timeouts
+from kvtransfer.transport_table import LIBRARIES, NAMES, TRAITS, default_names, make_transports, need_port
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout, Rank

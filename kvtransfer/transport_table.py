@@ -12,7 +12,7 @@ from kvtransfer.process_group.devices import device_of
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.shm import ShmTransport
 from kvtransfer.tcp import TcpTransport
-from kvtransfer.transport import Transport
+from kvtransfer.transport_interface import Transport
 from wire.errors import ConfigError
 
 _CLASSES = (CudaIpcTransport, ShmTransport, MooncakeTransport, ProcessGroupTransport, TcpTransport)  # best first
