@@ -48,7 +48,7 @@ class Script:
                     await asyncio.sleep(0)
                 if not answer or answer.endswith(b"<"):
                     break
-        except asyncio.IncompleteReadError:
+        except (asyncio.IncompleteReadError, ConnectionResetError):  # reset: what was sent last was not read
             self.num_lost += 1
         finally:
             writer.close()
