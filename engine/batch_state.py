@@ -73,6 +73,11 @@ class BatchState:
         else:
             self.waiting.append(prompt)
 
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that get a token in each step. Safe from any thread."""
+        return sum(len(prompt.live) for prompt in self.running.copy().values() if prompt.stem is None)
+
     def runs(self, prompt: Prompt) -> bool:
         """Return whether the prompt is running: not waiting, held or removed."""
         return self.running.get(prompt.state.prompt_id) is prompt

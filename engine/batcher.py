@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from wire.step_cost import StepCost
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
@@ -19,20 +21,24 @@ class BatchLimits:
 
 
 SLOW_STEP_S = 2.0
-"""A longer step delays the other sequences, so the next one gets fewer prompt tokens."""
-_MIN_CHUNK = 64
+"""Longest step for prompts' chunks: a longer one delays the prompts behind it."""
+_LEAST_CHUNK, _LEAST_SLICE = 64, 16
+"""Tokens of a chunk whatever it costs: alone, and beside sequences being decoded. A prompt must advance."""
+_MORE_GAP = 1.1
+"""Where the decoding alone takes longer than the limit of gaps, a chunk may make it this much longer."""
 
 
-def paced(limits: BatchLimits, largest: BatchLimits, step_s: float) -> BatchLimits:
-    """Return the limits after a step of `step_s` seconds: half the chunk size after a slow step, but at least 64
-    tokens; twice the size after a fast one, up to that of `largest`.
+def paced(largest: BatchLimits, cost: StepCost, num_decoding: int, gap_limit_s: float) -> BatchLimits:
+    """Return the limits of a step beside `num_decoding` sequences: chunks that its cost allows.
+
+    A step's gap between two tokens is at most `gap_limit_s`, or a tenth more than without any chunk if that is longer.
     """
-    size, maximum = limits.prefill_chunk_size, largest.prefill_chunk_size
-    if step_s > SLOW_STEP_S:
-        size = max(size // 2, min(_MIN_CHUNK, maximum))
-    elif step_s < SLOW_STEP_S / 4:
-        size = min(2 * size, maximum)
-    return limits if size == limits.prefill_chunk_size else replace(limits, prefill_chunk_size=size)
+    limit_s, least = SLOW_STEP_S, _LEAST_CHUNK
+    if num_decoding:
+        limit_s = min(limit_s, max(gap_limit_s, _MORE_GAP * cost.decode_s(num_decoding)))
+        least = _LEAST_SLICE if gap_limit_s < SLOW_STEP_S else _LEAST_CHUNK
+    size = min(largest.prefill_chunk_size, cost.chunk_within(limit_s, num_decoding, least))
+    return largest if size == largest.prefill_chunk_size else replace(largest, prefill_chunk_size=int(size))
 
 
 def plan_step(remaining: Sequence[int], limits: BatchLimits) -> list[int]:

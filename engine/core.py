@@ -4,6 +4,7 @@ A step has four parts: select (batch_state.py), launch and collect (the model), 
 runs ahead, step k+1 is launched before step k is collected (ahead.py): the device computes while the host advances.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from engine.prompt import Prompt, ScheduledTokens
 from engine.prompt_images import PromptImages
 from engine.requirements import check_begun, check_runnable
 from engine.step import Model
+from engine.step_costs import StepCosts
 from engine.step_reader import read_output
 from engine.whole_images import spans_of
 from telemetry.logs import EventLogger
@@ -51,14 +53,17 @@ class EngineCore:
         prefill_chunk_size: int,
         prefix_caching: bool = True,
         swap_bytes: int = 0,
+        gap_limit_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`prefix_caching`: keep freed KV for reuse, where blocks have names at all (prefix.py).
 
-        `swap_bytes`: memory limit for copies of preempted sequences' blocks.
+        `swap_bytes`: memory limit for copies of preempted sequences' blocks. `gap_limit_s`: see batcher.paced.
         """
         self._model = model
         self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
+        self._gap_limit_s = gap_limit_s
+        self._costs = StepCosts()
         self._clock = clock
         layout = model.info.layout
         caches = prefix_caching and why_no_names(layout.block_size) is None
@@ -170,6 +175,10 @@ class EngineCore:
             held_prompts=len(state.held),
             preemptions=state.preemptions,
             blocks_swapped=state.swap.num_used,
+            decoding=state.num_decoding,
+            step_base_s=self._costs.now.base_s,
+            step_sequence_s=self._costs.now.sequence_s,
+            step_token_s=self._costs.now.token_s,
         )
 
     def close(self) -> None:
@@ -188,18 +197,19 @@ class EngineCore:
         """
         started = self._clock()
         outcome = StepOutcome()
+        self._batch.limits = paced(self._limits, self._costs.now, self._batch.num_decoding, self._gap_limit_s)
         if not self._launched:
             self._launch(self._batch.select(started), started, on_layer, outcome)
         if self._launched:
             if self.runs_ahead and lets_follow(self._launched[0].schedule):
                 self._launch(self._batch.select_behind(started), started, on_layer, outcome)
             started = self._launched[0].since
-            self._collect(self._launched.popleft(), outcome)
+            collected = self._launched.popleft()
+            self._collect(collected, outcome)
+            self._costs.measure(*collected.composition, self._clock() - started)
         ended = self._clock()
         for later in self._launched:
             later.since = ended
-        if outcome.num_tokens:
-            self._batch.limits = paced(self._batch.limits, self._limits, ended - started)
         return outcome.result(ended - started)
 
     def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: StepOutcome) -> None:
@@ -223,11 +233,14 @@ class EngineCore:
             outcome.num_tokens += len(batch.token_ids)
             self._fail_all(schedule, error, outcome)
             return
+        num_chunk_tokens = sum(one.count for one in schedule if one.sequence is one.prompt.stem)
         samples = samples_of(schedule) if runs_ahead else {}
         if runs_ahead:
             for scheduled in schedule:
                 scheduled.sequence.launch(scheduled.count, awaits=scheduled.sequence in samples)
-        self._launched.append(LaunchedStep(schedule, batch, pending, announcer, now, samples, block_ids))
+        self._launched.append(
+            LaunchedStep(schedule, batch, pending, announcer, now, samples, block_ids, num_chunk_tokens)
+        )
 
     def _masked(self, schedule: list[ScheduledTokens], outcome: StepOutcome) -> list[ScheduledTokens]:
         """Fill the token mask of each grammar; a grammar that fails ends only its own prompt."""

@@ -14,7 +14,8 @@ class LaunchedStep:
     """Owned by the core. Before it is collected, its prompts may end and others may start.
 
     `samples`: the index of each sequence's sample. `block_ids`: the blocks it writes, each once. `since`: when it was
-    started, or when the previous step ended; its duration is measured from there.
+    started, or when the previous step ended; its duration is measured from there. `num_chunk_tokens`: tokens of prompts
+    that it computes.
     """
 
     schedule: list[ScheduledTokens]
@@ -24,6 +25,12 @@ class LaunchedStep:
     since: float
     samples: Mapping[Sequence, int]
     block_ids: tuple[int, ...] = ()
+    num_chunk_tokens: int = 0
+
+    @property
+    def composition(self) -> tuple[int, int]:
+        """The sequences that it decodes, and the tokens of prompts that it computes."""
+        return len(self.batch.token_ids) - self.num_chunk_tokens, self.num_chunk_tokens
 
 
 def written_blocks(schedule: list[ScheduledTokens], block_size: int) -> tuple[int, ...]:

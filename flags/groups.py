@@ -13,8 +13,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "model": ("revision", "download_dir", "hub", "generation_config", "override_generation_config"),
     "device and memory": (
         "device", "share_devices", "kv_cache_memory", "gpu_memory_utilization", "block_size", "swap_bytes",
-        "enable_prefix_caching", "prefill_chunk_size", "attention_backend", "enforce_eager", "rank_timeout", "engine",
-        "image_cache_bytes", "image_timeout",
+        "enable_prefix_caching", "prefill_chunk_size", "gap_limit", "attention_backend", "enforce_eager",
+        "rank_timeout", "engine", "image_cache_bytes", "image_timeout",
     ),
     "addresses and KV links": (
         "ip", "kv_ip", "http_port", "kv_transport", "kv_links", "kv_digests", "kv_port_range",
@@ -34,7 +34,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "waits": (
         "startup_timeout", "first_token_timeout", "stall_timeout", "client_timeout", "shutdown_timeout",
-        "sse_keep_alive_interval", "when_prefill_is_gone", "when_decode_is_gone",
+        "sse_keep_alive_interval", "path", "when_prefill_is_gone", "when_decode_is_gone",
     ),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "retry_share", "min_retries", "max_body_bytes", "max_answer_bytes",

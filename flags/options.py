@@ -78,6 +78,12 @@ class EngineOptions:
     prefill_chunk_size: int | None = flag(
         None, "maximum prompt tokens in one step (default: 512 on CPUs, 2048 on GPUs and NPUs)", parse=int
     )
+    gap_limit: float = flag(
+        0.1,
+        "longest gap, in seconds, that computing prompts may make in the tokens of streams beside them, as far as"
+        " decoding alone does not take longer",
+        parse=float,
+    )
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
     share_devices: bool = flag(False, "let instances of the ranktable share a GPU (never an NPU)")
     rank_timeout: float = flag(10.0, "seconds a step may take: ranks that wait longer for each other exit", parse=float)

@@ -65,6 +65,7 @@ def build_engine(
         prefill_chunk_size=config.prefill_chunk_size(model.info.device),
         prefix_caching=options.enable_prefix_caching,
         swap_bytes=options.swap_bytes,
+        gap_limit_s=options.gap_limit,
         clock=time.monotonic,
     )
     return core, (*notes, *_cache_notes(options.enable_prefix_caching, model.info.layout.block_size))

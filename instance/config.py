@@ -17,6 +17,7 @@ _REFERENCE = "reference"  # attention on every kind of device
 _BOUNDS: dict[str, tuple[int, float]] = {
     "max_num_seqs": (1, math.inf),
     "prefill_chunk_size": (1, math.inf),
+    "gap_limit": (0, 3600),
     "block_size": (1, math.inf),
     "max_num_batched_tokens": (1, math.inf),
     "max_model_len": (2, math.inf),

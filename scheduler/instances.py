@@ -40,6 +40,7 @@ from wire.messages import (
     TableRead,
 )
 from wire.shared_limits import progress_limit
+from wire.step_cost import StepCost
 from wire.types import InstanceDescription, Role
 
 _log = EventLogger("instances")
@@ -130,6 +131,9 @@ class Instance:
             held_for=ledger.held_for,
             is_suspect=self.is_suspect,
             path=description.path,
+            streams=ledger.streams,
+            cost=StepCost(ledger.load.step_base_s, ledger.load.step_sequence_s, ledger.load.step_token_s),
+            gap_limit_s=description.gap_limit_s,
         )
 
     @property

@@ -59,7 +59,7 @@ class KvEndpoint(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class InstanceDescription(_message.Message):
-    __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device", "kv_digests", "kv_transports")
+    __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device", "kv_digests", "kv_transports", "gap_limit_s")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SERVER_IP_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class InstanceDescription(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     KV_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     KV_TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    GAP_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
     server_ip: str
@@ -110,7 +111,8 @@ class InstanceDescription(_message.Message):
     device: str
     kv_digests: bool
     kv_transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., server_ip: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., table_digest: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_name: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_tensors: _Optional[_Iterable[_Union[KvTensor, _Mapping]]] = ..., prefill_chunk_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., device: _Optional[str] = ..., kv_digests: _Optional[bool] = ..., kv_transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    gap_limit_s: float
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., server_ip: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., table_digest: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_name: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_tensors: _Optional[_Iterable[_Union[KvTensor, _Mapping]]] = ..., prefill_chunk_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., device: _Optional[str] = ..., kv_digests: _Optional[bool] = ..., kv_transports: _Optional[_Iterable[str]] = ..., gap_limit_s: _Optional[float] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "min_tokens", "stop_token_ids", "best_of", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "structured", "beam_search", "logprob_token_ids", "repetition_detection", "thinking")
@@ -339,7 +341,7 @@ class LinkStatus(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., transport: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., failures: _Optional[int] = ..., fallbacks: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadSnapshot(_message.Message):
-    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links", "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused", "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "step_tokens", "slowest_turn_s", "starved_s", "prompts_recomputed", "images_waiting", "image_cache_bytes", "images_sought", "images_found", "images_encoded")
+    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links", "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused", "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "step_tokens", "slowest_turn_s", "starved_s", "prompts_recomputed", "images_waiting", "image_cache_bytes", "images_sought", "images_found", "images_encoded", "decoding", "step_base_s", "step_sequence_s", "step_token_s")
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +375,10 @@ class LoadSnapshot(_message.Message):
     IMAGES_SOUGHT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FOUND_FIELD_NUMBER: _ClassVar[int]
     IMAGES_ENCODED_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    STEP_BASE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     blocks_total: int
     blocks_used: int
     blocks_probe: int
@@ -406,7 +412,11 @@ class LoadSnapshot(_message.Message):
     images_sought: int
     images_found: int
     images_encoded: int
-    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., blocks_swapped: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., slowest_turn_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., prompts_recomputed: _Optional[int] = ..., images_waiting: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., images_sought: _Optional[int] = ..., images_found: _Optional[int] = ..., images_encoded: _Optional[int] = ...) -> None: ...
+    decoding: int
+    step_base_s: float
+    step_sequence_s: float
+    step_token_s: float
+    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., blocks_swapped: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., slowest_turn_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., prompts_recomputed: _Optional[int] = ..., images_waiting: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., images_sought: _Optional[int] = ..., images_found: _Optional[int] = ..., images_encoded: _Optional[int] = ..., decoding: _Optional[int] = ..., step_base_s: _Optional[float] = ..., step_sequence_s: _Optional[float] = ..., step_token_s: _Optional[float] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport", "kv_bytes_early", "cached_tokens", "num_swaps", "num_rebuilds")

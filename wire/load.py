@@ -72,6 +72,10 @@ class LoadSnapshot:
     images_sought: int = counter("Images of prompts looked up among the cached embeddings", vllm="mm_cache_queries")
     images_found: int = counter("Images of prompts whose embeddings were cached", vllm="mm_cache_hits")
     images_encoded: int = counter("Images that were encoded")
+    decoding: int = gauge("Sequences that get a token in each step")
+    step_base_s: float = gauge("Measured seconds of a step, whatever it computes", "step_base_seconds")
+    step_sequence_s: float = gauge("Measured seconds that each sequence adds to a step", "step_sequence_seconds")
+    step_token_s: float = gauge("Measured seconds that each prompt token adds to a step", "step_token_seconds")
     step_tokens: tuple[int, ...] = ()
     links: tuple[LinkStatus, ...] = ()
 

@@ -80,6 +80,11 @@ class InFlightLedger:
         return self.load.running + self.load.waiting + self._sequences.total
 
     @property
+    def streams(self) -> int:
+        """Sequences decoded in each step, and those in transit."""
+        return self.load.decoding + self._sequences.total
+
+    @property
     def prompt_ids(self) -> KeysView[str]:
         """The prompts assigned to this instance, including those in transit."""
         return self._chains.keys()

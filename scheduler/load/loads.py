@@ -1,11 +1,13 @@
 """Input of placement: each living instance's load, and the prompt to place. Plain data and arithmetic."""
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.load.prefixes import Chain
 from wire.cheap_dataclass import cheap_dataclass
 from wire.shared_limits import hold_limit
+from wire.step_cost import NO_COST, StepCost
 from wire.types import Role
 
 
@@ -26,6 +28,7 @@ class InstanceLoad:
     waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers to which it cannot hand off,
     and its own index if it must not serve alone.
     An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
+    `streams` are the sequences decoded in each step, or booked to be; chunks keep their gaps below `gap_limit_s`.
     """
 
     index: int
@@ -43,6 +46,9 @@ class InstanceLoad:
     no_transport_to: Container[int] = ()
     is_suspect: bool = False
     path: str = "handoff"
+    streams: int = 0
+    cost: StepCost = NO_COST
+    gap_limit_s: float = math.inf
 
     @property
     def can_start(self) -> bool:
@@ -86,6 +92,8 @@ class PromptFacts:
     the link between them may have failed. A `pooled` prompt generates nothing.
     `chain` are the digests of its prefixes (prefixes.py). By instance index, `known` is how many leading tokens it has
     probably cached, and `shared` how many are in blocks that other prompts use there.
+    `expected_outputs` are the tokens that each of its sequences will probably have, 0 if that is not to be compared;
+    `num_behind` prompts with `tokens_behind` tokens wait in the queue.
     """
 
     num_tokens: int
@@ -96,6 +104,10 @@ class PromptFacts:
     chain: Chain = ()
     known: Mapping[int, int] = field(default_factory=dict)
     shared: Mapping[int, int] = field(default_factory=dict)
+    expected_outputs: float = 0.0
+    num_behind: int = 0
+    tokens_behind: int = 0
+    has_images: bool = False
 
     @property
     def prefill_only(self) -> bool:

@@ -1,5 +1,6 @@
 """Batcher: decodes first, chunks in order of age, every limit kept."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batcher import BatchLimits, paced, plan_step
+from wire.step_cost import StepCost
 
 
 def test_decodes_come_before_older_chunks() -> None:
@@ -45,19 +47,35 @@ def test_a_plan_keeps_every_limit_and_wastes_none(remaining: list[int], limits: 
     assert not remaining or sum(counts) > 0
 
 
+_COST = StepCost(base_s=0.01, sequence_s=0.001, token_s=0.0005)
+_NONE = StepCost()
+
+
 @pytest.mark.parametrize(
-    ("size", "step_s", "then"),
-    [(512, 2.1, 256), (100, 9.0, 64), (64, 9.0, 64), (64, 1.0, 64), (64, 0.4, 128), (512, 0.1, 512), (300, 0.1, 512)],
-)
-def test_a_slow_step_halves_the_next_chunk_and_a_quick_one_doubles_it(size: int, step_s: float, then: int) -> None:
+    ("cost", "num_decoding", "gap_limit_s", "size"),
+    [
+        (_NONE, 0, 0.1, 512),  # not measured yet: the largest
+        (_NONE, 8, 0.1, 512),
+        (_COST, 0, 0.1, 512),  # no stream that could wait
+        (_COST, 1, 0.1, 178),  # (100 - 11 ms) / 0.5 ms
+        (_COST, 40, 0.1, 100),
+        (_COST, 90, 0.1, 20),  # decoding takes 100 ms itself: a tenth more
+        (_COST, 10, 0.02, 16),
+        (_COST, 10, math.inf, 512),
+        (StepCost(0.015, 0.001, 0.01), 0, 0.1, 198),  # at most 2 s
+        (StepCost(0.01, 0.001, 0.1), 0, 0.1, 64),
+        (StepCost(0.01, 0.001, 0.1), 1, math.inf, 64),
+    ],
+)  # fmt: skip
+def test_a_chunk_is_as_large_as_its_cost_beside_the_streams_allows(
+    cost: StepCost, num_decoding: int, gap_limit_s: float, size: int
+) -> None:
     largest = BatchLimits(8, 2048, 512)
 
-    assert paced(replace(largest, prefill_chunk_size=size), largest, step_s) == replace(
-        largest, prefill_chunk_size=then
-    )
+    assert paced(largest, cost, num_decoding, gap_limit_s) == replace(largest, prefill_chunk_size=size)
 
 
 def test_a_chunk_below_the_minimum_is_kept() -> None:
-    largest = BatchLimits(8, 2048, 16)
+    largest = BatchLimits(8, 2048, 8)
 
-    assert paced(largest, largest, 9.0) is largest
+    assert paced(largest, StepCost(9.0, 9.0, 9.0), 4, 0.1) is largest

@@ -162,7 +162,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     assert {name: float(value) for name, value in values.items()} == {
         "kv_blocks_used": 5, "kv_blocks_probe": 2, "kv_blocks_cached": 30, "kv_blocks_total": 100, "running": 3,
         "waiting": 1, "held_prompts": 1, "uncomputed_tokens": 9, "progress_age_seconds": 0.5,
-        "slowest_turn_seconds": 0.25, "starved_seconds_total": 1.5,
+        "slowest_turn_seconds": 0.25, "starved_seconds_total": 1.5, "decoding": 0, "step_base_seconds": 0,
+        "step_sequence_seconds": 0, "step_token_seconds": 0,
         "kv_bytes_sent_total": 4096, "kv_bytes_received_total": 0, "preemptions_total": 0, "steps_total": 0,
         "step_seconds_total": 0, "tokens_computed_total": 0,
         "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,

@@ -1,0 +1,73 @@
+"""Learn what a step costs from the steps of an engine, the recent ones most; pure.
+
+    seconds = base + sequence x sequences decoded            of the steps without a prompt's chunk
+    seconds - that = token x prompt tokens in chunks         of the others
+
+The two are learned apart, so that an instance that seldom computes prompts does not forget what they cost.
+"""
+
+from dataclasses import dataclass
+
+from wire.step_cost import StepCost
+
+_KEPT = 0.98
+"""The weight of a step when the next one of its kind is measured: about the last 50 count."""
+_OUTLIER = 4.0
+"""A step counts as at most this many times what was expected: the machine may have been kept from running."""
+_LEAST_SPREAD = 0.1
+"""The standard deviation of the sequences decoded, relative to their mean, that shows what one of them costs."""
+
+
+@dataclass(slots=True)
+class _Decodes:
+    """Weighted sums over the steps without chunks, x sequences and y seconds each."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    xx: float = 0.0
+    y: float = 0.0
+    xy: float = 0.0
+    slope: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self.weight = _KEPT * self.weight + 1
+        self.x, self.xx = _KEPT * self.x + x, _KEPT * self.xx + x * x
+        self.y, self.xy = _KEPT * self.y + y, _KEPT * self.xy + x * y
+        mean, spread = self.x / self.weight, self.xx / self.weight - (self.x / self.weight) ** 2
+        if spread > (_LEAST_SPREAD * mean) ** 2:
+            slope = (self.xy - mean * self.y) / (self.weight * spread)
+            self.slope = min(max(0.0, slope), self.y / self.x)  # neither part of the cost is below 0
+
+    @property
+    def base(self) -> float:
+        return max(0.0, (self.y - self.slope * self.x) / self.weight) if self.weight else 0.0
+
+
+class StepCosts:
+    """Owner of one engine's measured costs. One thread measures; any may read `now`."""
+
+    def __init__(self) -> None:
+        self.now = StepCost()
+        self._decodes = _Decodes()
+        self._tokens = self._chunk_s = 0.0
+
+    def measure(self, num_sequences: int, num_chunk_tokens: int, seconds: float) -> None:
+        """Learn from a step that decoded `num_sequences` sequences beside `num_chunk_tokens` tokens of chunks."""
+        decodes = self._decodes
+        if expected_s := self._expected_s(num_sequences, num_chunk_tokens):
+            seconds = min(seconds, _OUTLIER * expected_s)
+        if not num_chunk_tokens:
+            decodes.add(num_sequences, seconds)
+        else:
+            rest_s = max(0.0, seconds - self.now.decode_s(num_sequences))
+            self._tokens = _KEPT * self._tokens + num_chunk_tokens * num_chunk_tokens
+            self._chunk_s = _KEPT * self._chunk_s + num_chunk_tokens * rest_s
+        token_s = self._chunk_s / self._tokens if self._tokens else 0.0
+        self.now = StepCost(decodes.base, decodes.slope, token_s)
+
+    def _expected_s(self, num_sequences: int, num_chunk_tokens: int) -> float:
+        """Return what such a step takes; 0 if a part of that is not known."""
+        known, now = not num_sequences or self._decodes.weight, self.now
+        if not known or (num_chunk_tokens and not now.token_s):
+            return 0.0
+        return now.decode_s(num_sequences) + num_chunk_tokens * now.token_s
