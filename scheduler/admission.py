@@ -7,6 +7,7 @@ then all wait for it, so that a large prompt does not starve.
 import asyncio
 import itertools
 import math
+from dataclasses import replace
 from typing import Protocol
 
 from scheduler.grants import Grant
@@ -44,6 +45,7 @@ class Admission:
 
     def __init__(self, limits: ControlLimits, grants: GrantSource) -> None:
         self._grants = grants
+        self._compares = limits.compare_paths
         self._queue: FairQueue[QueueEntry] = FairQueue()
         self._room = QueueRoom(limits)
         self.costs = PromptCosts()
@@ -132,13 +134,25 @@ class Admission:
         """Try to place a prompt; return whether it no longer waits."""
         if not entry.grant.done():  # done: cancelled while waiting; its request is about to remove it
             try:
-                grant = self._grants.try_place(entry.prompt_id, entry.facts)
+                grant = self._grants.try_place(entry.prompt_id, self._facts_of(entry))
             except PdserveError as error:
                 entry.grant.set_exception(error)
             else:
                 if grant is not None:
                     entry.grant.set_result(grant)
         return entry.grant.done()
+
+    def _facts_of(self, entry: QueueEntry) -> PromptFacts:
+        """Return the prompt's facts, with those that only count where paths are compared."""
+        if not self._compares:
+            return entry.facts
+        is_queued = entry in self._queue
+        return replace(
+            entry.facts,
+            expected_outputs=self.costs.expected_outputs(entry.tenant, entry.facts),
+            num_behind=self.num_waiting - is_queued,
+            tokens_behind=self.waiting_tokens - (entry.facts.num_tokens if is_queued else 0),
+        )
 
     def _leave_queue(self, entry: QueueEntry, overtaken: list[QueueEntry]) -> None:
         if entry.grant.cancelled() or entry.grant.exception() is not None:

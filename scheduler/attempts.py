@@ -59,19 +59,22 @@ class Attempts:
         num_failures, num_tokens, stalls_at = 0, 0, math.inf
         with self._retries.retry() as retry:
             grant = await self._wait_for_grant(prompt, None)
+            clock = asyncio.get_running_loop().time
             while True:
+                began = clock()
                 try:
                     with grant:
                         await self.run_path(prompt, grant, retry)
                         grant.finished(prompt.chains)
-                    return _prompt_done(prompt, grant, tries=num_failures + 1)
+                        self._placer.note_times(prompt.times)
+                    return _prompt_done(prompt, grant, tries=num_failures + 1, seconds=clock() - began)
                 except NoCapacity as error:
                     _log.debug("no_capacity", request_id=prompt.request.request_id, error=error)
                     if prompt.output.num_tokens > num_tokens:
                         num_tokens, stalls_at = prompt.output.num_tokens, prompt.deadline
                     elif prompt.output.started:
                         stalls_at = min(stalls_at, prompt.deadline)
-                    if asyncio.get_running_loop().time() >= min(stalls_at, prompt.deadline):
+                    if clock() >= min(stalls_at, prompt.deadline):
                         raise prompt.deadline_error() from error
                 except RETRYABLE as error:
                     if grant.plan.pair not in prompt.avoid:  # else this prompt has failed there before
@@ -144,7 +147,7 @@ class Attempts:
         _log.warning("prompt_retried", request_id=prompt.request.request_id, plan=plan.reason, error=error)
 
 
-def _prompt_done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:
+def _prompt_done(prompt: PromptRun, grant: Grant, *, tries: int, seconds: float) -> PromptDone:
     return PromptDone(
         prompt_index=prompt.index,
         path=grant.plan.path,
@@ -153,4 +156,6 @@ def _prompt_done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:
         decode_instance=grant.decode.description.instance_id,
         times=prompt.times,
         tries=tries,
+        seconds=seconds,
+        expected_s=grant.plan.expected_s,
     )

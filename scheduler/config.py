@@ -109,6 +109,11 @@ class SchedulerOptions:
     stall_timeout: float = flag(10.0, "seconds a request may make no progress", parse=float)
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
+    path: str = flag(
+        "handoff", "the instances of a prompt: a prefill and a decode instance (handoff), or the cheapest of that and "
+        "either alone, by the measured time of their steps (auto)",
+        choices=("auto", "handoff"),
+    )  # fmt: skip
     when_prefill_is_gone: str = flag(
         "fail", "while no prefill instance is living, requests fail, or decode instances serve them alone (local)",
         choices=("fail", "local"),

@@ -35,7 +35,7 @@ class Dispatch:
 
     def __init__(self, registry: Registry, readiness: Readiness, limits: ControlLimits, *, id_prefix: str) -> None:
         self.ledger = FinishedRequests()
-        self._placer = Placer(registry)
+        self._placer = Placer(registry, compares=limits.compare_paths)
         self.admission = Admission(limits, self._placer)
         self.retries = RetryBudget(limits, lambda: self.ledger.inflight, lambda: not self.admission.num_waiting)
         self._registry = registry

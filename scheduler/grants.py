@@ -10,6 +10,10 @@ from scheduler.load.prefixes import Chain
 from scheduler.placement import Plan, has_room, place, why_waiting
 from scheduler.registry import Registry
 from wire.errors import Unavailable
+from wire.types import StageTimes
+
+_WEIGHT = 1 / 16
+"""Of the last hand-off, in the average of those before."""
 
 
 class Grant(AbstractContextManager["Grant"]):
@@ -56,8 +60,11 @@ class Grant(AbstractContextManager["Grant"]):
 class Placer:
     """Places prompts on the registry's living instances. Implements scheduler.admission.GrantSource."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, *, compares: bool = False) -> None:
+        """`compares`: place a prompt on the path that costs least (load/path_costs.py), else always hand it off."""
         self._registry = registry
+        self._compares = compares
+        self._hand_off_s = 0.0
         self._seen: list[InstanceLoad] | None = None
 
     def refresh(self) -> None:
@@ -66,7 +73,7 @@ class Placer:
 
     def has_room(self, *, prefill_only: bool) -> bool:
         """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""
-        return has_room(self._current_loads(), prefill_only=prefill_only)
+        return has_room(self._current_loads(), prefill_only=prefill_only, alone=self._compares)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
@@ -80,11 +87,16 @@ class Placer:
 
     def _place(self, facts: PromptFacts) -> Plan | None:
         try:
-            return place(self._current_loads(), self._with_prefixes(facts))
+            return place(self._current_loads(), self._with_prefixes(facts), self._hand_off_s)
         except Unavailable:
             if self._registry.awaits_path():
                 return None
             raise self._registry.no_path() from None
+
+    def note_times(self, times: StageTimes) -> None:
+        """Learn from a prompt that was served what a hand-off takes beside its computation."""
+        if times.reserve_s is not None and times.send_s is not None:
+            self._hand_off_s += _WEIGHT * (times.reserve_s + times.send_s - self._hand_off_s)
 
     def why_waiting(self, facts: PromptFacts) -> str:
         """Return why no pair can take the prompt now."""

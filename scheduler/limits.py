@@ -25,7 +25,8 @@ class ControlLimits:
     those left continue elsewhere. Tables that differ at the start are an error after `tables_s`: a changed file does
     not reach all hosts at once. If a new table leaves no path, requests wait `join_s` for the instances that it adds.
     `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none. While no instance of a role
-    in `may_lack` is living, those of the other role serve prompts alone.
+    in `may_lack` is living, those of the other role serve prompts alone. `compare_paths`: a prompt may also stay on one
+    instance, where that costs less than a hand-off (placement.py).
     """
 
     max_queued_requests: int = 1000
@@ -62,4 +63,5 @@ class ControlLimits:
     proof_timeout_s: float = 30.0
     ready_window_s: float = 10.0
     may_lack: frozenset[Role] = frozenset()
+    compare_paths: bool = False
     starved: Starved = starved_s

@@ -6,6 +6,7 @@ from operator import attrgetter
 
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import between_ends, first_reasons, obstacles, of_end, of_start
+from scheduler.load.path_costs import PathCost, cost_of_path
 from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
@@ -17,16 +18,24 @@ _GOES_ON = 2
 """The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
 _WORTH_SEQUENCES = 4
 """For decode, having the whole prompt cached outweighs this many sequences."""
+_WORTH_CHANGE = 1.25
+"""A path without a hand-off has to be cheaper by this factor: near ties keep the roles apart."""
+HANDOFF = "handoff"
+"""The path of our own instances; workers of other engines have paths of their own."""
 
 
 @cheap_dataclass(frozen=True, slots=True)
 class Plan:
-    """How to serve one prompt; instances by table index. `prefill` is None on the local path."""
+    """How to serve one prompt; instances by table index. `prefill` is None on the local path.
+
+    `expected_s` is how long it will take from now on, 0 where paths were not compared.
+    """
 
     path: str
     prefill: int | None
     decode: int
     reason: str
+    expected_s: float = 0.0
 
     @property
     def pair(self) -> tuple[int | None, int]:
@@ -45,16 +54,27 @@ def max_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: in
     return max((_max_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
 
-def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
+def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float = 0.0) -> Plan | None:
     """Return the current plan, or None if the prompt has to wait for room.
 
     Prefills on the prefill (or combined) instance with the fewest tokens to compute before the prompt's first token:
     the outstanding ones, minus those of the prompt it has cached. A prompt without a second token finishes there.
     Others decode where the whole sequence fits, fewest sequences first, where a cached prefix outweighs a few more
     sequences; ties go to the lower index. A pair without a common KV transport is never chosen.
+    Where outputs are expected, such a hand-off, which takes `hand_off_s` beside its computation, is compared with each
+    of the two instances alone by what they cost (load/path_costs.py).
     Raises Unavailable without a path and NeverFits.
     """
     free = _first_free(loads, prompt) if not prompt.avoid else _first_untried(loads, prompt)
+    if prompt.expected_outputs and not (prompt.avoid or prompt.prefill_only or (free and free[0] is free[1])):
+        options = _compare(loads, prompt, free, hand_off_s)
+        if options:
+            best = min(options, key=attrgetter("weight"))
+            if free is None and not best.is_local:
+                return None  # the hand-off that waits for the prefill instance's next step
+            plan = _plan(best.start, best.end, prompt)
+            reason = "; ".join((plan.reason, ", ".join(map(str, options))))
+            return Plan(plan.path, plan.prefill, plan.decode, reason, best.cost.first_token_s + best.cost.rest_s)
     if free is not None:
         return _plan(*free, prompt)
     if not any(_has_room(*pair, prompt) for pair in _usable_pairs(loads, prompt)):
@@ -63,13 +83,79 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     return None
 
 
-def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool) -> bool:
+@cheap_dataclass(frozen=True, slots=True)
+class _Option:
+    """A path and what it costs."""
+
+    start: InstanceLoad
+    end: InstanceLoad
+    cost: PathCost
+
+    @property
+    def is_local(self) -> bool:
+        return self.start is self.end
+
+    @property
+    def weight(self) -> float:
+        return self.cost.total_s * (_WORTH_CHANGE if self.is_local else 1.0)
+
+    def __str__(self) -> str:
+        how = f"{self.start.role} instance alone" if self.is_local else "hand-off"
+        return f"{how} {self.cost.total_s:.3f} s"
+
+
+def _compare(loads: Sequence[InstanceLoad], prompt: PromptFacts, pair: Pair | None, hand_off_s: float) -> list[_Option]:
+    """Return the hand-off and the two local paths with their costs; nothing while no step was measured.
+
+    `pair` is the hand-off that may start now. Without one, the hand-off that only waits for a prefill instance's next
+    step is compared: no other instance takes a prompt that would be served sooner after that.
+    """
+    starts, ends = _in_order(loads, prompt)
+    pairs = [pair or _next_pair(starts, ends, prompt, _count_peers(loads))]
+    for instances in (starts, () if prompt.has_images else ends):
+        alone = next((one for one in instances if _may_serve_alone(one, prompt)), None)
+        pairs.append(None if alone is None else (alone, alone))
+    costs = [(one, cost_of_path(*one, prompt, loads, hand_off_s)) for one in pairs if one is not None]
+    return [_Option(*one, cost) for one, cost in costs if cost is not None]
+
+
+def _may_serve_alone(load: InstanceLoad, prompt: PromptFacts) -> bool:
+    """Whether an own prefill or decode instance has room for the whole prompt with its outputs now."""
+    return (
+        load.path == HANDOFF
+        and load.role is not Role.COMBINED
+        and load.index not in load.no_transport_to
+        and _has_room(load, load, prompt)
+        and _has_whole_room(load, prompt)
+        and next(of_start(load, prompt), None) is None
+        and next(of_end(load, prompt), None) is None
+    )
+
+
+def _next_pair(
+    starts: Sequence[InstanceLoad], ends: Sequence[InstanceLoad], prompt: PromptFacts, peers: tuple[int, int]
+) -> Pair | None:
+    """Return the first pair that has to wait for the prefill instance's next step and for nothing else."""
+    for start in starts:
+        if start.can_start or start.is_suspect:
+            continue
+        for end in ends:
+            obstacle = next(of_end(end, prompt), None) or next(
+                between_ends(start, end, prompt, link_share(start, end, *peers)), None
+            )
+            if obstacle is None and _can_send(start, end) and _has_room(start, end, prompt):
+                return start, end
+    return None
+
+
+def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool, alone: bool = False) -> bool:
     """Whether some prompt might start now; False if even the smallest would have to wait. True without a pair.
 
-    `prefill_only`: also one that finishes on the instance that computes it.
+    `prefill_only`: also one that finishes on the instance that computes it; `alone`: any one may do so.
     """
     smallest = PromptFacts(0, _GOES_ON)
     can_start = any(_first_free(loads, dataclasses.replace(smallest, pooled=kind)) for kind in {False, prefill_only})
+    can_start = can_start or (alone and any(_may_serve_alone(load, smallest) for load in loads))
     return can_start or next(_usable_pairs(loads, smallest), None) is None
 
 
@@ -196,7 +282,7 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
     if prompt.pooled:
         return Plan("pooling", None, start.index, f"{start.name}: {room}")
     if start is decode:
-        why = "no token after the first, " if start.role is Role.PREFILL else ""
+        why = "no token after the first, " if prompt.prefill_only and start.role is Role.PREFILL else ""
         return Plan("local", None, decode.index, f"{decode.name}: {why}{room}")
     reason = (
         f"{start.name}: {start.outstanding_tokens} tokens outstanding{_cached_note(start, prompt)}; "

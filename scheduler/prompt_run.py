@@ -90,7 +90,9 @@ class PromptRun:
         params = self.request.params
         pooled = self.state.pooling is not None
         length = len(self.state.token_ids)
-        return PromptFacts(length, params.max_tokens, params.width, self.avoid, pooled, self._chain)
+        return PromptFacts(
+            length, params.max_tokens, params.width, self.avoid, pooled, self._chain, has_images=bool(self.state.images)
+        )
 
     @property
     def chains(self) -> list[Chain]:

@@ -55,7 +55,7 @@ class GenerationRequest:
 class PromptDone:
     """All sequences of a prompt finished and its hand-off is complete: its stage durations and how it was served.
 
-    The fields describe the last of its `tries`.
+    The fields describe the last of its `tries`: it took `seconds`, and was expected to take `expected_s` (0: unknown).
     """
 
     prompt_index: int
@@ -65,6 +65,8 @@ class PromptDone:
     decode_instance: str | None
     times: StageTimes
     tries: int = 1
+    seconds: float = 0.0
+    expected_s: float = 0.0
 
 
 class TokenSink(Protocol):

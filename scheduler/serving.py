@@ -113,6 +113,7 @@ async def open_serving(
         retry_share=options.retry_share,
         min_retries=options.min_retries,
         may_lack=options.may_lack(),
+        compare_paths=options.path == "auto",
     )
     names = {config.engine.model, *config.engine.served_names()}
     control = build_control(cluster, limits, files.kind, names)

@@ -11,7 +11,7 @@ from scheduler.api.choice_collector import ChoiceCollector
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.piece_writer import PieceWriter
 from scheduler.api.sse import ClientGone, until_disconnect
-from scheduler.api.usage import server_timing, serving_report, timing_metrics, token_usage
+from scheduler.api.usage import served_headers, serving_report, timing_metrics, token_usage
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
@@ -51,12 +51,10 @@ class Generation:
         prompts = prompt_reports(output)
         collector = ChoiceCollector(self.shape, self.options, prompts, self.context.config.options.max_answer_bytes)
         await output.run(self.context.dispatcher, collector.add)
-        timing = server_timing(output.served)
-        headers = {"server-timing": timing} if timing else {}
         answer = self.shape.whole(collector.choices(), prompts, self._usage_of(output))
         if "metrics" in answer:
             answer["metrics"] = self._metrics_of(output)
-        response = json_response(answer, 200, headers)
+        response = json_response(answer, 200, served_headers(output.served))
         await response(scope, receive, send)
 
     async def _answer_stream(self, scope: Scope) -> None:

@@ -12,7 +12,7 @@ from scheduler.api.errors import json_response, request_id_of
 from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.prepared_request import cache_salt_of, priority_of
 from scheduler.api.sse import ClientGone, until_disconnect
-from scheduler.api.usage import server_timing
+from scheduler.api.usage import served_headers
 from scheduler.api.vector_data import VectorBytes
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
@@ -73,8 +73,7 @@ class PooledResponse:
             first = str(error).partition(" ")[0]
             error.param = error.param or (first if first in ("dimensions", "task") else "input")
             raise
-        timing = server_timing(run.served)
-        response = _response(await self.build_body(vectors), {"server-timing": timing} if timing else {})
+        response = _response(await self.build_body(vectors), served_headers(run.served))
         await response(scope, receive, send)
 
 

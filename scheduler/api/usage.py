@@ -41,10 +41,18 @@ def _token_counts(num_prompt: int, num_output: int, details: dict[str, int] | No
     }  # fmt: skip
 
 
-def server_timing(served: Sequence[PromptDone]) -> str:
-    """Return the value of the Server-Timing header; for several prompts, of the one that took longest to start."""
+def served_headers(served: Sequence[PromptDone]) -> dict[str, str]:
+    """Return the headers of an answer about how it was served: the path of each prompt once, and its timing."""
     if not served:
-        return ""
+        return {}
+    return {
+        "x-pdserve-path": ", ".join(dict.fromkeys(done.path for done in served)),
+        "server-timing": _server_timing(served),
+    }
+
+
+def _server_timing(served: Sequence[PromptDone]) -> str:
+    """Return the stages of the prompt that took longest to start."""
     times = max((done.times for done in served), key=lambda times: sum(_stages_ms(times).values()))
     parts = [f"{name};dur={milliseconds:.3f}" for name, milliseconds in _stages_ms(times).items()]
     if times.transport:
@@ -80,6 +88,7 @@ def _report(done: PromptDone, *, instances: bool) -> dict[str, Any]:
     return {
         "path": done.path,
         "reason": done.reason,
+        **({"seconds": round(done.seconds, 6), "expected_s": round(done.expected_s, 6)} if done.expected_s else {}),
         **(names if instances else {}),
         "stages_ms": {name: round(milliseconds, 3) for name, milliseconds in _stages_ms(done.times).items()},
         "kv_bytes": done.times.kv_bytes,

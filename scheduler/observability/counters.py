@@ -1,6 +1,6 @@
 """The scheduler's counters and histograms, updated while requests run; metrics.py and vllm_metrics.py expose them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
@@ -46,6 +46,9 @@ class SchedulerCounters:
         self.token_gap = self.between_tokens.observe
         self.endings: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
+        self.paths: Counter[str] = Counter()
+        self.path_seconds: defaultdict[str, float] = defaultdict(float)
+        self.path_expected: defaultdict[str, float] = defaultdict(float)
         self.http: Counter[tuple[str, str, str]] = Counter()
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
@@ -63,8 +66,12 @@ class SchedulerCounters:
         return self._first_tokens + self.between_tokens.count
 
     def prompt_done(self, done: PromptDone) -> None:
-        """Count the stages of one prompt, and its KV transfer if there was one."""
+        """Count the path and the stages of one prompt, and its KV transfer if there was one."""
         times = done.times
+        self.paths[done.path] += 1
+        if done.expected_s:
+            self.path_seconds[done.path] += done.seconds
+            self.path_expected[done.path] += done.expected_s
         for stage, histogram in self.stages.items():
             seconds = getattr(times, f"{stage}_s")
             if seconds is not None:

@@ -19,8 +19,11 @@ class PromptCosts:
         """Return the expected tokens of a prompt, its own and those of all its sequences."""
         if facts.pooled:
             return facts.num_tokens
-        output = min(facts.max_tokens, self._output.get(tenant, _FIRST_GUESS))
-        return facts.num_tokens + facts.num_sequences * max(1, round(output))
+        return facts.num_tokens + facts.num_sequences * max(1, round(self.expected_outputs(tenant, facts)))
+
+    def expected_outputs(self, tenant: str, facts: PromptFacts) -> float:
+        """Return the output tokens to expect of each sequence of a prompt."""
+        return min(facts.max_tokens, self._output.get(tenant, _FIRST_GUESS))
 
     def ended(self, tenant: str, facts: PromptFacts, num_output_tokens: int) -> None:
         """Learn from a granted prompt that ended for any reason; `num_output_tokens` counts all its sequences."""

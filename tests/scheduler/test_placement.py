@@ -12,6 +12,7 @@ from scheduler.load.loads import HeldPrompts, InstanceLoad, PromptFacts, link_sh
 from scheduler.load.obstacles import obstacles
 from scheduler.placement import has_room, max_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
+from wire.step_cost import NO_COST, StepCost
 from wire.types import Role
 
 
@@ -81,6 +82,73 @@ def test_shared_blocks_in_use_need_not_be_free() -> None:
     assert pair(prefill(0), decode(1, blocks_free=2), shared={1: 64}) is None
     assert pair(load(0, Role.COMBINED, blocks_free=3), shared={0: 64}) == (None, 0)
     assert pair(prefill(0, blocks_free=6), decode(1), shared={1: 64}) is None
+
+
+COST = StepCost(base_s=0.012, sequence_s=0.0015, token_s=0.0006)
+"""Of a small model on one core: 166 ms for a prompt of 256 tokens, 14 ms for a step of one stream, 60 ms with 32."""
+
+
+def measured(one: InstanceLoad, **changes: Any) -> InstanceLoad:
+    return dataclasses.replace(one, **{"cost": COST, "max_num_seqs": 64, "gap_limit_s": 0.1, **changes})
+
+
+@pytest.mark.parametrize(
+    ("busy_prefill", "busy_decode", "facts", "chosen"),
+    [
+        ({}, {}, {}, (0, 1)),  # nothing to gain: streams apart from prompts
+        ({}, {"streams": 1}, {}, (0, 1)),
+        ({}, {"streams": 8}, {}, (None, 0)),  # a step of 9 is dearer than one of 1
+        ({}, {"streams": 8}, {"num_behind": 60, "tokens_behind": 60 * 256}, (0, 1)),  # first the prompts that wait
+        ({"outstanding_tokens": 500}, {}, {}, (None, 1)),  # D has nothing to do
+        ({"outstanding_tokens": 500}, {"streams": 8}, {"num_tokens": 16}, (None, 0)),
+        (  # a short one disturbs little
+            {"outstanding_tokens": 500, "streams": 8}, {"streams": 8}, {"num_tokens": 16, "expected_outputs": 8.0},
+            (None, 1),
+        ),
+        ({"outstanding_tokens": 500, "streams": 20}, {"streams": 20}, {}, (0, 1)),  # a near tie
+        ({"outstanding_tokens": 600, "streams": 20}, {"streams": 20}, {}, None),  # so it waits for P's next step
+        ({"outstanding_tokens": 600, "streams": 20}, {"streams": 20}, {"known": {1: 240}}, (None, 1)),  # nearly cached
+        ({"outstanding_tokens": 500}, {}, {"has_images": True}, (0, 1)),  # D encodes none
+        ({"outstanding_tokens": 500}, {}, {"expected_outputs": 0}, (0, 1)),  # not to be compared
+        ({"outstanding_tokens": 500}, {}, {"avoid": frozenset({(None, 1)})}, (0, 1)),  # it failed there
+        ({}, {"blocks_free": 0}, {}, (None, 0)),  # D is full
+        ({"blocks_free": 0}, {}, {}, (None, 1)),
+        ({"blocks_free": 18}, {"blocks_free": 0}, {}, None),  # P alone would have no room for its output
+        ({"is_suspect": True}, {}, {}, (None, 1)),
+        ({"path": "prefill-first"}, {"path": "prefill-first", "streams": 30}, {}, (0, 1)),  # workers of another engine
+    ],
+)  # fmt: skip
+def test_the_path_that_costs_all_streams_least_is_taken(
+    busy_prefill: dict[str, Any], busy_decode: dict[str, Any], facts: dict[str, Any], chosen: object
+) -> None:
+    loads = [measured(prefill(0), **busy_prefill), measured(decode(1), **busy_decode)]
+    given = {"num_tokens": 256, "max_tokens": 64, "expected_outputs": 64.0, **facts}
+
+    assert pair(*loads, **given) == chosen
+
+
+def test_without_a_measured_step_every_prompt_is_handed_off() -> None:
+    loads = [measured(prefill(0), cost=NO_COST), measured(decode(1), cost=NO_COST, streams=30)]
+
+    assert pair(*loads, expected_outputs=64.0) == (0, 1)
+
+
+def test_what_an_instance_has_not_measured_is_another_ones() -> None:
+    loads = [
+        measured(prefill(0), cost=dataclasses.replace(NO_COST, token_s=COST.token_s)),
+        measured(decode(1), cost=dataclasses.replace(COST, token_s=0.0), streams=30),
+    ]
+
+    assert pair(*loads, num_tokens=256, max_tokens=64, expected_outputs=64.0) == (None, 0)
+
+
+def test_the_reason_compares_the_paths() -> None:
+    plan = place(
+        [measured(prefill(0)), measured(decode(1))], PromptFacts(256, 64, expected_outputs=64.0), hand_off_s=0.04
+    )
+
+    assert plan is not None
+    assert plan.reason.endswith("hand-off 1.056 s, prefill instance alone 1.016 s, decode instance alone 1.016 s")
 
 
 def test_the_reason_names_the_cached_tokens() -> None:

@@ -82,7 +82,8 @@ def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterat
 
 
 def _contestants(request: PdRequest, work: Path) -> Iterator[ServerContestant]:
-    yield our_pair(work, request.flags, request.device)
+    for path in ("auto", "handoff"):
+        yield our_pair(work, request.flags, request.device, path=path)
     yield our_colocated(request.flags, request.cores, request.device)
     if request.options.vllm:
         maximum = min(_MAX_LEN, _max_len(request))

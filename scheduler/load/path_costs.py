@@ -1,0 +1,84 @@
+"""What a path costs a prompt and the streams beside it, in seconds, from measured step costs. Pure.
+
+first token   the steps of all prompt tokens assigned there, its own last, in chunks that keep the streams' gaps
+the rest      a step of its decoding instance for each token
+delay         what each stream and each waiting prompt waits longer because of it, added up
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.load.loads import InstanceLoad, PromptFacts
+from wire.step_cost import StepCost
+
+_LEAST_SLICE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PathCost:
+    """Expected seconds until the first token, from it to the last, and of delay for all others together."""
+
+    first_token_s: float
+    rest_s: float
+    delay_s: float
+
+    @property
+    def total_s(self) -> float:
+        """What placement compares: its own time and that of the others count the same."""
+        return self.first_token_s + self.rest_s + self.delay_s
+
+
+def cost_of_path(
+    start: InstanceLoad, end: InstanceLoad, prompt: PromptFacts, loads: Sequence[InstanceLoad], hand_off_s: float
+) -> PathCost | None:
+    """Return the cost of computing on `start` and decoding on `end`, which may be the same instance.
+
+    `hand_off_s` is what a hand-off takes beside its computation. None while no instance has measured its steps.
+    """
+    on_start, on_end = (known_cost(one, loads) for one in (start, end))
+    if not on_start.token_s or not on_end.base_s:
+        return None
+    length = max(1, prompt.num_tokens - prompt.known.get(start.index, 0))
+    first_s = _steps_s(start, on_start, start.outstanding_tokens + length, start.streams)
+    delay_s = start.streams * length * on_start.token_s
+    num_outputs, width = max(0.0, prompt.expected_outputs - 1), prompt.num_sequences
+    rest_s = num_outputs * on_end.decode_s(end.streams + width)
+    delay_s += end.streams * num_outputs * width * on_end.sequence_s
+    if start is end:
+        delay_s += _delay_of_waiting(start, on_start, prompt, num_outputs)
+    else:
+        rest_s += hand_off_s + min(end.outstanding_tokens * on_end.token_s, rest_s)
+    return PathCost(first_s, rest_s, delay_s)
+
+
+def known_cost(load: InstanceLoad, loads: Sequence[InstanceLoad]) -> StepCost:
+    """Return an instance's measured cost; what it has not measured itself is that of another one."""
+    cost = load.cost
+    if not cost.token_s:
+        token_s = next((one.cost.token_s for one in loads if one.cost.token_s), 0.0)
+        cost = replace(cost, token_s=token_s)
+    if not cost.base_s:
+        other = next((one.cost for one in loads if one.cost.base_s), cost)
+        cost = StepCost(other.base_s, other.sequence_s, cost.token_s)
+    return cost
+
+
+def _steps_s(load: InstanceLoad, cost: StepCost, num_tokens: int, streams: int) -> float:
+    """Return the seconds of the steps that compute so many prompt tokens beside `streams` streams."""
+    size = float(load.prefill_chunk_size)
+    if streams:
+        limit_s = max(load.gap_limit_s, 1.1 * cost.decode_s(streams))
+        size = min(size, cost.chunk_within(limit_s, streams, _LEAST_SLICE))
+    return math.ceil(num_tokens / size) * cost.decode_s(streams) + num_tokens * cost.token_s
+
+
+def _delay_of_waiting(load: InstanceLoad, cost: StepCost, prompt: PromptFacts, num_outputs: float) -> float:
+    """Return how much later the prompts that wait get their first tokens if one more stream is beside their chunks."""
+    num_tokens = prompt.tokens_behind + load.outstanding_tokens
+    if not prompt.num_behind or not num_tokens:
+        return 0.0
+    without_s = _steps_s(load, cost, num_tokens, load.streams)
+    with_s = _steps_s(load, cost, num_tokens, load.streams + prompt.num_sequences)
+    share = min(1.0, num_outputs * cost.decode_s(load.streams + 1) / with_s)  # of that time in which it still decodes
+    return prompt.num_behind / 2 * share * (with_s - without_s)
