@@ -164,6 +164,15 @@ class GuideCluster:
             time.sleep(_POLL_S)
         raise AssertionError(f"not ready after {timeout_s} s: {words}")
 
+    def wait_living(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return when the scheduler has a session with every instance."""
+        deadline = time.monotonic() + timeout_s
+        while (states := {one["state"] for one in self.client.get("/ready").json()["instances"]}) != {"living"}:
+            for name, process in self.processes.items():
+                assert process.running, f"{name} ended with {process.wait()}:\n{process.log}"
+            assert time.monotonic() < deadline, f"after {timeout_s} s instances are {states}"
+            time.sleep(_POLL_S)
+
     def up(self) -> "GuideCluster":
         """Start all and wait until ready."""
         self.start()

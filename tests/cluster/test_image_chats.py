@@ -40,11 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
 
 @pytest.fixture(scope="module")
 def cluster(model: ImageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideCluster]:
-    """Two P, of which the first is killed within the first prompt of several chunks, and a D."""
+    """The second of two P, and a D."""
     folder = tmp_path_factory.mktemp("images")
     flags = (*ENGINE_FLAGS, *SMALL_CHUNKS)
     with GuideCluster(folder, model.folder, prefill=("0", "1"), decode=("2",), flags=flags) as made:
-        made.start("prefill-0", env={VARIABLE: "prefill.between_chunks=kill9"})
         made.start("prefill-1", "decode-0", "scheduler")
         made.wait_ready()
         yield made
@@ -75,7 +74,12 @@ CASES: list[tuple[str, tuple[bytes, ...]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCluster, model: ImageModel) -> None:
+    """The first P is killed within the first prompt of several chunks."""
+    cluster.start("prefill-0", env={VARIABLE: "prefill.between_chunks=kill9"})
+    cluster.wait_living()
+
     async def ask_all() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=cluster.client.base_url, timeout=300, trust_env=False) as http:
             bodies = [_body(text, *files) for text, files in CASES]
@@ -92,7 +96,7 @@ def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCl
     cluster.retired.append(cluster.processes.pop("prefill-0"))
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("README.zh-CN.md", marks=pytest.mark.long)])
 def test_the_readmes_image_example_runs_as_printed(
     cluster: GuideCluster, model: ImageModel, tmp_path: Path, page: str
 ) -> None:

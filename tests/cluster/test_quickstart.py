@@ -59,7 +59,8 @@ def quickstart(tmp_path: Path, tiny_model: Path) -> Iterator[Quickstart]:
     assert made.run("pdserve", "down").returncode == 0
 
 
-@pytest.mark.parametrize("engine", ["fake", pytest.param("real", marks=pytest.mark.long)])
+@pytest.mark.long  # .ci/run runs scripts/quickstart every time
+@pytest.mark.parametrize("engine", ["fake", "real"])
 def test_it_starts_a_cluster_once_and_queries_it_each_time(
     quickstart: Quickstart, fake_model: Path, engine: str
 ) -> None:

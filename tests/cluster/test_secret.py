@@ -33,6 +33,7 @@ def cluster(folder: Path, model: Path, *flags: str) -> GuideCluster:
     return GuideCluster(folder, model, flags=("--engine=fake", *flags))
 
 
+@pytest.mark.long
 def test_a_process_with_another_secret_is_named(tmp_path: Path, fake_model: Path) -> None:
     default, _ = ensure_secret(tmp_path)
     other, _ = ensure_secret(tmp_path / "other")

@@ -98,9 +98,8 @@ def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
     assert pdserve("down").stdout.startswith("no cluster ")
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(
     pdserve: Pdserve, number: signal.Signals, status: int
 ) -> None:

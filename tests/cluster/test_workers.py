@@ -87,7 +87,8 @@ def test_up_starts_serves_and_restarts_workers(tmp_path: Path, fake_model: Path)
     assert "SIGKILL" in (pdserve.folder.log("supervisor")).read_text()
 
 
-@pytest.mark.parametrize("num_own", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_own", [0, 1])
 def test_up_serves_workers_that_run_already_and_leaves_them(tmp_path: Path, fake_model: Path, num_own: int) -> None:
     ports = free_ports(2)
     workers = [subprocess.Popen([*_PROGRAM, "--port", str(port)]) for port in ports]
@@ -141,6 +142,7 @@ def _route(folder: Path, model: Path, **decode: Any) -> Iterator[tuple[subproces
             worker.wait(60)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_route_after_its_requests_not_its_workers(tmp_path: Path, fake_model: Path) -> None:
     with _route(tmp_path / "run", fake_model) as (route, client, workers):
         _wait_ready(route, client)

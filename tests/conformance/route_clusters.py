@@ -68,7 +68,7 @@ class KillingClient(RouteClient):
         """
         cluster = self._cluster
         process = cluster.start("decode-0", env={VARIABLE: f"decode.token=delay:{START_TIMEOUT_S}@{row.killed_at}"})
-        self._wait(lambda: self._states() == dict.fromkeys(cluster.names, "living"))
+        cluster.wait_living()
         num_before, num_retried = self._count(_GENERATED), self._count(_RETRIED)
         with ThreadPoolExecutor(1) as pool:
             stream = pool.submit(super().streamed, row)
@@ -92,9 +92,6 @@ class KillingClient(RouteClient):
     def _count(self, name: str) -> float:
         (sample,) = self._cluster.gauge(name)
         return sample.value
-
-    def _states(self) -> dict[str, str]:
-        return {one["name"]: one["state"] for one in self._cluster.client.get("/ready").json()["instances"]}
 
 
 @contextlib.contextmanager

@@ -101,7 +101,7 @@ def answers() -> dict[str, Answer]:
     return {}
 
 
-@pytest.mark.often("shm-calls", "shm-message-budget")
+@pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 @pytest.mark.parametrize("client", WAYS, indirect=True)
 def test_a_route_answers_the_same(client: RouteClient, row: RouteRow, answers: dict[str, Answer]) -> None:

@@ -41,7 +41,8 @@ def _health(address: str) -> int:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("engine", ["fake", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.long  # tests/deploy/test_compose.py serves every time
+@pytest.mark.parametrize("engine", ["fake", "torch"])
 def test_pods_find_each_other_serve_and_come_and_go(tmp_path: Path, engine: str) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

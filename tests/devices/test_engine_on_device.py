@@ -36,7 +36,7 @@ def check_same(mine: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
         assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=TOLERANCE)
 
 
-@pytest.mark.often("card", "npu", "fake")
+@pytest.mark.often("npu")
 def test_requests_of_every_kind_are_answered_as_on_the_cpu(
     any_device: Device, path: Path, outputs_on_cpu: Outputs
 ) -> None:
@@ -55,7 +55,7 @@ def test_requests_of_every_kind_are_answered_as_on_the_cpu(
         assert vector == pytest.approx(outputs_on_cpu.vectors[name], abs=TOLERANCE)
 
 
-@pytest.mark.often("fake-swapped-out", "npu-recomputed")
+@pytest.mark.often("npu-swapped-out")
 @pytest.mark.parametrize("swap_bytes", [0, PLENTY], ids=["recomputed", "swapped-out"])
 def test_a_full_pool_changes_no_token(device: Device, swap_bytes: int, path: Path) -> None:
     lengths = (3, 16, 9, 14)

@@ -78,7 +78,9 @@ def test_a_prompt_continues_on_the_device_that_has_its_kv(
     assert outputs.tokens["x", 0] + rest.tokens["x", 0] == expected
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [("cpu", KIND), (KIND, "cpu"), (KIND, KIND)])
+@pytest.mark.parametrize(("prefill", "decode"), [
+    pytest.param("cpu", KIND, marks=pytest.mark.long), pytest.param(KIND, "cpu", marks=pytest.mark.long), (KIND, KIND),
+])  # fmt: skip
 def test_two_instances_on_a_card_serve_a_prompt_by_hand_off(
     prefill: str, decode: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

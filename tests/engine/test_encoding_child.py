@@ -55,6 +55,7 @@ def test_a_broken_file_is_refused_and_the_next_is_encoded(child: EncodingChild) 
     assert child.pid == pid
 
 
+@pytest.mark.long
 def test_a_killed_child_is_replaced_and_its_file_encoded(child: EncodingChild) -> None:
     before = child.encode(_FILE)
     assert child.pid is not None

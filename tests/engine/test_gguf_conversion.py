@@ -227,6 +227,7 @@ def test_a_second_process_waits_for_a_running_conversion(tmp_path: Path, monkeyp
     assert messages == [f"waiting for another process that is creating {path.name}"]
 
 
+@pytest.mark.long
 def test_a_refusal_of_the_converting_process_is_reported(tmp_path: Path) -> None:
     file, _ = write_tiny_gguf(tmp_path, "llama")
     file.write_bytes(file.read_bytes().replace(b"smollm", b"nobody"))

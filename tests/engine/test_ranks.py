@@ -333,6 +333,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 def test_no_rank_outlives_rank_0() -> None:
     parent = subprocess.run([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, timeout=_WAIT_S, check=False)
 

@@ -189,27 +189,19 @@ def fail(*args: object) -> None:
     raise RuntimeError("no memory for the tokens")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("capture_faults", "warning"),
     [
-        pytest.param(
-            (None, (2, 6, "not permitted")), "graphs_off rows=16 width=16 .* rank 1 of 2: .*not permitted",
-            marks=pytest.mark.long,
-        ),
+        ((None, (2, 6, "not permitted")), "graphs_off rows=16 width=16 .* rank 1 of 2: .*not permitted"),
         (
             ((5, 0, "out of memory"), (6, 0, "out of memory")),
             "graphs_limited .*first_left_out_rows=2 .*left_out=2 .*graphs=4 .* rank 0 of 2: .*out of memory",
         ),
-        pytest.param(
-            ((2, 4, "not permitted"), None), "graphs_off rows=16 width=16 .* rank 0 of 2: .*not permitted",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ((5, 8, "out of memory"), None), "graphs_limited .*left_out=1 .*graphs=5 .* rank 0 of 2: .*out of memory",
-            marks=pytest.mark.long,
-        ),
+        (((2, 4, "not permitted"), None), "graphs_off rows=16 width=16 .* rank 0 of 2: .*not permitted"),
+        (((5, 8, "out of memory"), None), "graphs_limited .*left_out=1 .*graphs=5 .* rank 0 of 2: .*out of memory"),
     ],
-)  # fmt: skip
+)
 def test_a_shape_that_one_rank_cannot_capture_is_dropped_by_all(
     capture_faults: tuple[CaptureFault | None, CaptureFault | None], warning: str, path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -341,6 +341,7 @@ def test_ranks_on_a_device_without_sums_are_refused_first(device: str, name: str
         )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_group_outlives_the_descriptor_that_it_met_by() -> None:
     """torch's store writes to its file by name as it goes; what another owner put there since ended the process."""
     program = """

@@ -72,6 +72,7 @@ def test_text_alone_equals_transformers(family: Callable[[str], _Family], name: 
     assert [answers.tokens[state.prompt_id, 0] for state in states] == [it.oracle.generate(s, []) for s in states]
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", VISION)
 def test_images_cut_by_chunks_equal_transformers(family: Callable[[str], _Family], name: str, backend: str) -> None:
@@ -83,6 +84,7 @@ def test_images_cut_by_chunks_equal_transformers(family: Callable[[str], _Family
     assert (answers.failed, _outputs(answers)) == ([], it.expected)
 
 
+@pytest.mark.often("gemma3")
 @pytest.mark.parametrize("name", VISION)
 def test_without_native_kernels_it_equals_transformers(
     family: Callable[[str], _Family], name: str, monkeypatch: pytest.MonkeyPatch
@@ -96,6 +98,7 @@ def test_without_native_kernels_it_equals_transformers(
     assert (answers.failed, _outputs(answers)) == ([], it.expected)
 
 
+@pytest.mark.often("llava-rebuilt", "qwen2_5_vl-copied")
 @pytest.mark.parametrize("options", [{}, {"swap_bytes": 1 << 20}], ids=["rebuilt", "copied"])
 @pytest.mark.parametrize("name", VISION)
 def test_preempted_prompts_with_images_answer_the_same(
@@ -193,7 +196,7 @@ def test_embeddings_that_are_not_the_images_are_refused(
         assert not core.has_work()
 
 
-@pytest.mark.often("qwen2_vl", "gemma3")
+@pytest.mark.often("qwen2_vl")
 @pytest.mark.usefixtures("native_libraries")
 @pytest.mark.parametrize("name", VISION)
 def test_two_ranks_answer_the_same(family: Callable[[str], _Family], name: str) -> None:

@@ -19,8 +19,8 @@ RESULTS = "PDSERVE_FAULT_RESULTS"
 """A file's name here gets the measured table as JSON, for scripts/fault_table."""
 
 OFTEN = frozenset({
-    "prefill.in_chunk=raise", "kv.send.mid@3=corrupt", "kv.before_ack=stop", "decode.token@5=kill9",
-    "scheduler.between=kill9",
+    "prefill.in_chunk=raise", "prefill.in_chunk=kill9", "kv.send.mid@3=corrupt", "kv.before_ack=stop",
+    "decode.token@5=kill9", "scheduler.between=kill9",
 })  # fmt: skip
 """The cases that run every time: each action, each process, both sides of the first token."""
 

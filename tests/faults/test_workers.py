@@ -246,6 +246,7 @@ def test_openais_client_and_run_batch_work_unchanged(whole: Whole, tmp_path: Pat
     assert batched == {f"id-{word}": text for word, text in texts.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole", ["nixl"], indirect=True)
 def test_verify_reads_log_probabilities_over_workers(whole: Whole, capsys: pytest.CaptureFixture[str]) -> None:
     url = whole.processes.client.base_url  # twice: the doubles read no texts; a real pair is compared with its D

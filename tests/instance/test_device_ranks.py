@@ -132,9 +132,8 @@ def test_layers_reported_ahead_of_the_ranks_are_handed_off(
     assert serve_pair(prefill, decode) == (reference, {"tcp"})
 
 
-@pytest.mark.parametrize(
-    ("p_ranks", "d_ranks"), [(1, 2), *(pytest.param(*case, marks=pytest.mark.long) for case in ((2, 2), (2, 1)))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("p_ranks", "d_ranks"), [(1, 2), (2, 2), (2, 1)])
 def test_ranks_hand_off_over_nccl_beside_their_sums(
     p_ranks: int, d_ranks: int, model: Path, reference: list[list[int]], nccl: NcclRules
 ) -> None:

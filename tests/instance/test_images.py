@@ -96,7 +96,7 @@ def _encoder(instance: LocalInstance) -> Any:
     return instance._host._images
 
 
-@pytest.mark.often("llava")
+@pytest.mark.long
 def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: ImageModel) -> None:
     states = _prompts(model)
 
@@ -113,7 +113,7 @@ def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: Imag
     assert asyncio.run(run()) == {state.prompt_id: model.generate(state) for state in states}
 
 
-@pytest.mark.often("qwen2_5_vl-shm", "gemma3-tcp")
+@pytest.mark.often("qwen2_5_vl-shm")
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_image_files_give_the_tokens_of_transformers_over_a_hand_off(model: ImageModel, transport: str) -> None:
     states = _prompts(model)

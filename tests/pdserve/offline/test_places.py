@@ -96,6 +96,7 @@ def _all_logprobs(one: RequestOutput) -> list[float]:
     return [entry.logprob for table in tables if table is not None for entry in table.values()]
 
 
+@pytest.mark.long
 def test_a_cluster_is_used_with_a_key_and_a_served_model(cluster: str) -> None:
     with pytest.raises(ConfigError, match="API key"):
         LLM(cluster=cluster, api_key="wrong")
@@ -126,6 +127,7 @@ for wrong in (llm.get_tokenizer, lambda: LLM(sys.argv[2])):
 """
 
 
+@pytest.mark.long
 def test_a_cluster_is_used_without_torch(cluster: str, model: Path, local: LLM) -> None:
     command = [sys.executable, "-c", _WITHOUT_ENGINE, cluster, str(model)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
