@@ -7,14 +7,18 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
 from native.build import build_all
 from native.cache import NoNative
 from pdserve import ports
+from scheduler import loop
 from tests.combinations import mark_second_loops_long, mark_the_rest_long, mark_the_unnamed_long
 
 # A busy machine is not a defect. CI draws the same examples each time, so that a change is judged by its own effect;
@@ -46,15 +50,23 @@ def fresh_log() -> None:
     log.setLevel(logging.NOTSET)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_collections() -> None:
-    """Freeze all that is imported: a collection, as the product does when it drops a model, walks it for a second.
+@pytest.fixture(scope="session", autouse=True)
+def short_collections() -> Iterator[None]:
+    """Keep frozen all that is imported, also at the end of a loop: the next collection would walk it for a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "gc", SimpleNamespace(**vars(gc) | {"unfreeze": lambda: None}))
+        yield
 
-    For each module: `scheduler.loop.run` unfreezes at its end.
-    """
-    if gc.get_freeze_count() == 0:
-        gc.collect()
-        gc.freeze()
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trust one authority of certifi's file: each HTTP client reads all that are in it, for longer than most tests."""
+    first, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----\n")
+    file = tmp_path_factory.mktemp("authorities") / "one.pem"
+    file.write_text(first + end, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(file))
+        yield
 
 
 @pytest.fixture(autouse=True)

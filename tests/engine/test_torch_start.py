@@ -104,7 +104,6 @@ def test_the_collector_is_as_before_after_loading_even_if_it_fails() -> None:
 
     assert meanwhile != [before]
     assert gc.get_threshold() == before
-    gc.unfreeze()
 
 
 class Circle:
@@ -126,6 +125,7 @@ def test_only_our_own_processes_freeze_loaded_objects(is_ours: bool) -> None:
     assert (gone() is None) is not is_ours, "a script that drops a model has its memory back"
     gc.unfreeze()
     gc.collect()
+    gc.freeze()
     assert gone() is None
 
 

@@ -102,8 +102,8 @@ def write_files(files: Mapping[str, bytes], directory: Path) -> Path:
     return directory
 
 
-def save_tiny_tokenizer(directory: Path) -> None:
-    """Write tokenizer.json (byte-level BPE of VOCAB_SIZE ids) and tokenizer_config.json with a chat template."""
+@functools.cache
+def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -114,7 +114,12 @@ def save_tiny_tokenizer(directory: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_LINES, trainer)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer
+
+
+def save_tiny_tokenizer(directory: Path) -> None:
+    """Write tokenizer.json (byte-level BPE of VOCAB_SIZE ids) and tokenizer_config.json with a chat template."""
+    _tokenizer().save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|im_start|>",

@@ -113,7 +113,7 @@ def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: Imag
     assert asyncio.run(run()) == {state.prompt_id: model.generate(state) for state in states}
 
 
-@pytest.mark.often("qwen2_5_vl-shm")
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_image_files_give_the_tokens_of_transformers_over_a_hand_off(model: ImageModel, transport: str) -> None:
     states = _prompts(model)
@@ -164,6 +164,7 @@ def test_a_bad_image_ends_its_own_prompt_alone(llava: ImageModel) -> None:
     assert tokens == {state.prompt_id: llava.generate(state) for state in (good, after)}
 
 
+@pytest.mark.long
 def test_a_prompt_cancelled_while_its_image_is_encoded_holds_nothing(llava: ImageModel) -> None:
     """The encoder is stopped meanwhile, and text runs beside it."""
     image, text = llava.prompt("image", range(30, 50), {3: _FILES[0]}), llava.prompt("text", range(30, 50), {})

@@ -1,7 +1,8 @@
 """A tiny model folder and the HTTP API over a scripted dispatcher."""
 
+import functools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from flags.options import EngineOptions
+from scheduler.api import openapi
+from scheduler.api.route_entry import Route
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
@@ -30,8 +33,8 @@ _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CORPUS = ["hello world", "the quick brown fox jumps over the lazy dog", "San Francisco is a city", "good morning"] * 20
 
 
-def write_model(folder: Path, **tokenizer_config: Any) -> Path:
-    """Write a model folder without weights: byte-level BPE, 512 positions, a ChatML template."""
+@functools.cache
+def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,6 +42,12 @@ def write_model(folder: Path, **tokenizer_config: Any) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(_CORPUS, trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+    return tokenizer
+
+
+def write_model(folder: Path, **tokenizer_config: Any) -> Path:
+    """Write a model folder without weights: byte-level BPE, 512 positions, a ChatML template."""
+    tokenizer = _tokenizer()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"vocab_size": 384, "max_position_embeddings": 512, "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
@@ -52,6 +61,22 @@ def write_model(folder: Path, **tokenizer_config: Any) -> Path:
 def anyio_backend() -> str:
     """Coroutine tests marked `anyio` run on asyncio alone."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_description_of_the_routes() -> Iterator[None]:
+    """Describe the routes that equal options open once: it takes most of the time in which an app is built."""
+    describe, found = openapi.describe, dict[object, tuple[Sequence[Route], dict[str, Any]]]()
+
+    def describe_once(routes: Sequence[Route], version: str, **rest: Any) -> dict[str, Any]:
+        key = (*map(id, routes), *sorted(rest.items()))
+        if key not in found:
+            found[key] = routes, describe(routes, version, **rest)  # kept, so that no other route gets its id
+        return found[key][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openapi, "describe", describe_once)
+        yield
 
 
 @pytest.fixture(scope="session")

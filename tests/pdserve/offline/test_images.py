@@ -91,7 +91,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
 _PAIR = {"prefill": 1, "decode": 1, "trust_request_chat_template": True}
 
 
-@pytest.fixture(scope="module", params=[{}, pytest.param(_PAIR, marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[pytest.param(one, marks=pytest.mark.long) for one in ({}, _PAIR)])
 def llm(model: ImageModel, request: pytest.FixtureRequest) -> Iterator[LLM]:
     """An engine in this process, and a prefill and a decode instance."""
     keywords: dict[str, Any] = {**ENGINE, **request.param}
