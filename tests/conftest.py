@@ -42,14 +42,6 @@ MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
 
 
-@pytest.fixture(autouse=True)
-def fresh_log() -> None:
-    """Reset what a command that ran in this process did to logging: the next test may capture what it turned off."""
-    log = logging.getLogger("pdserve")
-    log.handlers[:], log.propagate = [], True
-    log.setLevel(logging.NOTSET)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def short_collections() -> Iterator[None]:
     """Keep frozen all that is imported, also at the end of a loop: the next collection would walk it for a second."""
@@ -67,13 +59,6 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certifi, "where", lambda: str(file))
         yield
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> None:
-    """Return to one thread after a test that set more: over small matrices they mostly wait for each other."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -182,6 +167,20 @@ def pytest_sessionfinish() -> None:
     """Collect once and freeze the rest: pytest and the interpreter would walk it at each step of their end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Undo what a test may have left; a fixture for each test would take longer than many tests.
+
+    A command that ran in this process changed logging, and the next test may capture what it turned off. More threads
+    of torch mostly wait for each other over small matrices.
+    """
+    log = logging.getLogger("pdserve")
+    log.handlers[:], log.propagate = [], True
+    log.setLevel(logging.NOTSET)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.hookimpl(wrapper=True)
