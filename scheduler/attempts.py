@@ -24,6 +24,7 @@ from wire.errors import (
     InstanceLost,
     InternalError,
     NoCapacity,
+    OutputDiffers,
     PdserveError,
     Unavailable,
 )
@@ -31,7 +32,7 @@ from wire.types import Role
 
 _log = EventLogger("dispatch")
 
-RETRYABLE = (InstanceLost, HandoffFailed, Draining, InternalError)
+RETRYABLE = (InstanceLost, HandoffFailed, OutputDiffers, Draining, InternalError)
 
 
 class Attempts:
@@ -72,6 +73,7 @@ class Attempts:
                     _log.debug("no_capacity", request_id=prompt.request.request_id, error=error)
                     if prompt.output.num_tokens > num_tokens:
                         num_tokens, stalls_at = prompt.output.num_tokens, prompt.deadline
+                        self._ledger.retried_tokens += prompt.num_tokens
                     elif prompt.output.started:
                         stalls_at = min(stalls_at, prompt.deadline)
                     if clock() >= min(stalls_at, prompt.deadline):
@@ -80,6 +82,7 @@ class Attempts:
                     if grant.plan.pair not in prompt.avoid:  # else this prompt has failed there before
                         self._readiness.note_failure(grant.plan)
                     num_failures += 1
+                    self._ledger.differing_outputs += isinstance(error, OutputDiffers)
                     if num_failures >= self._limits.max_tries:
                         raise
                     failure, stalls_at = error, math.inf
@@ -144,6 +147,7 @@ class Attempts:
     def _note_retry(self, prompt: PromptRun, plan: Plan, error: PdserveError) -> None:
         prompt.avoid |= {plan.pair}
         self._ledger.retried_prompts += 1
+        self._ledger.retried_tokens += prompt.num_tokens
         _log.warning("prompt_retried", request_id=prompt.request.request_id, plan=plan.reason, error=error)
 
 

@@ -1,16 +1,16 @@
 """The scheduler's control plane: registry, dispatch, readiness and probe."""
 
 import asyncio
+import dataclasses
 
 from scheduler.dispatch import Dispatch
 from scheduler.limits import ControlLimits
 from scheduler.membership.member import Member
 from scheduler.model.kind import ModelKind
-from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.probe import PathProbe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
-from scheduler.view import ClusterView, GapView, InstanceView, LedgerView, RetryView
+from scheduler.view import ClusterView, GapView, InstanceView, RetryView
 from wire.errors import PdserveError
 
 
@@ -48,7 +48,7 @@ class Control:
         return ClusterView(
             ready=self.ready(),
             instances=tuple(map(_instance_view, (*self.registry.members, *self.registry.leaving))),
-            ledger=_ledger_view(self.dispatch.ledger),
+            ledger=dataclasses.replace(self.dispatch.ledger),
             queued_prompts=admission.num_waiting,
             queued_tokens=admission.waiting_tokens,
             retries=RetryView(retries.num_under_way, retries.num_waiting, retries.limit),
@@ -73,17 +73,4 @@ def _instance_view(member: Member) -> InstanceView:
         description=member.description,
         load=None if instance is None else instance.load,
         table_digest="" if instance is None else instance.table_digest,
-    )
-
-
-def _ledger_view(ledger: FinishedRequests) -> LedgerView:
-    return LedgerView(
-        received=ledger.received,
-        completed=ledger.completed,
-        failed=ledger.failed,
-        cancelled=ledger.cancelled,
-        inflight=ledger.inflight,
-        rejected=ledger.rejected,
-        retried_prompts=ledger.retried_prompts,
-        delayed_retries=ledger.delayed_retries,
     )

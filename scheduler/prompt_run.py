@@ -85,6 +85,11 @@ class PromptRun:
         return self.state.prompt_id
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of its outputs so far."""
+        return len(self.request.prompts[self.index]) + self.output.num_tokens
+
+    @property
     def facts(self) -> PromptFacts:
         """The prompt's properties for placement."""
         params = self.request.params

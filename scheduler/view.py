@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from scheduler.observability.finished_requests import FinishedRequests
 from wire.load import LoadSnapshot
 from wire.types import InstanceDescription, Role
 
@@ -47,20 +48,6 @@ class InstanceView:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerView:
-    """Requests since the start; received = completed + failed + cancelled + inflight."""
-
-    received: int
-    completed: int
-    failed: int
-    cancelled: int
-    inflight: int
-    rejected: int
-    retried_prompts: int
-    delayed_retries: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class RetryView:
     """The running and waiting retries, and their current limit."""
 
@@ -92,7 +79,7 @@ class ClusterView:
 
     ready: bool
     instances: tuple[InstanceView, ...]
-    ledger: LedgerView
+    ledger: FinishedRequests
     queued_prompts: int
     queued_tokens: int
     retries: RetryView = field(default_factory=RetryView)

@@ -84,6 +84,13 @@ CLUSTER = (
     _row(_COUNTER, "ledger.cancelled", "requests_cancelled", "Requests cancelled because the client disconnected"),
     _row(_COUNTER, "ledger.rejected", "requests_rejected", "Requests never accepted"),
     _row(_COUNTER, "ledger.retried_prompts", "prompts_retried", "Prompts tried a second time"),
+    _row(
+        _COUNTER, "ledger.retried_tokens", "tokens_retried", "Tokens of these prompts and of their outputs so far",
+    ),
+    _row(
+        _COUNTER, "ledger.differing_outputs", "outputs_differing",
+        "Outputs that were generated again and differed from what was sent before",
+    ),
     _row(_COUNTER, "ledger.delayed_retries", "retries_delayed", "Retries delayed by the retry budget"),
     _row(_GAUGE, "ledger.inflight", "requests_inflight", "Requests accepted and not finished"),
     _row(_GAUGE, "queued_prompts", "queued_prompts", "Prompts waiting in the scheduler"),

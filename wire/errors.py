@@ -14,6 +14,7 @@ PdserveError
 │   ├── Loading             an instance is still loading its model    503
 │   └── Draining            this process is shutting down             503
 ├── HandoffFailed           the KV did not arrive completely          500  ABORTED
+├── OutputDiffers           generated again, it is another output     500  ABORTED
 ├── DeadlineExceeded        a wait exceeded its deadline              504  DEADLINE_EXCEEDED
 ├── Cancelled               the caller disconnected                   499  CANCELLED
 ├── Incompatible            two processes do not belong together      500  FAILED_PRECONDITION
@@ -88,6 +89,10 @@ class HandoffFailed(PdserveError):
     """The KV of a prompt did not arrive completely."""
 
 
+class OutputDiffers(PdserveError):
+    """A sequence that was generated again differs from what the client has of it."""
+
+
 class DeadlineExceeded(PdserveError):
     """A wait exceeded its deadline."""
 
@@ -125,6 +130,7 @@ _APPEARANCE: dict[type[PdserveError], Appearance] = {
     NoCapacity: Appearance("RESOURCE_EXHAUSTED", 503, "service_unavailable_error"),
     Unavailable: Appearance("UNAVAILABLE", 503, "service_unavailable_error"),
     HandoffFailed: Appearance("ABORTED", 500, "internal_server_error"),
+    OutputDiffers: Appearance("ABORTED", 500, "internal_server_error"),
     DeadlineExceeded: Appearance("DEADLINE_EXCEEDED", 504, "timeout_error"),
     Cancelled: Appearance("CANCELLED", 499, "request_cancelled"),
     Incompatible: Appearance("FAILED_PRECONDITION", 500, "internal_server_error"),
@@ -145,8 +151,8 @@ _BY_NAME: dict[str, type[PdserveError]] = {
     cls.__name__: cls
     for cls in (
         InvalidRequest, PromptTooLong, InvalidGrammar, NeverFits, NotInstalled, UnknownModel, Overloaded, NoCapacity,
-        Unavailable, InstanceLost, Loading, Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible,
-        ConfigError, InternalError,
+        Unavailable, InstanceLost, Loading, Draining, HandoffFailed, OutputDiffers, DeadlineExceeded, Cancelled,
+        Incompatible, ConfigError, InternalError,
     )
 }  # fmt: skip
 

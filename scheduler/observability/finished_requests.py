@@ -8,7 +8,8 @@ class FinishedRequests:
     """Counters since the start. Written only by dispatch and its attempts.
 
     received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; probes are not
-    counted. Of the `retried_prompts`, `delayed_retries` had to wait for the budget.
+    counted. `retried_tokens` are those of the `retried_prompts` and of their outputs so far; `delayed_retries` had to
+    wait for the budget. `differing_outputs` were generated again, and differed from what the client had.
     """
 
     received: int = 0
@@ -17,6 +18,8 @@ class FinishedRequests:
     cancelled: int = 0
     rejected: int = 0
     retried_prompts: int = 0
+    retried_tokens: int = 0
+    differing_outputs: int = 0
     delayed_retries: int = 0
 
     @property

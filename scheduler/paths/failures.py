@@ -11,6 +11,7 @@ from wire.errors import (
     InstanceLost,
     InvalidRequest,
     NoCapacity,
+    OutputDiffers,
     PdserveError,
     from_name,
 )
@@ -20,6 +21,7 @@ _log = EventLogger("paths")
 
 _MESSAGES: dict[type[PdserveError], str] = {
     HandoffFailed: "the KV transfer from the prefill to the decode instance failed",
+    OutputDiffers: "generated again, the output differs from what was sent before",
     InstanceLost: "its link to the other instance broke",
     NoCapacity: "it has no free KV blocks",
     Draining: "it is shutting down",

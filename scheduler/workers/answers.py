@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from wire.errors import HandoffFailed, InstanceLost, InternalError, InvalidRequest, NoCapacity
+from wire.errors import HandoffFailed, InstanceLost, InternalError, InvalidRequest, NoCapacity, OutputDiffers
 from wire.types import FinishReason, PromptLogprobs, PromptState, TokenLogprobs, TokenOutput
 
 _DATA = b"data: "
@@ -36,7 +36,7 @@ class SequenceStream:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[TokenOutput]:
-        """Return the tokens that `data` completes. Raises what the worker reports, or InternalError."""
+        """Return the tokens that `data` completes. Raises what the worker reports, or OutputDiffers."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         tokens: list[TokenOutput] = []
         for line in lines:
@@ -95,7 +95,7 @@ class SequenceStream:
     def _compare(self, index: int, token_id: int) -> None:
         if self._delivered[index] != token_id:
             has = self._delivered[index]
-            raise InternalError(f"generated again, token {index} of the output is {token_id}, and the client has {has}")
+            raise OutputDiffers(f"generated again, token {index} of the output is {token_id}, and the client has {has}")
 
 
 def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from wire.errors import (
     InternalError,
     InvalidRequest,
     NoCapacity,
+    OutputDiffers,
     PdserveError,
     Unavailable,
 )
@@ -24,8 +25,8 @@ def failure_of(prompt: PromptState, error: Exception) -> Refused | Failed:
     match error:
         case InvalidRequest() | NoCapacity():
             return Refused.with_error(prompt_id, error)
-        case HandoffFailed():
-            return Failed(prompt_id, HandoffFailed.__name__, str(error))
+        case HandoffFailed() | OutputDiffers():
+            return Failed(prompt_id, type(error).__name__, str(error))
         case Unavailable():
             return Failed(prompt_id, InstanceLost.__name__, str(error))
         case PdserveError():

@@ -11,10 +11,11 @@ import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
-from scheduler.view import ClusterView, GapView, InstanceView, LedgerView
+from scheduler.view import ClusterView, GapView, InstanceView
 from tests.scheduler.fake_cluster import describe
 from wire.load import LinkStatus, LoadSnapshot
 from wire.types import Role, SamplingParams, StageTimes
@@ -85,7 +86,7 @@ def labels() -> dict[str, set[str]]:
     load = LoadSnapshot(blocks_total=1, step_tokens=(0,) * 14, links=(link,))
     instance = InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", describe(0, Role.PREFILL), load)
     gap = GapView("p", "d", "none")
-    metrics = Metrics(lambda: ClusterView(True, (instance,), LedgerView(0, 0, 0, 0, 0, 0, 0), 0, 0, gaps=(gap,)))
+    metrics = Metrics(lambda: ClusterView(True, (instance,), FinishedRequests(), 0, 0, gaps=(gap,)))
     metrics.http_request("/v1/completions", "POST", 200)
     request = GenerationRequest("r", ((1,),), SamplingParams(max_tokens=1), 1.0, 1.0)
     served = PromptDone(0, "handoff", "", "p", "d", StageTimes(queue_s=0.1))

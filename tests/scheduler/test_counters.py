@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from scheduler.observability.counters import SchedulerCounters
+from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
-from scheduler.view import ClusterView, InstanceView, LedgerView
+from scheduler.view import ClusterView, InstanceView
 from telemetry.bucket_bounds import vllm_tokens
 from tests.scheduler.fake_cluster import describe
 from wire.load import LoadSnapshot
@@ -137,7 +138,7 @@ def test_each_stage_of_a_prompt_is_counted_where_it_was_measured() -> None:
 
 
 def _view(*instances: InstanceView) -> ClusterView:
-    return ClusterView(True, instances, LedgerView(0, 0, 0, 0, 0, 0, 0), queued_prompts=4, queued_tokens=40)
+    return ClusterView(True, instances, FinishedRequests(), queued_prompts=4, queued_tokens=40)
 
 
 @pytest.mark.covers("B.metrics.2")

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
+from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
-from scheduler.view import ClusterView, InstanceView, LedgerView
+from scheduler.view import ClusterView, InstanceView
 from tests.scheduler.fake_cluster import describe
 from wire.load import LinkStatus, LoadSnapshot
 from wire.types import Role
@@ -17,7 +18,7 @@ def _shown() -> set[tuple[str, str]]:
     link = LinkStatus("d", "tcp", "up", 1, 1, 0, 0, 0.1, 1.0, ("shm: another host",))
     load = LoadSnapshot(blocks_total=1, step_tokens=(0,) * 14, links=(link,))
     instance = InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", describe(0, Role.PREFILL), load)
-    view = ClusterView(True, (instance,), LedgerView(0, 0, 0, 0, 0, 0, 0), 0, 0)
+    view = ClusterView(True, (instance,), FinishedRequests(), 0, 0)
     text = Metrics(lambda: view).render().decode()
     families = re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M)
     return {(_written(name, kind), kind) for name, kind in families if not name.startswith("process_")}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from scheduler.app_context import ReadyReport
+from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
 from scheduler.request import PromptDone
-from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView
+from scheduler.view import ClusterView, InstanceView, RetryView
 from wire.errors import HandoffFailed
 from wire.load import LinkStatus, LoadSnapshot
 from wire.types import Role, StageTimes
@@ -153,7 +154,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     )  # fmt: skip
     living = InstanceView(0, "prefill-0", Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
     lost = InstanceView(1, "decode-0", Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
-    ledger = LedgerView(10, 5, 1, 2, 2, 4, 1, delayed_retries=6)
+    ledger = FinishedRequests(10, 5, 1, 2, 4, 1, retried_tokens=90, delayed_retries=6)
     view = ClusterView(True, (living, lost), ledger, queued_prompts=3, queued_tokens=300, retries=RetryView(7, 8, 9))
 
     text = Metrics(lambda: view).render().decode()
@@ -182,6 +183,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     assert "pdserve_queued_prompts 3.0" in text
     assert "pdserve_ready 1.0" in text
     assert "pdserve_retries_delayed_total 6.0" in text
+    assert "pdserve_tokens_retried_total 90.0" in text
     assert re.findall(r"^pdserve_retries_(inflight|waiting|limit) (\S+)$", text, re.M) == [
         ("inflight", "7.0"), ("waiting", "8.0"), ("limit", "9.0"),
     ]  # fmt: skip
@@ -198,7 +200,7 @@ def _link_samples(*links: LinkStatus) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-_NO_REQUESTS = LedgerView(0, 0, 0, 0, 0, 0, 0)
+_NO_REQUESTS = FinishedRequests()
 
 
 def test_a_link_that_fell_back_shows_the_reason() -> None:

@@ -22,7 +22,7 @@ from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, leg_id, with_fake
-from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InvalidRequest
+from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InvalidRequest, OutputDiffers
 from wire.load import LoadSnapshot
 from wire.types import (
     BeamSearch,
@@ -38,6 +38,7 @@ from wire.types import (
 
 PROMPT = tuple(range(10, 60))
 LENGTH = 24
+_NO_PROBES = ControlLimits(probe_after_s=3600.0)  # a probe would take the fault
 
 
 def _right(prompt: tuple[int, ...], count: int) -> list[int]:
@@ -114,8 +115,7 @@ async def test_a_leg_that_fails_is_done_again_elsewhere(
     leg: Any, point: Point, action: Action, temperature: float
 ) -> None:
     wanted = request(PROMPT, temperature=temperature, seed=7, max_tokens=LENGTH)
-    without_probes = ControlLimits(probe_after_s=3600.0)  # a probe would take the fault
-    async with WorkerCluster("PPDD", with_fake(step_seconds=0.002), limits=without_probes).serving() as cluster:
+    async with WorkerCluster("PPDD", with_fake(step_seconds=0.002), limits=_NO_PROBES).serving() as cluster:
         right = (await cluster.answer(wanted)).tokens
         fault = Fault(action, point, leg, after_tokens=5 if leg == "decode" else 0)
         cluster.workers[0 if leg == "prefill" else 2].faults.add(fault)
@@ -124,9 +124,22 @@ async def test_a_leg_that_fails_is_done_again_elsewhere(
             answers.append(await cluster.answer(wanted))
         assert [answer.tokens for answer in answers] == [right] * len(answers)
         again = sum(answer.done[0].tries for answer in answers) - len(answers)
+        assert (cluster.control.dispatch.ledger.retried_tokens >= len(PROMPT)) is (again > 0)
         is_whole = (leg, point) == ("decode", "after")  # the finish reason may have arrived before the end
         assert again in ((0, 1) if is_whole else (1,))
         await until(lambda: not cluster.kv_usage(Role.DECODE))
+
+
+@pytest.mark.anyio
+async def test_another_output_of_the_next_worker_is_counted() -> None:
+    wanted = request(PROMPT, temperature=0.8, seed=7, max_tokens=LENGTH)
+    async with WorkerCluster("CC", with_fake(), with_fake(salt=1), limits=_NO_PROBES).serving() as cluster:
+        for worker in cluster.workers:
+            worker.faults.add(Fault("cut", "during", after_tokens=5))
+        with pytest.raises(OutputDiffers, match="generated again, the output differs from what was sent before"):
+            await cluster.answer(wanted)
+        ledger = cluster.control.dispatch.ledger
+        assert (ledger.differing_outputs, ledger.retried_prompts, ledger.retried_tokens) == (1, 1, len(PROMPT) + 5)
 
 
 @pytest.mark.parametrize(
