@@ -10,7 +10,6 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from scheduler.api.tool_calls import call_options
-from scheduler.limits import ControlLimits
 from scheduler.model.files import read_model_files
 from scheduler.observability.metrics import Metrics
 from scheduler.text.pieces import TextOptions, TextPiece
@@ -19,14 +18,11 @@ from scheduler.tokens import Tokens
 from scheduler.tools.choice import ChoiceMode, ToolChoice
 from scheduler.tools.deltas import joined
 from scheduler.tools.parsers.registry import CALL_FORMATS
-from testing.vllm_worker.continuation import FakeContinuation
-from testing.vllm_worker.faults import Fault
 from testing.wire import fake_instance
 from tests.scheduler.fake_cluster import request
 from tests.scheduler.test_retries import PROMPT, linked
-from tests.scheduler.test_tool_calls import NOW, answers, shown, stream_choices
-from tests.scheduler.test_tool_history import TOOL, USER
-from tests.scheduler.test_worker_fields import served
+from tests.scheduler.test_tool_calls import NOW, answers, shown
+from tests.scheduler.test_tool_history import TOOL
 from tests.scheduler.tool_calls_by_vllm import FORMATS
 from tests.scheduler.virtual_time import virtual
 from wire.types import TokenOutput
@@ -249,46 +245,3 @@ async def test_a_call_goes_on_when_its_decode_is_killed(
         assert called == joined(delta for one in alone for delta in one.calls)
         assert [one.name for one in called] == ["weather", "now"]
         assert resumed[-1].finish_reason == "tool_calls"
-
-
-@pytest.mark.covers("B.tools.7")
-@pytest.mark.anyio
-@over_http
-@pytest.mark.parametrize("name", FORMATS)
-async def test_calls_of_workers_are_read_and_go_on_when_one_dies(
-    special: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = Tokens(read_model_files(str(special)))
-    script = (*tokens._encode(written(name), add_special_tokens=False), tokens.eos_token_ids[0])
-    own_tokens, num_prompt = FakeContinuation.next_token, 0
-
-    def scripted(self: FakeContinuation, params: Any, sequence: int, position: int) -> Any:
-        _, logprobs = own_tokens(self, params, sequence, position)
-        self.token_ids[-1] = script[len(self.token_ids) - 1 - num_prompt]
-        return self.token_ids[-1], logprobs
-
-    body = {"messages": [USER], "temperature": 0, "max_tokens": 400} | AUTO
-    options: dict[str, Any] = {"tool_call_parser": FORMATS[name].parser, "limits": ControlLimits(probe_after_s=3600.0)}
-    headers = {"x-request-id": "mine"}
-    async with served(special, "PDD", **options) as (client, cluster):
-        num_prompt = (await client.post("/tokenize", json=body)).json()["count"]
-        monkeypatch.setattr(FakeContinuation, "next_token", scripted)
-        whole = await client.post("/v1/chat/completions", json=body, headers=headers)
-        assert whole.status_code == 200, whole.text
-        choices = whole.json()["choices"]
-        for after_tokens in (2, len(script) // 2, len(script) - 5):
-            fault = Fault("cut", "during", "decode", after_tokens)
-            cluster.workers[1].faults.add(fault)
-            while fault.times:  # the other worker was chosen
-                stream = await client.post("/v1/chat/completions", json=body | {"stream": True}, headers=headers)
-                streamed = stream_choices(stream.text)
-
-                assert shown(streamed) == shown(choices)
-                assert ids_of(streamed[0]) == ids_of(choices[0])
-        retried = cluster.control.dispatch.ledger.retried_prompts
-    assert (calls_of(choices[0]), choices[0]["finish_reason"], retried) == (EXPECTED, "tool_calls", 3)
-
-
-def ids_of(choice: Any) -> list[str]:
-    """Return the ids of the calls of a choice."""
-    return [call["id"] for call in choice["message"]["tool_calls"]]
