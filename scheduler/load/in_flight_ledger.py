@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, KeysView, Mapping
 from dataclasses import dataclass
 
-from scheduler.load.counts import PromptCounts
 from scheduler.load.loads import HeldPrompts
 from scheduler.load.prefixes import Chain, Prefixes
 from wire.load import LoadSnapshot
@@ -13,56 +12,61 @@ _LOADS_UNTIL_SEEN = 2
 
 
 @dataclass(slots=True)
-class _AssignedPrompt:
-    """A prompt assigned for prefill with `receiver`; it uses blocks on the prefill instance until it is handed off."""
+class _Prompt:
+    """What one prompt takes of the instance; 0 is nothing.
 
-    receiver: int
-    blocks: int
-    sequences: int
+    `tokens` are to be prefilled; `unseen` are those of them that no snapshot can include yet: not sent, or just sent.
+    `handed_blocks` hold the KV of `handed_sequences` until it is handed off to `receiver`. `booked_blocks` are, of the
+    `whole_blocks` of a reservation, those not shared with running prompts, and `sequences` those in transit.
+    """
+
+    chain: Chain
+    tokens: int = 0
+    unseen: int = 0
+    receiver: int = 0
+    handed_blocks: int = 0
+    handed_sequences: int = 0
+    booked_blocks: int = 0
+    whole_blocks: int = 0
+    sequences: int = 0
 
 
 class InFlightLedger:
     """Prompt tokens assigned to one instance and blocks booked for reservations on it. Path objects update it.
 
-    The blocks of a prompt to be handed off count from its assignment until its hand-off: only the instance knows what
-    else it is using.
+    Prompts that were never registered, those of probes, take nothing. The blocks of a prompt to be handed off count
+    from its assignment until its hand-off: only the instance knows what else it is using.
     """
 
     def __init__(self, load: LoadSnapshot, changed: Callable[[], None], *, block_size: int = 1) -> None:
         self.load = load
         self.version = 0  # counts the changes: placement's view of the instance is made once for each
         self._block_size = block_size
-        self._assigned: dict[str, _AssignedPrompt] = {}
-        self._freed_blocks = 0
         self._changed = changed
-        self._assigned_blocks = PromptCounts()
-        self._held: dict[str, _AssignedPrompt] = {}
-        self._kept_blocks = PromptCounts()
-        self._kept_snapshots: dict[str, int] = {}
-        self._tokens = PromptCounts()
-        self._unseen = PromptCounts()  # those that no snapshot can include yet: not sent, or just sent
-        self._num_snapshots: dict[str, int] = {}
-        self._blocks = PromptCounts()
-        self._whole: dict[str, int] = {}
-        self._chains: dict[str, Chain] = {}
-        self._prefixes = Prefixes(load.blocks_total * block_size)
-        self._sequences = PromptCounts()
+        self._prompts: dict[str, _Prompt] = {}
+        self._tokens = self._unseen = self._handed_blocks = self._booked_blocks = self._sequences = 0  # sums over them
+        self._num_snapshots: dict[str, int] = {}  # since the prefill was sent
+        self._held: dict[str, _Prompt] = {}
         self._reserved: set[str] = set()
+        self._kept_blocks: dict[str, int] = {}
+        self._kept_snapshots: dict[str, int] = {}
+        self._freed_blocks = 0
         self._full = False
+        self._prefixes = Prefixes(load.blocks_total * block_size)
 
     @property
     def outstanding_tokens(self) -> int:
         """Prompt tokens assigned but not prefilled: our count, or the instance's plus what it cannot have counted."""
-        return min(self._tokens.total, self.load.uncomputed_tokens + self._unseen.total)
+        return min(self._tokens, self.load.uncomputed_tokens + self._unseen)
 
     @property
     def blocks_free(self) -> int:
         """Free blocks minus pending reservations; 0 after a refusal, until the next snapshot."""
         if self._full:
             return 0
-        assigned = self._assigned_blocks.total + self._kept_blocks.total
-        used = max(self.load.blocks_used - self._freed_blocks, assigned)
-        return self.load.blocks_total - used - self._blocks.total
+        handed = self._handed_blocks + sum(self._kept_blocks.values())
+        used = max(self.load.blocks_used - self._freed_blocks, handed)
+        return self.load.blocks_total - used - self._booked_blocks
 
     @property
     def held_for(self) -> Mapping[int, HeldPrompts]:
@@ -70,14 +74,14 @@ class InFlightLedger:
         held: dict[int, HeldPrompts] = {}
         for prompt in self._held.values():
             before = held.get(prompt.receiver, HeldPrompts())
-            tokens = before.tokens + prompt.blocks * self._block_size
-            held[prompt.receiver] = HeldPrompts(before.sequences + prompt.sequences, tokens)
+            tokens = before.tokens + prompt.handed_blocks * self._block_size
+            held[prompt.receiver] = HeldPrompts(before.sequences + prompt.handed_sequences, tokens)
         return held
 
     @property
     def sequences(self) -> int:
         """Sequences running, waiting or in transit."""
-        return self.load.running + self.load.waiting + self._sequences.total
+        return self.load.running + self.load.waiting + self._sequences
 
     @property
     def streams(self) -> int:
@@ -87,7 +91,7 @@ class InFlightLedger:
     @property
     def prompt_ids(self) -> KeysView[str]:
         """The prompts assigned to this instance, including those in transit."""
-        return self._chains.keys()
+        return self._prompts.keys()
 
     def tokens_known(self, chain: Chain) -> int:
         """Return how many leading tokens of a prompt the instance has probably cached."""
@@ -98,8 +102,8 @@ class InFlightLedger:
         return self._prefixes.tokens_running(chain) if self._caches else 0
 
     def register(self, prompt_id: str, chain: Chain) -> None:
-        """Register the chain of a prompt about to be assigned."""
-        self._chains[prompt_id] = chain
+        """Register a prompt about to be assigned."""
+        self._prompts[prompt_id] = _Prompt(chain)
 
     def finished(self, prompt_id: str, chains: Iterable[Chain]) -> None:
         """Record a prompt's success. If it generated here, the KV of all these chains, outputs included, is here."""
@@ -110,45 +114,50 @@ class InFlightLedger:
     def assign_prefill(self, prompt_id: str, num_tokens: int) -> None:
         """Count a prompt about to be sent for prefill."""
         self.version += 1
-        self._tokens.set(prompt_id, num_tokens)
-        self._unseen.set(prompt_id, num_tokens)
-        self._num_snapshots.pop(prompt_id, None)
+        prompt = self._prompts[prompt_id]
+        self._drop_tokens(prompt_id, prompt)
+        prompt.tokens = prompt.unseen = num_tokens
+        self._tokens += num_tokens
+        self._unseen += num_tokens
 
     def assign_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
         """Count a prompt about to be sent for prefill, whose KV will be sent to `receiver`."""
         self.assign_prefill(prompt_id, num_tokens)
-        blocks = -(-num_tokens // self._block_size)
-        self._assigned[prompt_id] = _AssignedPrompt(receiver, blocks, sequences)
-        self._assigned_blocks.set(prompt_id, blocks)
-        self._held.pop(prompt_id, None)
+        prompt = self._prompts[prompt_id]
+        self._drop_handed(prompt_id, prompt)
+        prompt.receiver, prompt.handed_sequences = receiver, sequences
+        prompt.handed_blocks = -(-num_tokens // self._block_size)
+        self._handed_blocks += prompt.handed_blocks
 
     def unassign(self, prompt_id: str) -> None:
         """Release the prompt's share of the next step and its blocks for others, until it is assigned again."""
         self.version += 1
-        self._drop_tokens(prompt_id)
-        self._remove_assigned(prompt_id)
+        if prompt := self._prompts.get(prompt_id):
+            self._drop_tokens(prompt_id, prompt)
+            self._drop_handed(prompt_id, prompt)
         self._changed()
 
     def prefill_sent(self, prompt_id: str) -> None:
         """Record that the prefill command was sent."""
-        if prompt_id in self._unseen:
+        if (prompt := self._prompts.get(prompt_id)) and prompt.unseen:
             self._num_snapshots.setdefault(prompt_id, 0)
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
         """Book blocks and sequences before requesting a reservation; blocks shared with running prompts are free."""
         self.version += 1
-        shared = self.tokens_shared(self._chains.get(prompt_id, ())) // self._block_size
-        self._blocks.set(prompt_id, blocks - shared)
-        self._whole[prompt_id] = blocks
-        self._sequences.set(prompt_id, sequences)
+        prompt = self._prompts[prompt_id]
+        self._sequences += sequences - prompt.sequences
+        prompt.whole_blocks, prompt.sequences = blocks, sequences
+        self._book(prompt, blocks - self.tokens_shared(prompt.chain) // self._block_size)
 
     def reserved(self, prompt_id: str, held_tokens: int | None = None) -> None:
         """Record a granted reservation, which the next snapshot includes; `held_tokens` were cached on the instance."""
         self.version += 1
-        self._reserved.add(prompt_id)
-        if prompt_id in self._blocks and held_tokens is not None:
-            unshared = self._whole[prompt_id] - held_tokens // self._block_size
-            self._blocks.set(prompt_id, max(self._blocks.of(prompt_id), unshared))
+        if (prompt := self._prompts.get(prompt_id)) and prompt.whole_blocks:
+            self._reserved.add(prompt_id)
+            if held_tokens is not None:
+                unshared = prompt.whole_blocks - held_tokens // self._block_size
+                self._book(prompt, max(prompt.booked_blocks, unshared))
 
     def refused(self) -> None:
         """Assign nothing more to the instance, which had no room, until its next snapshot."""
@@ -158,24 +167,27 @@ class InFlightLedger:
     def decoding(self, prompt_id: str) -> None:
         """Record that the prompt's sequences are running: the instance counts them, and others may share its blocks."""
         self.version += 1
-        self._prefixes.run(prompt_id, self._chains.get(prompt_id, ()))
-        self._sequences.drop(prompt_id)
+        if prompt := self._prompts.get(prompt_id):
+            self._prefixes.run(prompt_id, prompt.chain)
+            self._sequences -= prompt.sequences
+            prompt.sequences = 0
 
     def prefilled(self, prompt_id: str) -> None:
         """Record that the prompt's first tokens have arrived."""
         self.version += 1
-        if prompt_id in self._tokens:
-            self._drop_tokens(prompt_id)
-            self._prefixes.note(self._chains.get(prompt_id, ()))
-            if prompt_id in self._assigned:
-                self._held[prompt_id] = self._assigned[prompt_id]
+        if (prompt := self._prompts.get(prompt_id)) and prompt.tokens:
+            self._drop_tokens(prompt_id, prompt)
+            self._prefixes.note(prompt.chain)
+            if prompt.handed_blocks:
+                self._held[prompt_id] = prompt
             self._changed()
 
     def handed_off(self, prompt_id: str) -> None:
         """Record that the prompt's KV was sent and its blocks are free."""
         self.version += 1
-        self._drop_tokens(prompt_id)
-        self._drop_assigned(prompt_id)
+        if prompt := self._prompts.get(prompt_id):
+            self._drop_tokens(prompt_id, prompt)
+            self._freed_blocks += self._drop_handed(prompt_id, prompt)
         self._changed()
 
     def keep(self, prompt_id: str) -> None:
@@ -183,19 +195,19 @@ class InFlightLedger:
 
         They count here until a snapshot includes them.
         """
-        if prompt_id in self._held:
-            self._kept_blocks.set(prompt_id, self._remove_assigned(prompt_id))
+        if prompt := self._held.get(prompt_id):
+            self._kept_blocks[prompt_id] = self._drop_handed(prompt_id, prompt)
             self._kept_snapshots[prompt_id] = 0
 
     def drop(self, prompt_id: str) -> None:
         """Remove the prompt from this instance. Idempotent."""
         self.version += 1
-        self._drop_tokens(prompt_id)
-        self._drop_assigned(prompt_id)
-        self._drop_blocks(prompt_id)
-        self._sequences.drop(prompt_id)
-        self._chains.pop(prompt_id, None)
-        self._prefixes.end(prompt_id)
+        if prompt := self._prompts.pop(prompt_id, None):
+            self._drop_tokens(prompt_id, prompt)
+            self._freed_blocks += self._drop_handed(prompt_id, prompt)
+            self._drop_booked(prompt_id, prompt)
+            self._sequences -= prompt.sequences
+            self._prefixes.end(prompt_id)
         self._changed()
 
     def update(self, load: LoadSnapshot) -> None:
@@ -205,11 +217,13 @@ class InFlightLedger:
         self._full = False
         self._freed_blocks = 0
         for prompt_id in tuple(self._reserved):
-            self._drop_blocks(prompt_id)
+            self._drop_booked(prompt_id, self._prompts[prompt_id])
         for prompt_id in _counted(self._num_snapshots):
-            self._unseen.drop(prompt_id)
+            prompt = self._prompts[prompt_id]
+            self._unseen -= prompt.unseen
+            prompt.unseen = 0
         for prompt_id in _counted(self._kept_snapshots):
-            self._kept_blocks.drop(prompt_id)
+            del self._kept_blocks[prompt_id]
         self._changed()
 
     @property
@@ -217,24 +231,31 @@ class InFlightLedger:
         """Whether it ever looked up a prefix: with its cache off it never does."""
         return self.load.prefix_tokens_sought > 0
 
-    def _drop_tokens(self, prompt_id: str) -> None:
-        self._tokens.drop(prompt_id)
-        self._unseen.drop(prompt_id)
-        self._num_snapshots.pop(prompt_id, None)
+    def _book(self, prompt: _Prompt, blocks: int) -> None:
+        self._booked_blocks += blocks - prompt.booked_blocks
+        prompt.booked_blocks = blocks
 
-    def _drop_assigned(self, prompt_id: str) -> None:
-        self._freed_blocks += self._remove_assigned(prompt_id)
+    def _drop_tokens(self, prompt_id: str, prompt: _Prompt) -> None:
+        if prompt.tokens:
+            self._tokens -= prompt.tokens
+            self._unseen -= prompt.unseen
+            prompt.tokens = prompt.unseen = 0
+            self._num_snapshots.pop(prompt_id, None)
 
-    def _remove_assigned(self, prompt_id: str) -> int:
+    def _drop_handed(self, prompt_id: str, prompt: _Prompt) -> int:
         """Remove the prompt from those to be handed off; return the blocks it had."""
-        self._assigned.pop(prompt_id, None)
-        self._held.pop(prompt_id, None)
-        return self._assigned_blocks.drop(prompt_id)
+        blocks = prompt.handed_blocks
+        if blocks:
+            self._handed_blocks -= blocks
+            prompt.handed_blocks = 0
+            self._held.pop(prompt_id, None)
+        return blocks
 
-    def _drop_blocks(self, prompt_id: str) -> None:
-        self._blocks.drop(prompt_id)
-        self._whole.pop(prompt_id, None)
-        self._reserved.discard(prompt_id)
+    def _drop_booked(self, prompt_id: str, prompt: _Prompt) -> None:
+        if prompt.whole_blocks:
+            self._book(prompt, 0)
+            prompt.whole_blocks = 0
+            self._reserved.discard(prompt_id)
 
 
 def _counted(num_snapshots: dict[str, int]) -> list[str]:

@@ -175,15 +175,11 @@ def left_behind(cluster: FakeCluster) -> dict[str, object]:
 
 
 def _ledger_values(instance: Instance) -> dict[str, object]:
-    ledger, numbers = instance.in_flight, ("_tokens", "_unseen", "_blocks", "_sequences", "_assigned_blocks")
-    values: dict[str, object] = {name: getattr(ledger, name)._numbers for name in numbers}
-    values |= {
-        name: getattr(ledger, name)
-        for name in ("_assigned", "_held", "_num_snapshots", "_whole", "_chains", "_reserved")
-    }
-    totals = {f"{name} in all": getattr(ledger, name).total for name in numbers}
+    ledger = instance.in_flight
+    names = ("_tokens", "_unseen", "_handed_blocks", "_booked_blocks", "_sequences")
+    values = {name: getattr(ledger, name) for name in (*names, "_prompts", "_held", "_num_snapshots", "_reserved")}
     return {
-        **values, **totals, "prompts": instance._prompts, "users of prefixes": ledger._prefixes._users,
+        **values, "prompts": instance._prompts, "users of prefixes": ledger._prefixes._users,
         "sequences": ledger.sequences, "outstanding": ledger.outstanding_tokens,
         "blocks not free": ledger.load.blocks_total - ledger.blocks_free,
     }  # fmt: skip

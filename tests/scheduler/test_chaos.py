@@ -43,7 +43,7 @@ def idle(instance: Instance) -> bool:
     """Whether the ledger has nothing of ours on the instance."""
     ledger = instance.in_flight
     counted = (ledger.outstanding_tokens, ledger.sequences, ledger.blocks_free) == (0, 0, ledger.load.blocks_total)
-    return counted and not ledger._chains and not ledger._prefixes._running
+    return counted and not ledger.prompt_ids and not ledger._prefixes._running
 
 
 async def ask(cluster: FakeCluster, prompt: tuple[int, ...], max_tokens: int, *, leave: bool) -> list[int] | None:

@@ -1,5 +1,10 @@
 """What was given to an instance counts until the instance's own figures include it."""
 
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.load.loads import HeldPrompts
 from scheduler.load.prefixes import chain_of
@@ -25,6 +30,7 @@ class _Changes:
 
 def test_a_ledger_entry_ends_with_the_next_load_report() -> None:
     ledger = InFlightLedger(load(), _Changes())
+    ledger.register("p", ())
     ledger.book_blocks("p", 4, 1)
     ledger.update(load())
     assert ledger.blocks_free == 6
@@ -37,6 +43,7 @@ def test_a_ledger_entry_ends_with_the_next_load_report() -> None:
 
 def test_sequences_count_until_they_run() -> None:
     ledger = InFlightLedger(load(), _Changes())
+    ledger.register("p", ())
     ledger.book_blocks("p", 4, 3)
     ledger.reserved("p")
     ledger.update(load(used=4))
@@ -58,6 +65,7 @@ def test_a_refusal_closes_the_instance_until_its_next_load() -> None:
 
 def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
     ledger = InFlightLedger(load(), _Changes())
+    ledger.register("p", ())
     ledger.assign_prefill("p", 100)
     for _ in range(3):
         ledger.update(load())  # the command is not sent yet: these cannot include it
@@ -75,6 +83,7 @@ def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
 def test_dropping_a_prompt_returns_all_it_held_and_reports_it() -> None:
     changes = _Changes()
     ledger = InFlightLedger(load(), changes)
+    ledger.register("p", ())
     ledger.assign_prefill("p", 100)
     ledger.book_blocks("p", 4, 1)
     ledger.drop("p")
@@ -86,6 +95,7 @@ def test_dropping_a_prompt_returns_all_it_held_and_reports_it() -> None:
 
 def test_blocks_of_a_handed_off_prompt_count_until_it_is_gone() -> None:
     ledger = InFlightLedger(load(), _Changes(), block_size=16)
+    ledger.register("p", ())
     ledger.assign_hand_off("p", 50, receiver=7, sequences=2)
     assert (ledger.blocks_free, ledger.held_for) == (6, {})
 
@@ -100,6 +110,7 @@ def test_blocks_of_a_handed_off_prompt_count_until_it_is_gone() -> None:
 
 def test_kept_blocks_count_until_the_loads_include_them() -> None:
     ledger = InFlightLedger(load(), _Changes(), block_size=16)
+    ledger.register("p", ())
     ledger.assign_hand_off("p", 50, receiver=7, sequences=2)
     ledger.prefilled("p")
     ledger.keep("p")
@@ -117,6 +128,7 @@ def test_kept_blocks_count_until_the_loads_include_them() -> None:
 def test_held_blocks_are_counted_by_receiver_until_the_prompt_ends() -> None:
     ledger = InFlightLedger(load(), _Changes(), block_size=16)
     for number, receiver in enumerate((7, 7, 8)):
+        ledger.register(f"p{number}", ())
         ledger.assign_hand_off(f"p{number}", 16, receiver, 1)
         ledger.prefilled(f"p{number}")
 
@@ -194,3 +206,37 @@ def test_a_prompt_counts_on_prefill_and_its_output_on_decode() -> None:
     ledger.finished("generated", [whole])
     ledger.drop("generated")
     assert (ledger.tokens_known(whole), ledger.tokens_shared(whole)) == (128, 0)
+
+
+STEPS: list[Callable[[InFlightLedger, str], None]] = [
+    lambda ledger, prompt: ledger.assign_prefill(prompt, 100),
+    lambda ledger, prompt: ledger.assign_hand_off(prompt, 50, receiver=7, sequences=2),
+    lambda ledger, prompt: ledger.book_blocks(prompt, 4, 3),
+    lambda ledger, prompt: ledger.reserved(prompt, 16),
+    lambda ledger, prompt: ledger.update(load()),
+    InFlightLedger.unassign,
+    InFlightLedger.prefill_sent,
+    InFlightLedger.prefilled,
+    InFlightLedger.decoding,
+    InFlightLedger.handed_off,
+    InFlightLedger.keep,
+    InFlightLedger.drop,
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from("abc"))))
+def test_after_any_steps_nothing_is_left_of_dropped_prompts(
+    steps: list[tuple[Callable[[InFlightLedger, str], None], str]],
+) -> None:
+    ledger = InFlightLedger(load(), _Changes(), block_size=16)
+    for step, prompt_id in steps:
+        if prompt_id not in ledger.prompt_ids:
+            ledger.register(prompt_id, CHAIN)
+        step(ledger, prompt_id)
+    for prompt_id in "abc":
+        ledger.drop(prompt_id)
+    for _ in range(2):  # until kept blocks are the snapshots'
+        ledger.update(load())
+
+    assert (ledger.outstanding_tokens, ledger.blocks_free, ledger.sequences, ledger.held_for) == (0, 10, 0, {})
+    assert not ledger.prompt_ids

@@ -230,7 +230,7 @@ async def test_probes_leave_nothing_in_the_ledger() -> None:
 
         for instance in registry.living():
             assert instance.in_flight._prefixes._running == {}
-            assert instance.in_flight._chains == {}
+            assert not instance.in_flight.prompt_ids
 
 
 def _unproven(num_prefill: int, num_decode: int) -> list[KvGap]:
