@@ -82,6 +82,7 @@ def _config(*, consumer: bool) -> Any:
         parallel_config=SimpleNamespace(data_parallel_rank=0, **sizes),
         cache_config=SimpleNamespace(block_size=_BLOCK_SIZE),
         model_config=SimpleNamespace(hf_config=SimpleNamespace()),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=True),
     )
 
 

@@ -1,7 +1,6 @@
 """The dictionaries of vllm-ascend's connectors: as its sources write them, and made by its own scheduler classes.
 
-PDSERVE_VLLM_ASCEND names the folder of its package `vllm_ascend` (a checkout or an unpacked sdist); nothing of it is
-installed.
+The classes are those of the wheel as data (tests/data_wheel.py): nothing of it is installed.
 """
 
 import json
@@ -14,13 +13,17 @@ from typing import Any
 import orjson
 import pytest
 
+from pdserve.run_folder import default_cache_dir
 from scheduler.workers.answers import kv_transfer_params
 from scheduler.workers.callbacks import Callback
 from scheduler.workers.legs import WorkerRequest, asking, requests_of, ticket_of
 from scheduler.workers.transfers import HeldKv
+from tests.conftest import MISSING
+from tests.data_wheel import NoWheel, wheel_in
 from wire.types import PromptState, SamplingParams
 
-SOURCE = "PDSERVE_VLLM_ASCEND"
+VERSION = os.environ.get("PDSERVE_TEST_VLLM_ASCEND", "0.23.0")
+CONNECTORS = "vllm_ascend/distributed/kv_transfer/kv_p2p/"
 REFERENCE: dict[str, Any] = {
     "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2]], "remote_engine_id": "e",
     "remote_request_id": "cmpl-R-0-12345678", "remote_host": "127.0.0.1", "remote_port": 30000, "remote_pcp_size": 1,
@@ -48,16 +51,23 @@ async def test_what_a_layerwise_worker_wants_is_passed_on_unchanged() -> None:
     assert requests_of(ticket) == [WorkerRequest("R", WANTED)]
 
 
+@pytest.fixture
+def package() -> Path:
+    """The package with its connectors; its first use on a machine downloads 27 MB."""
+    folder = default_cache_dir(os.environ) / "vllm-ascend"
+    try:
+        wheel = wheel_in(folder, os.environ, "vllm-ascend", VERSION, lambda name: name.startswith(CONNECTORS))
+    except NoWheel as error:
+        pytest.skip(f"{MISSING}: the vllm-ascend wheel: {error}")
+    return wheel / "vllm_ascend"
+
+
 @pytest.mark.long
-def test_the_classes_of_vllm_ascend_make_and_take_these_dictionaries() -> None:
-    folder = os.environ.get(SOURCE)
-    if not folder:
-        pytest.skip(f"{SOURCE} names no sources of vllm-ascend")
+def test_the_classes_of_vllm_ascend_make_and_take_these_dictionaries(package: Path) -> None:
     child = Path(__file__).with_name("ascend_connectors.py")
     given = json.dumps({"held": HeldKv().prefill_leg("R"), "asked": asking("R", URL).params})
-    done = subprocess.run(
-        [sys.executable, "-P", str(child), folder], input=given, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-P", str(child), str(package)]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     layerwise, pull = found["layerwise"], found["pull"]
