@@ -43,7 +43,8 @@ class Dispatch:
         self._limits = limits
         self._ids = itertools.count()
         self._id_prefix = id_prefix
-        self._running: set[asyncio.Timeout] = set()
+        self._running: set[asyncio.Task[None]] = set()
+        self._ended: set[asyncio.Task[None]] = set()  # by `close`
         self._none_running = asyncio.Event()
         self._draining = False
         registry.on_change(self.admission.changed)
@@ -78,9 +79,9 @@ class Dispatch:
         """Refuse new requests, give running ones `drain_s` to finish, then end them with Draining."""
         self._draining = True
         await self._wait_for_all(drain_s)
-        for scope in self._running:
-            if not scope.expired():
-                scope.reschedule(asyncio.get_running_loop().time())
+        for task in self._running - self._ended:
+            task.cancel()
+        self._ended |= self._running
         await self._wait_for_all(self._limits.settle_s)
 
     async def _wait_for_all(self, seconds: float) -> None:
@@ -106,23 +107,23 @@ class Dispatch:
     async def _run_accepted(self, request: GenerationRequest, prompts: list[PromptRun], sink: TokenSink) -> None:
         """Run an accepted request; count it and its outcome, the only place for that. `close` ends it with Draining."""
         self.ledger.received += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
         try:
-            async with asyncio.timeout(None) as scope:
-                self._running.add(scope)
-                await self._serve_all(prompts, sink)
+            await self._serve_all(prompts, sink)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request
-            if scope.expired():
-                self.ledger.cancelled += 1
-                raise Draining("the scheduler is shutting down") from None
             self.ledger.failed += 1
             raise _reason(error, request) from None
         except asyncio.CancelledError:
             self.ledger.cancelled += 1
+            if task in self._ended and task.uncancel() == 0:
+                raise Draining("the scheduler is shutting down") from None
             raise
         else:
             self.ledger.completed += 1
         finally:
-            self._running.discard(scope)
+            self._running.discard(task)
             if not self._running:
                 self._none_running.set()
 
