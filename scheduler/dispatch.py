@@ -146,7 +146,8 @@ class Dispatch:
             done = await self._attempts.serve(prompt)
         finally:
             if prompt.output.started:
-                self.admission.costs.ended(prompt.request.tenant, prompt.facts, prompt.output.num_tokens)
+                entry = prompt.queue_entry
+                self.admission.costs.ended(entry.tenant, entry.facts, prompt.output.num_tokens)
         sink.prompt_done(done)
 
     def _new_id(self) -> str:

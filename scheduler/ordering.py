@@ -7,19 +7,15 @@ from wire.types import PromptLogprobs, TokenOutput
 class OrderedOutput:
     """The sequences of one prompt. Tokens arrive from P and D in any order; each is released once, in order.
 
-    `open` are the sequences that need another token, `stopped` those that `stop` ended.
+    `started`: a token was released. `open` are the sequences that need another one, `stopped` those that `stop` ended.
     """
 
     def __init__(self, num_sequences: int) -> None:
+        self.started = False
         self.open = set(range(num_sequences))
         self.stopped: set[int] = set()
         self._ids: list[list[int]] = [[] for _ in range(num_sequences)]
         self._early: list[dict[int, TokenOutput]] = [{} for _ in range(num_sequences)]
-
-    @property
-    def started(self) -> bool:
-        """Whether any token was released."""
-        return any(self._ids) or self._has_finished
 
     @property
     def all_started(self) -> bool:
@@ -51,6 +47,7 @@ class OrderedOutput:
             if token.index > len(ids):
                 early.setdefault(token.index, token)
             return []
+        self.started = True
         released: list[TokenOutput] = []
         ready: TokenOutput | None = token
         while ready is not None:
@@ -72,10 +69,6 @@ class OrderedOutput:
         """Drop tokens held back: the next attempt generates them again."""
         for early in self._early:
             early.clear()
-
-    @property
-    def _has_finished(self) -> bool:
-        return len(self.open) + len(self.stopped) < len(self._ids)
 
     def _end(self, sequence: int) -> None:
         self.open.remove(sequence)
