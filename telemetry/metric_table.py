@@ -85,7 +85,7 @@ CLUSTER = (
     _row(_COUNTER, "ledger.rejected", "requests_rejected", "Requests never accepted"),
     _row(_COUNTER, "ledger.retried_prompts", "prompts_retried", "Prompts tried a second time"),
     _row(
-        _COUNTER, "ledger.retried_tokens", "tokens_retried", "Tokens of these prompts and of their outputs so far",
+        _COUNTER, "ledger.retried_tokens", "tokens_retried", "Tokens of prompts tried again and of their outputs",
     ),
     _row(
         _COUNTER, "ledger.differing_outputs", "outputs_differing",
