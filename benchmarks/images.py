@@ -10,8 +10,8 @@ The kinds take turns, so a noisy machine disturbs both alike.
 
     gap       the longest gap between two tokens of a stream, from the burst's start to the end of its last answer:
               p50 and p99 over streams and rounds                              goal: images at most 1.1 x text
-    turn      the longest turn of each process's event loop in bursts of images, without the time for which its thread
-              waited for a core of the machine                                 goal: 20 ms
+    turn      the longest turn of each process's event loop in bursts of images: its CPU time (goal: 20 ms), its length
+              without waits for a core, and its length; on a machine with other work only the first is ours
     overlap   the share of P's computing in bursts of images for which its image encoder computes too, sampled by
               their CPU time every 50 ms: 7/8 is the most for 8 images of one encoder that takes them in turn
 """
@@ -39,7 +39,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.front_door.cpu import cpu_by_thread, cpu_s
-from benchmarks.hop import flags_of, free_ports, model_name, start_pd, token_times
+from benchmarks.hop import free_ports, model_name, start_pd, token_times
 from benchmarks.kv.table import cpu
 from benchmarks.loop_lag.read import Span, longest_turn_ms, recording
 from benchmarks.vision.shapes import SHAPES, png, write_vision_model
@@ -115,7 +115,7 @@ def measure(port: int, prefill_pid: int, args: argparse.Namespace) -> dict[str, 
                     one.answers_s += pool.map(lambda body: post(port, *body), bodies)
                 one.spans.append((began, time.monotonic()))
             one.gaps_s += [longest_gap(times, one.spans[-1]) for times in arrivals]
-            shown = f"{len(arrivals)} streams, longest gap {1000 * max(one.gaps_s[-len(arrivals):]):.0f} ms"
+            shown = f"{len(arrivals)} streams, longest gap {1000 * max(one.gaps_s[-len(arrivals) :]):.0f} ms"
             took_s = one.spans[-1][1] - began
             print(f"images: {kind} {index} of {args.rounds} took {took_s:.1f} s, {shown}", file=sys.stderr, flush=True)
     return found
@@ -209,7 +209,7 @@ def sampled(prefill_pid: int, encoder_pid: int, samples: list[tuple[bool, bool]]
 
 
 def summary(
-    found: dict[str, Found], turns: dict[str, tuple[float, float]], args: argparse.Namespace
+    found: dict[str, Found], turns: dict[str, dict[str, float]], args: argparse.Namespace
 ) -> dict[str, Any]:  # fmt: skip
     """Return the row of the run."""
     shape = SHAPES[args.shape]
@@ -229,9 +229,9 @@ def summary(
     row["ratio_p50"], row["ratio_p99"] = (
         round(row[f"gap_{percent}_images_ms"] / row[f"gap_{percent}_text_ms"], 3) for percent in ("p50", "p99")
     )
-    row["turns_ms"] = {name: [round(one, 1) for one in both] for name, both in turns.items()}
+    row["turns_ms"] = turns
     row["met"] = {
-        "gap": row["ratio_p99"] <= GAP_GOAL, "turn": all(turn <= TURN_GOAL_MS for turn, _ in turns.values()),
+        "gap": row["ratio_p99"] <= GAP_GOAL, "turn": all(one["cpu"] <= TURN_GOAL_MS for one in turns.values()),
     }  # fmt: skip
     return row
 
@@ -249,9 +249,9 @@ def print_table(row: dict[str, Any]) -> None:
         images, text = (f"{row[f'gap_{percent}_{kind}_ms']:,.0f} ms" for kind in KINDS)
         goal = f"<= {GAP_GOAL}" if percent == "p99" else ""
         print(f"| {percent} | {images} | {text} | {row[f'ratio_{percent}']:.2f} | {goal} |")
-    print(f"\n| event loop of | longest turn | with waits for a core | goal |\n|---|---|---|---|")
-    for name, (turn, late) in row["turns_ms"].items():
-        print(f"| {name} | {turn:.1f} ms | {late:.1f} ms | <= {TURN_GOAL_MS:g} ms |")
+    print("\n| longest turn of a loop | CPU time | without waits for a core | whole | goal |\n|---|---|---|---|---|")
+    for name, turn in row["turns_ms"].items():
+        print(f"| {name} | {' | '.join(f'{one:.1f} ms' for one in turn.values())} | CPU <= {TURN_GOAL_MS:g} ms |")
     print(f"\nencoding beside {row['overlap']:.0%} of P's computing; load {row['load']:.1f}")
 
 

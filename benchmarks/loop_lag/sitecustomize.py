@@ -1,7 +1,7 @@
 """Records the late turns of each event loop of a process: Python imports it where PYTHONPATH has this folder.
 
-A timer of BEAT_S runs on the loop; a line of $LOOP_LAG_FOLDER/PID.txt has the end of a late beat (CLOCK_MONOTONIC), its
-lateness, and how much of that the loop's thread waited for a core of the machine, in seconds.
+A timer of BEAT_S runs on the loop; a line of $LOOP_LAG_FOLDER/PID.txt has the end of a late beat (CLOCK_MONOTONIC), how
+late it was, and since the beat before it the loop's waits for a core and its CPU time; in seconds.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ async def record(path: Path) -> None:
     """Append late beats to the file until cancelled."""
     with path.open("a", buffering=1) as file:
         while True:
-            due, waited_s = time.monotonic() + BEAT_S, _waited_s()
+            due, waited_s, ran_s = time.monotonic() + BEAT_S, _waited_s(), time.thread_time()
             await asyncio.sleep(BEAT_S)
-            late_s = time.monotonic() - due
+            late_s, ran_s = time.monotonic() - due, time.thread_time() - ran_s
             if late_s > LATE_S:
-                file.write(f"{due + late_s:.6f} {late_s:.6f} {_waited_s() - waited_s:.6f}\n")
+                file.write(f"{due + late_s:.6f} {late_s:.6f} {_waited_s() - waited_s:.6f} {ran_s:.6f}\n")
 
 
 def _waited_s() -> float:
