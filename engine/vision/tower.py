@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoImageProcessor, AutoModel
 
+from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.vision.encoded_image import EncodedImage
 from images.checkpoint import read_vision
 from images.image_file import decode
@@ -19,13 +20,14 @@ class VisionTower:
     """Owner of the tower's weights on a device."""
 
     def __init__(self, folder: Path, dtype: str, device: str) -> None:
-        """Load it. Raises ConfigError for a folder without a whole tower."""
+        """Load it; `dtype` is that of its embeddings. Raises ConfigError for a folder without a whole tower."""
         vision = read_vision(folder)
         if vision is None:
             raise ConfigError(f"{folder} has no vision tower")
-        self._family, self._device = vision.family, device
+        self._family, self._device, self._dtype = vision.family, device, getattr(torch, dtype)
         self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
-        self._network = _load(folder, getattr(torch, dtype)).to(device).eval()
+        computed = choose_dtype("auto", dtype, cpu_flags=read_cpu_flags() if device == "cpu" else None)
+        self._network = _load(folder, getattr(torch, computed.name)).to(device).eval()
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +49,8 @@ class VisionTower:
             raise InternalError(
                 f"the vision tower returned {len(rows)} embeddings for an image of {tokens.count} tokens"
             )
-        return EncodedImage(tokens, rows.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        values = rows.to(self._dtype).contiguous().cpu()
+        return EncodedImage(tokens, values.view(torch.uint8).numpy().tobytes())
 
     def _dtype_of(self, value: torch.Tensor) -> torch.dtype:
         return self._network.dtype if value.is_floating_point() else value.dtype

@@ -33,8 +33,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @torch.inference_mode()
-def by_transformers(folder: Path, data: bytes, dtype: str) -> EncodedImage:
-    """Encode a file with the whole model and its own processor."""
+def by_transformers(folder: Path, data: bytes, dtype: str, wanted: str) -> EncodedImage:
+    """Encode a file with the whole model in `dtype` and its own processor; return embeddings in the one `wanted`."""
     network: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     image, vision = decode(data), read_vision(folder)
     inputs = AutoImageProcessor.from_pretrained(folder, backend="pil")(image, return_tensors="pt")
@@ -42,14 +42,23 @@ def by_transformers(folder: Path, data: bytes, dtype: str) -> EncodedImage:
     inputs["pixel_values"] = inputs["pixel_values"].to(network.dtype)
     rows = torch.cat([part.flatten(0, -2) for part in network.get_image_features(**inputs).pooler_output])
     assert vision is not None
-    return EncodedImage(vision.family.tokens(*image.size), rows.view(torch.uint8).numpy().tobytes())
+    values = rows.to(getattr(torch, wanted)).view(torch.uint8).numpy().tobytes()
+    return EncodedImage(vision.family.tokens(*image.size), values)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_embeddings_are_those_of_transformers(folder: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cpu_flags", "computed"),
+    [("float32", (), "float32"), ("bfloat16", ("avx512_bf16",), "bfloat16"), ("bfloat16", (), "float32")],
+)
+def test_embeddings_are_those_of_transformers(
+    folder: Path, dtype: str, cpu_flags: tuple[str, ...], computed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.vision.tower.read_cpu_flags", lambda: frozenset(cpu_flags))
     tower = VisionTower(folder, dtype, "cpu")
 
-    assert [tower.encode(data) for data in _FILES] == [by_transformers(folder, data, dtype) for data in _FILES]
+    assert [tower.encode(data) for data in _FILES] == [
+        by_transformers(folder, data, computed, dtype) for data in _FILES
+    ]
 
 
 def test_the_text_network_is_not_kept(folder: Path) -> None:
