@@ -32,11 +32,9 @@ class Grant(AbstractContextManager["Grant"]):
             if instance is not None:
                 instance.in_flight.register(self._prompt_id, facts.chain)
         if self.prefill is None:
-            self.decode.in_flight.assign_prefill(self._prompt_id, facts.num_tokens)
+            self.decode.in_flight.assign_prefill(self._prompt_id, facts.num_tokens, has_images=facts.has_images)
         else:
-            self.prefill.in_flight.assign_hand_off(
-                self._prompt_id, facts.num_tokens, self.decode.index, facts.num_sequences
-            )
+            self.prefill.in_flight.assign_hand_off(self._prompt_id, facts, self.decode.index)
         blocks = -(-facts.num_tokens // self.decode.description.block_size)
         self.decode.in_flight.book_blocks(self._prompt_id, blocks, facts.num_sequences)
 

@@ -121,6 +121,7 @@ class Instance:
             name=self.name,
             role=self.role,
             outstanding_tokens=ledger.outstanding_tokens,
+            encoding_tokens=ledger.encoding_tokens,
             prefill_chunk_size=description.prefill_chunk_size,
             blocks_total=ledger.load.blocks_total,
             blocks_free=ledger.blocks_free,

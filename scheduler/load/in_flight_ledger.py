@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, KeysView, Mapping
 from dataclasses import dataclass
 
-from scheduler.load.loads import HeldPrompts
+from scheduler.load.loads import HeldPrompts, PromptFacts
 from scheduler.load.prefixes import Chain, Prefixes
 from wire.load import LoadSnapshot
 
@@ -46,6 +46,7 @@ class InFlightLedger:
         self._prompts: dict[str, _Prompt] = {}
         self._tokens = self._unseen = self._handed_blocks = self._booked_blocks = self._sequences = 0  # sums over them
         self._num_snapshots: dict[str, int] = {}  # since the prefill was sent
+        self._with_images: dict[str, int] = {}
         self._held: dict[str, _Prompt] = {}
         self._reserved: set[str] = set()
         self._kept_blocks: dict[str, int] = {}
@@ -58,6 +59,11 @@ class InFlightLedger:
     def outstanding_tokens(self) -> int:
         """Prompt tokens assigned but not prefilled: our count, or the instance's plus what it cannot have counted."""
         return min(self._tokens, self.load.uncomputed_tokens + self._unseen)
+
+    @property
+    def encoding_tokens(self) -> int:
+        """Those of the newest prompt with images: while these are encoded, the next step has room for another."""
+        return next(reversed(self._with_images.values()), 0)
 
     @property
     def blocks_free(self) -> int:
@@ -86,7 +92,7 @@ class InFlightLedger:
     @property
     def streams(self) -> int:
         """Sequences decoded in each step, and those in transit."""
-        return self.load.decoding + self._sequences.total
+        return self.load.decoding + self._sequences
 
     @property
     def prompt_ids(self) -> KeysView[str]:
@@ -111,22 +117,27 @@ class InFlightLedger:
             for chain in chains:
                 self._prefixes.note(chain)
 
-    def assign_prefill(self, prompt_id: str, num_tokens: int) -> None:
-        """Count a prompt about to be sent for prefill."""
+    def assign_prefill(self, prompt_id: str, num_tokens: int, *, has_images: bool = False) -> None:
+        """Count a prompt about to be sent for prefill; one with images until it is computed.
+
+        The instance's snapshots include it only when its images are encoded.
+        """
         self.version += 1
         prompt = self._prompts[prompt_id]
         self._drop_tokens(prompt_id, prompt)
         prompt.tokens = prompt.unseen = num_tokens
         self._tokens += num_tokens
         self._unseen += num_tokens
+        if has_images:
+            self._with_images[prompt_id] = num_tokens
 
-    def assign_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
+    def assign_hand_off(self, prompt_id: str, facts: PromptFacts, receiver: int) -> None:
         """Count a prompt about to be sent for prefill, whose KV will be sent to `receiver`."""
-        self.assign_prefill(prompt_id, num_tokens)
+        self.assign_prefill(prompt_id, facts.num_tokens, has_images=facts.has_images)
         prompt = self._prompts[prompt_id]
         self._drop_handed(prompt_id, prompt)
-        prompt.receiver, prompt.handed_sequences = receiver, sequences
-        prompt.handed_blocks = -(-num_tokens // self._block_size)
+        prompt.receiver, prompt.handed_sequences = receiver, facts.num_sequences
+        prompt.handed_blocks = -(-facts.num_tokens // self._block_size)
         self._handed_blocks += prompt.handed_blocks
 
     def unassign(self, prompt_id: str) -> None:
@@ -139,7 +150,7 @@ class InFlightLedger:
 
     def prefill_sent(self, prompt_id: str) -> None:
         """Record that the prefill command was sent."""
-        if (prompt := self._prompts.get(prompt_id)) and prompt.unseen:
+        if (prompt := self._prompts.get(prompt_id)) and prompt.unseen and prompt_id not in self._with_images:
             self._num_snapshots.setdefault(prompt_id, 0)
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
@@ -241,6 +252,7 @@ class InFlightLedger:
             self._unseen -= prompt.unseen
             prompt.tokens = prompt.unseen = 0
             self._num_snapshots.pop(prompt_id, None)
+            self._with_images.pop(prompt_id, None)
 
     def _drop_handed(self, prompt_id: str, prompt: _Prompt) -> int:
         """Remove the prompt from those to be handed off; return the blocks it had."""

@@ -23,10 +23,10 @@ class HeldPrompts:
 class InstanceLoad:
     """One living instance's load for placement: its last snapshot corrected by what was assigned since.
 
-    `outstanding_tokens` are prompt tokens assigned and not yet prefilled; `sequences` are running, waiting or booked;
-    `waiting` of them were preempted from a full pool, or wait for their prefill there. `held_for` is finished KV
-    waiting for a receiver, by the receiver's index; `no_transport_to` has the receivers to which it cannot hand off,
-    and its own index if it must not serve alone.
+    `outstanding_tokens` are prompt tokens assigned and not yet prefilled, `encoding_tokens` those of them whose images
+    may still be encoded; `sequences` are running, waiting or booked; `waiting` of them were preempted from a full pool,
+    or wait for their prefill there. `held_for` is finished KV waiting for a receiver, by the receiver's index;
+    `no_transport_to` has the receivers to which it cannot hand off, and its own index if it must not serve alone.
     An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
     `streams` are the sequences decoded in each step, or booked to be; chunks keep their gaps below `gap_limit_s`.
     """
@@ -49,11 +49,15 @@ class InstanceLoad:
     streams: int = 0
     cost: StepCost = NO_COST
     gap_limit_s: float = math.inf
+    encoding_tokens: int = 0
 
     @property
     def can_start(self) -> bool:
-        """Whether a prompt assigned now is in the next step: the running one takes all outstanding tokens."""
-        return self.outstanding_tokens <= self.prefill_chunk_size
+        """Whether a prompt assigned now is in the next step: the running one takes all outstanding tokens.
+
+        One with images waits for them meanwhile, so that the next one is encoded or computed beside it.
+        """
+        return self.outstanding_tokens - self.encoding_tokens <= self.prefill_chunk_size
 
     @property
     def pool_tokens(self) -> int:
@@ -91,9 +95,9 @@ class PromptFacts:
     `avoid` are pairs (prefill index, decode index) on which it failed: used only if no other is living, because only
     the link between them may have failed. A `pooled` prompt generates nothing.
     `chain` are the digests of its prefixes (prefixes.py). By instance index, `known` is how many leading tokens it has
-    probably cached, and `shared` how many are in blocks that other prompts use there.
-    `expected_outputs` are the tokens that each of its sequences will probably have, 0 if that is not to be compared;
-    `num_behind` prompts with `tokens_behind` tokens wait in the queue.
+    probably cached, and `shared` how many are in blocks that other prompts use there. `has_images`: it is computed once
+    they are encoded. `expected_outputs` are the tokens that each of its sequences will probably have, 0 if that is not
+    to be compared; `num_behind` prompts with `tokens_behind` tokens wait in the queue.
     """
 
     num_tokens: int

@@ -101,7 +101,7 @@ class HandoffPath:
         try:
             yield
             if is_unassigned:
-                in_flight.assign_hand_off(prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
+                in_flight.assign_hand_off(prompt_id, facts, self._decode.index)
         finally:
             timer.cancel()
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.load.in_flight_ledger import InFlightLedger
-from scheduler.load.loads import HeldPrompts
+from scheduler.load.loads import HeldPrompts, PromptFacts
 from scheduler.load.prefixes import chain_of
 from wire.load import LoadSnapshot
 
@@ -80,6 +80,22 @@ def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
     assert ledger.outstanding_tokens == 0
 
 
+def test_a_prompt_with_images_counts_until_it_is_computed() -> None:
+    ledger = InFlightLedger(load(), _Changes())
+    for name in ("first", "second"):
+        ledger.register(name, ())
+        ledger.assign_prefill(name, 100, has_images=True)
+        ledger.prefill_sent(name)
+    for _ in range(3):
+        ledger.update(load())  # an instance counts it once its images are encoded
+    assert (ledger.outstanding_tokens, ledger.encoding_tokens) == (200, 100)
+
+    ledger.prefilled("first")
+    assert (ledger.outstanding_tokens, ledger.encoding_tokens) == (100, 100)
+    ledger.drop("second")
+    assert (ledger.outstanding_tokens, ledger.encoding_tokens) == (0, 0)
+
+
 def test_dropping_a_prompt_returns_all_it_held_and_reports_it() -> None:
     changes = _Changes()
     ledger = InFlightLedger(load(), changes)
@@ -96,7 +112,7 @@ def test_dropping_a_prompt_returns_all_it_held_and_reports_it() -> None:
 def test_blocks_of_a_handed_off_prompt_count_until_it_is_gone() -> None:
     ledger = InFlightLedger(load(), _Changes(), block_size=16)
     ledger.register("p", ())
-    ledger.assign_hand_off("p", 50, receiver=7, sequences=2)
+    ledger.assign_hand_off("p", PromptFacts(50, 9, num_sequences=2), receiver=7)
     assert (ledger.blocks_free, ledger.held_for) == (6, {})
 
     ledger.update(load(used=4))
@@ -111,7 +127,7 @@ def test_blocks_of_a_handed_off_prompt_count_until_it_is_gone() -> None:
 def test_kept_blocks_count_until_the_loads_include_them() -> None:
     ledger = InFlightLedger(load(), _Changes(), block_size=16)
     ledger.register("p", ())
-    ledger.assign_hand_off("p", 50, receiver=7, sequences=2)
+    ledger.assign_hand_off("p", PromptFacts(50, 9, num_sequences=2), receiver=7)
     ledger.prefilled("p")
     ledger.keep("p")
     ledger.drop("p")
@@ -129,7 +145,7 @@ def test_held_blocks_are_counted_by_receiver_until_the_prompt_ends() -> None:
     ledger = InFlightLedger(load(), _Changes(), block_size=16)
     for number, receiver in enumerate((7, 7, 8)):
         ledger.register(f"p{number}", ())
-        ledger.assign_hand_off(f"p{number}", 16, receiver, 1)
+        ledger.assign_hand_off(f"p{number}", PromptFacts(16, 9), receiver)
         ledger.prefilled(f"p{number}")
 
     assert ledger.held_for == {7: HeldPrompts(2, 32), 8: HeldPrompts(1, 16)}
@@ -196,7 +212,7 @@ def test_an_instance_without_prefix_cache_shares_no_blocks() -> None:
 def test_a_prompt_counts_on_prefill_and_its_output_on_decode() -> None:
     ledger, whole = InFlightLedger(load(sought=1), _Changes(), block_size=16), chain_of(range(200), "")
     ledger.register("prefilled", CHAIN)
-    ledger.assign_hand_off("prefilled", 100, receiver=7, sequences=1)
+    ledger.assign_hand_off("prefilled", PromptFacts(100, 9), receiver=7)
     ledger.prefilled("prefilled")
     ledger.finished("prefilled", [whole])
     assert ledger.tokens_known(whole) == 64
@@ -210,7 +226,7 @@ def test_a_prompt_counts_on_prefill_and_its_output_on_decode() -> None:
 
 STEPS: list[Callable[[InFlightLedger, str], None]] = [
     lambda ledger, prompt: ledger.assign_prefill(prompt, 100),
-    lambda ledger, prompt: ledger.assign_hand_off(prompt, 50, receiver=7, sequences=2),
+    lambda ledger, prompt: ledger.assign_hand_off(prompt, PromptFacts(50, 9, num_sequences=2), receiver=7),
     lambda ledger, prompt: ledger.book_blocks(prompt, 4, 3),
     lambda ledger, prompt: ledger.reserved(prompt, 16),
     lambda ledger, prompt: ledger.update(load()),

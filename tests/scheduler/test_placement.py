@@ -50,6 +50,11 @@ def test_ties_go_to_the_lower_index() -> None:
 def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:
     assert pair(prefill(0, outstanding_tokens=512), decode(1)) == (0, 1)
     assert pair(prefill(0, outstanding_tokens=513), decode(1)) is None
+    assert pair(prefill(0, outstanding_tokens=900, encoding_tokens=400), decode(1)) == (0, 1)
+    assert (
+        pair(prefill(0, outstanding_tokens=900), prefill(1, outstanding_tokens=900, encoding_tokens=300), decode(2))
+        is None
+    )
 
 
 def test_prefill_with_the_least_work_before_the_first_token_wins() -> None:
