@@ -323,6 +323,7 @@ async def test_a_cancelled_run_cancels_the_apps_work(text_model: Path, tmp_path:
     assert dispatcher.endings == ["cancelled"]
 
 
+@pytest.mark.covers("B.images.10")
 async def test_a_line_may_have_images_and_a_bad_one_fails_alone(tmp_path: Path) -> None:
     bad = image_part(data_url(b"<svg/>"))
     lines = [(CHAT, {"messages": chat("what?", part)}) for part in (IMAGE, bad, IMAGE)]

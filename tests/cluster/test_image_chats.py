@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,13 @@ import pytest
 from processes.failpoints import VARIABLE
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import CLONE, GuideCluster
-from tests.engine.tiny_vision_models import IMAGE_TOKEN
 from tests.images.image_files import file_of, image_of
-from tests.images.tiny_tokens import add_image_tokens
-from tests.instance.image_prompts import ImageModel, make_image_model
-from wire.types import PromptImage, PromptState, SamplingParams
+from tests.instance.image_prompts import ImageModel, make_chat_model
 
 pytestmark = pytest.mark.cluster
 
 CAT, DOG = file_of(image_of(30, 20)), file_of(image_of(41, 40, seed=2), "JPEG")
-NUM_TOKENS, COUNT = 8, 16
+NUM_TOKENS = 8
 SMALL_CHUNKS = ("--prefill-chunk-size=16",)
 BROKEN = CAT[: len(CAT) // 2]
 
@@ -33,9 +30,7 @@ BROKEN = CAT[: len(CAT) // 2]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
     """A tiny LLaVA whose chat template takes texts."""
-    made = make_image_model("llava", tmp_path_factory.mktemp("vision") / "llava")
-    add_image_tokens(made.folder)
-    return made
+    return make_chat_model(tmp_path_factory.mktemp("vision") / "llava")
 
 
 @pytest.fixture(scope="module")
@@ -58,23 +53,13 @@ def _body(text: str, *files: bytes, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": messages, **settings, **fields}
 
 
-def _expected(model: ImageModel, prompt: Sequence[int], *files: bytes) -> list[int]:
-    """Return transformers' continuation of a prompt, in which each image has COUNT tokens."""
-    starts = [at for at, token in enumerate(prompt) if token == IMAGE_TOKEN][::COUNT]
-    assert len(starts) == len(files)
-    images = [
-        PromptImage(start, COUNT, bytes(32), (1, 1, COUNT), data) for start, data in zip(starts, files, strict=True)
-    ]
-    settings = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
-    return model.generate(PromptState("p", "r", tuple(prompt), settings, images=tuple(images)))
-
-
 CASES: list[tuple[str, tuple[bytes, ...]]] = [
     ("what is this?", (CAT,)), ("and this?", (DOG,)), ("which one is the cat?", (CAT, DOG)), ("only text here", ()),
 ]  # fmt: skip
 
 
 @pytest.mark.long
+@pytest.mark.covers("A10.146", "B.images.1", "B.images.6")
 def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCluster, model: ImageModel) -> None:
     """The first P is killed within the first prompt of several chunks."""
     cluster.start("prefill-0", env={VARIABLE: "prefill.between_chunks=kill9"})
@@ -88,7 +73,7 @@ def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCl
     for (_, files), response in zip(CASES, asyncio.run(ask_all()), strict=True):
         assert response.status_code == 200, response.text
         answer = response.json()
-        expected = _expected(model, answer["prompt_token_ids"], *files)
+        expected = model.continued(answer["prompt_token_ids"], files, NUM_TOKENS)
         assert answer["choices"][0]["token_ids"] == expected
         assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
     assert sum(sample.value for sample in cluster.gauge("pdserve_prompts_retried_total")) > 0
@@ -96,6 +81,7 @@ def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCl
     cluster.retired.append(cluster.processes.pop("prefill-0"))
 
 
+@pytest.mark.covers("B.images.9")
 @pytest.mark.parametrize("page", ["README.md", pytest.param("README.zh-CN.md", marks=pytest.mark.long)])
 def test_the_readmes_image_example_runs_as_printed(
     cluster: GuideCluster, model: ImageModel, tmp_path: Path, page: str
@@ -110,9 +96,10 @@ def test_the_readmes_image_example_runs_as_printed(
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
 
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert int(ended.stdout.splitlines()[-1]) > COUNT
+    assert int(ended.stdout.splitlines()[-1]) > 16, "the tokens of the image"
 
 
+@pytest.mark.covers("B.images.5")
 def test_a_broken_image_fails_alone_and_streams_go_on(cluster: GuideCluster, model: ImageModel) -> None:
     url = f"{cluster.client.base_url}/v1/chat/completions"
     broken = httpx.post(url, json=_body("broken", CAT, BROKEN), timeout=300, trust_env=False)
@@ -128,4 +115,4 @@ def test_a_broken_image_fails_alone_and_streams_go_on(cluster: GuideCluster, mod
         "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
         == (whole["choices"][0]["message"]["content"])
     )
-    assert whole["choices"][0]["token_ids"] == _expected(model, whole["prompt_token_ids"], CAT)
+    assert whole["choices"][0]["token_ids"] == model.continued(whole["prompt_token_ids"], [CAT], NUM_TOKENS)

@@ -86,6 +86,7 @@ def test_image_files_cross_processes(model: ImageModel, transport: str, tmp_path
     assert {output.done[0].times.transport for output in outputs} == {transport}
 
 
+@pytest.mark.covers("A10.146")
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["prefill.before_chunk", "prefill.between_chunks", "kv.before_send_commit"])
 def test_an_image_is_encoded_elsewhere_after_its_instance_died(

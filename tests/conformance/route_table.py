@@ -1,8 +1,11 @@
 """The rows of the routes in docs/conformance.md: requests, and the ways of serving that must answer them the same."""
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from tests.images.image_files import file_of, image_of
 
 WAYS = {
     "combined": "combined", "shm": "P/D by shared memory", "tcp": "P/D by TCP", "killed": "D killed in the middle",
@@ -119,6 +122,34 @@ ROWS = (
     RouteRow("rerank", "/v2/rerank", "two documents", {"query": "hello", "documents": ["the fox", "hello"]}, None),
     RouteRow("pooling", "/pooling", "a vector for each token", {"input": "hello", "task": "token_embed"}, None),
 )  # fmt: skip
+_PNG = "data:image/png;base64," + base64.b64encode(file_of(image_of(30, 20))).decode()
+_JPEG = "data:image/jpeg;base64," + base64.b64encode(file_of(image_of(41, 40, seed=2), "JPEG")).decode()
+_SHORT = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+_TEXTS = [{"type": "text", "text": text} for text in ("the cat", "and the dog")]
+IMAGE_ROWS = (
+    RouteRow("image-chat", CHAT, "an image", _SHORT | {
+        "return_token_ids": True,
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": _PNG}}, _TEXTS[0]]}],
+    }, 5),
+    RouteRow("images-choices", CHAT, "two images, two choices, sampled with a seed", _SHORT | {
+        "temperature": 1, "seed": 5, "n": 2, "messages": [{"role": "user", "content": [
+            _TEXTS[0], {"type": "image_url", "image_url": {"url": _PNG, "detail": "low"}},
+            {"type": "image_url", "image_url": {"url": _JPEG}}, _TEXTS[1],
+        ]}],
+    }, 9),
+    RouteRow("image-completion", COMPLETIONS, "an image in a text", _SHORT | {
+        "prompt": "the <image> here", "multi_modal_data": {"image": [_JPEG]}, "return_token_ids": True,
+    }, 5),
+    RouteRow("image-message", MESSAGES, "an image", {"temperature": 0, "max_tokens": 12, "messages": [
+        {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": _PNG}}, _TEXTS[0]]},
+    ]}, 5),
+    RouteRow("image-response", RESPONSES, "an image", {
+        "temperature": 0, "max_output_tokens": 12, "store": False, "input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": _PNG}, {"type": "input_text", "text": "the cat"},
+        ]}],
+    }, 5),
+)  # fmt: skip
+"""Rows of a model that takes images."""
 CLASSIFIER_ROWS = (
     RouteRow("classify", "/classify", "the classes of two prompts", {"input": [[3, 40, 5, 9], [7, 8]]}, None),
 )

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.conformance.joined_answers import Answer, Json
 from tests.conformance.route_clusters import RouteClient, clients_of
-from tests.conformance.route_table import BUDGET, CITIES, CLASSIFIER_ROWS, CUT, ROWS, WAYS, RouteRow
+from tests.conformance.route_table import BUDGET, CITIES, CLASSIFIER_ROWS, CUT, IMAGE_ROWS, ROWS, WAYS, RouteRow
 from tests.conformance.scripted_model import (
     ANSWER,
     BEFORE_CALLS,
@@ -22,6 +23,8 @@ from tests.conformance.scripted_model import (
 )  # fmt: skip
 from tests.engine.tiny_encoders import make_decoder_classifier
 from tests.engine.tiny_models import save_tiny_tokenizer
+from tests.images.image_files import file_of, image_of
+from tests.instance.image_prompts import ImageModel, make_chat_model
 
 pytestmark = pytest.mark.cluster
 
@@ -87,6 +90,12 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
+    """A model that takes images."""
+    return make_chat_model(tmp_path_factory.mktemp("images") / "llava")
+
+
+@pytest.fixture(scope="module")
 def client(
     request: pytest.FixtureRequest, scripted_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RouteClient]:
@@ -105,22 +114,23 @@ def answers() -> dict[str, Answer]:
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 @pytest.mark.parametrize("client", WAYS, indirect=True)
 def test_a_route_answers_the_same(client: RouteClient, row: RouteRow, answers: dict[str, Answer]) -> None:
-    is_vector = row.killed_at is None
-    answer = client.whole(row) if is_vector else client.streamed(row)
-    known = answers.setdefault(row.name, answer)
+    answer = _same_answer(client, row, answers)
+    if row.killed_at is not None:
+        _check_script(row, answer.shown)
 
-    assert answer.shown == known.shown
-    assert answer.numbers == pytest.approx(known.numbers, abs=1e-4)
-    if is_vector:
-        return
-    _check_script(row, answer.shown)
-    if client.way == "killed":
-        return
-    served = answer.served[0] if isinstance(answer.served, list) else answer.served
-    assert (served["path"], served["transport"]) == HOPS[client.way]
-    whole = client.whole(row)
-    assert whole.shown == answer.shown
-    assert whole.numbers == pytest.approx(answer.numbers, abs=1e-4)
+
+@pytest.mark.covers("A10.146", "B.images.1", "B.images.2")
+@pytest.mark.long
+@pytest.mark.parametrize("way", WAYS)
+def test_images_answer_the_same(way: str, chat_model: ImageModel, answers: dict[str, Answer], tmp_path: Path) -> None:
+    with clients_of(way, chat_model.folder, tmp_path) as client:
+        for row in IMAGE_ROWS:
+            answer = _same_answer(client, row, answers)
+            if row.name == "image-chat":
+                (choice,) = answer.shown["choices"]
+                body = {"model": "tiny", "messages": row.body["messages"]}
+                prompt = httpx.post(f"{client.url}/tokenize", json=body, timeout=300, trust_env=False).json()["tokens"]
+                assert choice["token_ids"] == chat_model.continued(prompt, [file_of(image_of(30, 20))], 12)
 
 
 @pytest.mark.long
@@ -130,12 +140,26 @@ def test_a_classifier_answers_the_same(
 ) -> None:  # fmt: skip
     with clients_of(way, classifier, tmp_path) as client:
         for row in CLASSIFIER_ROWS:
-            answer = client.whole(row)
-            known = answers.setdefault(row.name, answer)
-
-            assert answer.shown == known.shown
-            assert answer.numbers == pytest.approx(known.numbers, abs=1e-4)
+            answer = _same_answer(client, row, answers)
             assert [one["num_classes"] for one in answer.shown["data"]] == [3, 3]
+
+
+def _same_answer(client: RouteClient, row: RouteRow, answers: dict[str, Answer]) -> Answer:
+    """Return the answer to a row, which is the one of the first way, whole as streamed."""
+    is_vector = row.killed_at is None
+    answer = client.whole(row) if is_vector else client.streamed(row)
+    known = answers.setdefault(row.name, answer)
+
+    assert answer.shown == known.shown
+    assert answer.numbers == pytest.approx(known.numbers, abs=1e-4)
+    if is_vector or client.way == "killed":
+        return answer
+    served = answer.served[0] if isinstance(answer.served, list) else answer.served
+    assert (served["path"], served["transport"]) == HOPS[client.way]
+    whole = client.whole(row)
+    assert whole.shown == answer.shown
+    assert whole.numbers == pytest.approx(answer.numbers, abs=1e-4)
+    return answer
 
 
 def _check_script(row: RouteRow, shown: Json) -> None:

@@ -130,6 +130,7 @@ def test_print_needs_no_docker(
     assert f"{image} is assumed to have Python 3.11, {held} and no torch" in captured.err
 
 
+@pytest.mark.covers("A10.146")
 @pytest.mark.parametrize(
     ("torch", "tag", "vision"),
     [("2.10.0+cpu", "v0.25.0-26.0.0", "0.25"), ("2.13.0", "v0.28.0-26.1.0", "0.28"), ("", "v0.28.0-26.1.0", "0.28")],

@@ -78,5 +78,6 @@ LINES: dict[str, dict[int, str]] = {
         141: "start_servers.sh once per container", 142: "clients on the scheduler's port",
         143: "the packages of the order have a job", 144: "the folders of the order are at the top level",
         145: "every flag of vLLM 0.5 and 0.6 has a row",
+        146: "images in chats (LLaVA, Qwen2-VL, Qwen2.5-VL, Gemma 3); torchvision_npu in the image build",
     },
 }  # fmt: skip

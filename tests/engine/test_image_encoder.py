@@ -50,6 +50,7 @@ def test_embeddings_come_in_the_order_of_the_images() -> None:
         assert embeddings(encoder, images(b"b", b"a", b"b")) == (b"b", b"a", b"b")
 
 
+@pytest.mark.covers("B.images.12")
 def test_a_repeated_image_is_not_encoded_and_needs_no_file() -> None:
     child = FakeEncoding(2)
     with running(child) as encoder:

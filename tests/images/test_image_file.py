@@ -25,6 +25,7 @@ def png_of_size(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
+@pytest.mark.covers("B.images.4")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_the_allowed_formats_are_read(kind: str) -> None:
     data = file_of(image_of(12, 7), kind)
@@ -38,6 +39,7 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert decode(file_of(Image.new(mode, (3, 2)))).mode == "RGB"
 
 
+@pytest.mark.covers("B.images.4")
 def test_of_an_animation_the_first_frame_counts() -> None:
     frames = [Image.new("RGB", (2, 2), colour) for colour in ("red", "blue")]
     data = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])

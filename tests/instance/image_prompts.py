@@ -18,6 +18,7 @@ from images.digest import image_digest
 from images.image_file import decode, read_header
 from tests.engine.tiny_vision_models import AFTER_IMAGE, BEFORE_IMAGE, make_vision_model
 from tests.images.tiny_processors import write_processor
+from tests.images.tiny_tokens import add_image_tokens
 from wire.types import PromptImage, PromptState, SamplingParams
 
 _KINDS = {"llava": None, "gemma3": "token_type_ids", "qwen2_vl": "mm_token_type_ids", "qwen2_5_vl": "mm_token_type_ids"}
@@ -68,6 +69,18 @@ class ImageModel:
         )
         return [int(token) for token in whole[0, len(state.token_ids) :]]
 
+    def continued(self, prompt: Sequence[int], files: Sequence[bytes], max_tokens: int) -> list[int]:
+        """Return transformers' greedy continuation of a LLaVA prompt with these images, one run of tokens each."""
+        places = [at for at, token in enumerate(prompt) if token == self.vision.family.token_id]
+        count = self.vision.family.tokens(1, 1).count
+        assert len(places) == count * len(files)
+        images = tuple(
+            PromptImage(start, count, bytes(32), (1, 1, count), data)
+            for start, data in zip(places[::count], files, strict=True)
+        )
+        settings = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        return self.generate(PromptState("p", "r", tuple(prompt), settings, images=images))
+
 
 def make_image_model(name: str, folder: Path) -> ImageModel:
     """Save a tiny random model of a family, with the settings of its image processor, in `folder`."""
@@ -76,6 +89,13 @@ def make_image_model(name: str, folder: Path) -> ImageModel:
     assert vision is not None
     network = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     return ImageModel(folder, vision, network)
+
+
+def make_chat_model(folder: Path) -> ImageModel:
+    """Save a tiny LLaVA whose tokenizer has the tokens of images."""
+    made = make_image_model("llava", folder)
+    add_image_tokens(folder)
+    return made
 
 
 def without_files(state: PromptState) -> PromptState:

@@ -96,7 +96,8 @@ def _encoder(instance: LocalInstance) -> Any:
     return instance._host._images
 
 
-@pytest.mark.long
+@pytest.mark.covers("A10.146")
+@pytest.mark.often("llava")
 def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: ImageModel) -> None:
     states = _prompts(model)
 
@@ -113,7 +114,8 @@ def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: Imag
     assert asyncio.run(run()) == {state.prompt_id: model.generate(state) for state in states}
 
 
-@pytest.mark.long
+@pytest.mark.covers("A10.146", "B.images.6")
+@pytest.mark.often("qwen2_5_vl-shm", "gemma3-tcp")
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_image_files_give_the_tokens_of_transformers_over_a_hand_off(model: ImageModel, transport: str) -> None:
     states = _prompts(model)

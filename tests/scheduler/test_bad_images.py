@@ -71,6 +71,7 @@ BAD_URLS: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.covers("B.images.4", "B.images.5")
 @pytest.mark.parametrize(("url", "message"), BAD_URLS)
 async def test_a_bad_image_is_400_and_harms_no_later_one(serve: Any, folder: Path, url: str, message: str) -> None:
     async with serve(folder=folder) as served:
@@ -133,6 +134,7 @@ async def test_a_server_that_does_not_answer_is_400_in_time(serve: Any, folder: 
         assert "not done within 0.05 s" in await refusal(served, image_part(server.url()))
 
 
+@pytest.mark.covers("B.images.3")
 async def test_only_allowed_hosts_are_contacted(serve: Any, folder: Path) -> None:
     async with (
         raw_server(in_turn(redirect_to("http://localhost:1/"))) as server,
@@ -173,6 +175,7 @@ async def test_no_file_outside_the_allowed_folder_is_read(
         assert reported == "messages.0.content.1: no such file below --allowed-local-media-path"
 
 
+@pytest.mark.covers("B.images.7")
 async def test_too_many_images_are_400_with_the_limit(serve: Any, folder: Path) -> None:
     async with serve(folder=folder, limit_mm_per_prompt=2) as served:
         reported = await refusal(served, GOOD, GOOD, GOOD, path="messages.0.content.3")

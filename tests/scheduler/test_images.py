@@ -51,6 +51,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.covers("B.images.1")
 @pytest.mark.parametrize(("path", "body"), FORMS)
 async def test_an_image_stands_between_its_texts_in_every_api(
     serve: Any, folder: Path, path: str, body: dict[str, Any]
@@ -107,6 +108,7 @@ async def test_other_images_of_a_text_are_refused(serve: Any, folder: Path, body
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.covers("B.images.12")
 async def test_a_digest_is_shared_within_a_cache_salt_only(serve: Any, folder: Path) -> None:
     body = {"messages": chat(image_part(data_url()))}
     async with serve(folder=folder) as served:
@@ -141,6 +143,7 @@ async def test_a_template_of_texts_gets_images_as_lines_before(serve: Any, tmp_p
         assert request.prompts[0][len(before) + NUM_TOKENS :] == served.ids("\nhello\nyou\n")
 
 
+@pytest.mark.covers("B.images.3")
 async def test_images_come_from_servers_and_the_allowed_folder(serve: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a b.png").write_bytes(PNG)
     async with (
@@ -154,6 +157,7 @@ async def test_images_come_from_servers_and_the_allowed_folder(serve: Any, folde
         assert [one.target for one in server.requests] == ["/cat?x=1"]
 
 
+@pytest.mark.covers("B.images.8")
 async def test_counts_of_tokens_include_images(serve: Any, folder: Path) -> None:
     async with serve(folder=folder) as served:
         body = {"model": served.model, "messages": chat("ab", image_part(data_url()))}
@@ -166,6 +170,7 @@ async def test_counts_of_tokens_include_images(serve: Any, folder: Path) -> None
         assert tokens["count"] == counted.json()["input_tokens"] == len(served.ids("ab")) + NUM_TOKENS
 
 
+@pytest.mark.covers("B.images.7")
 async def test_bytes_are_given_back_when_answers_end(serve: Any, folder: Path) -> None:
     body = {"messages": chat(image_part(data_url()))}
     async with serve(folder=folder, max_image_bytes=len(PNG) + 10) as served:

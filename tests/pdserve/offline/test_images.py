@@ -115,6 +115,7 @@ def prompt_of(model: ImageModel, text: str, count: int) -> Any:
     return model.prompt("p", plain, files, max_tokens=8)
 
 
+@pytest.mark.covers("B.images.11")
 def test_generate_answers_as_transformers(llm: LLM, model: ImageModel) -> None:
     one, two = "<image>\nWhat is this?", "First <image> and then <image>, text."
     prompts: list[Any] = [
@@ -137,6 +138,7 @@ def test_placeholders_and_images_must_be_as_many(llm: LLM) -> None:
         llm.generate({"prompt": "none", "multi_modal_data": {"image": PICTURES[0]}}, GREEDY)
 
 
+@pytest.mark.covers("B.images.11")
 def test_chat_takes_pil_images_as_parts(llm: LLM, model: ImageModel) -> None:
     template = "{% for part in messages[0].content %}{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}"
     parts = [{"type": "text", "text": "See "}, {"type": "image_pil", "image_pil": PICTURES[0]}]
