@@ -45,6 +45,7 @@ from telemetry.logs import EventLogger
 from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 
 _log = EventLogger("scheduler")
+Task = Callable[[], Coroutine[Any, Any, None]]
 
 READY_POLL_S = 0.05
 LOG_EVERY_S = 5.0
@@ -72,7 +73,7 @@ class Serving:
     control: Control
     drain: Drain
     _background: BackgroundRuns
-    _tasks: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
+    _tasks: tuple[Task, ...]
 
     async def run(self) -> None:
         """Keep the sessions with the instances, until cancelled.
@@ -105,62 +106,69 @@ async def open_serving(
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
     if options.tool_call_parser is None and files.call_format is not None:
         _log.info("tool_call_parser_chosen", parser=files.call_format, by="chat template")
-    limits = dataclasses.replace(
-        limits or ControlLimits(),
+    limits = _limits_of(options, limits or ControlLimits(), num_tenants=max(1, len(keys)))
+    names = {config.engine.model, *config.engine.served_names()}
+    control = build_control(cluster, limits, files.kind, names)
+    model = config.engine.served_names()[0]
+    traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
+    metrics = Metrics(
+        control.view, model_name=model, max_model_len=files.max_model_len,
+        exporter=None if traces is None else traces.exporter,
+        state_file=Path(environ[STATE_FILE]) if environ.get(STATE_FILE) else None,
+    )  # fmt: skip
+    context = AppContext(
+        config,
+        control.dispatch,
+        Tokens(files, options.chat_settings(keyed=len(keys) > 0)),
+        metrics,
+        readiness=lambda: report(control),
+        health=cluster.health,
+        max_output=lambda num_tokens, n: max_output(control.registry.loads(), num_tokens, n),
+        drain=Drain(),
+        traces=traces,
+        keys=keys,
+        defaults=defaults,
+        images=open_images(options, model, files.vision),
+        responses=await _open_responses(options),
+    )
+    tasks = _tasks_of(cluster, control, context)
+    try:
+        yield Serving(build_app(context), control, context.drain, context.background, tasks)
+    finally:
+        await control.dispatch.close(0)
+        await _close(context)
+
+
+def _limits_of(options: SchedulerOptions, limits: ControlLimits, num_tenants: int) -> ControlLimits:
+    return dataclasses.replace(
+        limits,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
-        num_tenants=max(1, len(keys)),
+        num_tenants=num_tenants,
         retry_share=options.retry_share,
         min_retries=options.min_retries,
         may_lack=options.may_lack(),
         compare_paths=options.path == "auto",
     )
-    names = {config.engine.model, *config.engine.served_names()}
-    control = build_control(cluster, limits, files.kind, names)
-    model = config.engine.served_names()[0]
-    traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
-    drain, tokens = Drain(), Tokens(files, options.chat_settings(keyed=len(keys) > 0))
-    responses, images = await _open_responses(options), open_images(options, model, files.vision)
-    context = AppContext(
-        config,
-        control.dispatch,
-        tokens,
-        Metrics(
-            control.view,
-            model_name=model,
-            max_model_len=files.max_model_len,
-            exporter=None if traces is None else traces.exporter,
-            state_file=Path(environ[STATE_FILE]) if environ.get(STATE_FILE) else None,
-        ),
-        readiness=lambda: report(control),
-        health=cluster.health,
-        max_output=lambda num_tokens, n: max_output(control.registry.loads(), num_tokens, n),
-        drain=drain,
-        traces=traces,
-        keys=keys,
-        defaults=defaults,
-        images=images,
-        responses=responses,
-    )
+
+
+def _tasks_of(cluster: Cluster, control: Control, context: AppContext) -> tuple[Task, ...]:
     follow = cluster.follow
-    tasks = (
+    return (
         control.run,
         *(() if follow is None else (lambda: follow(control.registry),)),
-        lambda: _watch_startup(control, options.startup_timeout),
-        lambda: _start_templates(tokens),
+        lambda: _watch_startup(control, context.config.options.startup_timeout),
+        lambda: _start_templates(context.tokens),
         lambda: give_back_memory(lambda: not control.dispatch.ledger.inflight),
     )
-    try:
-        yield Serving(build_app(context), control, drain, context.background, tasks)
-    finally:
-        await control.dispatch.close(0)
-        if responses is not None:
-            await responses.close()
-        await tokens.close()
-        if images is not None:
-            await images.close()
-        if traces is not None:
-            await asyncio.to_thread(traces.close)
+
+
+async def _close(context: AppContext) -> None:
+    for owner in (context.responses, context.tokens, context.images):
+        if owner is not None:
+            await owner.close()
+    if context.traces is not None:
+        await asyncio.to_thread(context.traces.close)
 
 
 def open_images(options: SchedulerOptions, model: str, vision: VisionCheckpoint | None) -> ImageLoader | None:

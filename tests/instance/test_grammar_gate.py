@@ -16,11 +16,11 @@ from engine.grammar.tokenizer_file import TokenizerFile
 from instance.grammar_gate import GrammarGate
 from instance.session import InstanceSession
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
+from tests.instance.session_runs import WAIT_S, next_event, run_session
 from wire.errors import InvalidRequest, PdserveError
-from wire.messages import Cancel, Event, Failed, Generate, OpenSession, Prefill, Refused, Reserve
+from wire.messages import Cancel, Failed, Generate, Prefill, Refused, Reserve
 from wire.types import PromptState, SamplingParams, StructuredOutput, Ticket
 
-_WAIT_S = 300.0
 _CPU_BOUND = "start: e\n" + "e: " + " | ".join(f"e e{i}" for i in range(1500)) + " | TXT\n"
 _CPU_BOUND += "\n".join(f"e{i}: e e | TXT" for i in range(1500)) + "\nTXT: /[a-z ]/"
 _TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())
@@ -64,20 +64,8 @@ class _Halves:
 
 
 def _run(test: Callable[[Any, _Halves], Awaitable[None]], grammars: GrammarStore | None) -> None:
-    async def run() -> None:
-        halves: Any = _Halves()
-        session = InstanceSession(OpenSession("s", 1, 1.0), halves, lambda _: None, lambda _: None, grammars)
-        async with asyncio.timeout(_WAIT_S):
-            await test(session, halves)
-
-    asyncio.run(run())
-
-
-async def _next(session: InstanceSession) -> Event:
-    async for events in session.events():
-        (event,) = events
-        return event
-    raise AssertionError("the session is over")
+    halves = _Halves()
+    run_session(lambda session: test(session, halves), halves, grammars=grammars)
 
 
 async def _settled(grammars: GrammarStore, option: StructuredOutput, gate: GrammarGate) -> None:
@@ -120,7 +108,7 @@ def test_a_hostile_grammar_costs_only_its_own_request(grammars: GrammarStore) ->
         session.handle(Generate(_prompt("plain", None)))
         session.handle(Generate(_prompt("good", _regex("c"))))
 
-        refused = await _next(session)
+        refused = await next_event(session)
         await _settled(grammars, _regex("c"), session._gate)
         assert isinstance(refused, Refused)
         assert (refused.prompt_id, refused.error) == ("bad", "InvalidGrammar")
@@ -142,7 +130,7 @@ def test_an_invalid_specification_is_refused_at_once(grammars: GrammarStore, opt
     async def test(session: InstanceSession, halves: _Halves) -> None:
         session.handle(Prefill(_prompt("bad", option), _TICKET))
 
-        refused = await _next(session)
+        refused = await next_event(session)
         assert isinstance(refused, Refused)
         assert refused.error == "InvalidGrammar"
         assert halves.taken == []
@@ -154,7 +142,7 @@ def test_without_a_store_structured_output_is_refused() -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
         session.handle(Generate(_prompt("g", _regex("a"))))
 
-        refused = await _next(session)
+        refused = await next_event(session)
         assert isinstance(refused, Refused)
         assert "not possible here" in refused.message
         assert halves.taken == []
@@ -169,7 +157,7 @@ def test_a_prompt_cancelled_while_its_grammar_is_compiled_ends_once(grammars: Gr
         session.handle(Cancel("g", None, "enough"))
         session.handle(Cancel("g", None, "enough"))
 
-        failed = await _next(session)
+        failed = await next_event(session)
         await _settled(grammars, option, session._gate)
         assert failed == Failed("g", "Cancelled", "enough")
         assert halves.taken == []
@@ -220,7 +208,7 @@ def test_the_store_is_made_from_the_model_folder(tmp_path: Path) -> None:
     store = make_grammars(config, info)
     assert store is not None
     with store:
-        assert store.prepare(_regex("a")).result(_WAIT_S)
+        assert store.prepare(_regex("a")).result(WAIT_S)
     options.engine = "fake"
     assert make_grammars(config, info) is None
     options.engine, info.generates = "torch", False

@@ -4,17 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from engine.interface import Embeddings
 from instance.session import InstanceSession
+from tests.instance.session_runs import next_event, run_session
 from wire.errors import InvalidRequest
-from wire.messages import Cancel, Event, Failed, Generate, OpenSession, Refused
+from wire.messages import Cancel, Failed, Generate, Refused
 from wire.types import PromptImage, PromptState, SamplingParams
 
-_WAIT_S = 60.0
 _VALUES = (b"values",)
 _STATE = PromptState(
     "p", "r", (1, 2, 3), SamplingParams(max_tokens=4), images=(PromptImage(0, 2, bytes(32), (1, 1, 2), b"file"),)
@@ -42,23 +41,8 @@ class _Halves:
 
 
 def _run(test: Callable[[InstanceSession, _Halves], Awaitable[None]], *, takes_images: bool = True) -> None:
-    async def run() -> None:
-        halves: Any = _Halves()
-        session = InstanceSession(
-            OpenSession("s", 1, 1.0), halves, lambda _: None, lambda _: None,
-            embed=halves.embed if takes_images else None,
-        )  # fmt: skip
-        async with asyncio.timeout(_WAIT_S):
-            await test(session, halves)
-
-    asyncio.run(run())
-
-
-async def _next(session: InstanceSession) -> Event:
-    async for events in session.events():
-        (event,) = events
-        return event
-    raise AssertionError("the session is over")
+    halves = _Halves()
+    run_session(lambda session: test(session, halves), halves, embed=halves.embed if takes_images else None)
 
 
 async def _settled(session: InstanceSession) -> None:
@@ -87,7 +71,7 @@ def test_an_image_that_cannot_be_embedded_refuses_its_prompt() -> None:
         session.handle(Generate(_STATE))
         halves.future.set_exception(InvalidRequest("image 0: broken", "images"))
 
-        assert await _next(session) == Refused("p", "InvalidRequest", "image 0: broken", param="images")
+        assert await next_event(session) == Refused("p", "InvalidRequest", "image 0: broken", param="images")
         assert halves.taken == []
 
     _run(test)
@@ -98,7 +82,7 @@ def test_a_prompt_cancelled_while_it_waits_ends_once() -> None:
         session.handle(Generate(_STATE))
         session.handle(Cancel("p", None, "enough"))
 
-        assert await _next(session) == Failed("p", "Cancelled", "enough")
+        assert await next_event(session) == Failed("p", "Cancelled", "enough")
         assert halves.future.cancelled()
         assert (halves.taken, halves.cancelled) == ([], [])
 
@@ -110,7 +94,7 @@ def test_a_second_prompt_of_that_id_is_refused_meanwhile() -> None:
         session.handle(Generate(_STATE))
         session.handle(Generate(_STATE))
 
-        refused = await _next(session)
+        refused = await next_event(session)
         assert isinstance(refused, Refused)
         assert "already waiting for its images" in refused.message
         halves.future.set_result(_VALUES)
