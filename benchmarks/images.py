@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="images-", dir=args.folder)))
         args.model = str(folder / args.shape)
+        args.flags += f" --first-token-timeout {BURST_S:g} --image-timeout {BURST_S:g}"
         write_vision_model(SHAPES[args.shape], Path(args.model))
         os.environ |= recording(folder)
         start_pd(stack, port, args, str(folder))

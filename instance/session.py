@@ -27,7 +27,7 @@ from wire.messages import (
     Refused,
     Reserve,
 )
-from wire.types import PromptState
+from wire.types import PromptState, StageTimes
 
 if TYPE_CHECKING:
     from engine.grammar.store import GrammarStore
@@ -137,10 +137,14 @@ class InstanceSession:
             self._workers.decode.generate(state, grammar)
             return
         self._image_gate.check_new(state.prompt_id)
+        began = self._loop.time()
+
+        def generate(embeddings: tuple[Embeddings, ...]) -> None:
+            self._workers.decode.generate(state, grammar, embeddings)
+            self._workers.send_tokens((), ((state.prompt_id, StageTimes(encode_s=self._loop.time() - began)),))
 
         def start(embeddings: tuple[Embeddings, ...]) -> None:
-            generate = self._workers.decode.generate
-            self._refuse_on_error(state.prompt_id, lambda: generate(state, grammar, embeddings), state.request_id)
+            self._refuse_on_error(state.prompt_id, lambda: generate(embeddings), state.request_id)
 
         def refuse(error: PdserveError) -> None:
             self._emit_refused(state.prompt_id, error)

@@ -39,6 +39,7 @@ class _HandOff:
     blocks: int
     grammar: Grammar | None = None
     embeddings: "Future[tuple[Embeddings, ...]] | None" = None
+    encode_s: float | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0
     committed_at: float | None = None
@@ -148,6 +149,7 @@ class PrefillWorker:
             total_s=stats.seconds,
         )  # fmt: skip
         times = StageTimes(
+            encode_s=hand_off.encode_s,
             prefill_s=hand_off.prefill_s,
             send_s=send_s,
             kv_bytes=stats.kv_bytes,
@@ -195,7 +197,9 @@ class PrefillWorker:
         hand_off = self._pop_hand_off(prompt_id)
         if hand_off is not None:  # else it ended in the meantime, and its event was emitted
             self.sender.abort(hand_off.ticket.ticket_id, "the first token ended every sequence")
-            times = StageTimes(prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens)
+            times = StageTimes(
+                encode_s=hand_off.encode_s, prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens
+            )  # fmt: skip
             self._emit(HandedOff(prompt_id, times))
 
     def _refuse_while_much_is_held(self) -> None:
@@ -221,14 +225,15 @@ class PrefillWorker:
     def _await_embeddings(self, state: PromptState, hand_off: _HandOff) -> None:
         """Queue the prompt when its images are embedded; its ticket is open, so that its lease is renewed meanwhile."""
         assert self._embed is not None, "an engine that takes images has an encoder"
-        hand_off.embeddings = future = self._embed(state.images)
-        future.add_done_callback(lambda _: self._embedded(state, hand_off))
+        began, future = self._clock(), self._embed(state.images)
+        hand_off.embeddings = future
+        future.add_done_callback(lambda _: self._embedded(state, hand_off, self._clock() - began))
         if self._hand_offs.get(state.prompt_id) is not hand_off:  # it ended before the future was there to be cancelled
             future.cancel()
 
-    def _embedded(self, state: PromptState, hand_off: _HandOff) -> None:
+    def _embedded(self, state: PromptState, hand_off: _HandOff, seconds: float) -> None:
         """Any thread."""
-        future = hand_off.embeddings
+        future, hand_off.encode_s = hand_off.embeddings, seconds
         assert future is not None
         error = None if future.cancelled() else future.exception()
         if error is None:

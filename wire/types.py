@@ -314,6 +314,11 @@ class StageTimes:
     cached_tokens: int = 0
     num_swaps: int = 0
     num_rebuilds: int = 0
+    encode_s: float | None = None
+
+
+STAGES = ("queue", "reserve", "encode", "prefill", "send", "first_step")
+"""The stages of StageTimes, in their order; `encode` is the wait for the embeddings of the prompt's images."""
 
 
 @dataclass(frozen=True, slots=True)

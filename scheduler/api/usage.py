@@ -6,9 +6,7 @@ from typing import Any
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
 from scheduler.text_output import TextOutput
-from wire.types import StageTimes
-
-_STAGES = ("queue", "reserve", "prefill", "send", "first_step")
+from wire.types import STAGES, StageTimes
 
 
 def token_usage(output: TextOutput, *, details: bool = False) -> dict[str, Any]:
@@ -98,5 +96,5 @@ def _report(done: PromptDone, *, instances: bool) -> dict[str, Any]:
 
 
 def _stages_ms(times: StageTimes) -> dict[str, float]:
-    stages = {name: getattr(times, f"{name}_s") for name in _STAGES}
+    stages = {name: getattr(times, f"{name}_s") for name in STAGES}
     return {name: seconds * 1000 for name, seconds in stages.items() if seconds is not None}

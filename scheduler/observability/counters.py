@@ -7,9 +7,9 @@ from scheduler.request import GenerationRequest, PromptDone
 from telemetry.bucket_bounds import DEFAULT_MODEL_LEN, HOP_SECONDS, vllm_tokens
 from telemetry.histogram import BucketHistogram
 from telemetry.metric_table import REQUESTS, MetricKind, MetricRow
+from wire.types import STAGES
 
 REASONS = ("stop", "length", "abort", "error", "repetition")
-STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 
 class SchedulerCounters:

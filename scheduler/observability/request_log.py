@@ -9,10 +9,10 @@ from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
 from telemetry.logs import EventLogger
 from wire.errors import Cancelled, InvalidGrammar, UnknownModel
+from wire.types import STAGES
 
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$))""", re.DOTALL)
 _TEMPLATE_WORDS = re.compile(r"(the chat template cannot render this: \w+)\b.*", re.DOTALL)
-_STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 _log = EventLogger("requests")
 
@@ -40,7 +40,7 @@ def reporting(observe: Callable[[RequestDone], None], done: Callable[[str, str],
 def log_request(done: RequestDone) -> None:
     """Log a finished request. Of several prompts, each stage's longest time; `-` for unknown values."""
     request, served = done.request, done.served
-    stages = {f"{name}_ms": _longest_ms(name, served) for name in _STAGES}
+    stages = {f"{name}_ms": _longest_ms(name, served) for name in STAGES}
     _log.info(
         "request_done",
         request_id=request.request_id,

@@ -3,6 +3,7 @@
 request  |--------------------------------------------------------|
   queue          |--|
   reserve           |-|
+  encode              |---|                 of its images
   prefill             |----------|          for each prompt, consecutive from when the request was dispatched
   send                           |--|
   first_step                        |--|
@@ -13,10 +14,10 @@ Each stage has its measured duration, from where it ran; only the scheduler's cl
 
 from collections.abc import Callable, Iterator
 
-from scheduler.observability.counters import STAGES
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
 from telemetry.spans import Attribute, Span, TraceContext, read_context
+from wire.types import STAGES
 
 MAX_PROMPTS = 16
 _NS = 1_000_000_000
@@ -73,7 +74,7 @@ def _stage_spans(done: RequestDone, start_ns: int) -> Iterator[_Stage]:
 
 def _stage_attributes(name: str, prompt: PromptDone) -> dict[str, Attribute]:
     prefill, decode = prompt.prefill_instance or prompt.decode_instance, prompt.decode_instance
-    where = {"reserve": decode, "prefill": prefill, "send": prefill, "first_step": decode}.get(name)
+    where = {"reserve": decode, "first_step": decode, **dict.fromkeys(("encode", "prefill", "send"), prefill)}.get(name)
     attributes: dict[str, Attribute] = {"pdserve.prompt": prompt.prompt_index}
     if where is not None:
         attributes["pdserve.instance"] = where

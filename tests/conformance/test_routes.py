@@ -126,6 +126,7 @@ def test_images_answer_the_same(way: str, chat_model: ImageModel, answers: dict[
     with clients_of(way, chat_model.folder, tmp_path) as client:
         for row in IMAGE_ROWS:
             answer = _same_answer(client, row, answers)
+            assert "encode" in answer.served["stages_ms"]
             if row.name == "image-chat":
                 (choice,) = answer.shown["choices"]
                 body = {"model": "tiny", "messages": row.body["messages"]}

@@ -12,7 +12,7 @@ from instance.session import InstanceSession
 from tests.instance.session_runs import next_event, run_session
 from wire.errors import InvalidRequest
 from wire.messages import Cancel, Failed, Generate, Refused
-from wire.types import PromptImage, PromptState, SamplingParams
+from wire.types import PromptImage, PromptState, SamplingParams, StageTimes
 
 _VALUES = (b"values",)
 _STATE = PromptState(
@@ -35,6 +35,11 @@ class _Halves:
 
     def cancel(self, command: Cancel) -> None:
         self.cancelled.append(command.prompt_id)
+
+    def send_tokens(self, tokens: tuple[()], times: tuple[tuple[str, StageTimes], ...]) -> None:
+        ((prompt_id, spent),) = times
+        assert spent.encode_s is not None
+        assert prompt_id == self.taken[-1][0]
 
     def _generate(self, state: PromptState, grammar: None, embeddings: Sequence[Embeddings] = ()) -> None:
         self.taken.append((state.prompt_id, embeddings))

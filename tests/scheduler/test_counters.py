@@ -133,7 +133,7 @@ def test_each_stage_of_a_prompt_is_counted_where_it_was_measured() -> None:
     found = _samples(metrics)
 
     counts = {stage: found[f'pdserve_stage_seconds_count{{stage="{stage}"}}'] for stage in metrics.counters.stages}
-    assert counts == {"queue": 1, "reserve": 0, "prefill": 1, "send": 0, "first_step": 0}
+    assert counts == {"queue": 1, "reserve": 0, "encode": 0, "prefill": 1, "send": 0, "first_step": 0}
     assert found['pdserve_stage_seconds_sum{stage="prefill"}'] == 2.0
 
 

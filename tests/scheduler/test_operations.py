@@ -289,6 +289,8 @@ async def test_each_finished_request_is_one_log_line_for_the_operator(
     assert f"request_done request_id={answer['id']} ending=finished path=handoff prefill=prefill-0" in done
     assert "decode=decode-0 prompts=2 n=2" in done
     assert f"output_tokens={answer['usage']['completion_tokens']} " in done
-    assert "queue_ms=1.0 reserve_ms=2.0 prefill_ms=100.0 send_ms=10.0 first_step_ms=20.0 kv_bytes=8192" in done
+    assert (
+        "queue_ms=1.0 reserve_ms=2.0 encode_ms=- prefill_ms=100.0 send_ms=10.0 first_step_ms=20.0 kv_bytes=8192" in done
+    )
     assert "ending=failed path=- " in failed
     assert not any(word in done for word in ("quick", "lazy", "hello"))

@@ -25,8 +25,8 @@ from wire.types import SamplingParams, StageTimes
 MS = 1_000_000
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TIMES = StageTimes(
-    queue_s=0.01, reserve_s=0.02, prefill_s=0.3, send_s=0.04, first_step_s=0.05, kv_bytes=4096, transport="shm",
-    kv_bytes_early=1024, cached_tokens=16,
+    queue_s=0.01, reserve_s=0.02, encode_s=0.0, prefill_s=0.3, send_s=0.04, first_step_s=0.05, kv_bytes=4096,
+    transport="shm", kv_bytes_early=1024, cached_tokens=16,
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_stages_follow_each_other_with_their_measured_durations() -> None:
 
     assert (request.start_ns, request.end_ns) == (8000 * MS, 10_000 * MS)
     assert [(span.name, span.start_ns // MS - 8000, span.end_ns // MS - 8000) for span in stages] == [
-        ("queue", 100, 110), ("reserve", 110, 130), ("prefill", 130, 430), ("send", 430, 470),
+        ("queue", 100, 110), ("reserve", 110, 130), ("encode", 130, 130), ("prefill", 130, 430), ("send", 430, 470),
         ("first_step", 470, 520), ("decode", 500, 1900),
     ]  # fmt: skip
     assert {span.parent_id for span in stages} == {request.span_id}
@@ -66,8 +66,8 @@ def test_each_stage_names_its_instance() -> None:
 
     where = {name: reported.get("pdserve.instance") for name, reported in stages.items()}
     assert where == {
-        "llm_request": None, "queue": None, "reserve": "decode-0", "prefill": "prefill-0", "send": "prefill-0",
-        "first_step": "decode-0", "decode": None,
+        "llm_request": None, "queue": None, "reserve": "decode-0", "encode": "prefill-0", "prefill": "prefill-0",
+        "send": "prefill-0", "first_step": "decode-0", "decode": None,
     }  # fmt: skip
     assert stages["send"]["pdserve.to_instance"] == "decode-0"
     assert (stages["send"]["pdserve.kv_bytes"], stages["send"]["pdserve.kv_bytes_early"]) == (4096, 1024)
