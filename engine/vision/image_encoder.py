@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.interface import Embeddings
-from engine.vision.embeddings_cache import EmbeddingsCache
 from engine.vision.encoded_image import EncodedImage, EncoderLimits
+from images.byte_cache import ByteCache
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
 from wire.load import LoadSnapshot
@@ -58,7 +58,7 @@ class ImageEncoder:
     def __init__(self, child: Encoding, limits: EncoderLimits) -> None:
         self._child, self._limits = child, limits
         self._lock = threading.Lock()
-        self._cache = EmbeddingsCache(limits.cache_bytes)
+        self._cache = ByteCache[bytes, EncodedImage](limits.cache_bytes, lambda encoded: len(encoded.values))
         self._waiting: defaultdict[bytes, list[_Waiting]] = defaultdict(list)
         self._queue: queue.Queue[PromptImage | None] = queue.Queue()
         self._closed = False

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from images.byte_cache import ByteCache
 from images.checkpoint import VisionCheckpoint
 from images.digest import image_digest
 from scheduler.images.header_reader import HeaderReader
@@ -13,11 +14,17 @@ from scheduler.images.image_source import ImageSources
 from wire.errors import ConfigError, DeadlineExceeded, InvalidRequest, Unavailable
 
 _AT_ONCE = 4
+NAMED_BYTES = 128 * 2**20
+"""Files of images that later requests may name by their uuid."""
+
+
+def _named_images() -> ByteCache[tuple[str, str], LoadedImage]:
+    return ByteCache(NAMED_BYTES, lambda image: len(image.data))
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLoader:
-    """Loads the images of all requests to a model."""
+    """Loads the images of all requests to a model. `named` has those with a uuid, by the salt of their tenant."""
 
     model: str
     vision: VisionCheckpoint
@@ -25,6 +32,7 @@ class ImageLoader:
     sources: ImageSources
     budget: ImageBudget
     headers: HeaderReader
+    named: ByteCache[tuple[str, str], LoadedImage] = field(default_factory=_named_images)
 
     async def load(self, messages: Sequence[Message], held: HeldImageBytes, salt: str) -> Sequence[Message]:
         """Return the conversation with LoadedImages; `held` counts their bytes, `salt` limits sharing to a tenant.
@@ -42,10 +50,16 @@ class ImageLoader:
         few = asyncio.Semaphore(_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as tasks:
-                loads = [tasks.create_task(self._load(part, held, salt, few)) for part in parts]
+                loads = {
+                    part.path: tasks.create_task(self._load(part, held, salt, few)) for part in parts if part.url
+                }  # fmt: skip
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
-        return with_images(messages, [load.result() for load in loads])
+        for part in parts:
+            if part.url and part.uuid:
+                self.named.keep((salt, part.uuid), loads[part.path].result())
+        images = [loads[part.path].result() if part.url else self._named(part, held, salt) for part in parts]
+        return with_images(messages, images)
 
     async def _load(self, part: ImagePart, held: HeldImageBytes, salt: str, few: asyncio.Semaphore) -> LoadedImage:
         async with few:
@@ -59,6 +73,15 @@ class ImageLoader:
             image_digest, data, settings_digest=self.vision.settings_digest, model=self.model, cache_salt=salt
         )
         return LoadedImage(data, tokens.count, tokens.grid, digest, part.path)
+
+    def _named(self, part: ImagePart, held: HeldImageBytes, salt: str) -> LoadedImage:
+        """Return the image that an earlier part with this uuid had."""
+        image = self.named.find((salt, part.uuid))
+        if image is None:
+            known = f"{part.path}: no image with the uuid {part.uuid[:80]!r} is stored: send its URL"
+            raise InvalidRequest(known, part.path)
+        held.take(len(image.data))
+        return replace(image, path=part.path)
 
     async def _read(self, part: ImagePart, held: HeldImageBytes) -> bytes:
         """Return the file; that a server fails is the request's fault here."""

@@ -7,16 +7,18 @@ from typing import Any
 from wire.errors import InvalidRequest
 
 Message = Mapping[str, Any]
+MAX_UUID_CHARS = 256
 DETAILS = ("auto", "low", "high", "original")
 """Values of `detail`. The model's own image processor decides the resolution, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image as sent; `path` is the JSON path of its part, for messages."""
+    """An image as sent: at a URL, or without one, as a `uuid` named it before; `path` is its part's JSON path."""
 
     url: str
     path: str
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +36,22 @@ def read_image_part(part: Message, path: str) -> dict[str, Any]:
     """Return the part of an `image_url` as a conversation has it. Raises InvalidRequest."""
     given = part.get("image_url")
     named: Message = given if isinstance(given, Mapping) else {"url": given}
-    url, detail = named.get("url"), named.get("detail")
-    if given is None and isinstance(part.get("uuid"), str):
-        raise InvalidRequest(f"{path}: images are not stored by uuid: send the image's url too", path)
+    url, detail, uuid = named.get("url"), named.get("detail"), part.get("uuid") or ""
+    if not isinstance(uuid, str) or len(uuid) > MAX_UUID_CHARS:
+        raise InvalidRequest(f"{path}.uuid must be a text of at most {MAX_UUID_CHARS} characters", path)
     if detail is not None and detail not in DETAILS:
         where = f"{path}.image_url.detail"
         raise InvalidRequest(f"{where} is {str(detail)[:40]!r}; there are {', '.join(DETAILS)}", where)
-    return image_part(url, path, f"{path}.image_url.url")
+    if given is None and uuid:
+        return {"type": "image", "image": ImagePart("", path, uuid)}
+    return image_part(url, path, f"{path}.image_url.url", uuid)
 
 
-def image_part(url: Any, path: str, field: str) -> dict[str, Any]:
+def image_part(url: Any, path: str, field: str, uuid: str = "") -> dict[str, Any]:
     """Return the part of the image at `url`, which the body has in `field`. Raises InvalidRequest."""
     if not isinstance(url, str) or not url:
         raise InvalidRequest(f"{field} must be a data:, https:, http: or file: URL", path)
-    return {"type": "image", "image": ImagePart(url, path)}
+    return {"type": "image", "image": ImagePart(url, path, uuid)}
 
 
 def images_in(messages: Sequence[Message]) -> Iterator[Any]:

@@ -135,6 +135,7 @@ SURFACES: dict[str, dict[int, str]] = {
         6: "the tokens of transformers, over P/D with a P killed", 7: "--limit-mm-per-prompt and --max-image-bytes",
         8: "counted in usage, /tokenize and count_tokens", 9: "the client's example", 10: "lines of a batch",
         11: "LLM.generate and LLM.chat with PIL images", 12: "a repeated image is not encoded, within one tenant",
+        13: "uuid names an image again, within one tenant",
     },
     "B.pooling": {
         1: "/v1/embeddings", 2: "/v1/score and /score, in each spelling", 3: "/rerank, /v1/rerank and /v2/rerank",

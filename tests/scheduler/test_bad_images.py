@@ -86,7 +86,9 @@ BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_url"}, "messages.0.content.1.image_url.url must be a data:, https:, http: or file: URL"),
     ({"type": "image_url", "image_url": {}}, "image_url.url must be a data:"),
     ({"type": "image_url", "image_url": 3}, "image_url.url must be a data:"),
-    ({"type": "image_url", "image_url": None, "uuid": "cat"}, "images are not stored by uuid"),
+    ({"type": "image_url", "image_url": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored: send its URL"),
+    ({"type": "image_url", "image_url": None, "uuid": 3}, "uuid must be a text of at most 256 characters"),
+    ({"type": "image_url", "image_url": None, "uuid": "x" * 257}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds parts are not served"),
     ({"type": "video_url", "video_url": {"url": "http://x"}}, "video_url parts are not served"),
 ]

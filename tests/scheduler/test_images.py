@@ -120,6 +120,21 @@ async def test_a_digest_is_shared_within_a_cache_salt_only(serve: Any, folder: P
         assert first == again != other
 
 
+@pytest.mark.covers("B.images.13")
+async def test_a_uuid_names_an_image_again_within_its_tenant(serve: Any, folder: Path) -> None:
+    named, again = image_part(data_url()) | {"uuid": "cat"}, {"type": "image_url", "image_url": None, "uuid": "cat"}
+    other = {"messages": chat(again), "cache_salt": "other"}
+    async with serve(folder=folder) as served:
+        first = await sent(served, "/v1/chat/completions", {"messages": chat("a", named, again)})
+        second = await sent(served, "/v1/chat/completions", {"messages": chat(again, "b")})
+        refused = await served.client.post("/v1/chat/completions", json={"model": served.model} | other)
+
+        assert [data for _, _, data in (*placed(first), *placed(second))] == [PNG] * 3
+        assert len({image.digest for request in (first, second) for image in request.images[0]}) == 1
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.0.content.0")
+        assert served.context.images.budget.num_bytes == 0
+
+
 async def test_a_typed_placeholder_stays_text(serve: Any, folder: Path) -> None:
     typed = f"a {IMAGE} b"
     async with serve(folder=folder) as served:
