@@ -1,4 +1,4 @@
-"""The vision tower and projector of a checkpoint with transformers' own image processor (by Pillow); runs in the child.
+"""The vision tower and projector of a checkpoint with transformers' own image processor; runs in the child.
 
 Its text network is not loaded: the model is made with no layer and one token of it, and that is dropped.
 """
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoImageProcessor, AutoModel
+from transformers import AutoConfig, AutoModel
 
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.vision.encoded_image import EncodedImage
+from engine.vision.processor import load_processor
 from images.checkpoint import read_vision
 from images.image_file import decode
 from wire.errors import ConfigError, InternalError
@@ -25,7 +26,7 @@ class VisionTower:
         if vision is None:
             raise ConfigError(f"{folder} has no vision tower")
         self._family, self._device, self._dtype = vision.family, device, getattr(torch, dtype)
-        self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+        self._inputs_of = load_processor(folder, device)
         computed = choose_dtype("auto", dtype, cpu_flags=read_cpu_flags() if device == "cpu" else None)
         self._network = _load(folder, getattr(torch, computed.name)).to(device).eval()
 
@@ -39,7 +40,7 @@ class VisionTower:
         """Return the embeddings of an image file. Raises InvalidRequest."""
         image = decode(data)
         tokens = self._family.tokens(*image.size)
-        inputs = self._processor(image, return_tensors="pt")
+        inputs = self._inputs_of(image)
         known = {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
         features = self._network.get_image_features(
             **{name: value.to(self._device, self._dtype_of(value)) for name, value in known.items()}

@@ -1,13 +1,19 @@
 """The embeddings of image files are those of transformers' whole model with its own processor."""
 
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from engine.vision.encoded_image import EncodedImage
+from engine.vision.processor import load_processor
 from engine.vision.tower import VisionTower
 from images.checkpoint import read_vision
 from images.image_file import decode
@@ -59,6 +65,31 @@ def test_embeddings_are_those_of_transformers(
     assert [tower.encode(data) for data in _FILES] == [
         by_transformers(folder, data, computed, dtype) for data in _FILES
     ]
+
+
+@pytest.mark.covers("A10.146")
+@pytest.mark.parametrize(
+    ("device", "installed", "expected"),
+    [
+        ("npu:1", True, ("torchvision", {"return_tensors": "pt", "device": "npu:1"})),
+        ("npu:1", False, ("pil", {"return_tensors": "pt"})),
+        ("cpu", True, ("pil", {"return_tensors": "pt"})),
+    ],
+)
+def test_torchvision_npu_prepares_images_where_it_is_installed(
+    device: str, installed: bool, expected: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if installed:
+        package = ModuleType("torchvision_npu")
+        package.__spec__ = ModuleSpec("torchvision_npu", None)
+        monkeypatch.setitem(sys.modules, "torchvision_npu", package)
+
+    def load(folder: Path, *, backend: str, trust_remote_code: bool) -> Callable[..., Any]:
+        return lambda image, **options: (backend, options)
+
+    monkeypatch.setattr(AutoImageProcessor, "from_pretrained", load)
+
+    assert load_processor(Path(), device)(Image.new("RGB", (4, 4))) == expected
 
 
 def test_the_text_network_is_not_kept(folder: Path) -> None:
