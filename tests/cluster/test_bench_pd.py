@@ -56,7 +56,7 @@ def running(fake_model: Path, work: Path) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def test_four_contestants_are_compared(fake_model: Path, work: Path, tmp_path: Path) -> None:
+def test_five_contestants_are_compared(fake_model: Path, work: Path, tmp_path: Path) -> None:
     binary, figures = tmp_path / "vllm", tmp_path / "pd.json"
     binary.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_vllm.__file__} "$@"\n')
     binary.chmod(0o755)
@@ -68,16 +68,16 @@ def test_four_contestants_are_compared(fake_model: Path, work: Path, tmp_path: P
 
     assert done.returncode == 0, done.stderr
     found = json.loads(figures.read_text())
-    contestants = ["P/D", "colocated", "vLLM P/D", "vLLM colocated"]
+    contestants = ["P/D", "P/D --path auto", "colocated", "vLLM P/D", "vLLM colocated"]
     assert [one["contestant"] for one in found["outcomes"]] == [name for name in contestants for _ in range(4)]
     assert all(one["failed"] == 0 and all(one[key] > 0 for key in FIGURES) for one in found["outcomes"])
-    pair, colocated = found["outcomes"][1]["use"], found["outcomes"][5]["use"]
+    pair, colocated = found["outcomes"][1]["use"], found["outcomes"][9]["use"]
     assert pair["busy"].keys() == {"prefill-0", "decode-0"}
     assert 0 < pair["hops"] <= 8
     assert colocated["busy"].keys() == {"combined-0", "combined-1"}
     assert all(share > 0 for share in colocated["busy"].values())
     table = done.stdout.splitlines()
-    assert table[0].split() == ["load", "figure", "P/D", "colocated", "vLLM", "P/D", "vLLM", "colocated", "best"]
+    assert " ".join(table[0].split()) == f"load figure {' '.join(contestants)} best"
     assert any(line.startswith("P/D wins ") for line in table)
     assert any(line.startswith("P/D against vLLM P/D: better in ") for line in table)
     assert list(work.iterdir()) == []

@@ -82,7 +82,7 @@ def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterat
 
 
 def _contestants(request: PdRequest, work: Path) -> Iterator[ServerContestant]:
-    for path in ("auto", "handoff"):
+    for path in ("handoff", "auto"):
         yield our_pair(work, request.flags, request.device, path=path)
     yield our_colocated(request.flags, request.cores, request.device)
     if request.options.vllm:

@@ -19,7 +19,7 @@ from ranktable_tools.errors import RanktableError
 from wire.errors import ConfigError
 
 HOST = "127.0.0.1"
-PAIR, HANDED_OFF, COLOCATED = "P/D", "P/D, all handed off", "colocated"
+PAIR, AUTO_PAIR, COLOCATED = "P/D", "P/D --path auto", "colocated"
 VLLM_PAIR, VLLM_COLOCATED = "vLLM P/D", "vLLM colocated"
 _KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 
@@ -46,11 +46,11 @@ def halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     return (cores[:middle], cores[middle:]) if middle else (cores, cores)
 
 
-def our_pair(folder: Path, flags: Sequence[str], device: str = AUTO, *, path: str = "auto") -> ServerContestant:
+def our_pair(folder: Path, flags: Sequence[str], device: str = AUTO, *, path: str = "handoff") -> ServerContestant:
     """Return one prefill and one decode instance, as `pdserve up` starts them on `device`; tables in `folder`."""
     (port,) = free_ports(1, HOST)
     plans = lay_out(ClusterShape(1, 1, HOST, port, (*flags, "--path", path), device), folder / f"tables-{path}")
-    return ServerContestant(PAIR if path == "auto" else HANDED_OFF, plans, (_url(port),))
+    return ServerContestant(PAIR if path == "handoff" else AUTO_PAIR, plans, (_url(port),))
 
 
 def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO) -> ServerContestant:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pdserve.bench.pd.contestants import COLOCATED, HANDED_OFF, PAIR, VLLM_COLOCATED, VLLM_PAIR
+from pdserve.bench.pd.contestants import AUTO_PAIR, COLOCATED, PAIR, VLLM_COLOCATED, VLLM_PAIR
 from pdserve.bench.pd.outcome import FIGURES, BenchOutcome, Figure
 
 EVEN = 1.05
@@ -29,7 +29,7 @@ def where(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     here = {one.contestant for one in outcomes}
     if {PAIR, COLOCATED} <= here:
         yield from _win_lines(outcomes, PAIR, COLOCATED)
-    for other in (HANDED_OFF, VLLM_PAIR, VLLM_COLOCATED):
+    for other in (AUTO_PAIR, VLLM_PAIR, VLLM_COLOCATED):
         if {PAIR, other} <= here:
             won = [best for _, best in _compare_figures(outcomes, PAIR, other)]
             ours, theirs = sum(best == PAIR for best in won), sum(best == other for best in won)
