@@ -33,6 +33,7 @@ def close(found: tuple[float, ...], wanted: torch.Tensor) -> None:
     torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted.flatten(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("num_labels", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["xlm-roberta", "llama", "qwen3"])
 def test_classes_equal_transformers_whatever_else_is_in_the_batch(kind: str, num_labels: int, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def step_until_preempted(core: EngineCore, answers: Answers) -> None:
     raise AssertionError(f"nobody was preempted: {core.load()}")
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [7, 32])
 def test_swapped_out_prompts_return_with_equal_answers(n: int, chunk: int) -> None:

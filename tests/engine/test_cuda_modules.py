@@ -72,6 +72,7 @@ def sizes_of(made: Any) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in made.state_dict().items()}
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("config", "ops"),
@@ -209,6 +210,7 @@ def test_an_unknown_network_is_left_unchanged(config: Callable[[], Any]) -> None
     assert flashinfer_ops_stand_in.calls == []
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize(
     ("name", "expected_line"),
     [

@@ -138,7 +138,7 @@ _KEPT: tuple[tuple[str, Scheme, int, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.often("llama-awq-32-2", "llama-packed-4-64-ordered-2", "phi3-gptq-4-32-2")
+@pytest.mark.often("llama-packed-4-64-ordered-2", "phi3-gptq-4-32-2")
 @pytest.mark.parametrize(
     ("kind", "scheme", "num_ranks", "sizes"), _KEPT, ids=[f"{kind}-{scheme.name}-{of}" for kind, scheme, of, _ in _KEPT]
 )

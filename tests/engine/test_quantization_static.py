@@ -91,6 +91,7 @@ _SPOILT = {
 }
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("spoil", _SPOILT.values(), ids=_SPOILT)
 @pytest.mark.parametrize(("step", "zero"), [(0.037, -9), (1e-3, 40), (2.0, -128)])

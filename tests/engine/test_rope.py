@@ -54,7 +54,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.often("llama-longrope-cpu", "deepseek_v2-dynamic-cpu", "phi3-longrope-cpu")
+@pytest.mark.often("deepseek_v2-dynamic-cpu", "phi3-longrope-cpu")
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("reference", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", _MODELS)
 def test_sequences_around_the_limit_equal_transformers_in_one_batch(name: str, backend: str, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_greedy_output_is_that_of_transformers(checkpoint: MakeModel, kind: str,
     assert got == expected
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize("chunk", [1, 16, 512])
 def test_block_and_chunk_size_do_not_matter(checkpoint: MakeModel, block_size: int, chunk: int) -> None:
@@ -104,6 +105,7 @@ def test_copy_block_copies_every_tensor(checkpoint: MakeModel) -> None:
         assert copied == bytes(model.memory.buffer[source.offset : source.offset + source.length])
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_output_is_near_the_best_of_transformers(

@@ -52,6 +52,7 @@ def by_transformers(folder: Path, data: bytes, dtype: str, wanted: str) -> Encod
     return EncodedImage(vision.family.tokens(*image.size), values)
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize(
     ("dtype", "cpu_flags", "computed"),
     [("float32", (), "float32"), ("bfloat16", ("avx512_bf16",), "bfloat16"), ("bfloat16", (), "float32")],

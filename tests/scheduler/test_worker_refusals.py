@@ -197,6 +197,7 @@ OURS = {
 """The salt of our own instance's model, and whether it is full at first."""
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize(("salt", "is_full"), OURS.values(), ids=OURS)
 @pytest.mark.parametrize("is_first", [True, False], ids=["ours first", "workers first"])
 @pytest.mark.parametrize("roles", ["PD", "C"])
