@@ -12,12 +12,14 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from flags.options import EngineOptions
+from ranktable_tools.core_quota import usable_threads
+from scheduler import side_threads
 from scheduler.api import openapi
 from scheduler.api.route_entry import Route
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.model.files import read_model_files
+from scheduler.model.files import ModelFiles, read_model_files
 from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.serving import open_images
@@ -64,8 +66,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_description_of_the_routes() -> Iterator[None]:
-    """Describe the routes that equal options open once: it takes most of the time in which an app is built."""
+def read_once() -> Iterator[None]:
+    """Describe the routes that equal options open once, and count cores once: most of the time that an app takes."""
     describe, found = openapi.describe, dict[object, tuple[Sequence[Route], dict[str, Any]]]()
 
     def describe_once(routes: Sequence[Route], version: str, **rest: Any) -> dict[str, Any]:
@@ -76,6 +78,7 @@ def one_description_of_the_routes() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(openapi, "describe", describe_once)
+        patch.setattr(side_threads, "usable_threads", functools.cache(usable_threads))
         yield
 
 
@@ -83,6 +86,15 @@ def one_description_of_the_routes() -> Iterator[None]:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny model."""
     return write_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session")
+def files_of(model_folder: Path) -> Callable[[Path, str | None], ModelFiles]:
+    """Return a function that reads a folder with a chat template, the tiny model's once."""
+    of_tiny = functools.cache(lambda template: read_model_files(str(model_folder), chat_template=template))
+    return lambda folder, template: (
+        of_tiny(template) if folder == model_folder else read_model_files(str(folder), chat_template=template)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +144,9 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
+def serve(
+    model_folder: Path, files_of: Callable[[Path, str | None], ModelFiles], request: pytest.FixtureRequest
+) -> Serve:
     """Return `serve(says, **options)`: `answer` is the answer of every sequence, a text or a Script."""
 
     @asynccontextmanager
@@ -143,7 +157,7 @@ def serve(model_folder: Path, request: pytest.FixtureRequest) -> Serve:
     ) -> AsyncIterator[Served]:  # fmt: skip
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
         tokens = Tokens(
-            read_model_files(str(folder), chat_template=config.options.chat_template),
+            files_of(folder, config.options.chat_template),
             config.options.chat_settings(keyed=False),
             request.getfixturevalue("one_renderer") if "one_renderer" in request.fixturenames else None,
         )

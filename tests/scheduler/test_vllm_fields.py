@@ -106,6 +106,7 @@ def test_each_field_has_one_verdict(names: list[str], body: Any) -> None:
     assert {name for name, count in verdicts.items() if count != 1} == set()
 
 
+@pytest.mark.usefixtures("one_renderer")
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "known", "name", "neutral", "reason"), REFUSED, ids=[f"{row[0]} {row[2]}" for row in REFUSED]
@@ -123,6 +124,7 @@ async def test_a_refused_field_has_a_reason_and_passes_with_neutral_values(
             assert "warning" not in passed.headers
 
 
+@pytest.mark.usefixtures("one_renderer")
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("name", "meant"),
