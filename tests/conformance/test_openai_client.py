@@ -1,4 +1,4 @@
-"""openai (Python) over P/D: models, chats, streams, completions and errors."""
+"""openai (Python): models, chats, streams, completions and errors."""
 
 from collections.abc import Iterator
 

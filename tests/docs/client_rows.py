@@ -1,4 +1,4 @@
-"""The clients in docs/conformance.md: each file of tests/clients names one in its first line, and what it shows."""
+"""The clients in docs/conformance.md: each file of their tests names one in its first line, and what it shows."""
 
 import ast
 import json
@@ -8,13 +8,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests" / "clients"
+EVERY_TIME = ROOT / "tests" / "conformance" / "test_openai_client.py"
+"""The one that scripts/test runs too, beside the pair that it shares."""
 _NODE = re.compile(r"// The official .* client for (\w+): (.*)\.\n")
 
 
 def client_rows() -> Iterator[str]:
     """Yield the lines of the table: the client, the version that is pinned, and what is shown."""
     yield "| client | version | what is shown |\n|---|---|---|\n"
-    for path in sorted(CLIENTS.glob("test_*.py")):
+    for path in sorted((*CLIENTS.glob("test_*.py"), EVERY_TIME), key=lambda path: path.name):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         client, _, shown = docstring.splitlines()[0].rstrip(".").partition(": ")
         venv = CLIENTS / "venvs" / f"{path.stem.removeprefix('test_')}.txt"
