@@ -14,13 +14,17 @@ from scheduler.text_output import TextOutput
 
 
 class PieceWriter:
-    """Formats pieces; the first is preceded by the response headers and the opening events of all choices."""
+    """Formats pieces; the first is preceded by the response headers and the opening events of all choices.
+
+    The last piece of a choice waits two turns of the event loop, in which the answer usually ends: both are one write.
+    """
 
     def __init__(self, shape: AnswerShape, options: AnswerOptions, output: TextOutput, answer: AnswerWriter) -> None:
         self.started = False
         self._shape, self._options, self._output, self._answer = shape, options, output, answer
         self._prompts = prompt_reports(output)
         self._is_open = False
+        self._held = b""
         self._clock = asyncio.get_running_loop().time
         self._written_s = self._clock()
         self._comment_timer: asyncio.TimerHandle | None = None
@@ -30,30 +34,47 @@ class PieceWriter:
         prompt = self._prompts[piece.index // self._options.n]
         usage = token_usage(self._output) if self._options.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)
-        if self._is_open:
+        if not self._is_open:
+            self._is_open = True
+            start = usage_at_start(self._output) if self._options.continuous_usage else None
+            opening = b"".join(self._shape.opening(index, prompt, start) for index in range(self._options.n))
+            content = opening + content
+        if piece.finish_reason is not None:
+            self._start()
+            self._held += content
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._write_held)
+        elif self.started and not self._held:
             self._written_s = self._clock()
-            self._answer.write(content)  # not by `write`: one call fewer for each token
-            return
-        self._is_open = True
-        start = usage_at_start(self._output) if self._options.continuous_usage else None
-        self.write(b"".join(self._shape.opening(index, prompt, start) for index in range(self._options.n)) + content)
+            self._answer.write(content)  # not by `write`: fewer calls for each token
+        else:
+            self.write(content)
 
     def write(self, content: bytes) -> None:
         """Write a part of the answer, preceded by the response headers if it is the first."""
         self._start()
         self._written_s = self._clock()
-        self._answer.write(content)
+        self._answer.write(self._take_held() + content)
 
     async def fail(self, body: Mapping[str, Any]) -> None:
         """Write an error, the last object, and end the answer."""
         self._start()
-        await self._answer.end(self._shape.stream_format.frame(body))
+        await self._answer.end(self._take_held() + self._shape.stream_format.frame(body))
 
     async def end(self, usage_chunk: Mapping[str, Any] | None) -> None:
         """Write the usage chunk, if there is one, and the end mark, and end the answer."""
         stream_format = self._shape.stream_format
         self._start()
-        await self._answer.end((b"" if usage_chunk is None else stream_format.frame(usage_chunk)) + stream_format.end)
+        usage = b"" if usage_chunk is None else stream_format.frame(usage_chunk)
+        await self._answer.end(self._take_held() + usage + stream_format.end)
+
+    def _write_held(self) -> None:
+        if self._held:
+            self.write(b"")
+
+    def _take_held(self) -> bytes:
+        held, self._held = self._held, b""
+        return held
 
     def _start(self) -> None:
         """Start the answer, unless it has started."""

@@ -1,7 +1,9 @@
 """--sse-keep-alive-interval: comments while a stream is silent, and none while it is not."""
 
 import asyncio
+import dataclasses
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from scheduler.api.sse import SSE
 from scheduler.app import build_app
 from scheduler.observability.counters import SchedulerCounters
 from scheduler.request import GenerationRequest
-from scheduler.text.pieces import TextOptions
+from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.text_output import TextOutput
 from scheduler.tokens import Tokens
 from tests.scheduler.conftest import Serve, Served
@@ -97,27 +99,50 @@ def test_a_comment_is_due_an_interval_after_the_last_write(tokens: Tokens) -> No
     assert written == [(2.0, b"a"), (5.0, COMMENT), (8.0, COMMENT), (9.0, b"b"), (12.0, COMMENT)]
 
 
+@pytest.mark.parametrize(("turns", "writes"), [(0, [b"ab"]), (1, [b"ab"]), (9, [b"a", b"b"])])
+async def test_the_last_piece_is_written_with_the_end_that_follows(
+    turns: int, writes: list[bytes], tokens: Tokens
+) -> None:
+    written: list[bytes] = []
+    writer = _writer(tokens, written.append)
+    writer.put(TextPiece(0, "a", finish_reason="stop"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await writer.end(None)
+
+    assert written == writes
+
+
 async def _written_at(tokens: Tokens) -> list[tuple[float, bytes]]:
     """Write after 2 s and 9 s, with a comment due every 3 s; return the time of each write."""
     loop, written = asyncio.get_running_loop(), list[tuple[float, bytes]]()
     began = loop.time()
-
-    class Stream:
-        def start(self, status: int, headers: object) -> None: ...
-
-        def write(self, content: bytes) -> None:
-            written.append((loop.time() - began, content))
-
-        async def end(self, content: bytes) -> None: ...
-
-    async def send(message: Message) -> None: ...
-
-    request = GenerationRequest("r", ((1,),), SamplingParams(max_tokens=1), 9.0, 9.0)
-    output = TextOutput(request, TextOptions(), tokens, SchedulerCounters())
-    shape: Any = SimpleNamespace(stream_format=SSE)
-    writer = PieceWriter(shape, AnswerOptions(), output, AnswerWriter(Stream(), send, "an-id", {}))
+    writer = _writer(tokens, lambda content: written.append((loop.time() - began, content)))
     loop.call_later(2.0, writer.write, b"a")
     loop.call_later(9.0, writer.write, b"b")
     with writer.comments(3.0):
         await asyncio.sleep(13.0)
     return written
+
+
+def _writer(tokens: Tokens, write: Callable[[bytes], None]) -> PieceWriter:
+    """Return a writer of pieces as their text, with the end mark b."""
+
+    class Stream:
+        def start(self, status: int, headers: object) -> None: ...
+
+        def write(self, content: bytes) -> None:
+            write(content)
+
+        async def end(self, content: bytes) -> None:
+            write(content)
+
+    async def send(message: Message) -> None: ...
+
+    request = GenerationRequest("r", ((1,),), SamplingParams(max_tokens=1), 9.0, 9.0)
+    output = TextOutput(request, TextOptions(), tokens, SchedulerCounters())
+    ended_by_b = dataclasses.replace(SSE, end=b"b")
+    shape: Any = SimpleNamespace(
+        stream_format=ended_by_b, opening=lambda *_: b"", event=lambda piece, *_: piece.text.encode()
+    )
+    return PieceWriter(shape, AnswerOptions(), output, AnswerWriter(Stream(), send, "an-id", {}))
