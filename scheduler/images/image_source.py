@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +18,7 @@ from wire.errors import InvalidRequest
 from wire.prompt_images import MAX_IMAGE_BYTES
 
 _DATA = re.compile(r"data:(?P<type>[^,;]{0,80})(;[^,;]{0,80}){0,4};base64,", re.IGNORECASE)
-_PIECE_CHARS = 2**20  # a multiple of 4; more at once would block the event loop
+_PIECE_CHARS = 2**19  # a multiple of 4, a millisecond: more at once would block the event loop
 
 Take = Callable[[int], None]
 """Counts bytes before they are held; raises if there are too many."""
@@ -26,18 +26,23 @@ Take = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ImageSources:
-    """Where images may come from: `hosts` (empty: any) at allowed addresses within `timeout_s`, and `folder`."""
+    """Where images may come from: `hosts` (empty: any) at allowed addresses within `timeout_s`, and `folder`.
+
+    One data URL is decoded at a time, or a turn of the event loop would have a piece of each.
+    """
 
     rules: AddressRules
     hosts: tuple[str, ...] = ()
     folder: Path | None = None
     timeout_s: float = 10.0
+    decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def read(self, url: str, take: Take) -> bytes:
         """Return the file. Raises InvalidRequest, ConfigError, Unavailable, DeadlineExceeded, and `take`'s errors."""
         scheme = url[:5].lower()
         if scheme == "data:":
-            return await _decode(url, take)
+            async with self.decoding:
+                return await _decode(url, take)
         if scheme == "file:":
             return await asyncio.to_thread(_read_file, url, self.folder, take)
         limits = DownloadLimits(
