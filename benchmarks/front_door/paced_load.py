@@ -41,7 +41,8 @@ class Client:
         if self._at < len(self.calls):
             self.calls[self._at].send()
             return False
-        self._figures.add(self._began, call.arrivals_s)
+        if call.arrivals_s:  # else it failed, which `run` reports
+            self._figures.add(self._began, call.arrivals_s)
         return True
 
     def close(self, selector: selectors.BaseSelector) -> None:
