@@ -4,9 +4,9 @@ import asyncio
 import math
 
 from scheduler.admission import Admission
+from scheduler.finished_requests import FinishedRequests
 from scheduler.grants import Grant, Placer
 from scheduler.limits import ControlLimits
-from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.paths.handoff import HandoffPath
 from scheduler.paths.local import LocalPath
 from scheduler.paths.pooling import PoolingPath

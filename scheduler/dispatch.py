@@ -13,9 +13,9 @@ import itertools
 
 from scheduler.admission import Admission
 from scheduler.attempts import Attempts
+from scheduler.finished_requests import FinishedRequests
 from scheduler.grants import Placer
 from scheduler.limits import ControlLimits
-from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.request_log import without_values
 from scheduler.placement import Plan
 from scheduler.prompt_run import PromptRun, SinkFailed

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from scheduler.observability.finished_requests import FinishedRequests
+from scheduler.finished_requests import FinishedRequests
 from wire.load import LoadSnapshot
 from wire.types import InstanceDescription, Role
 

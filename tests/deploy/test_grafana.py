@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.observability.finished_requests import FinishedRequests
+from scheduler.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.finished_requests import FinishedRequests
 from scheduler.observability.counters import SchedulerCounters
-from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from scheduler.observability.finished_requests import FinishedRequests
+from scheduler.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
 from scheduler.view import ClusterView, InstanceView
 from tests.scheduler.fake_cluster import describe

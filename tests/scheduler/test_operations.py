@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.app_context import ReadyReport
-from scheduler.observability.finished_requests import FinishedRequests
+from scheduler.finished_requests import FinishedRequests
 from scheduler.observability.metrics import Metrics
 from scheduler.request import PromptDone
 from scheduler.view import ClusterView, InstanceView, RetryView
