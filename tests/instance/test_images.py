@@ -97,7 +97,7 @@ def _encoder(instance: LocalInstance) -> Any:
 
 
 @pytest.mark.covers("A10.146")
-@pytest.mark.often("llava")
+@pytest.mark.long
 def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: ImageModel) -> None:
     states = _prompts(model)
 
@@ -115,7 +115,7 @@ def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: Imag
 
 
 @pytest.mark.covers("A10.146", "B.images.6")
-@pytest.mark.often("qwen2_5_vl-shm", "gemma3-tcp")
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_image_files_give_the_tokens_of_transformers_over_a_hand_off(model: ImageModel, transport: str) -> None:
     states = _prompts(model)
