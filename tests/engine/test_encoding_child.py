@@ -17,6 +17,8 @@ from tests.images.image_files import file_of, image_of
 from tests.images.tiny_processors import write_processor
 from wire.errors import ConfigError, DeadlineExceeded, InvalidRequest
 
+pytestmark = pytest.mark.long  # tests/instance/test_images.py starts one every time
+
 _LIMITS = EncoderLimits()
 _FILE = file_of(image_of(30, 20))
 
@@ -55,7 +57,6 @@ def test_a_broken_file_is_refused_and_the_next_is_encoded(child: EncodingChild) 
     assert child.pid == pid
 
 
-@pytest.mark.long
 def test_a_killed_child_is_replaced_and_its_file_encoded(child: EncodingChild) -> None:
     before = child.encode(_FILE)
     assert child.pid is not None
@@ -64,7 +65,6 @@ def test_a_killed_child_is_replaced_and_its_file_encoded(child: EncodingChild) -
     assert child.encode(_FILE) == before
 
 
-@pytest.mark.long
 def test_a_child_that_hangs_is_given_up_after_a_second_try(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = EncodingChild(TowerSettings(str(llava), "float32", "cpu"), EncoderLimits(encode_s=0.5))
     start, pids = child.start, list[int]()
@@ -84,7 +84,6 @@ def test_a_child_that_hangs_is_given_up_after_a_second_try(llava: Path, monkeypa
     assert len(set(pids)) == 2
 
 
-@pytest.mark.long
 def test_an_image_above_the_memory_limit_is_refused(llava: Path) -> None:
     child = EncodingChild(TowerSettings(str(llava), "float32", "cpu"), EncoderLimits(memory_bytes=64 << 20))
     try:
@@ -96,7 +95,6 @@ def test_an_image_above_the_memory_limit_is_refused(llava: Path) -> None:
         child.close()
 
 
-@pytest.mark.long
 def test_a_folder_without_a_whole_tower_is_a_config_error(llava: Path, tmp_path: Path) -> None:
     other = make_tiny_model("llama", tmp_path / "llama")
     config = json.loads((llava / "config.json").read_text())

@@ -79,6 +79,7 @@ def core_over(loaded: LoadedRanks, swap_bytes: int = 0) -> Iterator[EngineCore]:
     assert core.blocks.num_used == 0
 
 
+@pytest.mark.long
 def test_requests_of_every_kind_are_answered_as_on_the_cpu(two: LoadedRanks, path: Path) -> None:
     with core_over(two) as core:
         for state in every_sort():
@@ -112,6 +113,7 @@ def test_a_full_pool_changes_no_token(two: LoadedRanks, swap_bytes: int, path: P
     assert [outputs.tokens[str(length), 0] for length in lengths] == expected
 
 
+@pytest.mark.long
 def test_a_prompt_takes_its_prefix_from_the_ranks_caches(two: LoadedRanks) -> None:
     with core_over(two) as core:
         core.add(plain("first", 200))
@@ -127,6 +129,7 @@ def test_a_prompt_takes_its_prefix_from_the_ranks_caches(two: LoadedRanks) -> No
     assert num_tokens < 200
 
 
+@pytest.mark.long
 def test_each_rank_has_its_pool_on_its_own_device(two: LoadedRanks) -> None:
     own, other = two.model.memories
 

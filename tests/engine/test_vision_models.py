@@ -196,7 +196,7 @@ def test_embeddings_that_are_not_the_images_are_refused(
         assert not core.has_work()
 
 
-@pytest.mark.often("qwen2_vl")
+@pytest.mark.long
 @pytest.mark.usefixtures("native_libraries")
 @pytest.mark.parametrize("name", VISION)
 def test_two_ranks_answer_the_same(family: Callable[[str], _Family], name: str) -> None:
