@@ -1,6 +1,7 @@
-"""The bytes of images: a limit for each request, and one for all that are running; and the value of a flag. Pure."""
+"""The bytes of images: a limit for each request, and one for all that are running; and the value of a flag."""
 
 import json
+import threading
 
 from wire.errors import ConfigError, InvalidRequest, Overloaded
 from wire.prompt_images import MAX_IMAGE_BYTES
@@ -22,14 +23,15 @@ def parse_image_limit(text: str) -> int:
 
 
 class ImageBudget:
-    """Owner of the count of image bytes that all requests hold."""
+    """Owner of the count of image bytes that all requests hold. Local files are read, and counted, on threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.num_bytes = 0
+        self.lock = threading.Lock()
 
     def take(self, num_bytes: int) -> None:
-        """Count further bytes. Raises Overloaded if there are too many."""
+        """Count further bytes. Raises Overloaded if there are too many. The caller holds the lock."""
         if self.num_bytes + num_bytes > self._max_bytes:
             raise Overloaded(
                 f"the images of running requests already have {self.num_bytes} bytes, at most {self._max_bytes} are "
@@ -38,7 +40,7 @@ class ImageBudget:
         self.num_bytes += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """Forget these bytes."""
+        """Forget these bytes. The caller holds the lock."""
         self.num_bytes -= num_bytes
 
 
@@ -51,12 +53,14 @@ class HeldImageBytes:
 
     def take(self, num_bytes: int) -> None:
         """Count further bytes. Raises InvalidRequest for too many of this request, Overloaded for those of all."""
-        if self._num_bytes + num_bytes > MAX_IMAGE_BYTES:
-            raise InvalidRequest(f"the images of a request may have at most {MAX_IMAGE_BYTES} bytes together")
-        self._budget.take(num_bytes)
-        self._num_bytes += num_bytes
+        with self._budget.lock:
+            if self._num_bytes + num_bytes > MAX_IMAGE_BYTES:
+                raise InvalidRequest(f"the images of a request may have at most {MAX_IMAGE_BYTES} bytes together")
+            self._budget.take(num_bytes)
+            self._num_bytes += num_bytes
 
     def release(self) -> None:
         """Give all of them back. Idempotent."""
-        self._budget.give_back(self._num_bytes)
-        self._num_bytes = 0
+        with self._budget.lock:
+            self._budget.give_back(self._num_bytes)
+            self._num_bytes = 0
