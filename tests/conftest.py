@@ -5,6 +5,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ settings.load_profile("no deadlines")
 
 # Before torch is imported, and for processes that tests start: waiting threads leave the cores to other processes.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+# A shell's background job ignores SIGINT, and so would all processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = ("tests/conformance/", "tests/clients/", "tests/cluster/")
 """Folders whose files share clusters; each folder runs on one worker."""
