@@ -24,20 +24,38 @@ SLOW_STEP_S = 2.0
 """Longest step for prompts' chunks: a longer one delays the prompts behind it."""
 _LEAST_CHUNK, _LEAST_SLICE = 64, 16
 """Tokens of a chunk whatever it costs: alone, and beside sequences being decoded. A prompt must advance."""
+_GROWTH = 4
+"""Beside sequences being decoded, a chunk is at most this many times the longest one that was measured."""
 _MORE_GAP = 1.1
 """Where the decoding alone takes longer than the limit of gaps, a chunk may make it this much longer."""
 
 
-def paced(largest: BatchLimits, cost: StepCost, num_decoding: int, gap_limit_s: float) -> BatchLimits:
-    """Return the limits of a step beside `num_decoding` sequences: chunks that its cost allows.
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What a step must not delay: `num` sequences being decoded, by more than `gap_limit_s` between two tokens.
 
-    A step's gap between two tokens is at most `gap_limit_s`, or a tenth more than without any chunk if that is longer.
+    With `awaits_more`, others may arrive during the step: their next token waits for its end and for the step after.
     """
-    limit_s, least = SLOW_STEP_S, _LEAST_CHUNK
-    if num_decoding:
-        limit_s = min(limit_s, max(gap_limit_s, _MORE_GAP * cost.decode_s(num_decoding)))
-        least = _LEAST_SLICE if gap_limit_s < SLOW_STEP_S else _LEAST_CHUNK
-    size = min(largest.prefill_chunk_size, cost.chunk_within(limit_s, num_decoding, least))
+
+    num: int
+    gap_limit_s: float
+    awaits_more: bool = False
+
+
+def paced(largest: BatchLimits, cost: StepCost, streams: Streams, longest_chunk: int = 0) -> BatchLimits:
+    """Return the limits of a step beside `streams`: chunks that its cost allows.
+
+    A step's gap between two tokens is at most the limit, or a tenth more than without any chunk if that is longer.
+    `longest_chunk` is that of which `cost` was measured: what a much longer one costs is not known.
+    """
+    limit_s, least, most = SLOW_STEP_S, _LEAST_CHUNK, largest.prefill_chunk_size
+    if streams.num or streams.awaits_more:
+        step_limit_s = streams.gap_limit_s / 2 if streams.awaits_more else streams.gap_limit_s
+        limit_s = min(limit_s, max(step_limit_s, _MORE_GAP * cost.decode_s(streams.num)))
+        if streams.gap_limit_s < SLOW_STEP_S:
+            least = _LEAST_SLICE // 2 if streams.awaits_more else _LEAST_SLICE
+            most = min(most, max(least, _GROWTH * longest_chunk))
+    size = min(most, cost.chunk_within(limit_s, streams.num, least))
     return largest if size == largest.prefill_chunk_size else replace(largest, prefill_chunk_size=int(size))
 
 

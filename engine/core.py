@@ -15,7 +15,7 @@ from engine.advance import Advance
 from engine.ahead import lets_follow
 from engine.assembly import LayerAnnouncer, batch_of, samples_of
 from engine.batch_state import BatchState, Selection
-from engine.batcher import BatchLimits, paced
+from engine.batcher import BatchLimits, Streams, paced
 from engine.grammar.interface import Grammar
 from engine.grid_positions import GridPositions
 from engine.interface import Embeddings, EngineInfo, OnLayer, StepResult
@@ -63,6 +63,7 @@ class EngineCore:
         self._model = model
         self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
         self._gap_limit_s = gap_limit_s
+        self.arriving: Callable[[], int] = lambda: 0
         self._costs = StepCosts()
         self._clock = clock
         layout = model.info.layout
@@ -197,7 +198,9 @@ class EngineCore:
         """
         started = self._clock()
         outcome = StepOutcome()
-        self._batch.limits = paced(self._limits, self._costs.now, self._batch.num_decoding, self._gap_limit_s)
+        costs = self._costs
+        streams = Streams(self._batch.num_decoding, self._gap_limit_s, awaits_more=self.arriving() > 0)
+        self._batch.limits = paced(self._limits, costs.now, streams, costs.longest_chunk)
         if not self._launched:
             self._launch(self._batch.select(started), started, on_layer, outcome)
         if self._launched:
@@ -206,7 +209,7 @@ class EngineCore:
             started = self._launched[0].since
             collected = self._launched.popleft()
             self._collect(collected, outcome)
-            self._costs.measure(*collected.composition, self._clock() - started)
+            costs.measure(*collected.composition, self._clock() - started)
         ended = self._clock()
         for later in self._launched:
             later.since = ended

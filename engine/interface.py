@@ -156,6 +156,9 @@ class Blocks(Protocol):
 class Engine(Protocol):
     """Continuous batching over one model and one pool."""
 
+    arriving: Callable[[], int]
+    """Set by the instance: how many prompts' KV is on its way here. It must not wait for long chunks."""
+
     @property
     def info(self) -> EngineInfo: ...
 

@@ -16,6 +16,8 @@ _OUTLIER = 4.0
 """A step counts as at most this many times what was expected: the machine may have been kept from running."""
 _LEAST_SPREAD = 0.1
 """The standard deviation of the sequences decoded, relative to their mean, that shows what one of them costs."""
+_DOUBT = 2.0
+"""Added to their variance, divided by the steps measured: a difference between the first few may be chance."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class _Decodes:
         self.y, self.xy = _KEPT * self.y + y, _KEPT * self.xy + x * y
         mean, spread = self.x / self.weight, self.xx / self.weight - (self.x / self.weight) ** 2
         if spread > (_LEAST_SPREAD * mean) ** 2:
-            slope = (self.xy - mean * self.y) / (self.weight * spread)
+            slope = (self.xy - mean * self.y) / (self.weight * spread + _DOUBT)
             self.slope = min(max(0.0, slope), self.y / self.x)  # neither part of the cost is below 0
 
     @property
@@ -44,10 +46,14 @@ class _Decodes:
 
 
 class StepCosts:
-    """Owner of one engine's measured costs. One thread measures; any may read `now`."""
+    """Owner of one engine's measured costs, and of the longest chunk among them, in tokens.
+
+    One thread measures; any may read `now`.
+    """
 
     def __init__(self) -> None:
         self.now = StepCost()
+        self.longest_chunk = 0
         self._decodes = _Decodes()
         self._tokens = self._chunk_s = 0.0
 
@@ -59,6 +65,7 @@ class StepCosts:
         if not num_chunk_tokens:
             decodes.add(num_sequences, seconds)
         else:
+            self.longest_chunk = max(self.longest_chunk, num_chunk_tokens)
             rest_s = max(0.0, seconds - self.now.decode_s(num_sequences))
             self._tokens = _KEPT * self._tokens + num_chunk_tokens * num_chunk_tokens
             self._chunk_s = _KEPT * self._chunk_s + num_chunk_tokens * rest_s

@@ -133,6 +133,7 @@ class Instance:
             is_suspect=self.is_suspect,
             path=description.path,
             streams=ledger.streams,
+            arriving=ledger.arriving,
             cost=StepCost(ledger.load.step_base_s, ledger.load.step_sequence_s, ledger.load.step_token_s),
             gap_limit_s=description.gap_limit_s,
         )

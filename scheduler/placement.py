@@ -18,8 +18,6 @@ _GOES_ON = 2
 """The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
 _WORTH_SEQUENCES = 4
 """For decode, having the whole prompt cached outweighs this many sequences."""
-_WORTH_CHANGE = 1.25
-"""A path without a hand-off has to be cheaper by this factor: near ties keep the roles apart."""
 HANDOFF = "handoff"
 """The path of our own instances; workers of other engines have paths of their own."""
 
@@ -69,7 +67,7 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float 
     if prompt.expected_outputs and not (prompt.avoid or prompt.prefill_only or (free and free[0] is free[1])):
         options = _compare(loads, prompt, free, hand_off_s)
         if options:
-            best = min(options, key=attrgetter("weight"))
+            best = min(options, key=attrgetter("cost.total_s"))
             if free is None and not best.is_local:
                 return None  # the hand-off that waits for the prefill instance's next step
             plan = _plan(best.start, best.end, prompt)
@@ -94,10 +92,6 @@ class _Option:
     @property
     def is_local(self) -> bool:
         return self.start is self.end
-
-    @property
-    def weight(self) -> float:
-        return self.cost.total_s * (_WORTH_CHANGE if self.is_local else 1.0)
 
     def __str__(self) -> str:
         how = f"{self.start.role} instance alone" if self.is_local else "hand-off"

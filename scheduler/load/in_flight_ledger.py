@@ -95,6 +95,11 @@ class InFlightLedger:
         return self.load.decoding + self._sequences
 
     @property
+    def arriving(self) -> int:
+        """Sequences in transit: booked, and not yet decoded."""
+        return self._sequences
+
+    @property
     def prompt_ids(self) -> KeysView[str]:
         """The prompts assigned to this instance, including those in transit."""
         return self._prompts.keys()

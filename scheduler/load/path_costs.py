@@ -49,6 +49,7 @@ def cost_of_path(
         delay_s += _delay_of_waiting(start, on_start, prompt, num_outputs)
     else:
         rest_s += hand_off_s + min(end.outstanding_tokens * on_end.token_s, rest_s)
+        delay_s += prompt.num_behind / 2 * first_s  # one of two instances computes prompts meanwhile
     return PathCost(first_s, rest_s, delay_s)
 
 
@@ -68,8 +69,11 @@ def _steps_s(load: InstanceLoad, cost: StepCost, num_tokens: int, streams: int) 
     """Return the seconds of the steps that compute so many prompt tokens beside `streams` streams."""
     size = float(load.prefill_chunk_size)
     if streams:
-        limit_s = max(load.gap_limit_s, 1.1 * cost.decode_s(streams))
-        size = min(size, cost.chunk_within(limit_s, streams, _LEAST_SLICE))
+        gap_limit_s, least = load.gap_limit_s, _LEAST_SLICE
+        if load.arriving:  # as engine/batcher.py does
+            gap_limit_s, least = gap_limit_s / 2, least // 2
+        limit_s = max(gap_limit_s, 1.1 * cost.decode_s(streams))
+        size = min(size, cost.chunk_within(limit_s, streams, least))
     return math.ceil(num_tokens / size) * cost.decode_s(streams) + num_tokens * cost.token_s
 
 

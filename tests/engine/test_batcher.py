@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batcher import BatchLimits, paced, plan_step
+from engine.batcher import BatchLimits, Streams, paced, plan_step
 from wire.step_cost import StepCost
 
 
@@ -48,6 +48,7 @@ def test_a_plan_keeps_every_limit_and_wastes_none(remaining: list[int], limits: 
 
 
 _COST = StepCost(base_s=0.01, sequence_s=0.001, token_s=0.0005)
+_CHEAP = replace(_COST, token_s=1e-6)
 _NONE = StepCost()
 
 
@@ -55,7 +56,7 @@ _NONE = StepCost()
     ("cost", "num_decoding", "gap_limit_s", "size"),
     [
         (_NONE, 0, 0.1, 512),  # not measured yet: the largest
-        (_NONE, 8, 0.1, 512),
+        (_NONE, 8, math.inf, 512),
         (_COST, 0, 0.1, 512),  # no stream that could wait
         (_COST, 1, 0.1, 178),  # (100 - 11 ms) / 0.5 ms
         (_COST, 40, 0.1, 100),
@@ -72,10 +73,49 @@ def test_a_chunk_is_as_large_as_its_cost_beside_the_streams_allows(
 ) -> None:
     largest = BatchLimits(8, 2048, 512)
 
-    assert paced(largest, cost, num_decoding, gap_limit_s) == replace(largest, prefill_chunk_size=size)
+    assert paced(largest, cost, Streams(num_decoding, gap_limit_s), 512) == replace(largest, prefill_chunk_size=size)
+
+
+@pytest.mark.parametrize(
+    ("cost", "num_decoding", "gap_limit_s", "longest_chunk", "size"),
+    [
+        (_NONE, 8, 0.1, 0, 16),  # the first chunk beside streams
+        (_CHEAP, 8, 0.1, 16, 64),
+        (_CHEAP, 8, 0.1, 64, 256),
+        (_CHEAP, 8, 0.1, 256, 512),
+        (_COST, 8, 0.1, 64, 164),  # its cost allows less
+        (_CHEAP, 0, 0.1, 16, 512),  # no stream that could wait
+        (_CHEAP, 8, math.inf, 16, 512),
+    ],
+)
+def test_chunks_beside_streams_grow_as_longer_ones_are_measured(
+    cost: StepCost, num_decoding: int, gap_limit_s: float, longest_chunk: int, size: int
+) -> None:
+    largest = BatchLimits(8, 2048, 512)
+
+    streams = Streams(num_decoding, gap_limit_s)
+
+    assert paced(largest, cost, streams, longest_chunk) == replace(largest, prefill_chunk_size=size)
+
+
+@pytest.mark.parametrize(
+    ("num_decoding", "gap_limit_s", "size"),
+    [
+        (0, 0.1, 80),  # half of the limit: the hand-off waits for the end of this step, and for the next one
+        (8, 0.1, 64),
+        (40, 0.1, 10),
+        (90, 0.1, 20),
+        (8, math.inf, 512),
+    ],
+)
+def test_chunks_are_shorter_while_a_hand_off_is_on_its_way(num_decoding: int, gap_limit_s: float, size: int) -> None:
+    largest = BatchLimits(8, 2048, 512)
+    streams = Streams(num_decoding, gap_limit_s, awaits_more=True)
+
+    assert paced(largest, _COST, streams, 512) == replace(largest, prefill_chunk_size=size)
 
 
 def test_a_chunk_below_the_minimum_is_kept() -> None:
     largest = BatchLimits(8, 2048, 8)
 
-    assert paced(largest, StepCost(9.0, 9.0, 9.0), 4, 0.1) is largest
+    assert paced(largest, StepCost(9.0, 9.0, 9.0), Streams(4, 0.1)) is largest

@@ -100,18 +100,20 @@ def measured(one: InstanceLoad, **changes: Any) -> InstanceLoad:
 @pytest.mark.parametrize(
     ("busy_prefill", "busy_decode", "facts", "chosen"),
     [
-        ({}, {}, {}, (0, 1)),  # nothing to gain: streams apart from prompts
-        ({}, {"streams": 1}, {}, (0, 1)),
+        ({}, {}, {}, (0, 1)),  # all the same
+        ({}, {"streams": 1}, {}, (None, 0)),
+        ({"streams": 20}, {}, {"num_tokens": 1024, "known": {0: 1008}}, (0, 1)),  # nearly cached, beside many streams
         ({}, {"streams": 8}, {}, (None, 0)),  # a step of 9 is dearer than one of 1
-        ({}, {"streams": 8}, {"num_behind": 60, "tokens_behind": 60 * 256}, (0, 1)),  # first the prompts that wait
+        ({}, {"streams": 8}, {"num_behind": 60, "tokens_behind": 60 * 256}, (None, 0)),  # both compute those
         ({"outstanding_tokens": 500}, {}, {}, (None, 1)),  # D has nothing to do
         ({"outstanding_tokens": 500}, {"streams": 8}, {"num_tokens": 16}, (None, 0)),
         (  # a short one disturbs little
             {"outstanding_tokens": 500, "streams": 8}, {"streams": 8}, {"num_tokens": 16, "expected_outputs": 8.0},
             (None, 1),
         ),
-        ({"outstanding_tokens": 500, "streams": 20}, {"streams": 20}, {}, (0, 1)),  # a near tie
-        ({"outstanding_tokens": 600, "streams": 20}, {"streams": 20}, {}, None),  # so it waits for P's next step
+        ({"outstanding_tokens": 500, "streams": 20}, {"streams": 20}, {}, (None, 1)),
+        ({"outstanding_tokens": 600, "streams": 20}, {"streams": 20}, {}, (None, 1)),
+        ({"outstanding_tokens": 600, "streams": 20}, {"streams": 20}, {"known": {0: 240}}, None),  # waits for P's next
         ({"outstanding_tokens": 600, "streams": 20}, {"streams": 20}, {"known": {1: 240}}, (None, 1)),  # nearly cached
         ({"outstanding_tokens": 500}, {}, {"has_images": True}, (0, 1)),  # D encodes none
         ({"outstanding_tokens": 500}, {}, {"expected_outputs": 0}, (0, 1)),  # not to be compared
