@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.front_door.places import DEVICE_IDS, HOST, ROLES
 from rpc.grpc_server import GrpcServer
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from wire.kv_layout import KvTensor
 from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
 
@@ -36,12 +36,12 @@ def describe(index: int, role: Role, port: int) -> InstanceDescription:
 
 async def serve() -> None:
     """Serve both until standard input ends."""
-    peers: dict[str, FakeInstance] = {}
+    peers: dict[str, SimulatedInstance] = {}
     servers, ports = [], {}
     for index, role in enumerate(ROLES):
         server = GrpcServer(HOST, 0)
         ports[role.value] = await server.start()
-        instance = FakeInstance(describe(index, role, ports[role.value]), peers)
+        instance = SimulatedInstance(describe(index, role, ports[role.value]), peers)
         instance.behaviour.send_s = 0.0
         await server.serve(instance)
         servers.append(server)
@@ -51,7 +51,7 @@ async def serve() -> None:
         await server.stop(0.0)
 
 
-async def _run_commands(instances: list[FakeInstance]) -> None:
+async def _run_commands(instances: list[SimulatedInstance]) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         command = json.loads(line)
         for instance in instances:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.request import GenerationRequest, PromptDone, TokenSink
-from testing.wire.fake_prompt import fake_vector
+from simulation.prompt import simulated_vector
 from wire.errors import Overloaded, PdserveError
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
 
@@ -91,7 +91,7 @@ class _Playing:
             self._emit(prompt, token)
         for prompt in prompts if self._request.poolings else ():
             await self._pause_if_held(prompt)
-            self._sink.vector(prompt, fake_vector(self._request.prompts[prompt]))
+            self._sink.vector(prompt, simulated_vector(self._request.prompts[prompt]))
         for prompt in prompts:
             self._sink.prompt_done(PromptDone(prompt, "handoff", "least loaded", "prefill-0", "decode-0", TIMES))
 

@@ -20,7 +20,7 @@ from rpc.grpc_server import GrpcServer
 from security.secret import Secret
 from security.tls import TlsFiles
 from security.trust import Trust
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.security.certificates import Authority
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor
@@ -59,7 +59,7 @@ class Table:
                     server = GrpcServer(HOST, port, trust)
                     await server.start()
                     stack.push_async_callback(server.stop, 0)
-                    await server.serve(FakeInstance(description, {}))
+                    await server.serve(SimulatedInstance(description, {}))
                 return await describe(self.path, environ, 5.0, here)
 
         return asyncio.run(run())

@@ -17,7 +17,7 @@ from pdserve import admin_client, cli
 from pdserve.ports import free_ports
 from scheduler.links.admin_socket import serve_admin_socket, socket_name
 from scheduler.links.probe import LinkProbe
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.pdserve.scheduler_page import PAGE, served_page
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.virtual_time import until
@@ -26,7 +26,7 @@ from wire.load import LinkStatus
 WAIT_S = 300.0
 
 
-class _Fallen(FakeInstance):
+class _Fallen(SimulatedInstance):
     """Its links fell back."""
 
     def _measure_link(self, peer_id: str) -> tuple[LinkStatus | None, str]:
@@ -39,7 +39,7 @@ class _Fallen(FakeInstance):
 class AdminSocket:
     """A scheduler's admin socket in its own thread. Owner of the loop and its cluster."""
 
-    def __init__(self, roles: str, kind: type[FakeInstance] = FakeInstance) -> None:
+    def __init__(self, roles: str, kind: type[SimulatedInstance] = SimulatedInstance) -> None:
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.cluster: FakeCluster

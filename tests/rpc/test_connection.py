@@ -11,7 +11,7 @@ import pytest
 from rpc.channel import MAX_MESSAGE_BYTES
 from rpc.grpc_connection import GrpcConnection
 from rpc.grpc_server import GrpcServer
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.rpc.reach import Reach, in_process, over_grpc
 from wire.connection import Connection, Session
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, Loading
@@ -42,16 +42,16 @@ TICKET = Ticket("0" * 32, 1, "decode-0", 1, 0, 10.0, ())
 T = TypeVar("T")
 
 
-def each(reach: Reach, test: Callable[[FakeInstance, Connection], Awaitable[T]]) -> T:
+def each(reach: Reach, test: Callable[[SimulatedInstance, Connection], Awaitable[T]]) -> T:
     async def run() -> T:
-        instance = FakeInstance(DESCRIPTION, {})
+        instance = SimulatedInstance(DESCRIPTION, {})
         async with asyncio.timeout(DEADLINE_S), reach(instance) as connection:
             return await test(instance, connection)
 
     return asyncio.run(run())
 
 
-async def received(instance: FakeInstance, session: Session) -> list[str]:
+async def received(instance: SimulatedInstance, session: Session) -> list[str]:
     """Return the cancelled prompts once all earlier commands have arrived, and close the session."""
     await session.send(Generate(PromptState("last", "r", (1,), SamplingParams(max_tokens=1))))
     async for event in session.events():
@@ -68,14 +68,14 @@ def reach(request: pytest.FixtureRequest) -> Reach:
 
 
 def test_describe_returns_the_instances_description(reach: Reach) -> None:
-    async def test(_: FakeInstance, connection: Connection) -> InstanceDescription:
+    async def test(_: SimulatedInstance, connection: Connection) -> InstanceDescription:
         return await connection.describe(DEADLINE_S)
 
     assert each(reach, test) == DESCRIPTION
 
 
 def test_a_session_begins_with_session_open(reach: Reach) -> None:
-    async def test(_: FakeInstance, connection: Connection) -> object:
+    async def test(_: SimulatedInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         first = await anext(session.events())
         await session.close()
@@ -88,7 +88,7 @@ def test_a_session_begins_with_session_open(reach: Reach) -> None:
 
 
 def test_a_generate_returns_ordered_tokens_and_one_finish(reach: Reach) -> None:
-    async def test(_: FakeInstance, connection: Connection) -> object:
+    async def test(_: SimulatedInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(Generate(PromptState("r/0", "r", (1, 2, 3), SamplingParams(max_tokens=4))))
         tokens: list[TokenOutput] = []
@@ -104,7 +104,7 @@ def test_a_generate_returns_ordered_tokens_and_one_finish(reach: Reach) -> None:
 
 
 def test_commands_arrive_in_the_order_they_were_sent(reach: Reach) -> None:
-    async def test(instance: FakeInstance, connection: Connection) -> object:
+    async def test(instance: SimulatedInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         for number in range(50):
             await session.send(Cancel(f"r/{number}"))
@@ -114,7 +114,7 @@ def test_commands_arrive_in_the_order_they_were_sent(reach: Reach) -> None:
 
 
 def test_commands_of_all_sizes_sent_together_arrive_in_order(reach: Reach) -> None:
-    async def test(instance: FakeInstance, connection: Connection) -> object:
+    async def test(instance: SimulatedInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(*(Cancel(f"r/{number}", reason="x" * (number % 3 * 90_000)) for number in range(50)))
         return await received(instance, session)
@@ -123,7 +123,7 @@ def test_commands_of_all_sizes_sent_together_arrive_in_order(reach: Reach) -> No
 
 
 def test_a_refused_prompt_in_a_batch_blocks_no_other(reach: Reach) -> None:
-    async def test(_: FakeInstance, connection: Connection) -> object:
+    async def test(_: SimulatedInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         good, bad = SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, top_p=-1.0)
         params = {"a": good, "b": bad, "c": good}
@@ -143,7 +143,7 @@ def test_a_refused_prompt_in_a_batch_blocks_no_other(reach: Reach) -> None:
 
 
 def test_closing_a_session_ends_its_work_on_the_instance(reach: Reach) -> None:
-    async def test(instance: FakeInstance, connection: Connection) -> object:
+    async def test(instance: SimulatedInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(Generate(PromptState("r/0", "r", (1, 2, 3), SamplingParams(max_tokens=400))))
         async for event in session.events():
@@ -161,7 +161,7 @@ def test_closing_a_session_ends_its_work_on_the_instance(reach: Reach) -> None:
 
 
 def test_a_closed_session_refuses_commands_and_ends_its_events(reach: Reach) -> None:
-    async def test(_: FakeInstance, connection: Connection) -> object:
+    async def test(_: SimulatedInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         events = session.events()
         await anext(events)
@@ -175,7 +175,7 @@ def test_a_closed_session_refuses_commands_and_ends_its_events(reach: Reach) -> 
 
 
 def test_tasks_may_send_at_the_same_time(reach: Reach) -> None:
-    async def test(instance: FakeInstance, connection: Connection) -> list[str]:
+    async def test(instance: SimulatedInstance, connection: Connection) -> list[str]:
         session = await connection.open(HELLO, DEADLINE_S)
         await asyncio.gather(*(session.send(Cancel(f"r/{number}")) for number in range(50)))
         return await received(instance, session)
@@ -238,7 +238,7 @@ class TestGrpcOnly:
                     requested = asyncio.create_task(connection.describe(DEADLINE_S))
                     while not server.num_waiting:  # noqa: ASYNC110 - no event reports it
                         await asyncio.sleep(0)
-                    await server.serve(FakeInstance(DESCRIPTION, {}))
+                    await server.serve(SimulatedInstance(DESCRIPTION, {}))
                     return await requested
             finally:
                 await connection.close()
@@ -263,7 +263,7 @@ class TestGrpcOnly:
         async def run() -> None:
             server = GrpcServer("127.0.0.1", 0)
             port = await server.start()
-            await server.serve(FakeInstance(DESCRIPTION, {}))
+            await server.serve(SimulatedInstance(DESCRIPTION, {}))
             connection = GrpcConnection(f"127.0.0.1:{port}")
             session = await connection.open(HELLO, DEADLINE_S)
             events = session.events()
@@ -284,7 +284,7 @@ def test_an_invalid_prompt_is_refused_before_the_instance(
     bad = PromptState("bad", "r", (1,), SamplingParams(max_tokens=1, repetition_penalty=-1.0))
     command = Prefill(bad, TICKET) if kind is Prefill else kind(bad)  # type: ignore[call-arg]
 
-    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, bool]:
+    async def send(instance: SimulatedInstance, connection: Connection) -> tuple[Refused, bool]:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(command)
         events = session.events()
@@ -308,7 +308,7 @@ def test_an_invalid_prompt_is_refused_before_the_instance(
     ],
 )
 def test_an_invalid_prompt_is_refused_by_both_connections(reach: Reach, state: PromptState) -> None:
-    async def send(_: FakeInstance, connection: Connection) -> Refused:
+    async def send(_: SimulatedInstance, connection: Connection) -> Refused:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(Generate(state))
         refused = await anext(event async for event in session.events() if isinstance(event, Refused))
@@ -323,7 +323,7 @@ def test_an_invalid_prompt_is_refused_by_both_connections(reach: Reach, state: P
 def test_images_of_the_largest_size_arrive_larger_ones_are_refused() -> None:
     file = bytes(range(256)) * (MAX_IMAGE_BYTES // 256)
 
-    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, bytes]:
+    async def send(instance: SimulatedInstance, connection: Connection) -> tuple[Refused, bytes]:
         session = await connection.open(HELLO, DEADLINE_S)
         image = PromptImage(0, 1, b"a" * 32, (1, 1, 1), file)
         params = SamplingParams(max_tokens=1)
@@ -349,7 +349,7 @@ def test_images_of_the_largest_size_arrive_larger_ones_are_refused() -> None:
 
 
 def test_a_prompt_too_large_for_a_message_is_refused() -> None:
-    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, list[str]]:
+    async def send(instance: SimulatedInstance, connection: Connection) -> tuple[Refused, list[str]]:
         session = await connection.open(HELLO, DEADLINE_S)
         huge = PromptState("huge", "r", (2**28,) * 3_500_000, SamplingParams(max_tokens=1))
         await session.send(Generate(huge))

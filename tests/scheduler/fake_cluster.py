@@ -15,9 +15,9 @@ from scheduler.model.kind import ModelKind
 from scheduler.recorded_output import RecordedOutput
 from scheduler.registry import Registry
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
+from simulation.prompt import simulated_token
 from testing.wire.fake_network import FakeNetwork
-from testing.wire.fake_prompt import fake_token
 from tests.scheduler.virtual_time import until
 from wire.kv_layout import KvTensor
 from wire.types import (
@@ -91,7 +91,7 @@ class FakeCluster:
         """
         by_letter = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COMBINED}
         self.network = FakeNetwork()
-        self.peers: dict[str, FakeInstance] = {}
+        self.peers: dict[str, SimulatedInstance] = {}
         self.descriptions = [describe(i, by_letter[letter], **changes) for i, letter in enumerate(roles)]
         self.expected = [
             ExpectedInstance(
@@ -99,12 +99,12 @@ class FakeCluster:
             )
             for i, d in enumerate(self.descriptions)
         ]
-        self.instances: list[FakeInstance] = []
-        self.kind = FakeInstance
+        self.instances: list[SimulatedInstance] = []
+        self.kind = SimulatedInstance
         self._probes = probes
         self.control = control_over(self.expected, self.network.connect, limits or ControlLimits(), kind=kind)
 
-    def boot(self, index: int, **changes: Any) -> FakeInstance:
+    def boot(self, index: int, **changes: Any) -> SimulatedInstance:
         """Start (or restart) one instance."""
         instance = self.kind(dataclasses.replace(self.descriptions[index], **changes), self.peers)
         self.network.listen(self.expected[index].address, instance)
@@ -203,4 +203,4 @@ async def collect(dispatcher: Dispatcher, requested: GenerationRequest) -> Answe
 
 def expected(token_ids: tuple[int, ...], count: int, sequence: int = 0) -> list[int]:
     """Return the first tokens that a fake instance generates."""
-    return [fake_token(token_ids, sequence, index, VOCAB) for index in range(count)]
+    return [simulated_token(token_ids, sequence, index, VOCAB) for index in range(count)]

@@ -21,8 +21,8 @@ from scheduler.config import parse
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
+from simulation.instance import SimulatedInstance
 from telemetry import logs
-from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import TABLE_DIGEST, describe
 from tests.scheduler.load_client import status_of
 from wire.types import Role
@@ -101,7 +101,7 @@ def _listening_port(log: Path) -> int | None:
 
 async def _serve_instances() -> None:
     """Serve a prefill and a decode instance until killed; prints their ports."""
-    peers: dict[str, FakeInstance] = {}
+    peers: dict[str, SimulatedInstance] = {}
     ports = []
     servers = []
     for index, role in enumerate(ROLES):
@@ -109,7 +109,7 @@ async def _serve_instances() -> None:
         ports.append(await server.start())
         room = {"num_blocks": 4096, "prefill_chunk_size": 512, "max_num_seqs": 256, "vocab_size": 384}
         described = describe(index, role, host=HOST, max_model_len=512, **room)
-        instance = FakeInstance(dataclasses.replace(described, port=ports[-1]), peers)
+        instance = SimulatedInstance(dataclasses.replace(described, port=ports[-1]), peers)
         instance.behaviour.step_s = STEP_S
         await server.serve(instance)
         servers.append(server)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from testing.wire.fake_instance import FakeInstance
-from testing.wire.fake_prompt import FakePrompt
+from simulation.instance import SimulatedInstance
+from simulation.prompt import SimulatedPrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded
@@ -18,7 +18,7 @@ from wire.types import InstanceDescription
 FIVE_BLOCKS = tuple(range(80))
 
 
-class Watched(FakeInstance):
+class Watched(SimulatedInstance):
     """Calls `on_reserve` before it handles a reservation."""
 
     on_reserve: Callable[[Reserve], None] | None = None
@@ -29,7 +29,7 @@ class Watched(FakeInstance):
         super()._handle(command)
 
 
-def reserved(instance: FakeInstance) -> list[FakePrompt]:
+def reserved(instance: SimulatedInstance) -> list[SimulatedPrompt]:
     """Return its prompts whose KV has not arrived yet."""
     return [prompt for prompt in instance.prompts.values() if prompt.stage == "reserved"]
 
@@ -72,15 +72,15 @@ async def test_reservations_wait_until_prefill_has_the_blocks() -> None:
         assert asyncio.get_running_loop().time() - began < 1.5  # each starts as the one before is handed off
 
 
-class SlowLink(FakeInstance):
+class SlowLink(SimulatedInstance):
     """A prefill instance that takes `slow_s` seconds more to send KV to some instances."""
 
-    def __init__(self, description: InstanceDescription, peers: dict[str, FakeInstance]) -> None:
+    def __init__(self, description: InstanceDescription, peers: dict[str, SimulatedInstance]) -> None:
         super().__init__(description, peers)
         self.slow_s: dict[str, float] = {}
         self._delayed: set[str] = set()
 
-    def _hand_off(self, prompt: FakePrompt) -> None:
+    def _hand_off(self, prompt: SimulatedPrompt) -> None:
         assert prompt.ticket is not None
         slow_s = self.slow_s.get(prompt.ticket.instance_id, 0.0)
         if slow_s == 0 or prompt.prompt_id in self._delayed:
@@ -173,7 +173,7 @@ async def test_a_prefill_refusal_is_retried_and_frees_the_reservation() -> None:
         assert cluster.blocks_used == [0, 0]
 
 
-class RefusesPrefill(FakeInstance):
+class RefusesPrefill(SimulatedInstance):
     """Refuses its next `refusals` prompts because it holds too much KV."""
 
     refusals = 0

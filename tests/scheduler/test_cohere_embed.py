@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testing.wire.fake_prompt import fake_vector
+from simulation.prompt import simulated_vector
 from tests.scheduler.conftest import Served
 from wire.types import Pooling
 
@@ -30,7 +30,7 @@ async def test_an_answer_has_coheres_format(serve: Any) -> None:
         answer = await post(served, texts=["hello", "good morning"], embedding_types=["float", "base64"])
 
         ids = [served.ids("hello"), served.ids("good morning")]
-        floats = [list(fake_vector(one)) for one in ids]
+        floats = [list(simulated_vector(one)) for one in ids]
         assert answer["embeddings"]["float"] == floats
         decoded = [list(struct.unpack("<2f", base64.b64decode(one))) for one in answer["embeddings"]["base64"]]
         assert decoded == floats

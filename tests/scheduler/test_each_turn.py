@@ -10,9 +10,10 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.tokens import Tokens
+from simulation.virtual_time import VirtualTimeLoop
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.mixed_ends import KEYS, Asked, Clients, left_behind
-from tests.scheduler.virtual_time import VirtualTimeLoop, until
+from tests.scheduler.virtual_time import until
 
 SMALL: dict[str, Any] = {"vocab_size": 300, "max_model_len": 512, "num_blocks": 30, "prefill_chunk_size": 64}
 BODY = {"prompt": [[1, 2, 3], [4] * 80], "n": 2, "max_tokens": 4, "stream": True}

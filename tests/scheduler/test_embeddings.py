@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from testing.wire.fake_prompt import fake_vector
+from simulation.prompt import simulated_vector
 from tests.scheduler.conftest import Served
 from wire.errors import InvalidRequest, Overloaded
 from wire.types import Pooling
@@ -44,7 +44,7 @@ async def test_a_text_is_answered_in_openais_format(serve: Any) -> None:
         assert answer["id"].startswith("embd-")
         assert answer["model"] == served.model
         assert isinstance(answer["created"], int)
-        assert answer["data"] == [{"object": "embedding", "index": 0, "embedding": list(fake_vector(ids))}]
+        assert answer["data"] == [{"object": "embedding", "index": 0, "embedding": list(simulated_vector(ids))}]
         assert answer["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids), "completion_tokens": 0}
         assert served.dispatcher.requests[0].poolings == (Pooling(),)
 
@@ -68,7 +68,7 @@ async def test_every_form_of_input_is_answered_in_order(serve: Any, form: str) -
         answer = await post(served, input=forms[form])
 
         expected = ids[:1] if form == "ids" else ids
-        assert [one["embedding"] for one in answer["data"]] == [list(fake_vector(one)) for one in expected]
+        assert [one["embedding"] for one in answer["data"]] == [list(simulated_vector(one)) for one in expected]
         assert [one["index"] for one in answer["data"]] == list(range(len(expected)))
 
 
@@ -85,7 +85,7 @@ async def test_messages_are_rendered_by_the_models_template(serve: Any) -> None:
         answer = await post(served, messages=[{"role": "user", "content": "hello"}])
 
         ids = served.ids("<|im_start|>user\nhello<|im_end|>\n")
-        assert answer["data"][0]["embedding"] == list(fake_vector(ids))
+        assert answer["data"][0]["embedding"] == list(simulated_vector(ids))
 
 
 async def test_truncation_keeps_the_last_tokens(serve: Any) -> None:
@@ -251,7 +251,7 @@ async def test_the_official_client_reads_the_vectors(serve: Any) -> None:
         floats = await client.embeddings.create(model=served.model, input="hello", encoding_format="float")
         model = await client.models.retrieve(served.model)
 
-        expected = [list(fake_vector(served.ids(text))) for text in ("hello", "good morning")]
+        expected = [list(simulated_vector(served.ids(text))) for text in ("hello", "good morning")]
         assert [one.embedding for one in answer.data] == expected
         assert floats.data[0].embedding == expected[0]
         assert model.id == served.model

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from scheduler.limits import ControlLimits
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual
 from wire.errors import InstanceLost
@@ -15,7 +15,7 @@ PROMPT = tuple(range(40))
 _COMPILES_S = 40.0
 
 
-class Compiling(FakeInstance):
+class Compiling(SimulatedInstance):
     """Delays the answer to a reservation with a grammar, or to `every` one, and otherwise works as usual."""
 
     every = False

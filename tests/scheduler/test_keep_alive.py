@@ -20,8 +20,8 @@ from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.text_output import TextOutput
 from scheduler.tokens import Tokens
+from simulation.virtual_time import VirtualTimeLoop
 from tests.scheduler.conftest import Serve, Served
-from tests.scheduler.virtual_time import VirtualTimeLoop
 from wire.errors import HandoffFailed
 from wire.types import SamplingParams
 

@@ -10,7 +10,7 @@ from scheduler.links.probe import LinkProbe
 from scheduler.membership.kv_pairs import missing_transport
 from scheduler.request import GenerationRequest
 from scheduler.serving import report
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
 from tests.scheduler.test_link_probe import measured
 from tests.scheduler.virtual_time import until, virtual
@@ -170,7 +170,7 @@ async def test_measuring_an_impossible_pair_needs_no_instance() -> None:
 
 @virtual
 async def test_a_pair_without_transport_shows_no_stale_link() -> None:
-    class Linked(FakeInstance):
+    class Linked(SimulatedInstance):
         def load(self) -> LoadSnapshot:
             return replace(super().load(), links=(LinkStatus("decode-1", "shm", "lost", 1, 9, 1),))
 

@@ -8,7 +8,7 @@ import pytest
 from scheduler.link_answers import LinkAnswers
 from scheduler.links.probe import LinkProbe, Pair, PairLink
 from scheduler.serving import report
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.test_over_grpc import serving as serving_over_grpc
 from tests.scheduler.virtual_time import until, virtual
@@ -19,7 +19,7 @@ from wire.messages import LinkMeasured
 MIB = 2**20
 
 
-class _Linked(FakeInstance):
+class _Linked(SimulatedInstance):
     """Reports the links in `reported_links`."""
 
     reported_links: tuple[LinkStatus, ...] = ()

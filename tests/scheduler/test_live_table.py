@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from testing.wire.fake_network import FakeSession
 from tests.scheduler.fake_cluster import (
     TABLE_DIGEST,
@@ -63,7 +63,7 @@ class LiveCluster(FakeCluster):
         """Run one request."""
         return await collect(self.control.dispatch, request(PROMPT, **params))
 
-    async def ended(self, instance: FakeInstance) -> None:
+    async def ended(self, instance: SimulatedInstance) -> None:
         """Return when an instance has no session."""
         await until(lambda: instance._session is None)
 

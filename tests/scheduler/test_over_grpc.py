@@ -13,7 +13,7 @@ from rpc.grpc_server import GrpcServer
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import collect, control_over, describe, expected, request
 from tests.scheduler.virtual_time import until
 from wire.errors import InstanceLost
@@ -28,7 +28,7 @@ class GrpcCluster:
     """A prefill and a decode instance behind gRPC servers, and a control plane that connects to them."""
 
     servers: tuple[GrpcServer, ...]
-    instances: tuple[FakeInstance, ...]
+    instances: tuple[SimulatedInstance, ...]
     control: Control
 
 
@@ -36,11 +36,11 @@ class GrpcCluster:
 async def serving() -> AsyncIterator[GrpcCluster]:
     """Serve fake instances over gRPC and run the control plane until it is ready."""
     servers = (GrpcServer("127.0.0.1", 0), GrpcServer("127.0.0.1", 0))
-    peers: dict[str, FakeInstance] = {}
+    peers: dict[str, SimulatedInstance] = {}
     entries = []
     for index, (server, role) in enumerate(zip(servers, (Role.PREFILL, Role.DECODE), strict=True)):
         description = dataclasses.replace(describe(index, role), host="127.0.0.1", port=await server.start())
-        await server.serve(FakeInstance(description, peers))
+        await server.serve(SimulatedInstance(description, peers))
         address = f"127.0.0.1:{description.port}"
         entries.append(
             ExpectedInstance(index, f"{role}-0", role, address, description.server_ip, description.device_ids)

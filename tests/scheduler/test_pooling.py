@@ -8,7 +8,7 @@ import pytest
 from scheduler.model.kind import ModelKind
 from scheduler.request import GenerationRequest
 from scheduler.vectors import collect_vectors, cosine
-from testing.wire.fake_prompt import fake_vector
+from simulation.prompt import simulated_vector
 from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Unavailable
@@ -30,7 +30,7 @@ def pooling_request(*prompts: tuple[int, ...]) -> GenerationRequest:
 async def test_vectors_are_computed_by_prefill_instances(roles: str) -> None:
     async with FakeCluster(roles).serving() as cluster:
         assert await collect_vectors(cluster.control.dispatch, pooling_request()) == [
-            fake_vector(one) for one in PROMPTS
+            simulated_vector(one) for one in PROMPTS
         ]
 
         decoding = [one for one, role in zip(cluster.instances, roles, strict=True) if role == "D"]
@@ -48,7 +48,7 @@ async def test_a_prompt_whose_instance_dies_is_answered_by_another() -> None:
         await until(lambda: bool(first.prompts))
         cluster.kill(0)
 
-        assert await pending == [fake_vector((1, 2, 3))]
+        assert await pending == [simulated_vector((1, 2, 3))]
         assert cluster.control.dispatch.ledger.retried_prompts == 1
 
 
@@ -58,7 +58,9 @@ async def test_only_vectors_are_served_without_a_decode_instance() -> None:
         cluster.kill(1)
         await until(lambda: not cluster.control.registry.has_path())
 
-        assert await collect_vectors(cluster.control.dispatch, pooling_request((1, 2, 3))) == [fake_vector((1, 2, 3))]
+        assert await collect_vectors(cluster.control.dispatch, pooling_request((1, 2, 3))) == [
+            simulated_vector((1, 2, 3))
+        ]
         with pytest.raises(Unavailable, match="missing: decode-0"):
             await collect(cluster.control.dispatch, request((1, 2, 3)))
 

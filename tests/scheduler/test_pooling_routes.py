@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testing.wire.fake_prompt import fake_vector
+from simulation.prompt import simulated_vector
 from tests.scheduler.conftest import Served
 from tests.scheduler.test_embeddings import write_architecture
 from wire.types import Pooling
@@ -42,7 +42,7 @@ async def test_pooling_returns_the_vector_of_each_text(serve: Any, fields: dict[
         ids = [served.ids("hello"), served.ids("good morning")]
         assert (answer["object"], answer["id"][:5], answer["model"]) == ("list", "pool-", served.model)
         assert answer["data"] == [
-            {"object": "pooling", "index": index, "data": list(fake_vector(one))} for index, one in enumerate(ids)
+            {"object": "pooling", "index": index, "data": list(simulated_vector(one))} for index, one in enumerate(ids)
         ]
         total = sum(map(len, ids))
         assert answer["usage"] == {
@@ -123,7 +123,7 @@ async def test_values_of_tokens_are_a_list_for_each_token(serve: Any) -> None:
         assert [one["data"] for one in answer["data"]] == [[[7.0], [2.0]], [[5.0, 1.0]]]
         assert struct.unpack("<2f", base64.b64decode(encoded["data"][0]["data"])) == (7.0, 2.0)
         assert served.dispatcher.requests[0].poolings == (Pooling("token_embed", dimensions=2),) * 2
-        assert chat["data"][0]["data"] == list(fake_vector(served.ids("<|im_start|>user\nhello<|im_end|>\n")))
+        assert chat["data"][0]["data"] == list(simulated_vector(served.ids("<|im_start|>user\nhello<|im_end|>\n")))
 
 
 @pytest.mark.covers("B.pooling.5")
@@ -135,7 +135,7 @@ async def test_a_classifier_names_the_likeliest_class(serve: Any, classifier: Pa
         pooled = await post(served, "/pooling", input="hello")
         each = await post(served, "/pooling", input="hello", task="token_classify")
 
-        probs = list(fake_vector(served.ids("hello")))
+        probs = list(simulated_vector(served.ids("hello")))
         assert (answer["object"], answer["id"][:9]) == ("list", "classify-")
         assert answer["data"] == [{"index": 0, "label": "bad", "probs": probs, "num_classes": 2}]
         assert answer["usage"]["prompt_tokens"] == len(served.ids("hello"))

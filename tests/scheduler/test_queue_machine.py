@@ -17,7 +17,7 @@ from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
 from scheduler.queue.queue_entry import QueueEntry
-from tests.scheduler.virtual_time import VirtualTimeLoop
+from simulation.virtual_time import VirtualTimeLoop
 
 TENANTS = ("a", "b", "c")
 PRIORITIES = (-1, 0, 5)

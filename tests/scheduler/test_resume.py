@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from scheduler.request import GenerationRequest
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import Answer, FakeCluster, Running, collect, expected, request
 from tests.scheduler.test_retries import PROMPT, assert_whole, linked
 from tests.scheduler.virtual_time import until, virtual
@@ -72,7 +72,7 @@ async def test_a_prompt_that_fails_in_the_middle_twice_gets_a_reason() -> None:
         await until(lambda: set(cluster.blocks_used) == {0})
 
 
-class Computing(FakeInstance):
+class Computing(SimulatedInstance):
     """Counts a prompt that it computes as running, as a real engine does."""
 
     def load(self) -> LoadSnapshot:

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from testing.wire.fake_instance import FakeInstance
-from testing.wire.fake_prompt import FakePrompt
+from simulation.instance import SimulatedInstance
+from simulation.prompt import SimulatedPrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
@@ -19,7 +19,7 @@ LOST = "the link to its peer broke"
 FULL = "no room for the sequences"
 
 
-class Linked(FakeInstance):
+class Linked(SimulatedInstance):
     """Reports its next hand-offs as a broken link: `lost_acks` after D committed, `fail_handoffs` before.
 
     With `finds_no_room` the latter are reported as lack of room on D.
@@ -217,7 +217,7 @@ async def test_lack_of_room_after_the_first_token_ends_at_the_limit_too() -> Non
         await until(lambda: set(cluster.blocks_used) == {0})
 
 
-class GivesUp(FakeInstance):
+class GivesUp(SimulatedInstance):
     """Has no room on D for a sequence before each third token of its output, once."""
 
     given_up = frozenset[int]()
@@ -246,11 +246,11 @@ async def test_lack_of_room_between_tokens_does_not_add_up() -> None:
 class EachOnce(Linked):
     """Fails the first hand-off of each prompt, recognised by its tokens."""
 
-    def __init__(self, description: InstanceDescription, peers: dict[str, FakeInstance]) -> None:
+    def __init__(self, description: InstanceDescription, peers: dict[str, SimulatedInstance]) -> None:
         super().__init__(description, peers)
         self.failed: set[tuple[int, ...]] = set()
 
-    def _hand_off(self, prompt: FakePrompt) -> None:
+    def _hand_off(self, prompt: SimulatedPrompt) -> None:
         assert prompt.state is not None
         token_ids = prompt.state.token_ids
         self.behaviour.fail_handoffs = int(token_ids not in self.failed)

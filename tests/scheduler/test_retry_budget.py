@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.retry_budget import Retry, RetryBudget
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded
@@ -182,6 +182,6 @@ async def test_a_retry_without_budget_ends_at_the_requests_limit() -> None:
         assert cluster.control.dispatch.retries.num_waiting == 0
 
 
-def holds(instance: FakeInstance) -> list[str]:
+def holds(instance: SimulatedInstance) -> list[str]:
     """Return the ids of its prompts."""
     return list(instance.prompts)

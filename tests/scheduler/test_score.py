@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, processors
 
-from testing.wire.fake_prompt import fake_vector
+from simulation.prompt import simulated_vector
 from tests.scheduler.conftest import Served
 from tests.scheduler.test_embeddings import write_architecture
 from wire.types import Pooling
@@ -59,7 +59,7 @@ async def test_one_text_is_scored_against_several(serve: Any, path: str) -> None
         assert answer["id"].startswith("score-")
         assert answer["model"] == served.model
         assert [(one["index"], one["object"]) for one in answer["data"]] == [(0, "score"), (1, "score")]
-        expected = [1.0, angle(fake_vector(hello), fake_vector(morning))]
+        expected = [1.0, angle(simulated_vector(hello), simulated_vector(morning))]
         assert [one["score"] for one in answer["data"]] == pytest.approx(expected)
         total = 2 * len(hello) + len(morning)
         assert answer["usage"] == {
@@ -105,7 +105,9 @@ async def test_lists_of_equal_length_are_scored_pair_by_pair(serve: Any) -> None
     async with serve() as served:
         answer = await post(served, text_1=["hello", "good morning"], text_2=["the quick brown fox", "hello"])
 
-        vectors = {text: fake_vector(served.ids(text)) for text in ("hello", "good morning", "the quick brown fox")}
+        vectors = {
+            text: simulated_vector(served.ids(text)) for text in ("hello", "good morning", "the quick brown fox")
+        }
         expected = [
             angle(vectors["hello"], vectors["the quick brown fox"]), angle(vectors["good morning"], vectors["hello"]),
         ]  # fmt: skip
@@ -122,7 +124,7 @@ async def test_a_cross_encoder_reads_both_texts_as_one_prompt(serve: Any, cross_
         request = served.dispatcher.requests[0]
         assert request.prompts == pairs
         assert request.poolings == (Pooling("classify", second_text=len(hello) + 2),) * 2
-        assert [one["score"] for one in answer["data"]] == [fake_vector(pair)[0] for pair in pairs]
+        assert [one["score"] for one in answer["data"]] == [simulated_vector(pair)[0] for pair in pairs]
         assert answer["usage"]["prompt_tokens"] == sum(map(len, pairs))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import Answer, FakeCluster, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.messages import Event, Step
@@ -23,7 +23,7 @@ def of_prompt(start: int, end: int) -> tuple[TokenLogprobs | None, ...]:
     return tuple(TokenLogprobs(-float(i), i) if i else None for i in range(start, end))
 
 
-class Scoring(FakeInstance):
+class Scoring(SimulatedInstance):
     """Reports each token's logprob; with the first token, and again with the second, those of the prompt."""
 
     def _emit(self, event: Event) -> None:

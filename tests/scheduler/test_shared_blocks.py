@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.load import LoadSnapshot
@@ -15,7 +15,7 @@ LONG = tuple(range(7 * 16))
 ALIKE = (*LONG[:100], *range(500, 512))  # 6 blocks and 1 link alike, 7 blocks in all
 
 
-class Sharing(FakeInstance):
+class Sharing(SimulatedInstance):
     """Gives a reservation the blocks of its prefix that a prompt generates with here."""
 
     _shared = 0

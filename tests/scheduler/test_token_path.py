@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from scheduler.tokens import Tokens
+from simulation.virtual_time import VirtualTimeLoop
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.mixed_ends import KEYS, Clients
-from tests.scheduler.virtual_time import VirtualTimeLoop
 from tests.scheduler.worker_cluster import WorkerCluster
 
 PRODUCT = tuple(str(Path(__file__).parents[2] / name) for name in ("scheduler", "telemetry", "wire"))

@@ -17,7 +17,7 @@ from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
-from testing.wire.fake_instance import FakeInstance
+from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import InvalidRequest
@@ -167,7 +167,7 @@ async def test_every_prompt_has_its_own_ticket_and_leaves_nothing() -> None:
         assert cluster.blocks_used == [0, 0, 0, 0]
 
 
-class Rejecting(FakeInstance):
+class Rejecting(SimulatedInstance):
     """Refuses every prompt for prefill whose first token id is 9."""
 
     def _handle(self, command: Command) -> None:

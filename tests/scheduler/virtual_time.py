@@ -1,38 +1,13 @@
-"""An event loop on a virtual clock: when nothing is ready, its time jumps to the next timer."""
+"""Run a test on virtual time."""
 
 import asyncio
 import functools
-import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
+from simulation.virtual_time import VirtualTimeLoop
+
 P = ParamSpec("P")
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose `time()` advances only to its next timer."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        super().__init__(_JumpingSelector(self))
-
-    def time(self) -> float:
-        """Return the virtual time in seconds."""
-        return self.now
-
-
-class _JumpingSelector(selectors.SelectSelector):
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout is None:
-            raise RuntimeError("no timer and nothing ready: the test would wait forever")
-        if not ready and timeout is not None and timeout > 0:
-            self._loop.now += timeout
-        return ready
 
 
 def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -20,8 +20,8 @@ from security.grpc_proof import Metadata, ProofCheck, prove
 from security.nonces import NONCE_LIFE_S
 from security.secret import Secret
 from security.trust import Trust
+from simulation.instance import SimulatedInstance
 from telemetry.capped_logs import LINES, WINDOW_S
-from testing.wire.fake_instance import FakeInstance
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.connection import InstanceService
@@ -43,7 +43,7 @@ NO_PEERS = Trust(None, frozenset({"192.0.2.1"}), loopback=False, host="instance-
 
 
 def instance() -> InstanceService:
-    return FakeInstance(DESCRIPTION, {})
+    return SimulatedInstance(DESCRIPTION, {})
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""One session served by the fake instance: an outbox with a lag, a heartbeat and the lease."""
+"""One session served by a simulated instance: an outbox with a lag, a heartbeat and the lease."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ from wire.messages import Command, Event, Heartbeat, OpenSession, Refused, Sessi
 _HEARTBEAT_S = 1.0
 
 
-class FakeServedSession:
+class SimulatedSession:
     """Owner of the events not yet sent. Implements wire.connection.ServedSession."""
 
     def __init__(

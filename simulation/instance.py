@@ -1,15 +1,18 @@
-"""A fake instance whose tokens come from arithmetic, without threads, a model or KV bytes.
+"""An instance whose tokens come from arithmetic and whose steps take what a cost says: no threads, model or KV bytes.
 
-P, D and the transfer between them run on the event loop. It follows the protocol of wire/messages.py, counts blocks as
-a real one does, and can be set to refuse, fail or get stuck. Its only clock is the event loop's, so it also runs on a
-virtual clock.
+P, D and the transfer between them run on the event loop. It follows the protocol of wire/messages.py, batches as the
+engine does, counts blocks as a real one does, and can be set to refuse, fail or get stuck. Its only clock is the event
+loop's, so it also runs on a virtual clock.
 """
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
-from testing.wire.fake_prompt import FakeBehaviour, FakePrompt, fake_finish, fake_token, fake_vector
-from testing.wire.fake_session import FakeServedSession
+from engine.batcher import BatchLimits, Streams, paced, plan_step
+from engine.step_costs import StepCosts
+from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
+from simulation.session import SimulatedSession
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
@@ -34,19 +37,37 @@ from wire.messages import (
 from wire.types import FinishReason, InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
 
 
-class FakeInstance:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PlannedStep:
+    """The prompts that decode in a step, with how many sequences together, and the chunks with their tokens."""
+
+    decoding: Sequence[SimulatedPrompt]
+    num_decoding: int
+    chunks: Sequence[tuple[SimulatedPrompt, int]]
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        return sum(count for _, count in self.chunks)
+
+    @property
+    def tokens(self) -> int:
+        return self.num_decoding + self.num_chunk_tokens
+
+
+class SimulatedInstance:
     """Owner of the prompts, the blocks and the one open session. Implements wire.connection.InstanceService."""
 
-    def __init__(self, description: InstanceDescription, peers: "dict[str, FakeInstance]") -> None:
+    def __init__(self, description: InstanceDescription, peers: "dict[str, SimulatedInstance]") -> None:
         self.description = description
-        self.behaviour = FakeBehaviour()
-        self.prompts: dict[str, FakePrompt] = {}
+        self.behaviour = Behaviour()
+        self.prompts: dict[str, SimulatedPrompt] = {}
         self.commands: list[Command] = []
         self.steps = 0
         self.peers = peers
-        self._session: FakeServedSession | None = None
+        self._session: SimulatedSession | None = None
         self._next_step: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
+        self._costs = StepCosts()
         peers[description.instance_id] = self
 
     @property
@@ -58,7 +79,7 @@ class FakeInstance:
         """Return the instance's description."""
         return self.description
 
-    def open(self, hello: OpenSession) -> FakeServedSession:
+    def open(self, hello: OpenSession) -> SimulatedSession:
         """Accept a session and end the previous one. Raises Incompatible for an older epoch or another scheduler."""
         before = self._session
         if before is not None:
@@ -68,26 +89,33 @@ class FakeInstance:
                 raise Incompatible(f"session epoch {hello.epoch} is older than {before.hello.epoch}")
             before.lost()
         opened = SessionOpen(self.description.instance_id, self.description.epoch, self.load())
-        self._session = FakeServedSession(hello, opened, load=self.load, handle=self._handle, ended=self._end_session)
+        self._session = SimulatedSession(hello, opened, load=self.load, handle=self._handle, ended=self._end_session)
         return self._session
 
     def load(self) -> LoadSnapshot:
         """Return the current load."""
         prompts = self.prompts.values()
         now = asyncio.get_running_loop().time()
+        decoding = sum(len(p.outputs) - len(p.ended) for p in prompts if p.stage == "decoding")
+        waiting = sum(prompt.stage == "waiting" for prompt in prompts)
+        admits = self.behaviour.cost is not None  # as the engine does: what is being prefilled runs
         return LoadSnapshot(
             blocks_total=self.description.num_blocks,
             blocks_used=self.blocks_used,
             blocks_probe=sum(prompt.blocks for prompt in prompts if prompt.probe),
             blocks_cached=0,
-            running=sum(len(p.outputs) - len(p.ended) for p in prompts if p.stage == "decoding"),
-            waiting=sum(prompt.stage == "waiting" for prompt in prompts),
+            running=decoding + waiting * admits,
+            waiting=waiting * (not admits),
             uncomputed_tokens=sum(p.num_tokens - p.computed for p in prompts if p.stage == "waiting"),
             held_prompts=sum(prompt.stage == "sending" for prompt in prompts),
             progress_age_s=now - self._progress_at if self.behaviour.stuck else 0.0,
             steps=self.steps,
             slowest_turn_s=self.behaviour.slowest_turn_s,
             starved_s=self.behaviour.starved_before_s + self.behaviour.starved_share * now,
+            decoding=decoding,
+            step_base_s=self._costs.now.base_s,
+            step_sequence_s=self._costs.now.sequence_s,
+            step_token_s=self._costs.now.token_s,
         )
 
     def get_stuck(self) -> None:
@@ -114,7 +142,9 @@ class FakeInstance:
         prompt.state, prompt.stage, prompt.computed = state, "decoding", prompt.num_tokens
         prompt.outputs = [list(output) for output in state.outputs]
         prompt.ended = {
-            i for i in range(state.params.num_sequences) if fake_finish(state.params, prompt.outputs[i]) is not None
+            i
+            for i in range(state.params.num_sequences)
+            if simulated_finish(state.params, prompt.outputs[i]) is not None
         }
         self._schedule_step()
 
@@ -162,7 +192,7 @@ class FakeInstance:
         else:
             num_tokens = len(state.token_ids)
             ticket = self._ticket(num_tokens)
-            self.prompts[state.prompt_id] = FakePrompt(
+            self.prompts[state.prompt_id] = SimulatedPrompt(
                 state.prompt_id, num_tokens, "reserved", blocks, state.probe, ticket=ticket
             )
             self._emit(Reserved(state.prompt_id, ticket, 0.001))
@@ -177,9 +207,9 @@ class FakeInstance:
     def _accept(self, state: PromptState, ticket: Ticket | None) -> None:
         num_tokens = len(state.token_ids)
         outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.num_sequences)]
-        self.prompts[state.prompt_id] = FakePrompt(
+        self.prompts[state.prompt_id] = SimulatedPrompt(
             state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
-            outputs=outputs, ended={i for i, output in enumerate(outputs) if fake_finish(state.params, output)},
+            outputs=outputs, ended={i for i, output in enumerate(outputs) if simulated_finish(state.params, output)},
         )  # fmt: skip
         self._schedule_step()
 
@@ -201,18 +231,43 @@ class FakeInstance:
         self._emit(Step(tokens, self.load()))
 
     def _schedule_step(self) -> None:
-        has_work = any(prompt.stage in ("waiting", "decoding") for prompt in self.prompts.values())
-        if self._next_step is None and has_work and not self.behaviour.stuck:
-            self._next_step = asyncio.get_running_loop().call_later(self.behaviour.step_s, self._step)
+        if self._next_step is not None or self.behaviour.stuck:
+            return
+        step = self._plan_step()
+        if step.tokens:
+            self._next_step = asyncio.get_running_loop().call_later(self._seconds(step), self._step, step)
 
-    def _step(self) -> None:
+    def _plan_step(self) -> _PlannedStep:
+        """Choose what the next step computes, as the engine does."""
+        description, prompts = self.description, tuple(self.prompts.values())
+        decoding = [prompt for prompt in prompts if prompt.stage == "decoding"][: self.behaviour.max_running]
+        waiting = [prompt for prompt in prompts if prompt.stage == "waiting"]
+        num_decoding = sum(len(prompt.outputs) - len(prompt.ended) for prompt in decoding)
+        chunk, costs = description.prefill_chunk_size, self._costs
+        limits = BatchLimits(description.max_num_seqs, description.max_num_seqs + chunk, chunk)
+        if self.behaviour.cost is not None:
+            awaits_more = any(prompt.stage == "reserved" for prompt in prompts)
+            streams = Streams(num_decoding, description.gap_limit_s, awaits_more)
+            limits = paced(limits, costs.now, streams, costs.longest_chunk)
+        counts = plan_step([1] * num_decoding + [prompt.num_tokens - prompt.computed for prompt in waiting], limits)
+        chunks = [(prompt, count) for prompt, count in zip(waiting, counts[num_decoding:], strict=True) if count]
+        return _PlannedStep(decoding, num_decoding, chunks)
+
+    def _seconds(self, step: _PlannedStep) -> float:
+        cost = self.behaviour.cost
+        if cost is None:
+            return self.behaviour.step_s
+        return cost.decode_s(step.num_decoding) + cost.token_s * step.num_chunk_tokens
+
+    def _step(self, step: _PlannedStep) -> None:
         self._next_step = None
         if self.behaviour.stuck:
             return
         self.steps += 1
-        decoding = [prompt for prompt in self.prompts.values() if prompt.stage == "decoding"]
-        running = decoding[: self.behaviour.max_running]
-        prefilled = self._prefill_chunk()
+        if self.behaviour.cost is not None:
+            self._costs.measure(step.num_decoding, step.num_chunk_tokens, self._seconds(step))
+        running = [prompt for prompt in step.decoding if self._is_here(prompt)]
+        prefilled = self._compute(step.chunks)
         tokens = [token for prompt in (*running, *prefilled) for token in self._sample(prompt)]
         local = [p for p in prefilled if p.ticket is None and p.state is not None and p.state.pooling is None]
         times = (
@@ -226,31 +281,33 @@ class FakeInstance:
         self._emit(Step((*tokens, *repeated), self.load(), times))
         self._schedule_step()
 
-    def _prefill_chunk(self) -> list[FakePrompt]:
-        """Compute one chunk of the waiting prompts, oldest first; return those that are now fully computed."""
-        room, whole = self.description.prefill_chunk_size, []
-        for prompt in self.prompts.values():
-            if prompt.stage == "waiting" and room > 0:
-                count = min(room, prompt.num_tokens - prompt.computed)
-                prompt.computed, room = prompt.computed + count, room - count
+    def _compute(self, chunks: Sequence[tuple[SimulatedPrompt, int]]) -> list[SimulatedPrompt]:
+        """Compute the chunks of those prompts that are still here; return those that are now whole."""
+        whole = []
+        for prompt, count in chunks:
+            if self._is_here(prompt):
+                prompt.computed += count
                 if prompt.computed == prompt.num_tokens:
                     whole.append(prompt)
         return whole
 
-    def _sample(self, prompt: FakePrompt) -> list[TokenOutput]:
+    def _is_here(self, prompt: SimulatedPrompt) -> bool:
+        return self.prompts.get(prompt.prompt_id) is prompt
+
+    def _sample(self, prompt: SimulatedPrompt) -> list[TokenOutput]:
         """Add one token to each open sequence; a prompt just prefilled moves to its next stage."""
         state, tokens = prompt.state, []
         assert state is not None
         if state.pooling is not None:
             self._drop(prompt)
-            pooled = Pooled(prompt.prompt_id, fake_vector(state.token_ids), StageTimes(prefill_s=0.01))
+            pooled = Pooled(prompt.prompt_id, simulated_vector(state.token_ids), StageTimes(prefill_s=0.01))
             asyncio.get_running_loop().call_soon(self._emit, pooled)
             return []
         for i, output in enumerate(prompt.outputs):
             if i in prompt.ended or (prompt.ticket is not None and prompt.stage == "waiting" and output):
                 continue  # the decode instance continues this prompt: only first tokens are sampled here
-            output.append(fake_token(state.token_ids, i, len(output), self.description.vocab_size))
-            finish = fake_finish(state.params, output)
+            output.append(simulated_token(state.token_ids, i, len(output), self.description.vocab_size))
+            finish = simulated_finish(state.params, output)
             stop_id = output[-1] if finish is FinishReason.STOP else None
             tokens.append(TokenOutput(prompt.prompt_id, i, len(output) - 1, output[-1], finish, stop_id))
             if finish is not None:
@@ -259,7 +316,7 @@ class FakeInstance:
             self._on_prefilled(prompt)
         return tokens
 
-    def _on_prefilled(self, prompt: FakePrompt) -> None:
+    def _on_prefilled(self, prompt: SimulatedPrompt) -> None:
         all_ended = len(prompt.ended) == len(prompt.outputs)
         if prompt.ticket is None:
             prompt.stage = "decoding"
@@ -270,9 +327,12 @@ class FakeInstance:
             asyncio.get_running_loop().call_soon(self._emit, HandedOff(prompt.prompt_id, StageTimes(prefill_s=0.01)))
         else:
             prompt.stage = "sending"
-            asyncio.get_running_loop().call_later(self.behaviour.send_s, self._hand_off, prompt)
+            asyncio.get_running_loop().call_later(self._send_s(prompt), self._hand_off, prompt)
 
-    def _hand_off(self, prompt: FakePrompt) -> None:
+    def _send_s(self, prompt: SimulatedPrompt) -> float:
+        return self.behaviour.send_s + prompt.num_tokens * self.behaviour.send_token_s
+
+    def _hand_off(self, prompt: SimulatedPrompt) -> None:
         if self.prompts.get(prompt.prompt_id) is not prompt:
             return  # cancelled meanwhile
         assert prompt.state is not None
@@ -287,16 +347,16 @@ class FakeInstance:
             self._fail(prompt, error)
             return
         self._drop(prompt)
-        times = StageTimes(prefill_s=0.01, send_s=self.behaviour.send_s, kv_bytes=prompt.num_tokens, transport="fake")
+        times = StageTimes(prefill_s=0.01, send_s=self._send_s(prompt), kv_bytes=prompt.num_tokens, transport="fake")
         self._emit(HandedOff(prompt.prompt_id, times))
 
-    def _fail(self, prompt: FakePrompt, error: Exception) -> None:
+    def _fail(self, prompt: SimulatedPrompt, error: Exception) -> None:
         if prompt.stage in ("waiting", "sending"):
             self._abort_ticket(prompt, str(error))
         self._drop(prompt)
         self._emit(Failed(prompt.prompt_id, to_name(error), str(error)))
 
-    def _abort_ticket(self, prompt: FakePrompt, reason: str) -> None:
+    def _abort_ticket(self, prompt: SimulatedPrompt, reason: str) -> None:
         if prompt.ticket is not None and prompt.ticket.instance_id in self.peers:
             self._receiver_of(prompt.ticket).abort(prompt.ticket, reason)
 
@@ -305,17 +365,17 @@ class FakeInstance:
             return None, f"{peer_id} cannot be reached"
         return LinkStatus(peer_id, "fake", "up", 1, 0, 0, round_trip_s=0.0001, bytes_per_s=1e9), ""
 
-    def _receiver_of(self, ticket: Ticket) -> "FakeInstance":
+    def _receiver_of(self, ticket: Ticket) -> "SimulatedInstance":
         peer = self.peers.get(ticket.instance_id)
         if peer is None or peer.description.epoch != ticket.epoch:
             raise HandoffFailed(f"no instance {ticket.instance_id} of epoch {ticket.epoch}")
         return peer
 
-    def _drop_ended(self, prompt: FakePrompt) -> None:
+    def _drop_ended(self, prompt: SimulatedPrompt) -> None:
         if len(prompt.ended) == len(prompt.outputs):
             self._drop(prompt)
 
-    def _drop(self, prompt: FakePrompt) -> None:
+    def _drop(self, prompt: SimulatedPrompt) -> None:
         self.prompts.pop(prompt.prompt_id, None)
 
     def _blocks_for(self, num_tokens: int) -> int:

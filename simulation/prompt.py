@@ -1,14 +1,18 @@
-"""A fake instance's prompts, its fixed answers, and the behaviour that a test sets. Plain data and arithmetic."""
+"""A simulated instance's prompts, its fixed answers, and how it behaves. Plain data and arithmetic."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
+from wire.step_cost import StepCost
 from wire.types import FinishReason, PromptState, SamplingParams, Ticket
 
 
 @dataclass(slots=True)
-class FakeBehaviour:
-    """How the instance behaves; tests change it at run time. Times in seconds.
+class Behaviour:
+    """How the instance behaves; it may be changed at run time. Times in seconds.
+
+    A step takes `step_s`, or what it costs if `cost` is given; a hand-off takes `send_s`, and `send_token_s` for each
+    token of the prompt.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)
@@ -17,7 +21,9 @@ class FakeBehaviour:
     """
 
     step_s: float = 0.01
+    cost: StepCost | None = None
     send_s: float = 0.005
+    send_token_s: float = 0.0
     lag_s: float = 0.0
     slowest_turn_s: float = 0.0
     starved_share: float = 0.0
@@ -31,7 +37,7 @@ class FakeBehaviour:
 
 
 @dataclass(slots=True)
-class FakePrompt:
+class SimulatedPrompt:
     """One prompt on the instance. `stage`: reserved (D), waiting (for prefill), sending (P), decoding."""
 
     prompt_id: str
@@ -47,17 +53,17 @@ class FakePrompt:
     first_step_sent: bool = False
 
 
-def fake_token(token_ids: tuple[int, ...], sequence: int, index: int, vocab_size: int) -> int:
-    """Return the token every fake instance samples: output `index` of `sequence` after these prompt ids."""
+def simulated_token(token_ids: tuple[int, ...], sequence: int, index: int, vocab_size: int) -> int:
+    """Return the token every simulated instance samples: output `index` of `sequence` after these prompt ids."""
     return (31 * sum(token_ids) + 7 * sequence + 13 * index) % vocab_size
 
 
-def fake_vector(token_ids: tuple[int, ...]) -> tuple[float, ...]:
-    """Return the vector every fake instance computes; exact in float32."""
+def simulated_vector(token_ids: tuple[int, ...]) -> tuple[float, ...]:
+    """Return the vector every simulated instance computes; exact in float32."""
     return (float(sum(token_ids)), float(len(token_ids)))
 
 
-def fake_finish(params: SamplingParams, output: list[int]) -> FinishReason | None:
+def simulated_finish(params: SamplingParams, output: list[int]) -> FinishReason | None:
     """Return the sequence's finish reason, None while it runs."""
     if output and output[-1] in params.stop_token_ids and len(output) >= params.min_tokens:
         return FinishReason.STOP

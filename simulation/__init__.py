@@ -1,0 +1,1 @@
+"""A cluster on virtual time: simulated instances behind the real control plane."""
