@@ -32,6 +32,7 @@ PARTS = {
         "processes",
         "rpc",
         "security",
+        "simulation",
         "wire",
         "telemetry",
         "batch",

@@ -1,0 +1,209 @@
+"""`pdserve simulate`: a trace on each layout of a cluster, by the scheduler's own code on virtual time."""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdserve.bench.load.percentiles import percentile
+from pdserve.client import Client
+from pdserve.flags.parser import CommandParser
+from pdserve.status_line import StatusLine
+from pdserve.text_table import text_table
+from simulation.cluster import Shape
+from simulation.replay import Served, simulate
+from simulation.trace import TraceRequest, poisson, read_trace
+from wire.errors import ConfigError
+from wire.step_cost import StepCost
+from wire.types import Role
+
+_LAYOUT = re.compile(r"(?:(\d+)P(\d+)D|(\d+)C)", re.IGNORECASE)
+_MOST_INSTANCES, _MOST_SPLITS = 4096, 8
+_SLACK = 1.1
+"""A layout whose longest gap p99 is up to so many times the limit keeps it."""
+_NEAR = 0.95
+"""Of layouts with at least so much of the most tokens/s, the one with the shortest first tokens is best."""
+_COSTS = ("pdserve_step_base_seconds", "pdserve_step_sequence_seconds", "pdserve_step_token_seconds")
+EPILOG = """\
+Dispatch, queue and placement are the scheduler's own; instances are simulated: they batch and pace chunks as the engine
+does, and a step takes what it costs. Costs come from a cluster that has served requests (--url), or from you
+(--step-cost). HTTP, text, prefix caches and full KV pools are not simulated. docs/simulate.md has its measured error.
+
+  LAYOUT    nPmD: prefill and decode instances, with every prompt handed off, and with --path auto; nC: combined ones
+  best      keeps the gap limit within a tenth, has at least 95% of the most tokens/s, and of these the lowest TTFT p95
+
+examples:
+  pdserve simulate --url http://127.0.0.1:9000 --rate 3 --input-len 512 --output-len 128
+  pdserve simulate --step-cost 13,0.9,1.4 --instances 8 --trace mooncake.jsonl
+  pdserve simulate --url http://127.0.0.1:9000 --layout 1P3D --layout 4C --requests 200 --rate 0 --json
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one layout: milliseconds, tokens per second, and how many requests took each path."""
+
+    layout: str
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    tpot_p50_ms: float
+    longest_gap_p99_ms: float
+    paths: dict[str, int]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0."""
+    parser = CommandParser(
+        prog="pdserve simulate", description="Simulate a trace on layouts of a cluster.", epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    cost = parser.add_mutually_exclusive_group(required=True)
+    cost.add_argument("--url", help="a scheduler whose instances have served requests: take their measured costs")
+    cost.add_argument("--step-cost", metavar="B,S,T", help="ms of a step, of each sequence in it, of each prompt token")
+    parser.add_argument("--trace", type=Path, help="requests in Mooncake's (JSON lines) or BurstGPT's (CSV) format")
+    parser.add_argument("--requests", type=int, default=100, help="without a trace, how many (default: 100)")
+    parser.add_argument("--rate", type=float, default=1.0, help="their arrivals per second, 0: at once (default: 1)")
+    parser.add_argument("--input-len", type=int, default=512, help="their prompt tokens (default: 512)")
+    parser.add_argument("--output-len", type=int, default=128, help="their output tokens (default: 128)")
+    parser.add_argument("--seed", type=int, default=0, help="of their arrivals (default: 0)")
+    parser.add_argument("--layout", action="append", default=[], help="such as 2P1D or 4C; may be repeated")
+    parser.add_argument("--instances", type=int, default=2, help="without a layout, all of so many (default: 2)")
+    parser.add_argument("--gap-limit", type=float, default=0.1, help="seconds between tokens (default: 0.1)")
+    parser.add_argument("--prefill-chunk-size", type=int, default=512, help="tokens (default: 512)")
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
+    parser.add_argument("--hand-off-ms", type=float, default=5.0, help="of KV beside its computation (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args(argv)
+    _check(arguments)
+    trace = _trace(arguments)
+    shapes = _shapes(arguments, _step_cost(arguments))
+    rows = []
+    with StatusLine() as line:
+        for name, shape in shapes.items():
+            line.show(f"simulating {len(trace)} requests on {name}")
+            rows.append(_row(name, simulate(shape, trace)))
+    best = choose(rows, 1000 * arguments.gap_limit)
+    _print(rows, best, as_json=arguments.json)
+    return 0
+
+
+def choose(rows: Sequence[Row], gap_limit_ms: float) -> Row:
+    """Return the best layout; if none keeps the limit of gaps, of those with the shortest ones."""
+    limit_ms = max(gap_limit_ms, min(row.longest_gap_p99_ms for row in rows))
+    within = [row for row in rows if row.longest_gap_p99_ms <= _SLACK * limit_ms]
+    most = max(row.tokens_per_s for row in within)
+    return min((row for row in within if row.tokens_per_s >= _NEAR * most), key=lambda row: row.ttft_p95_ms)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name in ("requests", "input_len", "output_len", "prefill_chunk_size", "max_num_seqs"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least 1")
+    for name in ("rate", "hand_off_ms"):
+        if not 0 <= getattr(arguments, name) < float("inf"):
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name):g}: 0 or more")
+    if not arguments.gap_limit > 0:
+        raise ConfigError(f"--gap-limit {arguments.gap_limit:g}: more than 0")
+    if not 2 <= arguments.instances <= _MOST_INSTANCES:
+        raise ConfigError(f"--instances {arguments.instances} is not in 2..{_MOST_INSTANCES}")
+
+
+def _trace(arguments: argparse.Namespace) -> list[TraceRequest]:
+    if arguments.trace is not None:
+        return read_trace(arguments.trace)
+    return poisson(arguments.requests, arguments.rate, arguments.input_len, arguments.output_len, arguments.seed)
+
+
+def _step_cost(arguments: argparse.Namespace) -> StepCost:
+    if arguments.url is not None:
+        return measured_cost(Client(arguments.url))
+    parts = arguments.step_cost.split(",")
+    try:
+        values = [float(part) / 1000 for part in parts]
+    except ValueError:
+        values = []
+    if len(values) != 3 or not all(0 <= value < float("inf") for value in values) or not (values[0] and values[2]):
+        raise ConfigError(f"--step-cost {arguments.step_cost} is not three times in ms, such as 13,0.9,1.4")
+    return StepCost(*values)
+
+
+def measured_cost(client: Client) -> StepCost:
+    """Return what a cluster's steps cost: of each part the mean over the instances that measured it."""
+    samples = client.metrics()
+    values = [[one.value for one in samples if one.name == name and one.value] for name in _COSTS]
+    base, sequence, token = (sum(each) / len(each) if each else 0.0 for each in values)
+    if not base or not token:
+        what = "no prompt's chunk" if not token else "no decoded sequence"
+        raise ConfigError(f"{client.base_url} has measured {what} yet: send it some requests, or give --step-cost")
+    return StepCost(base, sequence, token)
+
+
+def _shapes(arguments: argparse.Namespace, cost: StepCost) -> dict[str, Shape]:
+    shapes = {}
+    for layout in arguments.layout or _splits(arguments.instances):
+        roles = roles_of(layout)
+        shape = Shape(
+            roles, cost, gap_limit_s=arguments.gap_limit, prefill_chunk_size=arguments.prefill_chunk_size,
+            max_num_seqs=arguments.max_num_seqs, send_s=arguments.hand_off_ms / 1000,
+        )  # fmt: skip
+        shapes[layout] = shape
+        if Role.PREFILL in roles:
+            shapes[f"{layout} auto"] = shape.comparing_paths()
+    return shapes
+
+
+def roles_of(layout: str) -> list[Role]:
+    """Return the roles of a layout such as 2P1D or 3C. Raises ConfigError."""
+    found = _LAYOUT.fullmatch(layout)
+    counts = [int(group or 0) for group in found.groups()] if found else []
+    if not counts or not 0 < sum(counts) <= _MOST_INSTANCES or bool(counts[0]) != bool(counts[1]):
+        raise ConfigError(f"--layout {layout} is not one such as 2P1D or 3C, of 1 to {_MOST_INSTANCES} instances")
+    roles = (Role.PREFILL, Role.DECODE, Role.COMBINED)
+    return [role for role, count in zip(roles, counts, strict=True) for _ in range(count)]
+
+
+def _splits(instances: int) -> list[str]:
+    """Return the layouts of so many instances: up to eight splits into prefill and decode, and all combined."""
+    every = max(1, -(-(instances - 1) // _MOST_SPLITS))
+    return [*(f"{p}P{instances - p}D" for p in range(1, instances, every)), f"{instances}C"]
+
+
+def _row(layout: str, served: Sequence[Served]) -> Row:
+    seconds = max(one.last for one in served) - min(one.arrived for one in served)
+    ttft = [one.ttft_s for one in served]
+    paths: dict[str, int] = {}
+    for one in served:
+        paths[one.path] = paths.get(one.path, 0) + 1
+    return Row(
+        layout,
+        sum(one.num_tokens for one in served) / seconds if seconds else 0.0,
+        1000 * percentile(ttft, 50),
+        1000 * percentile(ttft, 95),
+        1000 * percentile([one.tpot_s for one in served], 50),
+        1000 * percentile([one.longest_gap_s for one in served], 99),
+        paths,
+    )
+
+
+def _print(rows: Sequence[Row], best: Row, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"best": best.layout, "layouts": [_as_json(row) for row in rows]}, indent=2))
+        return
+    header = ("LAYOUT", "TOKENS/S", "TTFT P50", "TTFT P95", "TPOT P50", "LONGEST GAP P99", "PATHS")
+    print("\n".join(text_table(header, [_cells(row) for row in rows])))
+    advice = "do not disaggregate" if best.layout.endswith("C") else "prefill and decode apart"
+    print(f"best: {best.layout} ({advice})")
+
+
+def _cells(row: Row) -> list[str]:
+    times = (row.ttft_p50_ms, row.ttft_p95_ms, row.tpot_p50_ms, row.longest_gap_p99_ms)
+    paths = ", ".join(f"{path} {count}" for path, count in sorted(row.paths.items()))
+    return [row.layout, f"{row.tokens_per_s:.1f}", *(f"{time:.1f} ms" for time in times), paths]
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in Row.__slots__}

@@ -1,0 +1,127 @@
+"""The real control plane over simulated instances: its dispatch, admission and placement, on the loop's clock."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from scheduler.control import Control
+from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.registry import Registry
+from simulation.instance import SimulatedInstance
+from simulation.prompt import Behaviour
+from wire.inprocess import InProcessConnection
+from wire.kv_layout import KvTensor
+from wire.step_cost import StepCost
+from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
+
+_READY_S = 60.0
+_VOCABULARY = 1 << 20
+_CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A cluster to simulate: the roles of its instances, what their steps cost, and their flags.
+
+    `base_s`, `sequence_s` and `token_s` of `cost` are seconds; a hand-off takes `send_s`, and `send_token_s` for each
+    token of its prompt. `compare_paths` is the scheduler's `--path auto`. `load_lag_s` delays what instances report.
+    """
+
+    roles: Sequence[Role]
+    cost: StepCost
+    compare_paths: bool = False
+    gap_limit_s: float = 0.1
+    prefill_chunk_size: int = 512
+    max_num_seqs: int = 64
+    num_blocks: int = 4096
+    block_size: int = 32
+    send_s: float = 0.005
+    send_token_s: float = 0.0
+    load_lag_s: float = 0.0
+
+    def comparing_paths(self) -> "Shape":
+        """Return the same cluster with `--path auto`."""
+        return replace(self, compare_paths=True)
+
+
+class SimulatedCluster:
+    """Owner of the instances and of the control plane over them."""
+
+    def __init__(self, shape: Shape, *, seed: int = 0) -> None:
+        """`seed` is that of the registry's random waits."""
+        self._shape = shape
+        self._peers: dict[str, SimulatedInstance] = {}
+        descriptions = [_describe(i, role, shape) for i, role in enumerate(shape.roles)]
+        self._expected = [
+            ExpectedInstance(one.port, one.instance_id, one.role, str(one.port), one.server_ip, one.device_ids)
+            for one in descriptions
+        ]
+        behaviour = Behaviour(cost=shape.cost, send_s=shape.send_s, send_token_s=shape.send_token_s)
+        self.instances = []
+        for description in descriptions:
+            instance = SimulatedInstance(description, self._peers)
+            instance.behaviour = replace(behaviour, lag_s=shape.load_lag_s)
+            self.instances.append(instance)
+        never = 1_000_000_000  # no queue limit: a simulated overload waits
+        limits = ControlLimits(
+            max_queued_requests=never,
+            max_queued_tokens=never,
+            compare_paths=shape.compare_paths,
+            starved=_never_starved,
+        )
+        registry = Registry(
+            self._expected, self._connect, table_digest="", scheduler_id="simulated", epoch=1, limits=limits,
+            rng=random.Random(seed),  # noqa: S311 - no secret
+        )  # fmt: skip
+        self.control = Control(registry, limits, id_prefix="simulated")
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Connect to all instances and run the control plane."""
+        registry = self.control.registry
+        running = asyncio.create_task(registry.run())
+        try:
+            async with asyncio.timeout(_READY_S):
+                while registry.missing():  # noqa: ASYNC110 - the time is virtual
+                    await asyncio.sleep(0.01)
+            yield
+        finally:
+            await self.control.dispatch.close(0.0)
+            running.cancel()
+            await asyncio.wait({running}, timeout=_CLOSE_S)
+
+    def _connect(self, address: str) -> InProcessConnection:
+        return InProcessConnection(self.instances[int(address)])
+
+
+def _never_starved() -> float:
+    return 0.0
+
+
+def _describe(index: int, role: Role, shape: Shape) -> InstanceDescription:
+    return InstanceDescription(
+        instance_id=f"{role}-{index}",
+        epoch=index + 1,
+        server_ip="simulated",
+        device_ids=(str(index),),
+        host="simulated",
+        port=index,
+        pid=index,
+        role=role,
+        table_digest="",
+        protocol_version=PROTOCOL_VERSION,
+        model=ModelIdentity("simulated", "", ""),
+        max_model_len=_VOCABULARY,
+        vocab_size=_VOCABULARY,
+        dtype="float32",
+        block_size=shape.block_size,
+        num_blocks=shape.num_blocks,
+        kv_tensors=(KvTensor(0, "k", 1, 1, "float32"), KvTensor(0, "v", 1, 1, "float32")),
+        prefill_chunk_size=shape.prefill_chunk_size,
+        max_num_seqs=shape.max_num_seqs,
+        endpoints=(),
+        gap_limit_s=shape.gap_limit_s,
+    )

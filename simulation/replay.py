@@ -1,0 +1,84 @@
+"""Send a trace to a simulated cluster, and note when each token comes."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.request import GenerationRequest, PromptDone
+from simulation.cluster import Shape, SimulatedCluster
+from simulation.trace import TraceRequest, prompt_of
+from simulation.virtual_time import VirtualTimeLoop
+from wire.types import SamplingParams, TokenLogprobs, TokenOutput
+
+_NEVER_S = 1e9
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one request: loop times in seconds, and the path of its answer. A TokenSink."""
+
+    arrived: float
+    first: float = 0.0
+    last: float = 0.0
+    num_tokens: int = 0
+    longest_gap_s: float = 0.0
+    path: str = ""
+    reason: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        """From its arrival to its first token."""
+        return self.first - self.arrived
+
+    @property
+    def tpot_s(self) -> float:
+        """The mean time between two tokens; 0 with a single one."""
+        return (self.last - self.first) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
+        """Note a token's time."""
+        now = asyncio.get_running_loop().time()
+        if self.num_tokens:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last)
+        else:
+            self.first = now
+        self.last = now
+        self.num_tokens += 1
+        return True
+
+    def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
+        """Take nothing: none are requested."""
+
+    def vector(self, prompt_index: int, values: tuple[float, ...]) -> None:
+        """Take nothing: none is requested."""
+
+    def prompt_done(self, done: PromptDone) -> None:
+        """Note how it was served."""
+        start, end = done.prefill_instance, done.decode_instance
+        self.path = done.path if start else f"{done.path} on {(end or '').rpartition('-')[0]}"
+        self.reason = done.reason
+
+
+def simulate(shape: Shape, trace: Sequence[TraceRequest], *, seed: int = 0) -> list[Served]:
+    """Return what becomes of each request of the trace, in its order. Raises the error that failed one."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(_replay(SimulatedCluster(shape, seed=seed), trace))
+
+
+async def _replay(cluster: SimulatedCluster, trace: Sequence[TraceRequest]) -> list[Served]:
+    loop = asyncio.get_running_loop()
+    async with cluster.serving(), asyncio.TaskGroup() as tasks:
+        begun = loop.time()
+
+        async def one(number: int, request: TraceRequest, served: Served) -> None:
+            await asyncio.sleep(request.arrival_s)
+            params = SamplingParams(max_tokens=request.num_output_tokens, seed=number)
+            prompts = (prompt_of(number, request),)
+            await cluster.control.dispatch.run(
+                GenerationRequest(str(number), prompts, params, _NEVER_S, _NEVER_S), served
+            )
+
+        results = [Served(begun + request.arrival_s) for request in trace]
+        for number, (request, served) in enumerate(zip(trace, results, strict=True)):
+            tasks.create_task(one(number, request, served))
+    return results

@@ -1,0 +1,99 @@
+"""A trace: when which request arrives, and how long it is. Described by a rate, or read from a published format."""
+
+import csv
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError
+
+_MAX_TOKENS = 1_000_000
+_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """A request of a trace: seconds after the trace's start, and its lengths in tokens."""
+
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+def poisson(count: int, rate: float, num_prompt_tokens: int, num_output_tokens: int, seed: int) -> list[TraceRequest]:
+    """Return requests of one size that arrive at `rate` per second on average; all at once if it is 0."""
+    numbers, now, requests = random.Random(seed), 0.0, []  # noqa: S311 - no secrets
+    for _ in range(count):
+        now += numbers.expovariate(rate) if rate else 0.0
+        requests.append(TraceRequest(now, num_prompt_tokens, num_output_tokens))
+    return requests
+
+
+def read_trace(path: Path) -> list[TraceRequest]:
+    """Return the requests of a file, by arrival from 0 s on. Those without output tokens, which failed, are left out.
+
+    Formats: Mooncake's, a JSON object in each line with `timestamp` (ms), `input_length` and `output_length`; and
+    BurstGPT's, CSV with the columns `Timestamp` (s), `Request tokens` and `Response tokens`. Raises ConfigError.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            is_json = file.read(1) == "{"
+            file.seek(0)
+            rows = list(_mooncake(file) if is_json else _burstgpt(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error.strerror if isinstance(error, OSError) else 'this is not UTF-8'}") from None
+    except _BadLine as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not rows:
+        raise ConfigError(f"{path}: there is no request in it")
+    begun = min(row.arrival_s for row in rows)
+    moved = (TraceRequest(r.arrival_s - begun, r.num_prompt_tokens, r.num_output_tokens) for r in rows)
+    return sorted(moved, key=lambda request: request.arrival_s)
+
+
+class _BadLine(Exception):
+    pass
+
+
+def _mooncake(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise _BadLine(f"line {number} is not a JSON object")
+        yield from _request(number, row, ("timestamp", "input_length", "output_length"), 1000.0)
+
+
+def _burstgpt(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    rows = csv.DictReader(lines)
+    missing = [name for name in _BURSTGPT if name not in (rows.fieldnames or ())]
+    if missing:
+        raise _BadLine(f"neither JSON lines nor CSV with the columns {', '.join(_BURSTGPT)}")
+    for row in rows:
+        yield from _request(rows.line_num, row, _BURSTGPT, 1.0)
+
+
+def _request(number: int, row: Mapping[str, Any], names: Sequence[str], per_second: float) -> Iterator[TraceRequest]:
+    values = []
+    for name in names:
+        try:
+            values.append(float(row[name]))
+        except (KeyError, TypeError, ValueError):
+            raise _BadLine(f"line {number}: {name} is {row.get(name)!r}, not a number") from None
+        if not 0 <= values[-1] < (_MAX_TOKENS if len(values) > 1 else 1e15):  # also false for NaN
+            raise _BadLine(f"line {number}: {name} is {row[name]}")
+    arrival, num_prompt_tokens, num_output_tokens = values
+    if num_output_tokens:
+        yield TraceRequest(arrival / per_second, max(1, int(num_prompt_tokens)), int(num_output_tokens))
+
+
+def prompt_of(number: int, request: TraceRequest) -> tuple[int, ...]:
+    """Return token ids for request `number`: no two requests share a prefix."""
+    return (number + 1, *range(1, request.num_prompt_tokens))

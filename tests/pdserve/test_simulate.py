@@ -1,0 +1,97 @@
+"""`pdserve simulate`: layouts, the best of them, and what is no cost or layout."""
+
+import json
+
+import pytest
+
+from pdserve.client import Client, Sample
+from pdserve.simulate import Row, choose, main, measured_cost, roles_of
+from wire.errors import ConfigError
+from wire.step_cost import StepCost
+from wire.types import Role
+
+P, D, C = Role.PREFILL, Role.DECODE, Role.COMBINED
+_COST = "--step-cost=13,0.9,1.4"
+
+
+@pytest.mark.parametrize(("layout", "roles"), [("2P1D", [P, P, D]), ("3c", [C, C, C]), ("1p1d", [P, D])])
+def test_a_layout_names_the_roles_of_its_instances(layout: str, roles: list[Role]) -> None:
+    assert roles_of(layout) == roles
+
+
+@pytest.mark.parametrize("layout", ["", "2P", "0P1D", "1P0D", "0C", "P1D", "5000C", "1P1D1C", "-1C"])
+def test_what_is_no_layout_is_refused(layout: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not one such as 2P1D or 3C, of 1 to 4096 instances"):
+        roles_of(layout)
+
+
+def _row(layout: str, tokens_per_s: float, ttft_p95_ms: float, gap_ms: float) -> Row:
+    return Row(layout, tokens_per_s, 1.0, ttft_p95_ms, 1.0, gap_ms, {})
+
+
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ([_row("1P1D", 100, 50, 90), _row("2C", 110, 90, 90)], "2C"),  # more tokens
+        ([_row("1P1D", 105, 50, 90), _row("2C", 110, 90, 90)], "1P1D"),  # about as many, first tokens sooner
+        ([_row("1P1D", 10, 50, 105), _row("2C", 110, 10, 120)], "1P1D"),  # the other one's gaps are too long
+        ([_row("1P1D", 10, 50, 300), _row("2C", 110, 10, 500)], "1P1D"),  # both are: the shorter ones
+    ],
+)
+def test_the_best_layout_keeps_the_limit_of_gaps(rows: list[Row], best: str) -> None:
+    assert choose(rows, 100.0).layout == best
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--step-cost=1,2"], "--step-cost 1,2 is not three times in ms, such as 13,0.9,1.4"),
+        (["--step-cost=0,1,1"], "is not three times in ms"),
+        (["--step-cost=1,1,nan"], "is not three times in ms"),
+        ([_COST, "--requests=0"], "--requests 0: at least 1"),
+        ([_COST, "--rate=-1"], "--rate -1: 0 or more"),
+        ([_COST, "--rate=inf"], "--rate inf: 0 or more"),
+        ([_COST, "--gap-limit=0"], "--gap-limit 0: more than 0"),
+        ([_COST, "--instances=1"], r"--instances 1 is not in 2..4096"),
+        ([_COST, "--layout=4"], "--layout 4 is not one such as 2P1D or 3C"),
+        ([_COST, "--trace=/nonexistent"], "/nonexistent: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_value(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        main(flags)
+
+
+def test_every_split_and_all_combined_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([_COST, "--instances=3", "--requests=6", "--rate=0", "--output-len=8", "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["layout"] for row in answer["layouts"]] == ["1P2D", "1P2D auto", "2P1D", "2P1D auto", "3C"]
+    assert answer["best"] in [row["layout"] for row in answer["layouts"]]
+    assert answer["layouts"][0]["paths"] == {"handoff": 6}
+
+
+class _Measured(Client):
+    def __init__(self, **costs: float) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self._costs = costs
+
+    def metrics(self) -> tuple[Sample, ...]:
+        return tuple(
+            Sample(f"pdserve_step_{name.rstrip('12')}_seconds", {}, value) for name, value in self._costs.items()
+        )
+
+
+def test_the_costs_of_a_running_cluster_are_those_that_were_measured() -> None:
+    client = _Measured(base1=0.0, base2=0.02, sequence1=0.0, sequence2=0.001, token1=0.003, token2=0.001)
+
+    assert measured_cost(client) == StepCost(0.02, 0.001, 0.002)
+
+
+@pytest.mark.parametrize(
+    ("costs", "what"),
+    [({"base": 0.1}, "no prompt's chunk"), ({"token": 0.1}, "no decoded sequence"), ({}, "no prompt's chunk")],
+)
+def test_a_cluster_that_served_nothing_yet_says_so(costs: dict[str, float], what: str) -> None:
+    with pytest.raises(ConfigError, match=f"http://127.0.0.1:1 has measured {what} yet: send it some requests"):
+        measured_cost(_Measured(**costs))

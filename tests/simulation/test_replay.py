@@ -1,0 +1,71 @@
+"""A simulated cluster takes the time that its costs say, on the paths that placement chooses."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from simulation.cluster import Shape
+from simulation.replay import Served, simulate
+from simulation.trace import TraceRequest, poisson
+from wire.step_cost import StepCost
+from wire.types import Role
+
+P, D, C = Role.PREFILL, Role.DECODE, Role.COMBINED
+COST = StepCost(base_s=0.013, sequence_s=0.0009, token_s=0.0014)
+"""Of the default model on one slow core: 358 ms for a prompt of 256 tokens, 14 ms for a step of one stream."""
+
+
+def test_one_request_takes_what_its_steps_cost() -> None:
+    (served,) = simulate(Shape([P, D], COST, send_s=0.004), [TraceRequest(2.0, 256, 64)])
+
+    assert served.path == "handoff"
+    assert served.num_tokens == 64
+    assert served.ttft_s == pytest.approx(0.013 + 256 * 0.0014, abs=1e-6)
+    assert served.longest_gap_s == pytest.approx(0.004 + 0.0139, abs=1e-6)
+    assert served.last - served.first == pytest.approx(0.004 + 63 * 0.0139, abs=1e-6)
+
+
+def test_a_long_prompt_is_computed_in_chunks_within_the_limit_of_gaps() -> None:
+    stream, long = simulate(Shape([C], COST, gap_limit_s=0.1), [TraceRequest(0.0, 64, 100), TraceRequest(0.3, 2048, 2)])
+
+    assert 0.05 < stream.longest_gap_s <= 0.1
+    assert long.ttft_s > 2048 * 0.0014
+
+
+def test_a_full_batch_is_one_step_for_all() -> None:
+    served = simulate(Shape([C], COST, prefill_chunk_size=2048), [TraceRequest(0.0, 16, 50)] * 8)
+
+    steps_s = [0.013 + width * 0.0009 for width in range(1, 9)]
+    assert all(one.longest_gap_s < steps_s[-1] + 8 * 16 * 0.0014 for one in served)
+    assert max(one.tpot_s for one in served) == pytest.approx(steps_s[-1], rel=0.2)
+
+
+def _rate(served: Sequence[Served]) -> float:
+    return sum(one.num_tokens for one in served) / (max(one.last for one in served) - served[0].arrived)
+
+
+def _late(served: Sequence[Served]) -> float:
+    return sorted(one.ttft_s for one in served)[int(0.95 * len(served))]
+
+
+_BURST = [*([TraceRequest(0.0, 64, 256)] * 8), *([TraceRequest(1.0, 256, 8)] * 32)]
+
+
+@pytest.mark.parametrize("gap_limit_s", [0.1, 0.03])
+@pytest.mark.parametrize(
+    "trace",
+    [
+        poisson(32, 0, 256, 64, 1),
+        poisson(60, 1.7, 256, 64, 1),
+        poisson(60, 4.0, 256, 64, 2),
+        poisson(40, 0.7, 1024, 16, 2),
+        _BURST,
+    ],
+    ids=["32 at once", "Poisson", "overload", "long prompts", "burst on streams"],
+)
+def test_path_auto_is_about_as_good_as_colocated(trace: list[TraceRequest], gap_limit_s: float) -> None:
+    pair = simulate(Shape([P, D], COST, gap_limit_s=gap_limit_s, compare_paths=True), trace)
+    colocated = simulate(Shape([C, C], COST, gap_limit_s=gap_limit_s), trace)
+
+    assert _rate(pair) >= 0.92 * _rate(colocated)
+    assert _late(pair) <= 1.1 * _late(colocated)
