@@ -16,7 +16,7 @@ from tests.kvtransfer.rig import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
-FIGURES = ("ttft_p50_ms", "tpot_p50_ms", "longest_gap_p99_ms", "output_tokens_per_s")
+FIGURES = ("ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "longest_gap_p99_ms", "output_tokens_per_s")
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def test_five_contestants_are_compared(fake_model: Path, work: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
     found = json.loads(figures.read_text())
     contestants = ["P/D", "P/D --path auto", "colocated", "vLLM P/D", "vLLM colocated"]
-    assert [one["contestant"] for one in found["outcomes"]] == [name for name in contestants for _ in range(4)]
+    assert [one["contestant"] for one in found["outcomes"]] == [name for name in contestants for _ in range(5)]
     assert all(one["failed"] == 0 and all(one[key] > 0 for key in FIGURES) for one in found["outcomes"])
-    pair, colocated = found["outcomes"][1]["use"], found["outcomes"][9]["use"]
+    pair, colocated = found["outcomes"][1]["use"], found["outcomes"][11]["use"]
     assert pair["busy"].keys() == {"prefill-0", "decode-0"}
     assert 0 < pair["hops"] <= 8
     assert colocated["busy"].keys() == {"combined-0", "combined-1"}

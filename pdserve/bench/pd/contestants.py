@@ -108,7 +108,7 @@ def _vllm(
     start = (binary, "-m", "vllm.entrypoints.cli.main", "serve") if is_python else (binary, "serve")
     command = [
         *start, str(model), "--served-model-name", "model", "--host", HOST, "--port", str(port), "--dtype", dtype,
-        "--max-model-len", str(max_len), "--max-num-seqs", "64", "--no-enable-prefix-caching",
+        "--max-model-len", str(max_len), "--max-num-seqs", "64",
     ]  # fmt: skip
     if pair:
         command += ["--kv-transfer-config", json.dumps(_KV_TRANSFER)]

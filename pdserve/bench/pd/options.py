@@ -17,7 +17,7 @@ _DECIDED = ("host", "port", "ip", "kv_ip", "http_port", "share_devices", "tensor
 _NUM_INSTANCES = 2  # per contestant
 EPILOG = """\
 examples:
-  pdserve bench pd                                 the default model: four loads, P/D and colocated, a few minutes
+  pdserve bench pd                                 the default model: seven loads, P/D and colocated, ten minutes
   pdserve bench pd --quick                         small loads: to see that it works, not which wins
   pdserve bench pd --rounds 3 --json pd.json       medians of three starts of each, also as JSON
   pdserve bench pd --vllm ~/.cache/pdserve-peers/vllm/bin/python

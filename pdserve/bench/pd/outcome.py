@@ -22,6 +22,7 @@ class Figure:
 
 FIGURES = (
     Figure("ttft_p50_ms", "TTFT p50", "first token"),
+    Figure("ttft_p95_ms", "TTFT p95", "latest first tokens"),
     Figure("tpot_p50_ms", "TPOT p50", "time per token"),
     Figure("longest_gap_p99_ms", "longest gap p99", "longest gap"),
     Figure("output_tokens_per_s", "out tok/s", "output tokens per second", more_is_better=True),
@@ -51,6 +52,7 @@ def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_sha
     duration_s = sent.record.duration_s
     figures = {
         "ttft_p50_ms": _ms([each.ttft_s for each in first], 50),
+        "ttft_p95_ms": _ms([each.ttft_s for each in first], 95),
         "tpot_p50_ms": _ms([each.tpot_s for each in watched if each.tpot_s is not None], 50),
         "longest_gap_p99_ms": _ms([each.longest_gap_s for each in watched], 99),
         "output_tokens_per_s": _tokens(whole) / duration_s if duration_s > 0 else 0.0,

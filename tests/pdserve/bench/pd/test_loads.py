@@ -1,6 +1,7 @@
 """Each load is sent as its name says, and its figures come from the right requests."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -67,6 +68,21 @@ def test_a_burst_starts_after_every_stream_has_begun() -> None:
     assert len(found.record.lines) == 5
 
 
+def test_each_turn_of_a_chat_repeats_the_chat_so_far_and_adds_to_it() -> None:
+    route = Counting()
+
+    found = send(Load("chats", 2, RequestSizes(8, 3, prefix_len=4), turns=3), route)
+
+    lengths = [len(line.prompt) for line in route.requests]
+    assert sorted(lengths) == [12, 12, 23, 23, 34, 34]  # the prefix of all, then 3 for an answer and 8 new ones
+    assert len({request.prompt[:4] for request in route.requests}) == 1
+    for chat in {request.prompt[:12] for request in route.requests}:
+        turns = sorted((one.prompt for one in route.requests if one.prompt[:12] == chat), key=len)
+        assert [later[: len(before)] for before, later in itertools.pairwise(turns)] == turns[:-1]
+    assert max(route.concurrent) == 1  # a chat never has two turns in flight
+    assert [line.output_len for line in found.record.in_order] == [3] * 6
+
+
 def test_failed_streams_are_not_waited_for() -> None:
     found = send(Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40)), Counting(failing=2))
 
@@ -96,8 +112,8 @@ def test_a_seed_repeats_a_load() -> None:
 def test_quick_loads_fit_a_small_model(quick: bool) -> None:
     loads = all_loads(quick=quick)
 
-    assert [bool(load.rate) for load in loads] == [False, False, True, False]
-    assert [load.streams > 0 for load in loads] == [False, False, False, True]
+    assert [load.streams > 0 for load in loads].count(True) == 1
+    assert [load.turns > 1 for load in loads].count(True) == 1
     assert max(load.longest for load in loads) <= (128 if quick else 2048)
     assert all(load.requests == load.at_once for load in loads if load.at_once not in (None, 1))
 
@@ -113,6 +129,7 @@ def test_figures_are_the_bursts_ttft_and_the_streams_gaps() -> None:
     figures = outcome("P/D", load, Sent(found.record, [stream]), None, 0.0).figures
 
     assert figures["ttft_p50_ms"] == pytest.approx(2000)
+    assert figures["ttft_p95_ms"] == pytest.approx(2900)
     assert figures["tpot_p50_ms"] == pytest.approx(500)
     assert figures["longest_gap_p99_ms"] == pytest.approx(900)
     assert figures["output_tokens_per_s"] == pytest.approx(1.0)

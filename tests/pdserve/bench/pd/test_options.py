@@ -23,7 +23,7 @@ def test_engine_flags_go_to_every_process(model: Path) -> None:
     request = parse(["--model", str(model), "--engine", "fake", "--quick", "--no-kv-digests"])
 
     assert request.flags == ("--model", str(model), "--no-kv-digests", "--engine", "fake")
-    assert [load.requests for load in chosen(request)] == [3, 8, 8, 8]
+    assert [load.requests for load in chosen(request)] == [3, 8, 8, 8, 2]
     assert [load.name for load in chosen(parse(["--model", str(model), "--quick", "--only", "burst", "one"]))] == [
         "one at a time, 32/8", "2 streams, burst of 8 x 32",
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_engine_flags_go_to_every_process(model: Path) -> None:
         (["--port", "9000"], "--port is set by `pdserve bench pd` itself"),
         (["--vllm", "no/such"], "--vllm no/such is not executable"),
         (["--only", "nothing"], "--only nothing matches none of: one at a time"),
-        ([], "the longest request has 576 tokens, but .* supports 512: try --quick"),
+        ([], "the longest request has 1280 tokens, but .* supports 512: try --quick"),
     ],
 )
 def test_mistakes_are_refused_with_a_reason(model: Path, argv: list[str], words: str) -> None:

@@ -6,7 +6,7 @@ from pdserve.bench.pd.utilisation import Use
 from pdserve.bench.pd.verdict import where, why, winner
 from tests.pdserve.bench.pd.outcomes import made
 
-TTFT, _, GAP, RATE = FIGURES
+TTFT, _, _, GAP, RATE = FIGURES
 
 
 def test_less_time_and_more_tokens_win_by_their_ratio_to_the_next() -> None:
@@ -27,12 +27,13 @@ def test_wins_are_listed_with_load_and_factor() -> None:
     outcomes = [made("P/D", 10, 5, 20, 300), made("colocated", 15, 5, 90, 450), made("vLLM P/D", 30, 5, 60, 900)]
 
     assert list(where(outcomes)) == [
-        "P/D wins 2 of 4 figures:",
+        "P/D wins 3 of 5 figures:",
         "  first token, burst: 1.50x",
+        "  latest first tokens, burst: 1.50x",
         "  longest gap, burst: 4.50x",
-        "colocated wins 1 of 4 figures:",
+        "colocated wins 1 of 5 figures:",
         "  output tokens per second, burst: 1.50x",
-        "P/D against vLLM P/D: better in 2 of 4 figures, worse in 1, else even",
+        "P/D against vLLM P/D: better in 3 of 5 figures, worse in 1, else even",
     ]
 
 
