@@ -44,7 +44,11 @@ examples:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one layout: milliseconds, tokens per second, and how many requests took each path."""
+    """The figures of one layout: milliseconds, tokens per second, and how many requests took each path.
+
+    `refused` requests were so at each of their tries, of which there were `tries` a request; `in_time_per_s` had their
+    first token within `--ttft-limit`, retries included.
+    """
 
     layout: str
     tokens_per_s: float
@@ -52,6 +56,9 @@ class Row:
     ttft_p95_ms: float
     tpot_p50_ms: float
     longest_gap_p99_ms: float
+    refused: int
+    tries: float
+    in_time_per_s: float
     paths: dict[str, int]
 
 
@@ -73,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--layout", action="append", default=[], help="such as 2P1D or 4C; may be repeated")
     parser.add_argument("--instances", type=int, default=2, help="without a layout, all of so many (default: 2)")
     parser.add_argument("--gap-limit", type=float, default=0.1, help="seconds between tokens (default: 0.1)")
+    parser.add_argument("--ttft-limit", type=float, default=0.0, help="the scheduler's, in s (default: 0, none)")
     parser.add_argument("--prefill-chunk-size", type=int, default=512, help="tokens (default: 512)")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
     parser.add_argument("--hand-off-ms", type=float, default=5.0, help="of KV beside its computation (default: 5)")
@@ -85,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     with StatusLine() as line:
         for name, shape in shapes.items():
             line.show(f"simulating {len(trace)} requests on {name}")
-            rows.append(_row(name, simulate(shape, trace)))
+            rows.append(_row(name, simulate(shape, trace), arguments.ttft_limit or float("inf")))
     best = choose(rows, 1000 * arguments.gap_limit)
     _print(rows, best, as_json=arguments.json)
     return 0
@@ -103,7 +111,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("requests", "input_len", "output_len", "prefill_chunk_size", "max_num_seqs"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least 1")
-    for name in ("rate", "hand_off_ms"):
+    for name in ("rate", "hand_off_ms", "ttft_limit"):
         if not 0 <= getattr(arguments, name) < float("inf"):
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name):g}: 0 or more")
     if not arguments.gap_limit > 0:
@@ -148,7 +156,7 @@ def _shapes(arguments: argparse.Namespace, cost: StepCost) -> dict[str, Shape]:
         roles = roles_of(layout)
         shape = Shape(
             roles, cost, gap_limit_s=arguments.gap_limit, prefill_chunk_size=arguments.prefill_chunk_size,
-            max_num_seqs=arguments.max_num_seqs, send_s=arguments.hand_off_ms / 1000,
+            max_num_seqs=arguments.max_num_seqs, send_s=arguments.hand_off_ms / 1000, ttft_limit_s=arguments.ttft_limit,
         )  # fmt: skip
         shapes[layout] = shape
         if Role.PREFILL in roles:
@@ -172,19 +180,23 @@ def _splits(instances: int) -> list[str]:
     return [*(f"{p}P{instances - p}D" for p in range(1, instances, every)), f"{instances}C"]
 
 
-def _row(layout: str, served: Sequence[Served]) -> Row:
-    seconds = max(one.last for one in served) - min(one.arrived for one in served)
+def _row(layout: str, trace: Sequence[Served], ttft_limit_s: float) -> Row:
+    served = [one for one in trace if one.num_tokens]
+    seconds = max((one.last for one in served), default=0.0) - min(one.arrived for one in trace)
     ttft = [one.ttft_s for one in served]
     paths: dict[str, int] = {}
     for one in served:
         paths[one.path] = paths.get(one.path, 0) + 1
     return Row(
         layout,
-        sum(one.num_tokens for one in served) / seconds if seconds else 0.0,
+        sum(one.num_tokens for one in served) / seconds if served else 0.0,
         1000 * percentile(ttft, 50),
         1000 * percentile(ttft, 95),
         1000 * percentile([one.tpot_s for one in served], 50),
         1000 * percentile([one.longest_gap_s for one in served], 99),
+        len(trace) - len(served),
+        sum(one.num_tries for one in trace) / len(trace),
+        sum(one.ttft_s <= ttft_limit_s for one in served) / seconds if served else 0.0,
         paths,
     )
 
@@ -193,7 +205,10 @@ def _print(rows: Sequence[Row], best: Row, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"best": best.layout, "layouts": [_as_json(row) for row in rows]}, indent=2))
         return
-    header = ("LAYOUT", "TOKENS/S", "TTFT P50", "TTFT P95", "TPOT P50", "LONGEST GAP P99", "PATHS")
+    header = (
+        "LAYOUT", "TOKENS/S", "TTFT P50", "TTFT P95", "TPOT P50", "LONGEST GAP P99", "REFUSED", "TRIES", "IN TIME/S",
+        "PATHS",
+    )  # fmt: skip
     print("\n".join(text_table(header, [_cells(row) for row in rows])))
     advice = "do not disaggregate" if best.layout.endswith("C") else "prefill and decode apart"
     print(f"best: {best.layout} ({advice})")
@@ -202,7 +217,8 @@ def _print(rows: Sequence[Row], best: Row, *, as_json: bool) -> None:
 def _cells(row: Row) -> list[str]:
     times = (row.ttft_p50_ms, row.ttft_p95_ms, row.tpot_p50_ms, row.longest_gap_p99_ms)
     paths = ", ".join(f"{path} {count}" for path, count in sorted(row.paths.items()))
-    return [row.layout, f"{row.tokens_per_s:.1f}", *(f"{time:.1f} ms" for time in times), paths]
+    limited = (str(row.refused), f"{row.tries:.2f}", f"{row.in_time_per_s:.2f}")
+    return [row.layout, f"{row.tokens_per_s:.1f}", *(f"{time:.1f} ms" for time in times), *limited, paths]
 
 
 def _as_json(row: Row) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Protocol
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
+from scheduler.load.path_costs import Expected
 from scheduler.queue.fair_queue import FairQueue
 from scheduler.queue.prompt_costs import PromptCosts
 from scheduler.queue.queue_entry import QueueEntry
@@ -31,6 +32,10 @@ class GrantSource(Protocol):
         """Discard cached loads, which may have changed."""
         ...
 
+    def first_token_s(self, waiting: int, num_tokens: int) -> Expected:
+        """Return when a prompt, behind so many `waiting` tokens, is expected to have its first one; 0 if not known."""
+        ...
+
     def has_room(self, *, prefill_only: bool) -> bool:
         """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""
         ...
@@ -45,6 +50,7 @@ class Admission:
 
     def __init__(self, limits: ControlLimits, grants: GrantSource) -> None:
         self._grants = grants
+        self._ttft_limit_s = limits.ttft_limit_s
         self._compares = limits.compare_paths
         self._queue: FairQueue[QueueEntry] = FairQueue()
         self._room = QueueRoom(limits)
@@ -66,10 +72,24 @@ class Admission:
         return self._room.num_tokens
 
     def check_room(self, num_prompts: int, num_tokens: int, tenant: str = "") -> None:
-        """Raise Overloaded if these prompts do not fit into the queue."""
+        """Raise Overloaded if these prompts do not fit into the queue, or if their first token would come too late."""
         refusal = self._room.refusal(tenant, num_prompts, num_tokens)
         if refusal is not None:
             raise Overloaded(refusal, self._retry_after_s())
+        if self._ttft_limit_s:
+            self._check_first_token(num_tokens)
+
+    def _check_first_token(self, num_tokens: int) -> None:
+        """Raise Overloaded if a request of so many tokens is expected to have its first token after the limit."""
+        self._grants.refresh()
+        limit_s, expected = self._ttft_limit_s, self._grants.first_token_s(self.waiting_tokens, num_tokens)
+        if expected.now_s <= limit_s:
+            return
+        never_fits = expected.idle_s > limit_s
+        when = f"after {expected.idle_s:.1f} s on an idle cluster" if never_fits else f"after {expected.now_s:.1f} s"
+        retry_after_s = max(1, min(_MAX_RETRY_S, math.ceil(expected.now_s - limit_s)))
+        message = f"the first token is expected {when} (limit {limit_s:g} s, --ttft-limit)"
+        raise Overloaded(message, retry_after_s, never_fits=never_fits)
 
     def enter(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Put a prompt into the queue at its turn, or back at the front."""

@@ -124,6 +124,9 @@ class SchedulerOptions:
     )  # fmt: skip
     max_queued_requests: int = flag(1000, "maximum waiting requests; further ones get 429", parse=int)
     max_queued_tokens: int = flag(4_000_000, "maximum waiting prompt tokens; further prompts get 429", parse=int)
+    ttft_limit: float | None = flag(
+        None, "seconds: a request whose first token is expected later gets 429 (default: none does)", parse=float
+    )
     retry_share: float = flag(
         0.2, "maximum concurrent retries while others wait, as a share of active requests", parse=float
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from scheduler.instances import Instance
 from scheduler.load.loads import InstanceLoad, PromptFacts
+from scheduler.load.path_costs import Expected, first_token_s
 from scheduler.load.prefixes import Chain
 from scheduler.placement import Plan, has_room, place, why_waiting
 from scheduler.registry import Registry
@@ -68,6 +69,10 @@ class Placer:
     def refresh(self) -> None:
         """Drop the cached loads, which may have changed. Until then one lookup serves all prompts without room."""
         self._seen = None
+
+    def first_token_s(self, waiting: int, num_tokens: int) -> Expected:
+        """Return when a prompt of so many tokens, behind so many that wait, is expected to have its first token."""
+        return first_token_s(self._current_loads(), waiting, num_tokens, everywhere=self._compares)
 
     def has_room(self, *, prefill_only: bool) -> bool:
         """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""

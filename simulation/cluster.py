@@ -26,8 +26,8 @@ _CLOSE_S = 10.0
 class Shape:
     """A cluster to simulate: the roles of its instances, what their steps cost, and their flags.
 
-    `base_s`, `sequence_s` and `token_s` of `cost` are seconds; a hand-off takes `send_s`, and `send_token_s` for each
-    token of its prompt. `compare_paths` is the scheduler's `--path auto`. `load_lag_s` delays what instances report.
+    A hand-off takes `send_s`, and `send_token_s` for each token of its prompt. `compare_paths` is the scheduler's
+    `--path auto`, and `ttft_limit_s` its `--ttft-limit`, 0 for none. `load_lag_s` delays all that instances report.
     """
 
     roles: Sequence[Role]
@@ -41,6 +41,7 @@ class Shape:
     send_s: float = 0.005
     send_token_s: float = 0.0
     load_lag_s: float = 0.0
+    ttft_limit_s: float = 0.0
 
     def comparing_paths(self) -> "Shape":
         """Return the same cluster with `--path auto`."""
@@ -70,6 +71,7 @@ class SimulatedCluster:
             max_queued_requests=never,
             max_queued_tokens=never,
             compare_paths=shape.compare_paths,
+            ttft_limit_s=shape.ttft_limit_s,
             starved=_never_starved,
         )
         registry = Registry(

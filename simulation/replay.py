@@ -8,14 +8,20 @@ from scheduler.request import GenerationRequest, PromptDone
 from simulation.cluster import Shape, SimulatedCluster
 from simulation.trace import TraceRequest, prompt_of
 from simulation.virtual_time import VirtualTimeLoop
+from wire.errors import Overloaded
 from wire.types import SamplingParams, TokenLogprobs, TokenOutput
 
 _NEVER_S = 1e9
+_MAX_RETRIES = 2
+"""As the official clients do: after the Retry-After of a 429."""
 
 
 @dataclass(slots=True)
 class Served:
-    """What became of one request: loop times in seconds, and the path of its answer. A TokenSink."""
+    """What became of one request: loop times in seconds, and the path of its answer. A TokenSink.
+
+    Without any token it was refused at each of its tries.
+    """
 
     arrived: float
     first: float = 0.0
@@ -24,6 +30,7 @@ class Served:
     longest_gap_s: float = 0.0
     path: str = ""
     reason: str = ""
+    num_tries: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -74,9 +81,18 @@ async def _replay(cluster: SimulatedCluster, trace: Sequence[TraceRequest]) -> l
             await asyncio.sleep(request.arrival_s)
             params = SamplingParams(max_tokens=request.num_output_tokens, seed=number)
             prompts = (prompt_of(number, request),)
-            await cluster.control.dispatch.run(
-                GenerationRequest(str(number), prompts, params, _NEVER_S, _NEVER_S), served
-            )
+            while True:
+                served.num_tries += 1
+                try:
+                    await cluster.control.dispatch.run(
+                        GenerationRequest(str(number), prompts, params, _NEVER_S, _NEVER_S), served
+                    )
+                except Overloaded as refusal:
+                    if served.num_tries > _MAX_RETRIES or refusal.never_fits:
+                        return
+                    await asyncio.sleep(refusal.retry_after_s)
+                else:
+                    return
 
         results = [Served(begun + request.arrival_s) for request in trace]
         for number, (request, served) in enumerate(zip(trace, results, strict=True)):

@@ -58,11 +58,12 @@ class UnknownModel(PdserveError):
 
 
 class Overloaded(PdserveError):
-    """The queue is full; retry after `retry_after_s`."""
+    """No request like this is accepted now; retry after `retry_after_s`, unless it `never_fits`, however idle it is."""
 
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, retry_after_s: int = 1, *, never_fits: bool = False) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.never_fits = never_fits
 
 
 class NoCapacity(PdserveError):

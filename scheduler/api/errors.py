@@ -65,6 +65,8 @@ def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
+        if error.never_fits:
+            headers["x-should-retry"] = "false"  # the official clients' word for it
     elif appearance(error).http_status == 503:
         headers["retry-after"] = "1"
     return _response(_shown_error(error, scope), headers, scope)

@@ -8,9 +8,11 @@ delay         what each stream and each waiting prompt waits longer because of i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from scheduler.load.loads import InstanceLoad, PromptFacts
 from wire.step_cost import StepCost
+from wire.types import Role
 
 _LEAST_SLICE = 16
 
@@ -27,6 +29,13 @@ class PathCost:
     def total_s(self) -> float:
         """What placement compares: its own time and that of the others count the same."""
         return self.first_token_s + self.rest_s + self.delay_s
+
+
+class Expected(NamedTuple):
+    """Seconds to a first token: as things are, and on an idle cluster at best."""
+
+    now_s: float
+    idle_s: float
 
 
 def cost_of_path(
@@ -53,6 +62,25 @@ def cost_of_path(
     return PathCost(first_s, rest_s, delay_s)
 
 
+def first_token_s(loads: Sequence[InstanceLoad], waiting: int, num_tokens: int, *, everywhere: bool) -> Expected:
+    """Return when a prompt of `num_tokens` will have its first token, behind so many `waiting` tokens.
+
+    All instances that compute prompts share them with what they have to compute already: decode instances only if
+    prompts may be computed `everywhere`. Zeros while no step with a chunk was measured.
+    """
+    computing = [load for load in loads if load.role is not Role.DECODE or everywhere]
+    costs = [known_cost(load, loads) for load in computing]
+    if not costs or not all(cost.token_s for cost in costs):
+        return Expected(0.0, 0.0)
+    rate = idle_rate = 0.0
+    for load, cost in zip(computing, costs, strict=True):
+        size = _chunk_size(load, cost, load.streams)
+        rate += size / (cost.decode_s(load.streams) + size * cost.token_s)
+        idle_rate += 1 / cost.token_s
+    outstanding = sum(load.outstanding_tokens for load in computing)
+    return Expected((outstanding + waiting + num_tokens) / rate, num_tokens / idle_rate)
+
+
 def known_cost(load: InstanceLoad, loads: Sequence[InstanceLoad]) -> StepCost:
     """Return an instance's measured cost; what it has not measured itself is that of another one."""
     cost = load.cost
@@ -67,14 +95,19 @@ def known_cost(load: InstanceLoad, loads: Sequence[InstanceLoad]) -> StepCost:
 
 def _steps_s(load: InstanceLoad, cost: StepCost, num_tokens: int, streams: int) -> float:
     """Return the seconds of the steps that compute so many prompt tokens beside `streams` streams."""
-    size = float(load.prefill_chunk_size)
-    if streams:
-        gap_limit_s, least = load.gap_limit_s, _LEAST_SLICE
-        if load.arriving:  # as engine/batcher.py does
-            gap_limit_s, least = gap_limit_s / 2, least // 2
-        limit_s = max(gap_limit_s, 1.1 * cost.decode_s(streams))
-        size = min(size, cost.chunk_within(limit_s, streams, least))
-    return math.ceil(num_tokens / size) * cost.decode_s(streams) + num_tokens * cost.token_s
+    num_steps = math.ceil(num_tokens / _chunk_size(load, cost, streams))
+    return num_steps * cost.decode_s(streams) + num_tokens * cost.token_s
+
+
+def _chunk_size(load: InstanceLoad, cost: StepCost, streams: int) -> float:
+    """Return the tokens of a chunk beside so many streams, as engine/batcher.py limits it."""
+    largest = float(load.prefill_chunk_size)
+    if not streams:
+        return largest
+    gap_limit_s, least = load.gap_limit_s, _LEAST_SLICE
+    if load.arriving:
+        gap_limit_s, least = gap_limit_s / 2, least // 2
+    return min(largest, cost.chunk_within(max(gap_limit_s, 1.1 * cost.decode_s(streams)), streams, least))
 
 
 def _delay_of_waiting(load: InstanceLoad, cost: StepCost, prompt: PromptFacts, num_outputs: float) -> float:

@@ -26,7 +26,7 @@ def test_what_is_no_layout_is_refused(layout: str) -> None:
 
 
 def _row(layout: str, tokens_per_s: float, ttft_p95_ms: float, gap_ms: float) -> Row:
-    return Row(layout, tokens_per_s, 1.0, ttft_p95_ms, 1.0, gap_ms, {})
+    return Row(layout, tokens_per_s, 1.0, ttft_p95_ms, 1.0, gap_ms, 0, 1.0, 1.0, {})
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,7 @@ def test_the_best_layout_keeps_the_limit_of_gaps(rows: list[Row], best: str) -> 
         ([_COST, "--requests=0"], "--requests 0: at least 1"),
         ([_COST, "--rate=-1"], "--rate -1: 0 or more"),
         ([_COST, "--rate=inf"], "--rate inf: 0 or more"),
+        ([_COST, "--ttft-limit=-1"], "--ttft-limit -1: 0 or more"),
         ([_COST, "--gap-limit=0"], "--gap-limit 0: more than 0"),
         ([_COST, "--instances=1"], r"--instances 1 is not in 2..4096"),
         ([_COST, "--layout=4"], "--layout 4 is not one such as 2P1D or 3C"),

@@ -9,6 +9,7 @@ from scheduler.admission import Admission
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
+from scheduler.load.path_costs import Expected
 from scheduler.queue.queue_entry import QueueEntry
 from tests.scheduler.virtual_time import virtual
 from wire.errors import NeverFits, Overloaded
@@ -27,6 +28,9 @@ class _Room:
 
     def refresh(self) -> None:
         pass
+
+    def first_token_s(self, waiting: int, num_tokens: int) -> Expected:
+        return Expected((waiting + num_tokens) / 100, num_tokens / 200)
 
     def has_room(self, *, prefill_only: bool) -> bool:
         self.requested_prefill_only = prefill_only
@@ -295,3 +299,31 @@ async def test_room_for_vectors_is_requested_while_one_waits() -> None:
     assert room_requested()
     admission.leave(vector)
     assert not room_requested()
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "num_tokens", "message", "retry_after_s", "never_fits"),
+    [
+        (0.0, 10**6, None, 0, False),  # no limit
+        (3.0, 250, None, 0, False),  # 50 tokens wait: 3 s
+        (3.0, 251, "is expected after 3.0 s (limit 3 s, --ttft-limit)", 1, False),
+        (3.0, 550, "is expected after 6.0 s (limit 3 s, --ttft-limit)", 3, False),
+        (3.0, 601, "is expected after 3.0 s on an idle cluster (limit 3 s, --ttft-limit)", 4, True),
+        (0.5, 10**6, "is expected after 5000.0 s on an idle cluster (limit 0.5 s, --ttft-limit)", 60, True),
+    ],
+)
+@virtual
+async def test_a_first_token_after_the_limit_is_refused_at_once(
+    limit_s: float, num_tokens: int, message: str | None, retry_after_s: int, never_fits: bool
+) -> None:
+    admission = Admission(ControlLimits(ttft_limit_s=limit_s), _Room(0))
+    admission.enter(waiting("a", 50))
+
+    if message is None:
+        admission.check_room(1, num_tokens)
+        return
+    with pytest.raises(Overloaded) as caught:
+        admission.check_room(1, num_tokens)
+
+    assert str(caught.value).endswith(message)
+    assert (caught.value.retry_after_s, caught.value.never_fits) == (retry_after_s, never_fits)

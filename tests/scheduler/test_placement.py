@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.requirements import blocks_needed
 from scheduler.load.loads import HeldPrompts, InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import obstacles
+from scheduler.load.path_costs import first_token_s
 from scheduler.placement import has_room, max_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
 from wire.step_cost import NO_COST, StepCost
@@ -132,6 +133,23 @@ def test_the_path_that_costs_all_streams_least_is_taken(
     given = {"num_tokens": 256, "max_tokens": 64, "expected_outputs": 64.0, **facts}
 
     assert pair(*loads, **given) == chosen
+
+
+@pytest.mark.parametrize(
+    ("loads", "everywhere", "expected"),
+    [
+        ([measured(prefill(0)), measured(decode(1))], False, (1000 / (512 / 0.3192), 0.36)),
+        ([measured(prefill(0)), measured(decode(1))], True, (1000 / (2 * 512 / 0.3192), 0.18)),
+        ([measured(prefill(0), outstanding_tokens=1000), measured(decode(1))], False, (2000 / (512 / 0.3192), 0.36)),
+        ([measured(prefill(0), streams=8), measured(decode(1))], False, (1000 / (126 / 0.0996), 0.36)),  # chunks of 126
+        ([measured(prefill(0), cost=NO_COST), measured(decode(1), cost=NO_COST)], False, (0.0, 0.0)),
+        ([measured(decode(1))], False, (0.0, 0.0)),
+    ],
+)
+def test_the_first_token_is_expected_after_all_that_waits(
+    loads: list[InstanceLoad], everywhere: bool, expected: tuple[float, float]
+) -> None:
+    assert first_token_s(loads, 400, 600, everywhere=everywhere) == pytest.approx(expected)
 
 
 def test_without_a_measured_step_every_prompt_is_handed_off() -> None:

@@ -16,6 +16,7 @@ from scheduler.admission import Admission
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
+from scheduler.load.path_costs import Expected
 from scheduler.queue.queue_entry import QueueEntry
 from simulation.virtual_time import VirtualTimeLoop
 
@@ -137,6 +138,10 @@ class Queue(RuleBasedStateMachine):
 
     def refresh(self) -> None:
         """Room here is always known."""
+
+    def first_token_s(self, waiting: int, num_tokens: int) -> Expected:
+        """Nothing was measured."""
+        return Expected(0.0, 0.0)
 
     def has_room(self, *, prefill_only: bool) -> bool:
         """Whether the next one finds room."""

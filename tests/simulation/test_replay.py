@@ -69,3 +69,25 @@ def test_path_auto_is_about_as_good_as_colocated(trace: list[TraceRequest], gap_
 
     assert _rate(pair) >= 0.92 * _rate(colocated)
     assert _late(pair) <= 1.1 * _late(colocated)
+
+
+def test_a_limit_of_the_first_token_keeps_it_under_overload() -> None:
+    trace = poisson(200, 6.0, 256, 64, 1)  # 1.5 times what the pair can serve
+    limited = simulate(Shape([P, D], COST, compare_paths=True, ttft_limit_s=2.0), trace)
+    free = simulate(Shape([P, D], COST, compare_paths=True), trace)
+
+    refused = [one for one in limited if not one.num_tokens]
+    served = [one for one in limited if one.num_tokens]
+    assert 0 < len(refused) < 100
+    assert max(one.ttft_s for one in served if one.num_tries == 1) <= 1.5 * 2.0
+    assert _late(free) > 5 * 2.0
+    assert sum(one.num_tokens for one in served) == 64 * len(served)
+
+
+def test_a_prompt_that_never_meets_the_limit_is_not_tried_again() -> None:
+    first, late = simulate(
+        Shape([P, D], COST, ttft_limit_s=1.0), [TraceRequest(0.0, 64, 4), TraceRequest(2.0, 4096, 4)]
+    )
+
+    assert first.num_tokens == 4
+    assert (late.num_tokens, late.num_tries) == (0, 1)
