@@ -4,8 +4,8 @@
     cpu.py  cuda.py  npu.py   one file per kind: its Traits, why it cannot be used, how to open one of its devices
     torch_device.py           the common part of accelerators with a torch device module
 
-A kind is looked up by name, checked with `lacking`, and opened, which returns a Device. Adding a kind takes one file,
-its row in table.py, its name in the choices of --device (flags/options.py), and one page of docs (docs/devices.md).
+A kind is looked up by name, checked with `lacking`, and opened, which returns a Device. What else a new kind needs:
+"Where to change what" in docs/architecture.md.
 """
 
 from collections.abc import Callable
