@@ -8,7 +8,7 @@ A router's process runs on the first core; fake workers that replay a stream (fr
 with raw sockets run on the second. CPU is that of all threads of the router's process, as counted by the kernel's
 scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it, and detokenises.
 
-    cost       64 streams of 2 tokens and of 256, a step every 20 ms: a 2-token request, and one more token
+    cost       64 streams of 2 tokens and of 256, a step every 20 ms: of a 2-token request, and of one more token
     latency    64 streams of 64 to 192 tokens, a step every 20 ms: of the first token, and of others from their step on;
                `direct` is the same client talking to the workers without a router
     many       1,000 streams at 20 tokens/s: the lag of tokens in the first and the last quarter of the full load

@@ -46,7 +46,7 @@ OnStage = Callable[[str], None]
 def build_engine(
     config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_stage: OnStage = lambda _: None
 ) -> tuple[Engine, tuple[str, ...]]:  # fmt: skip
-    """Load the model and build its engine; return it with notes for the log. Blocks for long.
+    """Load the model and build its engine; return it with notes for the log. Blocks for a long time.
 
     `on_lost` is called, from any thread, when the device or one of the ranks is lost: no step can run after that.
     """

@@ -1,4 +1,4 @@
-"""Start an instance's image encoder beside its engine: where it computes prompts with images."""
+"""Start the image encoder beside the engine of an instance that computes prompts with images."""
 
 from engine.interface import Engine
 from engine.vision.encoded_image import MIB, EncoderLimits
@@ -10,7 +10,7 @@ from wire.types import Role
 
 
 def with_image_encoder(config: InstanceConfig, engine: Engine, notes: tuple[str, ...]) -> Loaded:
-    """Return the engine with its encoder, once its tower is loaded. Blocks for long. Raises PdserveError."""
+    """Return the engine with its encoder, once its tower is loaded. Blocks for a long time. Raises PdserveError."""
     if not engine.info.takes_images or config.role is Role.DECODE:
         return Loaded(engine, notes)
     options, info = config.options, engine.info

@@ -54,8 +54,8 @@ def network_variables(
 ) -> dict[str, str]:  # fmt: skip
     """Return the variables that make the collective libraries use the interface of `address`, which may be a name.
 
-    If no interface has it, as behind NAT, that of the default route: without one NCCL's links would use the loopback
-    of the instance's ranks. Empty for loopback; variables already set are left out.
+    If no interface has it, as behind NAT, the interface of the default route is used: without one, NCCL's links would
+    use loopback, as the instance's ranks do. Empty for a loopback address; variables already set are left out.
     """
     if is_address(address):
         addresses = [canonical(address)]

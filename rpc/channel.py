@@ -27,6 +27,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),  # a resumed process reads many pings at once: keep the link
+    ("grpc.http2.max_ping_strikes", 0),  # a resumed process reads many pings at once: keep its connection
     ("grpc.max_concurrent_streams", 64),
 )

@@ -2,8 +2,8 @@
 
 Each JSON line on standard input is one run: the fields of load.py, "step_s" of the workers, "ramp_s" in which the first
 requests are sent, and for a run without a router the "prefill_port" to which each request is sent first. The workers
-send the first token of a stream at once and the others at multiples of `step_s` of the clock: what comes later than
-that is a token's lag.
+send the first token of a stream at once and the others at multiples of `step_s` of the clock: how much later
+a token comes is its lag.
 """
 
 import heapq

@@ -54,7 +54,7 @@ class Times:
         return took if case.before is None else took - statistics.median(self.seconds[case.before])
 
     def rate(self, case: BenchCase) -> float | None:
-        """Return tokens per second; None for times without meaning."""
+        """Return tokens per second; None if the times are meaningless."""
         seconds = self.case_s(case)
         return case.tokens / seconds if seconds > 0 else None
 
@@ -68,7 +68,7 @@ def all_cases() -> tuple[BenchCase, ...]:
 
 
 def goals() -> Mapping[str, float]:
-    """Return the target ratio to vLLM of each row."""
+    """Return each row's target ratio to vLLM."""
     return {
         case.measure: 2.0 if case.measure in ("decode, batch 1", "decode, batch 8") else 1.5 for case in all_cases()
     }

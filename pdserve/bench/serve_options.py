@@ -207,7 +207,7 @@ def check(options: ServeOptions) -> ServeOptions:
     for name, minimum in (("num_prompts", 1), ("max_concurrency", 1), ("num_warmups", 0), ("request_timeout", 1)):
         value = getattr(options, name)
         if value is not None and not value >= minimum:
-            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: at least {minimum}")
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be at least {minimum}")
     if not options.url.startswith(("http://", "https://")):
         raise ConfigError(f"--base-url {options.url}: it must begin with http:// or https://")
     _check_port(options.url)

@@ -80,11 +80,11 @@ MEMORY_FLAGS: Final = (
     supported("--gpu-memory-utilization"),
     supported(
         "--swap-space", our_name="--swap-bytes", convert=_bytes_of_gib("--swap-space"),
-        why="GiB; --swap-bytes takes 512MiB as well",
+        why="GiB; --swap-bytes also accepts 512MiB",
     ),
     supported(
         "--mm-processor-cache-gb", our_name="--image-cache-bytes", convert=_bytes_of_gib("--mm-processor-cache-gb"),
-        why="GiB of image embeddings; --image-cache-bytes takes 512MiB as well",
+        why="GiB of image embeddings; --image-cache-bytes also accepts 512MiB",
     ),
     no_effect("--use-v2-block-manager", _ONE_POOL, _NOTHING),
     no_effect("--num-lookahead-slots", _ONE_POOL),

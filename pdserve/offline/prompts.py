@@ -55,7 +55,7 @@ def conversations(given: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
     many = [given] if given and all(isinstance(message, Mapping) for message in given) else list(given)
     for index, messages in enumerate(many):
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-            raise TypeError(f"conversation {index} is a {type(messages).__name__}: pass a list of messages")
+            raise TypeError(f"conversation {index} is {type(messages).__name__}: pass a list of messages")
         if not messages:
             raise ValueError(f"conversation {index} has no message")
     return [list(messages) for messages in many]

@@ -62,7 +62,7 @@ def kv_config(
     """
     role = _ROLES[plan.role]
     if typed.get("kv_role", role) not in (role, "kv_both"):
-        raise ConfigError(f"--{KV_CONFIG} has the kv_role {typed['kv_role']!r}, and {plan.name} is a {role}")
+        raise ConfigError(f"--{KV_CONFIG} has the kv_role {typed['kv_role']!r}, but {plan.name} is a {role}")
     common: Config = {"kv_connector": connector, "kv_role": role, "kv_load_failure_policy": "fail"}
     if plan.own.worker == "vllm":
         return _merged(common, typed)
@@ -76,7 +76,7 @@ def kv_config(
     extra = config["kv_connector_extra_config"]
     own, wanted = (extra.get(plan.role) if isinstance(extra, dict) else None), _size(sizes)
     if not isinstance(own, dict) or {key: own.get(key) for key in wanted} != wanted:
-        raise ConfigError(f"--{KV_CONFIG} has the {plan.role} sizes {json.dumps(own)}, and this worker has {wanted}")
+        raise ConfigError(f"--{KV_CONFIG} has the {plan.role} sizes {json.dumps(own)}, but this worker has {wanted}")
     return config
 
 

@@ -92,7 +92,7 @@ def _living_parts(texts: Mapping[str, str], pods: Mapping[str, Pod], notes: list
         if foreign is None:
             yield NamedPart(name, part)
         elif pod.addresses:
-            notes.append(f"left out: {name} wrote {foreign}, and the pod has {', '.join(pod.addresses)}")
+            notes.append(f"left out: {name} wrote {foreign}, but the pod has {', '.join(pod.addresses)}")
 
 
 def _foreign_address(part: TablePart, pod: Pod) -> str | None:

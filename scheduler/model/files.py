@@ -97,7 +97,7 @@ def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} contains a {type(content).__name__}, not an object")
+        raise ConfigError(f"{path} contains a value of type {type(content).__name__}, not an object")
     return content
 
 

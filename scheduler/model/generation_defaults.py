@@ -48,7 +48,7 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(given, dict):
-        raise ConfigError(f"{name} contains a {type(given).__name__}, not an object")
+        raise ConfigError(f"{name} contains a value of type {type(given).__name__}, not an object")
     return given
 
 

@@ -26,7 +26,7 @@ def check_schema(schema: Any, path: str) -> None:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{path} is not a JSON schema: it must be an object", path)
     if schema.get("type", "object") != "object":
-        raise InvalidRequest(f'{path}.type must be "object": arguments are one', f"{path}.type")
+        raise InvalidRequest(f'{path}.type must be "object": the arguments of a call are an object', f"{path}.type")
     followed = set[int]()
     for where, part in subschemas(schema, path):
         _check_keywords(part, where)

@@ -1,4 +1,4 @@
-"""`pdserve.launch` of a scheduler that sends no probes: each token of an instance is a test's. Run as a program."""
+"""`pdserve.launch` of a scheduler that sends no probes: all its requests are those of a test. Run as a program."""
 
 import sys
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ def test_a_part_older_than_its_pod_does_not_count() -> None:
     decision = decide(PARTS, waits, None, ONE_EACH)
 
     assert not is_completed(decision.text)
-    assert decision.notes[0] == "left out: p-0 wrote 10.0.0.1, and the pod has 10.0.0.7"
+    assert decision.notes[0] == "left out: p-0 wrote 10.0.0.1, but the pod has 10.0.0.7"
 
 
 def test_a_pod_without_an_address_yet_is_not_an_error() -> None:

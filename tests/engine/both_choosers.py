@@ -15,7 +15,7 @@ from native.engine_library import Threads, build_engine
 
 @functools.cache
 def native_chooser() -> NativeChooser | None:
-    """Return the native one; None where no compiler makes it."""
+    """Return the native chooser; None without a compiler."""
     try:
         library = build_engine()
     except NoNative:
@@ -24,7 +24,7 @@ def native_chooser() -> NativeChooser | None:
 
 
 def chooser_of(threads: Threads) -> NativeChooser:
-    """Return the native one over any tensor, on these threads."""
+    """Return the native chooser, for any tensor, on these threads."""
     functions = declare(threads.library)
     return NativeChooser(
         functions.best, functions.draw, threads, lambda one: (one.data_ptr(), *one.shape, one.stride(0))

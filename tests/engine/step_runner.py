@@ -1,4 +1,4 @@
-"""Runs prompts through a Model step by step, as the engine does, with blocks dealt at random."""
+"""Runs prompts through a Model step by step, as the engine does, with blocks allocated at random."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -20,7 +20,7 @@ def pool(num_blocks: int) -> BlockPool:
 
 
 def names(*words: str, salt: str = "") -> list[BlockName]:
-    """Name a chain of blocks, each full of one word's letter."""
+    """Name a chain of blocks, each full of one letter of the word."""
     token_ids = [ord(word) for word in words for _ in range(SIZE)]
     return PrefixChain(salt, SIZE).names(token_ids, len(token_ids))
 
@@ -188,7 +188,7 @@ def test_threads_share_a_cached_pool() -> None:
 
 
 class Cache(RuleBasedStateMachine):
-    """Prompts of few letters come and go; what they are given must hold their tokens, by a plain record of writes."""
+    """Prompts of a few letters come and go; their cached blocks must hold their tokens, by a plain record of writes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -243,7 +243,7 @@ def test_a_conversion_ends_with_its_waiting_process(opt: Path, tmp_path: Path) -
         assert waiting.stdout.readline() == "\n"
         waiting.kill()
 
-        assert waiting.stdout.read() == "", "the end of the pipe: nobody has it any more"
+        assert waiting.stdout.read() == "", "no process has the pipe open any more"
 
 
 def test_a_cache_that_cannot_be_written_is_named(opt: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kernels for layers that stay quantised, against plain arithmetic: the CPU's own, and calls of the card's by rule."""
+"""Kernels for layers that stay quantised: the CPU's against plain arithmetic, the calls of the card's by its rules."""
 
 from dataclasses import replace
 
@@ -34,14 +34,14 @@ def int4_layer(outputs: int, inputs: int, size: int, *, seed: int = 0, powers: b
 
 
 def int8_layer(outputs: int, inputs: int, *, seed: int = 0) -> Grouped:
-    """A random symmetric int8 weight with one scale an output."""
+    """A random symmetric int8 weight with one scale per output."""
     numbers = torch.Generator().manual_seed(seed)
     codes = torch.randint(-127, 128, (outputs, inputs), generator=numbers, dtype=torch.int8)
     return Grouped(codes, torch.rand(outputs, 1, generator=numbers).half() * 0.01 + 1e-3, None, EvenGroups(inputs))
 
 
 def float8_layer(outputs: int, inputs: int) -> Grouped:
-    """A random float8 weight with one scale an output."""
+    """A random float8 weight with one scale per output."""
     numbers = torch.Generator().manual_seed(7)
     codes = torch.randn(outputs, inputs, generator=numbers).mul(100).clamp(-448, 448).to(torch.float8_e4m3fn)
     return Grouped(codes, torch.rand(outputs, 1, generator=numbers) * 0.01 + 1e-3, None, EvenGroups(inputs))
@@ -63,7 +63,7 @@ def matrix_of(grouped: Grouped) -> np.ndarray[tuple[int, ...], np.dtype[np.float
 
 
 def unit(dtype: torch.dtype) -> float:
-    """The largest rounding error of a number, over its size."""
+    """The largest rounding error of a number, relative to the number."""
     return float(torch.finfo(dtype).eps) / 2
 
 
@@ -180,7 +180,7 @@ def test_inputs_of_a_group_may_be_anywhere() -> None:
 
 
 def test_groups_of_different_sizes_are_padded() -> None:
-    """Columns of padding have whatever weight: their input is 0."""
+    """Columns of padding may have any weight: their input is 0."""
     grouped, rows = replace(int4_layer(32, 64, 32), groups=torch.tensor([0, 1] * 24 + [0] * 16)), rows_of(3, 64, _F32)
     weight = whole(grouped)
     assert grouped.zeros is not None
@@ -303,7 +303,7 @@ def test_the_cards_kernel_is_called_by_its_rules(outputs: int, inputs: int, size
 
 @pytest.mark.parametrize("inputs", [32, 64, 96, 128, 256])
 def test_codes_are_restored_from_the_cards_order(inputs: int) -> None:
-    """Of every number of inner tiles: 2, 4 and 8."""
+    """For every number of inner tiles: 2, 4 and 8."""
     codes = torch.randint(0, 16, (24, inputs), dtype=torch.uint8, generator=torch.Generator().manual_seed(inputs))
     inner = next(tiles for tiles in (8, 4, 2) if inputs % (tiles * 16) == 0)
     assert ON_CARD.unpack is not None

@@ -83,7 +83,7 @@ def faulty_rig(
 
 
 def hand_over(rig: Rig, first_block: int = 1) -> str:
-    """Hand over a prompt of 20 tokens and return the transport that it went over."""
+    """Hand off a prompt of 20 tokens and return the transport that it went over."""
     ticket = rig.open(20, range(first_block, first_block + 5))
     rig.hand_over(ticket, range(first_block, first_block + 5))
     rig.events.wait("acked", ticket.ticket_id)

@@ -1,4 +1,4 @@
-"""A TorchMover under the contract of movers (test_digest.py): the test's memory becomes a device's first."""
+"""A TorchMover for the contract of movers (test_digest.py), with the test's memory copied to a device first."""
 
 import torch
 
@@ -8,7 +8,7 @@ from kvtransfer.torch_mover import TorchMover
 
 
 class LiftedMover:
-    """Moves between what lies on the devices named, None being the host; what was written is there for the test too."""
+    """Moves between memory of two devices, None being the host; copies what was written back to the test's memory."""
 
     name = "torch"
 
@@ -32,7 +32,7 @@ class LiftedMover:
 
 
 def on_device(region: Region, device: str) -> DeviceRegion:
-    """The same bytes as memory of `device`: on the CPU the very same memory, where it can be written."""
+    """Return the same bytes in memory of `device`: on the CPU the same memory, unless it is read-only."""
     data = region.view if not region.readonly else memoryview(bytearray(region.view))
     tensor = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
     return DeviceRegion(tensor.to(device), readonly=region.readonly)

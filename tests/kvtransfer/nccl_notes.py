@@ -18,7 +18,7 @@ class Notes:
             notes.write(f"{line}\n")
 
     def broken(self) -> list[str]:
-        """Return what went against the rules: noted so, or a receive that is not as its send."""
+        """Return what went against the rules: what was noted as such, and receives that differ from their sends."""
         found = self._lines(_BROKEN)
         for sends in self.folder.glob("*.sent"):
             sent, taken = self._lines(sends.name), self._lines(sends.with_suffix(".taken").name)

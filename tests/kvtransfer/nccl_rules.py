@@ -1,25 +1,28 @@
-"""NCCL as far as a CPU can show it: gloo underneath, and every rule of NCCL's and of torch's around it that we know.
+"""NCCL as far as a CPU can show it: gloo underneath, and every rule of NCCL and of torch around it that we know.
 
-one thread at a time issues on a device, for whichever of its communicators are made; a link's first operation makes its
-own, and may be issued meanwhile (NCCL orders no threads by default: enqueue.cc, getImplicitOrder)
-the two ends of a communicator are on two devices, and both make it at once, by their first operation: it waits inside
-the call, for one second more than TORCH_NCCL_NONBLOCKING_TIMEOUT, and an abort waits for that (ProcessGroupNCCL.cpp:
-pointToPoint calls initNCCLComm; NCCLUtils.cpp: NCCLComm::getNcclComm and waitReady hold the mutex that abort takes)
-a tensor is one, whole, of the device's memory and of some dtypes; it has bytes
-a receive has the bytes and the dtype of the send that it belongs to
-a peer that dies before it has joined fails that call (NCCLUtils.cpp: waitReady raises the communicator's error)
-an operation ends late, after those before it of its communicator only, and holds its memory until then: a send's must
-not change, a receive's has changed only then (WorkNCCL::isCompleted asks the event that pointToPoint recorded last)
-its own stream waits for the current one of the thread that issues: not for the default one, which computes (syncStream)
-a wait without a time returns at once, and reports no failure; one with a time raises
-a wait is for what has ended: else the thread's current stream waits too (WorkNCCL::wait calls synchronizeStream first)
-an abort ends what the device runs of the communicator, and what it would run of it later: kernels poll the flag that
-ncclCommAbort sets first (NCCL's init.cc: setCommAbortFlags; device/primitives.h: checkAbort)
-what fails ends the process, unless torch was configured to leave it to us
+One thread at a time issues operations on a device, whichever of its existing communicators they are for; a link's first
+operation creates its communicator, and may be issued meanwhile (NCCL orders no threads by default: enqueue.cc,
+getImplicitOrder).
+The two ends of a communicator are on two devices. Both create it at the same time, by their first operation: that waits
+inside the call, for one second more than TORCH_NCCL_NONBLOCKING_TIMEOUT, and an abort waits for it
+(ProcessGroupNCCL.cpp: pointToPoint calls initNCCLComm; NCCLUtils.cpp: NCCLComm::getNcclComm and waitReady hold the mutex that abort takes).
+An operation has one tensor, which is contiguous, in the device's memory, of a supported dtype, and not empty.
+A receive has as many bytes as its send, and the same dtype.
+If a peer dies before it has joined, that call fails (NCCLUtils.cpp: waitReady raises the communicator's error).
+An operation ends late, only after the earlier ones of its communicator, and holds its memory until then: that of a send
+must not change before, that of a receive changes only then (WorkNCCL::isCompleted queries the event that pointToPoint
+recorded last).
+Its own stream waits for the issuing thread's current stream, which is not the default one that computes (syncStream).
+A wait without a timeout returns at once, and reports no failure; one with a timeout raises.
+Only operations that have ended are waited for: otherwise the thread's current stream would wait too (WorkNCCL::wait
+calls synchronizeStream first).
+An abort ends what the device runs of the communicator, and what it would run of it later: kernels poll the flag that
+ncclCommAbort sets first (NCCL's init.cc: setCommAbortFlags; device/primitives.h: checkAbort).
+A failure ends the process, unless torch was configured to leave that to us.
 
 torch's own threads (ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop and Watchdog::runLoop):
-the first group's store is queried, again and again, unless dumps are off
-a failure is written to the store, whatever is off; then the group takes no operation and is not freed for a time
+The store of the first group is queried again and again, unless dumps are off.
+A failure is written to the store even if dumps are off; then the group takes no operation and is not freed for a time.
 
 Both ends may be in one process or in two. In two, `Notes` in a folder are common to them, and nothing hangs or dies.
 """
@@ -121,7 +124,7 @@ class NcclRules:
         return RuleBoundGroup(gloo, rank, device, pair, self, watchdog, join_s)
 
     def enter(self, name: str, device: str, *, is_alone: bool = False) -> _Pair:
-        """Return what the ranks of a communicator share; each has a device of its own. `is_alone`: in its process."""
+        """Return what a communicator's ranks share; each has its own device. `is_alone`: the peer is in another process."""
         with self._lock:
             self.made += 1
             pair = self._pairs.setdefault(name, _Pair(name, joined=threading.Barrier(1 if is_alone else 2)))
@@ -133,7 +136,7 @@ class NcclRules:
 
     @contextmanager
     def on_own_stream(self) -> Iterator[None]:
-        """What this thread does is not on the stream that computes."""
+        """Within the block, this thread issues on a stream other than the one that computes."""
         self._current.is_own = True
         try:
             yield
@@ -170,7 +173,7 @@ class NcclRules:
         return tensor
 
     def note(self, sender: int, pair: _Pair, kind: Literal["sent", "taken"], tensor: torch.Tensor) -> int:
-        """Hold a send against its receive, whichever comes last; return its number."""
+        """Record an operation, compare it with that of the peer once both are known, and return its number."""
         with self._lock:
             sent, taken = pair.sent[sender], pair.taken[sender]
             mine, theirs = (sent, taken) if kind == "sent" else (taken, sent)
@@ -183,7 +186,7 @@ class NcclRules:
             return number
 
     def break_rule(self, what: str) -> None:
-        """Write down what was broken, and raise it."""
+        """Record a broken rule, and raise it."""
         with self._lock:
             self._break(what)
 
@@ -193,7 +196,7 @@ class NcclRules:
 
 
 class Watchdog:
-    """torch's threads around one group. Of every group here, the store is queried, and far more often."""
+    """torch's threads around one group. Here they query the store of every group, and far more often."""
 
     def __init__(self, store: Any, environ: dict[str, str], broken: list[str]) -> None:
         self._store, self._broken, self._ended = store, broken, threading.Event()
@@ -258,7 +261,7 @@ class RuleBoundGroup:
             return self._start_work(self._group.recv([received.landing], peer, tag), received)
 
     def abort(self) -> None:
-        """End what is under way, here and at the peer."""
+        """End the operations in progress, here and at the peer."""
         with self._communicator:
             has_ended = self.is_aborted.is_set()
             self.is_aborted.set()
@@ -269,7 +272,7 @@ class RuleBoundGroup:
                 gloo(self._group, 1 - self._rank)
 
     def _join(self) -> bool:
-        """Make the communicator if that was not done; return whether this did it."""
+        """Create the communicator unless it exists; return whether this call did."""
         if self._is_joined:
             return False
         with self._communicator:
@@ -294,7 +297,7 @@ class RuleBoundGroup:
 
 
 class Sent:
-    """What is being sent, which is read until the operation ends."""
+    """The memory of a send, which is read until the operation ends."""
 
     def __init__(self, tensor: torch.Tensor, rules: NcclRules, has_met: Callable[[], bool] = lambda: True) -> None:
         self._tensor, self._was, self.rules, self.has_met = tensor, tensor.clone(), rules, has_met
@@ -305,7 +308,7 @@ class Sent:
 
 
 class Received:
-    """Where a receive lands, until the operation ends."""
+    """The memory of a receive, which is written when the operation ends."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self.landing, self.has_met = tensor, torch.empty_like(tensor), lambda: True
@@ -315,7 +318,7 @@ class Received:
 
 
 class RuleBoundWork:
-    """An operation under way, which ends after the one `before` it."""
+    """An operation in progress, which ends after the one `before` it."""
 
     def __init__(self, work: Any, memory: Sent | Received, before: threading.Event, group: RuleBoundGroup) -> None:
         self._start_work, self._memory, self._before = work, memory, before
@@ -325,11 +328,11 @@ class RuleBoundWork:
         threading.Thread(target=self._wait, name="nccl-work", daemon=True).start()
 
     def is_completed(self) -> bool:
-        """True as well once it failed."""
+        """Whether it has ended, or failed."""
         return self.ended.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Only with a time does the host wait, and hear of a failure."""
+        """Only with a timeout does the host wait and learn of a failure."""
         if not self.ended.is_set():
             self.rules.break_rule("a wait for an operation that has not ended")
         if timeout is None:

@@ -127,7 +127,7 @@ def test_digested_bytes_are_the_written_ones_if_the_source_changes() -> None:
     changed: list[int] = []
 
     class Changing(StopFlag):
-        """Asked before the one piece and after it."""
+        """Polled before the only piece and after it."""
 
         def is_set(self) -> bool:
             if changed:

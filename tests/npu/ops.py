@@ -97,7 +97,7 @@ def require_npu_ops() -> NpuOps:
 
 @cache
 def npu_ops() -> NpuOps:
-    """Register all ops, once a process. Raises NoWheel."""
+    """Register all ops, once per process. Raises NoWheel."""
     wheel = find_wheel()
     library: Any = Library("npu", "DEF")  # type: ignore[no-untyped-call]
     schemas = {}

@@ -199,7 +199,7 @@ WRONG = [
     Wrong("use --port 8080 or omit it", prefill=(_server(A, 0, 1, port=8080),)),
     Wrong("--kv-transfer-config '{' is not JSON", (*_FLAGS, "--kv-transfer-config={")),
     Wrong("is not a JSON object", (*_FLAGS, "--kv-transfer-config=[]")),
-    Wrong("kv_role 'kv_consumer', and prefill-0 is a kv_producer", (
+    Wrong("kv_role 'kv_consumer', but prefill-0 is a kv_producer", (
         *_FLAGS, '--kv-transfer-config={"kv_role": "kv_consumer"}',
     )),
     Wrong("--port 5600 is one of the KV ports of prefill-0, 5600 (VLLM_NIXL_SIDE_CHANNEL_PORT)", (

@@ -18,7 +18,7 @@ App = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 
 class SignatureGate:
-    """Forwards requests that are signed with the key or have an Authorization header; else refuses in S3's words."""
+    """Forwards requests signed with the key or with an Authorization header; refuses others with S3's messages."""
 
     def __init__(self, app: App, secret_key: str) -> None:
         self._app = app

@@ -115,7 +115,7 @@ def test_a_template_file_that_does_not_exist_is_named(model_folder: Path) -> Non
     [
         ("config.json", None, r"config\.json is missing"),
         ("config.json", "{", r"config\.json cannot be read as JSON"),
-        ("config.json", "[]", r"config\.json contains a list"),
+        ("config.json", "[]", r"config\.json contains a value of type list"),
         ("tokenizer.json", None, r"tokenizer\.json is missing"),
         ("tokenizer.json", "{}", r"tokenizer\.json is not a tokenizer"),
     ],

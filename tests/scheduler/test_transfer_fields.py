@@ -132,7 +132,7 @@ async def test_integers_no_engine_accepts_are_400_or_a_plain_answer(
         body = {"model": model, "prompt": "hello", "max_tokens": 4, name: [value] if name.endswith("ids") else value}
         answer = await client.post("/v1/completions", json=body)
 
-        bounds = {"seed": (-(2**63), 2**63 - 1), "top_k": (-1, 2**70)}  # a larger top_k is all of it
+        bounds = {"seed": (-(2**63), 2**63 - 1), "top_k": (-1, 2**70)}  # a larger top_k means the whole vocabulary
         lowest, highest = bounds.get(name, (1, 0))
         allowed = type(value) is int and lowest <= value <= highest
         assert answer.status_code == (200 if allowed else 400), answer.text

@@ -1,4 +1,4 @@
-"""The fake vLLM worker alone: its tokens can be computed, and each switch makes the failure it names."""
+"""The fake vLLM worker alone: its tokens can be computed, and each switch causes the failure that it names."""
 
 import asyncio
 import json
@@ -274,7 +274,7 @@ def test_a_full_worker_queues() -> None:
     run(test, None, WorkerSettings(fake=replace(FAKE, step_seconds=0.1), max_num_seqs=1))
 
 
-def test_a_key_is_wanted_below_v1() -> None:
+def test_a_key_is_required_below_v1() -> None:
     async def test(made: Cluster) -> None:
         refused = await made.client.complete(made.decode.url, **GREEDY)
         served = await made.client.complete(made.decode.url, {"Authorization": "Bearer secret"}, **GREEDY)

@@ -31,7 +31,7 @@ class RequestSizes:
     def __post_init__(self) -> None:
         if self.input_len < 1 or self.output_len < 1 or self.prefix_len < 0:
             message = f"--random-input-len {self.input_len} --random-output-len {self.output_len}"
-            raise ConfigError(f"{message} --random-prefix-len {self.prefix_len}: at least 1, 1 and 0")
+            raise ConfigError(f"{message} --random-prefix-len {self.prefix_len}: must be at least 1, 1 and 0")
         if not 0 <= self.ratio < 1:
             raise ConfigError(f"--random-range-ratio {self.ratio:g} is not in [0, 1)")
 

@@ -74,7 +74,7 @@ def parse(argv: Sequence[str]) -> PdRequest:
             raise ConfigError(f"--{name.replace('_', '-')} is set by `pdserve bench pd` itself: leave it out")
     options = from_namespace(PdOptions, namespace)
     if options.rounds < 1:
-        raise ConfigError(f"--rounds {options.rounds}: at least 1")
+        raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
     if not options.startup_timeout > 0:
         raise ConfigError(f"--startup-timeout {options.startup_timeout:g}: more than 0 s")
     if options.vllm and not os.access(options.vllm, os.X_OK):

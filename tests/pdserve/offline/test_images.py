@@ -51,10 +51,10 @@ def test_an_orientation_in_the_images_file_is_not_applied_again() -> None:
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        ({"image": 1}, TypeError, "prompt 3: multi_modal_data.image 0 is a int, must be a PIL image"),
-        ({"image": [PICTURES[0], "a"]}, TypeError, "multi_modal_data.image 1 is a str"),
+        ({"image": 1}, TypeError, "prompt 3: multi_modal_data.image 0 is int, must be a PIL image"),
+        ({"image": [PICTURES[0], "a"]}, TypeError, "multi_modal_data.image 1 is str"),
         ({"video": 1}, ValueError, "prompt 3: multi_modal_data has video: only image is served"),
-        ([], TypeError, "multi_modal_data is a list"),
+        ([], TypeError, "multi_modal_data is list"),
     ],
 )
 def test_other_data_is_refused(data: Any, error: type[Exception], message: str) -> None:

@@ -57,7 +57,7 @@ def test_changed_parameters_are_checked_before_any_work(local: LLM) -> None:
     params.top_p = 2.0
     with pytest.raises(ValueError, match=r"top_p is 2\.0"):
         local.generate(["a", "b"], [SamplingParams(), params])
-    with pytest.raises(TypeError, match="sampling_params holds a dict, must be SamplingParams"):
+    with pytest.raises(TypeError, match="sampling_params holds a value of type dict, must be SamplingParams"):
         local.generate("a", {"top_p": 0.5})  # type: ignore[arg-type]
 
 

@@ -36,7 +36,7 @@ def test_each_form_is_read(given: Any, prompts: list[PromptInput]) -> None:
         ([[True, False]], TypeError, "prompt 0 is a value of type list"),
         ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a list of token ids, not empty"),
         ({"text": "a"}, ValueError, "prompt 0 has neither prompt nor prompt_token_ids"),
-        ({"prompt": "a", "multi_modal_data": {"image": 1}}, TypeError, "prompt 0: multi_modal_data.image 0 is a int"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, TypeError, "prompt 0: multi_modal_data.image 0 is int"),
         (None, TypeError, "generate needs prompts"),
         (5, TypeError, "prompt 0 is a value of type int: pass a string"),
         (b"a", TypeError, "prompt 0 is a value of type bytes: pass a string"),
@@ -58,7 +58,7 @@ def test_one_set_of_parameters_is_for_all_and_several_are_one_each() -> None:
 def test_one_conversation_or_several_are_accepted() -> None:
     assert conversations([USER]) == [[USER]]
     assert conversations([[USER], [USER, USER]]) == [[USER], [USER, USER]]
-    with pytest.raises(TypeError, match="conversation 1 is a str"):
+    with pytest.raises(TypeError, match="conversation 1 is str"):
         conversations([[USER], "hi"])
     with pytest.raises(ValueError, match="conversation 1 has no message"):
         conversations([[USER], []])

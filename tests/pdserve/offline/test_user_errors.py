@@ -74,7 +74,7 @@ def test_startup_refusals_of_the_engine_name_keywords(model: Path) -> None:
 def test_parameters_of_another_class_are_refused_by_their_type(local: LLM) -> None:
     error = error_of(lambda: local.beam_search("hello", SamplingParams()))  # type: ignore[arg-type]
 
-    assert str(error) == "params holds a SamplingParams, must be BeamSearchParams"
+    assert str(error) == "params holds a value of type SamplingParams, must be BeamSearchParams"
 
 
 def test_a_vector_shows_its_length(local: LLM) -> None:
