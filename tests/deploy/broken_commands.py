@@ -47,9 +47,9 @@ DOCKER_RUN = (
     _row("a volume without its place", "decode", *_LOCAL, "--volume", "/data"),
     _row("a name that docker does not take", "decode", *_LOCAL, "--name", "a b"),
     _row("a size that is not a number", "decode", *_LOCAL, "--shm-size", "much"),
-    _row("a slip in a flag", "decode", *_LOCAL, "--shm=2g"),
+    _row("a typo in a flag", "decode", *_LOCAL, "--shm=2g"),
     Broken(
-        "a slip in a key of --config", None, {"c.yaml": "image: pdserve\nshm-sise: 2g\n"},
+        "a typo in a key of --config", None, {"c.yaml": "image: pdserve\nshm-sise: 2g\n"},
         ("decode", "--config=c.yaml"), _DOCKER,
     ),
     _row("an image that is a flag", "decode", "--image=--privileged", "--dir", "/data", "--local-table", "l.json"),
@@ -58,9 +58,9 @@ DOCKER_RUN = (
 OTHERS = (
     Broken("build_image.sh: no base image", None, {}, ("--image-name=pdserve",), _IMAGE),
     Broken("build_image.sh: a name no image has", None, {}, ("--base-image=a", "--image-name=Pd serve"), _IMAGE),
-    Broken("build_image.sh: a slip in a flag", None, {}, ("--base-imag=a", "--image-name=b"), _IMAGE),
+    Broken("build_image.sh: a typo in a flag", None, {}, ("--base-imag=a", "--image-name=b"), _IMAGE),
     Broken(
-        "build_image.sh: a slip in a key of --config", None, {"c.yaml": "base_imag: a\n"}, ("--config=c.yaml",), _IMAGE
+        "build_image.sh: a typo in a key of --config", None, {"c.yaml": "base_imag: a\n"}, ("--config=c.yaml",), _IMAGE
     ),
     Broken("link_guide_paths: no folder", None, {}, (), _PATHS),
     Broken("link_guide_paths: a path that is taken", None, {"AscendCloud-LLM": "a file\n"}, (".",), _PATHS),

@@ -4,7 +4,7 @@
     {{ if p }}..{{ else if p }}..{{ else }}..{{ end }}  {{ with p }}..{{ end }}  {{ range $k, $v := p }}..{{ end }}
     {{ $x := p }}  .field.field  $x.field  (p)  "text"  12  f a b | g c
 
-It is stricter than Go: a key that a map does not have is an error, so a slip in a name is found.
+It is stricter than Go: a key that a map does not have is an error, so a typo in a name is found.
 """
 
 import json

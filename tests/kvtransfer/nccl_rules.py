@@ -5,7 +5,8 @@ operation creates its communicator, and may be issued meanwhile (NCCL orders no 
 getImplicitOrder).
 The two ends of a communicator are on two devices. Both create it at the same time, by their first operation: that waits
 inside the call, for one second more than TORCH_NCCL_NONBLOCKING_TIMEOUT, and an abort waits for it
-(ProcessGroupNCCL.cpp: pointToPoint calls initNCCLComm; NCCLUtils.cpp: NCCLComm::getNcclComm and waitReady hold the mutex that abort takes).
+(ProcessGroupNCCL.cpp: pointToPoint calls initNCCLComm; NCCLUtils.cpp: NCCLComm::getNcclComm and waitReady hold the
+mutex that abort takes).
 An operation has one tensor, which is contiguous, in the device's memory, of a supported dtype, and not empty.
 A receive has as many bytes as its send, and the same dtype.
 If a peer dies before it has joined, that call fails (NCCLUtils.cpp: waitReady raises the communicator's error).
@@ -124,7 +125,7 @@ class NcclRules:
         return RuleBoundGroup(gloo, rank, device, pair, self, watchdog, join_s)
 
     def enter(self, name: str, device: str, *, is_alone: bool = False) -> _Pair:
-        """Return what a communicator's ranks share; each has its own device. `is_alone`: the peer is in another process."""
+        """Return what a communicator's ranks share, each with its own device; `is_alone`: the peer is in another process."""
         with self._lock:
             self.made += 1
             pair = self._pairs.setdefault(name, _Pair(name, joined=threading.Barrier(1 if is_alone else 2)))

@@ -79,9 +79,9 @@ START_SERVERS = (
     _decode(
         "a worker whose program is not there", files=_WORKERS, PDSERVE_WORKER="vllm", PDSERVE_VLLM_COMMAND="/no/vllm"
     ),
-    _decode("a slip in a variable", PDSERVE_API_KYE="x"),
+    _decode("a typo in a variable", PDSERVE_API_KYE="x"),
     _decode("a model that is not there", "--model=/nope"),
-    _decode("a slip in a flag", "--max-modellen=4096"),
+    _decode("a typo in a flag", "--max-modellen=4096"),
     _decode("a flag of vLLM's that is refused", "--pipeline-parallel-size=2"),
     _decode("a variable that is not set for a value", "--served-model-name="),
     _decode("a value that is none", "--max-num-seqs=many"),
@@ -116,7 +116,7 @@ PDSERVE_UP = (
     _up("port 0", "--port=0"),
     _up("a model that is not there", "--model=/nope"),
     _up("what it decides itself", "--node-ports=8088,8089"),
-    _up("a slip in a flag", "--prefil=2"),
+    _up("a typo in a flag", "--prefil=2"),
     _up("a variable that is not set for a value", "--host="),
     _up("a folder that is not a model", files={}),
     _up("a length above the model's", "--max-model-len=4096"),

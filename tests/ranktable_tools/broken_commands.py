@@ -31,10 +31,10 @@ COMMANDS = (
     ),
     Broken("gen: an empty list", None, {}, (*_GEN, "--prefill-server-list", "", "--decode-server-list=5")),
     Broken("gen: a masked address", None, {}, ("gen", "--ip", "10.**.**.18", "--api-server")),
-    Broken("gen: an owner that no user is", None, {}, (*_GEN, "--api-server", "--owner=-1")),
+    Broken("gen: an owner that is not a user", None, {}, (*_GEN, "--api-server", "--owner=-1")),
     Broken("gen: a link-local address without its interface", None, {}, ("gen", "--ip", "fe80::1", "--api-server")),
-    Broken("a slip in a command", None, {"t.json": modelarts()}, ("lnit", "t.json")),
-    Broken("a slip in a flag", None, {"t.json": modelarts()}, ("lint", "t.json", "--strickt")),
+    Broken("a typo in a command", None, {"t.json": modelarts()}, ("lnit", "t.json")),
+    Broken("a typo in a flag", None, {"t.json": modelarts()}, ("lint", "t.json", "--strickt")),
     Broken("merge: one table", None, {"a.json": _PART_A}, _MERGE[:3]),
     Broken("merge: one table twice", None, {"a.json": _PART_A}, (*_MERGE[:3], "a.json")),
     Broken("merge: a local table", None, {"a.json": _PART_A, "b.json": local()}, _MERGE),
@@ -45,7 +45,7 @@ COMMANDS = (
         "merge: one device in two files", None, {"a.json": _PART_A, "b.json": grouped(group(2, server(A, 5)))}, _MERGE
     ),
     Broken(
-        "merge: an input would be written over",
+        "merge: an input would be overwritten",
         None,
         {"global_ranktable_merge.json": _PART_A, "b.json": _PART_B},
         ("merge", "--global-ranktable-list", "global_ranktable_merge.json", "b.json"),
@@ -112,7 +112,7 @@ COMMANDS = (
 
 LOOKING = (
     Broken("watch: no table", None, {}, ("watch", "gone.json")),
-    Broken("watch: no time between looks", None, {"t.json": modelarts()}, ("watch", "t.json", "--interval", "0")),
+    Broken("watch: no interval", None, {"t.json": modelarts()}, ("watch", "t.json", "--interval", "0")),
     Broken("watch: an end in the past", None, {"t.json": modelarts()}, ("watch", "t.json", "--for=-1")),
     Broken("doctor: two global tables", None, {"a.json": modelarts(), "b.json": modelarts()},
            ("doctor", "a.json", "b.json")),
@@ -132,7 +132,7 @@ def _guide_command(what: str, *words: str) -> Broken:
 GUIDE = (
     _guide_command("gen: nothing to generate", "--mode", "gen", "--ip", A, "--device-type=cpu"),
     _guide_command("gen: a table to merge", "--mode", "gen", "--global-ranktable-list", "a.json", "b.json"),
-    _guide_command("gen: a slip in a flag", "--mode", "gen", "--prefil-server-list", "4,5"),
+    _guide_command("gen: a typo in a flag", "--mode", "gen", "--prefil-server-list", "4,5"),
     _guide_command("merge: no table", "--mode", "merge"),
     _guide_command("merge: one table", "--mode", "merge", "--global-ranktable-list", "a.json"),
     _guide_command(

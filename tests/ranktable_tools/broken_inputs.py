@@ -76,7 +76,7 @@ FILES = (
     lint_row("another JSON file", "unknown-dialect", {"name": "pdserve"}),
     lint_row("a list instead of an object", "wrong-type", []),
     lint_row(
-        "ranks run on over two servers of the guide's group 1",
+        "ranks continue over two servers of the guide's group 1",
         "ambiguous-dialect",
         modelarts(prefill=[server(A, 4), server(B, 5, first_rank=1)]),
     ),
@@ -109,7 +109,7 @@ HEADS = (
 )
 
 VALUES = (
-    _guide("a slip in a key", "misspelt-key", f"{_G1}.server_prot", "8088", "--strict"),
+    _guide("a typo in a key", "misspelt-key", f"{_G1}.server_prot", "8088", "--strict"),
     _guide("a masked address, as in the guide", "masked-address", f"{_G1}.server_ip", "10.**.**.18"),
     _guide("a masked device address", "masked-address", f"{_G1}.device.0.device_ip", "10.**.**.22"),
     _guide("no address", "bad-address", f"{_G1}.device.0.device_ip", "10.0.0.999"),
@@ -120,7 +120,7 @@ VALUES = (
     _guide("a device_id that is a number", "wrong-type", f"{_G1}.device.0.device_id", 4),
     _guide("a device_id that is not a number", "bad-number", f"{_G1}.device.0.device_id", "davinci4"),
     _guide("a worker of an engine that is not served", "worker-kind", f"{_G1}.worker", "sglang"),
-    _guide("a URL of no worker", "worker-entry", f"{_G1}.url", "http://192.0.2.1:8101"),
+    _guide("a URL that no worker has", "worker-entry", f"{_G1}.url", "http://192.0.2.1:8101"),
     _worker("a scheduler of another engine", "worker-entry", "server_group_list.0.server_list.0.worker", "vllm"),
     _worker("a worker's URL with a user", "bad-url", f"{_G1}.url", "http://root:x@192.0.2.1:8101"),
     _worker("a worker's URL with a path", "bad-url", f"{_G1}.url", "http://192.0.2.1:8101/v1"),
@@ -198,19 +198,19 @@ CLUSTERS = (
         _workers([(4, 5)], [(), ()], worker="vllm"),
     ),
     lint_row(
-        "prefill instances of unlike sizes",
+        "prefill instances of different sizes",
         "unequal-tensor-parallel",
         modelarts(prefill=[server(A, 0, 1), server(A, 2)], decode=[server(B, 0, 1)]),
         "--strict",
     ),
     lint_row(
-        "decode instances of unlike sizes",
+        "decode instances of different sizes",
         "unequal-tensor-parallel",
         modelarts(prefill=[server(A, 0, 1)], decode=[server(B, 0, 1), server(B, 2)]),
         "--strict",
     ),
     lint_row(
-        "prefill and decode of unlike sizes",
+        "prefill and decode of different sizes",
         "unequal-tensor-parallel",
         modelarts(decode=[server(B, 6)]),
         "--strict",
@@ -244,7 +244,7 @@ CLUSTERS = (
         "--strict",
     ),
     lint_row(
-        "prefill workers of vllm-ascend of unlike sizes",
+        "prefill workers of vllm-ascend of different sizes",
         "worker-sizes",
         _workers([(0, 1), (2, 3, 4, 5)], [(0, 1)], worker="vllm-ascend"),
         "--strict",

@@ -1,4 +1,4 @@
-"""Requests to /v1/messages: which chat they are, which are refused and where, and errors in Anthropic's format."""
+"""Requests to /v1/messages: which chat they become, which are refused and where, and errors in Anthropic's format."""
 
 import dataclasses
 from typing import Any

@@ -41,7 +41,7 @@ def test_keywords_without_effect_are_named_once(capsys: pytest.CaptureFixture[st
 
 
 def test_every_keyword_of_vllms_own_class_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """As declared by LLM of vLLM 0.32 (entrypoints/llm.py), with its defaults, and its former ones."""
+    """As declared by LLM of vLLM 0.32 (entrypoints/llm.py), with its defaults, and those of earlier versions."""
     given = {
         "runner": "auto", "convert": "auto", "tokenizer": None, "tokenizer_mode": "auto", "skip_tokenizer_init": False,
         "trust_remote_code": False, "allowed_local_media_path": None, "allowed_media_domains": None,
