@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from engine.models.families import support_of
+from engine.models.families import FAMILIES, support_of
 from wire.errors import ConfigError
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -15,6 +15,7 @@ _OTHER_LAYER_TYPES = {
     "chunked_attention": "attend within fixed chunks",
     "indexed_attention": "choose their keys by a separate index",
 }
+_WITH_IMAGES = ", ".join(one.model_type for one in FAMILIES if one.images is not None)
 
 
 def refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> None:
@@ -48,8 +49,8 @@ def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -
 def _refuse_other_input(path: Path, kind: str, config: Any, text: Any) -> None:
     """Refuse multimodal models: their config contains a text config, or one for images or sound besides it."""
     if support_of(kind).is_audio:
-        raise ConfigError(f"{path}: {kind} is an audio model; only text models run")
+        raise ConfigError(f"{path}: {kind} is an audio model; only models of texts and images run")
     others = sorted(name for name in config.sub_configs if getattr(config, name, None) is not text)
     if config is not text or any(word in name for name in others for word in ("vision", "audio", "image")):
         has = f" (it has {', '.join(others)})" if others else ""
-        raise ConfigError(f"{path}: {kind} is a multimodal model{has}; only text models run")
+        raise ConfigError(f"{path}: {kind} is a multimodal model{has}; of these only {_WITH_IMAGES} run")

@@ -104,7 +104,9 @@ def _of_role(role: Role, table: GlobalTable, number: int | None) -> ContainerMem
         choices = "; ".join(
             f"{one.number}: {one.server.server_ip} devices {','.join(one.server.device_ids)}" for one in here
         )
-        raise RanktableError(f"{role} may be any of {len(here)}: set --instance N or --local-table ({choices})")
+        raise RanktableError(
+            f"it may be any of {len(here)} {role} instances: set --instance N or --local-table ({choices})"
+        )
     return _member(here[0], table)
 
 

@@ -147,8 +147,8 @@ def test_logits_are_those_of_the_dequantised_network_up_to_roundings(
     scheme: Scheme, dtype: str, tmp_path: Path
 ) -> None:
     """A layer's output moves by u (16 |scales| + 2 |weight|) at most, by 3 u to 5 u of its size at 4 bits, and by half
-    a step of 127 (an input's size is a third of the largest) where inputs are int8. Errors of layers have nothing to do
-    with each other, so their squares add up.
+    a step of 127 (an input's size is a third of the largest) where inputs are int8. The layers' errors are
+    independent of each other, so their squares add up.
     """
     path = _make("llama", tmp_path, scheme)
     ids = torch.tensor([_PROMPTS[1]])

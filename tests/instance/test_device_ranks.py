@@ -99,7 +99,7 @@ def test_a_prompt_is_handed_off_between_ranks_on_devices(
 
 
 def use_streams(collective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the fake device with a stream, and this collective for its ranks, here and in their processes."""
+    """Install the fake device with a stream, and this collective for its ranks, here and in their processes."""
     monkeypatch.setitem(table.KINDS, "fake", StreamKind(collective))
     monkeypatch.setitem(COLLECTIVES, collective, stream_collective(collective))
     monkeypatch.setattr(ranks, "DEVICE_PROGRAM", PROGRAM)

@@ -125,7 +125,7 @@ class NcclRules:
         return RuleBoundGroup(gloo, rank, device, pair, self, watchdog, join_s)
 
     def enter(self, name: str, device: str, *, is_alone: bool = False) -> _Pair:
-        """Return what a communicator's ranks share, each with its own device; `is_alone`: the peer is in another process."""
+        """Return what a communicator's ranks share, each with its own device; `is_alone`: one end only."""
         with self._lock:
             self.made += 1
             pair = self._pairs.setdefault(name, _Pair(name, joined=threading.Barrier(1 if is_alone else 2)))

@@ -32,7 +32,7 @@ async def test_a_reset_gives_all_later_requests_another_salt(serve: Any) -> None
 
         salts = [request.cache_salt for request in served.dispatcher.requests]
 
-    assert salts[0] == ""  # without a reset, keys and salts nothing is separated
+    assert salts[0] == ""  # without a reset, keys or salts, nothing is separated
     assert len(set(salts)) == 4  # before and after: with and without a salt of the client
     assert (salts[2], salts[5]) == (salts[0], salts[3])
 

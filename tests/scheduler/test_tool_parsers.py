@@ -1,4 +1,4 @@
-"""Texts of models to content and calls: the same however the text is cut, and nothing raises."""
+"""Models' texts become content and calls: the same ones however a text is cut, and nothing raises."""
 
 import json
 import random
