@@ -10,7 +10,8 @@ choices, vectors, bad bodies, and requests whose client disconnects (benchmarks/
 same body always has the same answer, on any pair of instances and alongside any other requests. When the time is up,
 the clients end and the cluster is checked:
 
-    `endings` none `wrong`, none `unended`; `told` (an error with a message) only if instances are killed or stopped
+    outcomes  none `wrong`, none `unfinished`; `failed` (an error with a message) only if instances are killed or
+              stopped
     idle      every gauge of work is back at zero, and all received requests have ended
     growth    memory, descriptors and threads of each process, from its second quarter to its last: at most
               --most-growth, one descriptor for each client, and one thread
@@ -40,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aiohttp
 
-from benchmarks.soaking.requests import KINDS, TOLD, UNENDED, WEIGHTS, WRONG, Outcome, SoakClient
+from benchmarks.soaking.requests import FAILED, KINDS, UNFINISHED, WEIGHTS, WRONG, Outcome, SoakClient
 from benchmarks.soaking.snapshots import ProcessSample, all_living, growth, not_idle, sample_processes, shared_names
 from pdserve.client import Client
 from pdserve.ports import free_ports
@@ -110,9 +111,9 @@ def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
     """Return whether each check passed."""
     grown = [one for samples in row["growth"].values() for one in samples]
     return {
-        "every answer the same": not row["endings"].get(WRONG),
-        "every request ended": not row["endings"].get(UNENDED),
-        "no error without a fault": bool(args.kill_every or args.freeze_every) or not row["endings"].get(TOLD),
+        "every answer the same": not row["outcomes"].get(WRONG),
+        "every request ended": not row["outcomes"].get(UNFINISHED),
+        "no error without a fault": bool(args.kill_every or args.freeze_every) or not row["outcomes"].get(FAILED),
         "idle afterwards": not row["not_idle"],
         "no growth": all(
             one["resident_mib"] <= args.most_growth and one["threads"] <= 1 and one["descriptors"] <= args.clients
@@ -129,7 +130,7 @@ class Soak:
         self.args, self.folder, self.url = args, folder, url
         self.client = Client(url, timeout_s=DEADLINE_S)
         self.rng = random.Random(args.seed)
-        self.endings: Counter[tuple[str, str]] = Counter()
+        self.outcomes: Counter[tuple[str, str]] = Counter()
         self.words: list[str] = []
         self.samples: dict[tuple[str, tuple[int, int]], list[ProcessSample]] = {}
         self.kills = self.freezes = 0
@@ -165,8 +166,8 @@ class Soak:
 
     def note(self, outcome: Outcome) -> None:
         """Count an outcome; keep the messages of the first failures."""
-        self.endings[outcome.kind, outcome.how] += 1
-        if outcome.message and outcome.how in (WRONG, UNENDED, TOLD):
+        self.outcomes[outcome.kind, outcome.how] += 1
+        if outcome.message and outcome.how in (WRONG, UNFINISHED, FAILED):
             line = f"{outcome.kind} {outcome.how}: {outcome.message}"
             if len(self.words) < MAX_WORDS and line not in self.words:
                 self.words.append(line)
@@ -180,7 +181,7 @@ class Soak:
                     self.samples.setdefault((one.name, one.pid_and_start), []).append(one)
                 total = sum(one.resident_bytes for one in looks) >> 20
                 by_how = Counter[str]()
-                for (_, how), count in self.endings.items():
+                for (_, how), count in self.outcomes.items():
                     by_how[how] += count
                 counts = ", ".join(f"{count} {how}" for how, count in by_how.items())
                 line = f"{max(0.0, until - time.monotonic()):5.0f} s left: {counts or 'nothing ended yet'}; {total} MiB"
@@ -224,9 +225,9 @@ class Soak:
 
     def row(self, seconds: float, left: dict[str, float]) -> dict[str, Any]:
         """Return the observations as one row."""
-        endings, kinds = Counter[str](), dict[str, dict[str, int]]()
-        for (kind, how), count in sorted(self.endings.items()):
-            endings[how] += count
+        outcomes, kinds = Counter[str](), dict[str, dict[str, int]]()
+        for (kind, how), count in sorted(self.outcomes.items()):
+            outcomes[how] += count
             kinds.setdefault(kind, {})[how] = count
         grown: dict[str, list[dict[str, int]]] = {}
         for (name, _), looks in self.samples.items():
@@ -238,8 +239,8 @@ class Soak:
                 "threads": by["threads"],
             })  # fmt: skip
         return {
-            "measure": "soak", "seconds": round(seconds), "requests": sum(endings.values()), "kills": self.kills,
-            "freezes": self.freezes, "endings": dict(endings), "kinds": kinds, "words": self.words, "not_idle": left,
+            "measure": "soak", "seconds": round(seconds), "requests": sum(outcomes.values()), "kills": self.kills,
+            "freezes": self.freezes, "outcomes": dict(outcomes), "kinds": kinds, "words": self.words, "not_idle": left,
             "growth": grown,
         }  # fmt: skip
 

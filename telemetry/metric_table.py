@@ -171,8 +171,8 @@ OUTCOMES = (
     _row(_COUNTER, "http", "http_requests", "HTTP requests answered", labels=("route", "method", "status")),
     _row(_COUNTER, "paths", "prompts_served", "Prompts served", labels=("path",)),
     _row(_COUNTER, "path_seconds", "path_seconds", "Seconds of prompts whose paths were compared", labels=("path",)),
-    _row(_COUNTER, "path_expected", "path_expected_seconds", "What was expected of the same", labels=("path",)),
-    _row(_COUNTER, "endings", "request_endings", "How generation requests ended", labels=("ending",)),
+    _row(_COUNTER, "path_expected", "path_expected_seconds", "Seconds expected for these prompts", labels=("path",)),
+    _row(_COUNTER, "outcomes", "request_endings", "How generation requests ended", labels=("ending",)),
     _vllm(_COUNTER, "finished_reasons", "request_success", "Finished sequences", labels=("finished_reason",)),
 )  # fmt: skip
 _PAIR = ("instance", "peer")

@@ -1,11 +1,11 @@
 """The requests of a soak: one function for each kind. Each sends one request and returns its outcome.
 
-`answered`  as expected, and equal to every earlier answer to the same body
-`refused`   a bad request got the expected status, with a message
-`left`      the client disconnected in the middle, on purpose
-`told`      an error with a message: a status of 429 or from 500 up, or an error event that ends the stream
-`wrong`     an answer other than the expected one
-`unended`   no answer within the deadline, or a stream or connection that stopped without an error
+`answered`    as expected, and equal to every earlier answer to the same body
+`refused`     a bad request got the expected status, with a message
+`left`        the client disconnected in the middle, on purpose
+`failed`      an error with a message: a status of 429 or from 500 up, or an error event that ends the stream
+`wrong`       an answer other than the expected one
+`unfinished`  no answer within the deadline, or a stream or connection that stopped without an error
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import aiohttp
 
 from pdserve.bench.load.sse import EventReader
 
-ANSWERED, REFUSED, LEFT, TOLD, WRONG, UNENDED = "answered", "refused", "left", "told", "wrong", "unended"
+ANSWERED, REFUSED, LEFT, FAILED, WRONG, UNFINISHED = "answered", "refused", "left", "failed", "wrong", "unfinished"
 _SENTENCE = (
     "river mountain engine window garden letter winter ocean paper silver candle bridge market forest thunder violin "
     "harbor lantern meadow compass orchard marble whisper canyon feather granite"
@@ -77,13 +77,13 @@ class SoakClient:
             async with asyncio.timeout(self.deadline_s):
                 how, message = await KINDS[kind](self)
         except ServerFailed as error:
-            how, message = TOLD, str(error)
+            how, message = FAILED, str(error)
         except Unexpected as error:
             how, message = WRONG, str(error)
         except TimeoutError:
-            how, message = UNENDED, f"nothing within {self.deadline_s:g} s"
+            how, message = UNFINISHED, f"nothing within {self.deadline_s:g} s"
         except (aiohttp.ClientError, ConnectionError, Incomplete) as error:
-            how, message = UNENDED, f"{type(error).__name__}: {error}"
+            how, message = UNFINISHED, f"{type(error).__name__}: {error}"
         return Outcome(kind, how, message)
 
     def text(self, number: int, words: int) -> str:

@@ -44,7 +44,7 @@ class SchedulerCounters:
         self.kv_bytes = self.kv_bytes_early = 0
         self.prompt_tokens = self._first_tokens = 0
         self.token_gap = self.between_tokens.observe
-        self.endings: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.paths: Counter[str] = Counter()
         self.path_seconds: defaultdict[str, float] = defaultdict(float)
@@ -85,7 +85,7 @@ class SchedulerCounters:
 
     def request_done(self, done: RequestDone) -> None:
         """Count a request by its outcome; its sizes and times only if it finished."""
-        self.endings[done.outcome] += 1
+        self.outcomes[done.outcome] += 1
         self._count_reasons(done)
         if done.outcome != "finished":
             return

@@ -43,7 +43,7 @@ class ScriptedDispatcher:
     last_finish: FinishReason | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     stopped: list[tuple[int, int]] = field(default_factory=list)
-    endings: list[str] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,7 +66,7 @@ class ScriptedDispatcher:
             outcome = "failed"
             raise
         finally:
-            self.endings.append(outcome)
+            self.outcomes.append(outcome)
             self.closed.set()
 
 

@@ -320,7 +320,7 @@ async def test_a_cancelled_run_cancels_the_apps_work(text_model: Path, tmp_path:
             await running
         await dispatcher.closed.wait()
 
-    assert dispatcher.endings == ["cancelled"]
+    assert dispatcher.outcomes == ["cancelled"]
 
 
 @pytest.mark.covers("B.images.10")

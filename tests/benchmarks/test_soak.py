@@ -32,7 +32,7 @@ def _page(**more: float) -> Mock:
 
 def _row(**differs: object) -> dict[str, Any]:
     row = {
-        "endings": {"answered": 5}, "not_idle": {}, "left_behind": {"shared_memory": [], "processes": []},
+        "outcomes": {"answered": 5}, "not_idle": {}, "left_behind": {"shared_memory": [], "processes": []},
         "growth": {"decode-0": [{"resident_mib": 1, "descriptors": 0, "threads": 0}]},
     }  # fmt: skip
     return row | differs
@@ -55,9 +55,9 @@ def test_leaks_and_unfinished_requests_are_named() -> None:
     ("differs", "broken"),
     [
         ({}, None),
-        ({"endings": {"wrong": 1}}, "every answer the same"),
-        ({"endings": {"unended": 1}}, "every request ended"),
-        ({"endings": {"told": 1}}, "no error without a fault"),
+        ({"outcomes": {"wrong": 1}}, "every answer the same"),
+        ({"outcomes": {"unfinished": 1}}, "every request ended"),
+        ({"outcomes": {"failed": 1}}, "no error without a fault"),
         ({"not_idle": {"pdserve_running": 1.0}}, "idle afterwards"),
         ({"growth": {"decode-0": [{"resident_mib": 65, "descriptors": 0, "threads": 0}]}}, "no growth"),
         ({"growth": {"decode-0": [{"resident_mib": 0, "descriptors": 13, "threads": 0}]}}, "no growth"),
@@ -79,7 +79,7 @@ def test_a_different_answer_to_the_same_body_is_wrong() -> None:
     assert client.same("greedy 1", "b")[0] == "wrong"
 
 
-@pytest.mark.parametrize(("status", "how"), [(400, "wrong"), (404, "wrong"), (429, "told"), (503, "told")])
+@pytest.mark.parametrize(("status", "how"), [(400, "wrong"), (404, "wrong"), (429, "failed"), (503, "failed")])
 def test_a_refused_good_request_is_a_fault_and_a_full_server_is_not(status: int, how: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "no"}}, status=status)
@@ -110,5 +110,5 @@ def test_a_cluster_is_soaked_and_ended(tmp_path: Path) -> None:
 
     row = json.loads(output.splitlines()[-1])
     assert running.returncode == 0, (row, errors)
-    assert set(row["endings"]) >= {"answered", "left", "refused"}
+    assert set(row["outcomes"]) >= {"answered", "left", "refused"}
     assert all(row["held"].values())

@@ -50,7 +50,7 @@ class Tools:
 
 @pytest.fixture(params=("OpenAIChatCompletionsModel", "OpenAIResponsesModel"))
 def kind(request: pytest.FixtureRequest) -> str:
-    """A class of models."""
+    """The library's class for each of the two APIs."""
     return str(request.param)
 
 

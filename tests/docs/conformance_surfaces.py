@@ -37,7 +37,7 @@ SURFACES: dict[str, dict[int, str]] = {
     "B.reasoning": {
         1: "thinking before content and calls, in each format, whole and streamed",
         2: "as vLLM's and OpenAI's parsers find it, however cut", 3: "its tokens in usage",
-        4: "thinking_token_budget, also after a hand-off or a retry", 5: "a form or a forced call after it",
+        4: "thinking_token_budget, also after a hand-off or a retry", 5: "structured output or a forced call after it",
         6: "include_reasoning and separate_reasoning",
     },
     "B.completion": {

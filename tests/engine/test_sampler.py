@@ -1,4 +1,4 @@
-"""The sampler against transformers' logits warpers, against its own probabilities, and alone against in a batch."""
+"""The sampler against transformers' logits warpers, against its own probabilities, and a row alone against a batch."""
 
 from collections import Counter
 from typing import Any

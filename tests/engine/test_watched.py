@@ -24,7 +24,7 @@ WAIT_S = 300.0  # a thread may come late, too, on a busy machine
 
 
 class FailingModel(FakeModel):
-    """Calls `fails` before each launch and each collect, and copy; `calls` lists these."""
+    """Calls `fails` before each launch, collect and copy; `calls` lists these."""
 
     def __init__(self, fails: Callable[[str], None], *, runs_ahead: bool = False) -> None:
         super().__init__(replace(CONFIG, runs_ahead=runs_ahead))
@@ -60,7 +60,7 @@ class FailingModel(FakeModel):
 def serving(
     fails: Callable[[str], None], device: DyingDevice, *, runs_ahead: bool = False, touch_s: float = WAIT_S
 ) -> Iterator[tuple[EngineCore, FailingModel, list[PdserveError]]]:
-    """An engine on a watched model, and what is reported to its owner; no time passes for what has not failed."""
+    """An engine on a watched model, and what is reported to its owner; its clock stands still."""
     model, reported = FailingModel(fails, runs_ahead=runs_ahead), list[PdserveError]()
     watch = DeviceWatch(device, reported.append, touch_s, clock=lambda: 0.0)
     core = EngineCore(
@@ -175,10 +175,10 @@ def test_a_device_that_computes_is_not_lost_however_long_a_step_takes() -> None:
     with watch.guard():
         now[0] += WAIT_S
         assert watch.check()
-        assert device.recorded == 0, "it has its time"
+        assert device.recorded == 0, "it still has time"
         now[0] += 1.0
         assert watch.check()
-        assert device.recorded == 1, "it was tried"
+        assert device.recorded == 1, "the device was tested"
     now[0] += 2 * WAIT_S
     assert watch.check()
     assert device.recorded == 1, "it gets no calls"

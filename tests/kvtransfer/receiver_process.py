@@ -33,7 +33,7 @@ def serve(pool: PoolMemory, received: Callable[[], bytes], *, within_s: float) -
 
 
 def main() -> None:
-    """Receive into host memory; what was committed are the tokens, tensor by tensor."""
+    """Receive into host memory, and print the committed tokens tensor by tensor."""
     pool = Pool(LAYOUT)
 
     def received() -> bytes:

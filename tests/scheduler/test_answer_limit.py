@@ -39,7 +39,7 @@ async def test_an_answer_is_sent_whole_up_to_the_limit_and_streamed_beyond(serve
 
         assert refused.status_code == 400
         assert f"larger than {size * 3 // 4} bytes (--max-answer-bytes)" in refused.json()["error"]["message"]
-        assert served.dispatcher.endings[0] == "failed"
+        assert served.dispatcher.outcomes[0] == "failed"
         assert streamed.text.endswith("data: [DONE]\n\n")
 
 

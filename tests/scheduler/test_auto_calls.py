@@ -36,7 +36,7 @@ BEGUN = {
     "llama4_pythonic": "x <|python_sta", "deepseek_v3": "x <｜tool▁ca", "deepseek_v31": "x <｜tool▁ca",
     "kimi_k2": "x <|tool_ca",
 }  # fmt: skip
-"""Content that ends as a marker begins."""
+"""Content that ends with the beginning of a marker."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def special(make_model: Any, request: pytest.FixtureRequest) -> Path:
 
 
 def written(name: str, before: str = "Look. ") -> str:
-    """Return content and two calls, only calls where a format has its calls at the start."""
+    """Return content and two calls, or only the calls where a format has them at the start."""
     calls = FORMATS[name].write(random.Random(4), CALLS)
     return calls if FORMATS[name].starts else before + calls
 

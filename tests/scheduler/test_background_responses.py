@@ -76,7 +76,7 @@ async def test_a_background_response_that_fails_says_why(
 
         done = await ended(client, (await client.responses.create(**BODY)).id)
 
-        assert server.dispatcher.endings == ["failed"]
+        assert server.dispatcher.outcomes == ["failed"]
     assert (done.status, done.error.code, done.error.message) == ("failed", code, str(error))
     assert done.output_text == ("" if early else "hello")
 
@@ -88,7 +88,7 @@ async def test_cancel_ends_a_background_response_once(serve: Any, tmp_path: Path
 
         cancelled = await client.responses.cancel(created.id)
 
-        assert server.dispatcher.endings == ["cancelled"]
+        assert server.dispatcher.outcomes == ["cancelled"]
         assert (cancelled.status, cancelled.output_text) == ("cancelled", "hello")
         again, kept = await client.responses.cancel(created.id), await client.responses.retrieve(created.id)
         assert again.to_dict() == kept.to_dict() == cancelled.to_dict()
@@ -114,7 +114,7 @@ async def test_a_deleted_background_response_is_cancelled(serve: Any, tmp_path: 
 
         await client.responses.delete(created.id)
 
-        assert server.dispatcher.endings == ["cancelled"]
+        assert server.dispatcher.outcomes == ["cancelled"]
         assert await server.stored_ids() == []
 
 

@@ -132,7 +132,7 @@ async def test_text_ends_before_the_stop_string_without_any_part_of_it(serve: An
         text = streamed_text(events(response)) if stream else response.json()["choices"][0]["text"]
         assert text == (answer[: answer.index(found[0])] if found else answer)
         assert served.dispatcher.stopped == ([(0, 0)] if found else [])
-        assert served.dispatcher.endings == ["finished"]
+        assert served.dispatcher.outcomes == ["finished"]
 
 
 async def test_a_stop_string_can_be_kept_in_the_output(serve: Any) -> None:
@@ -241,7 +241,7 @@ async def test_a_sequence_that_ends_without_a_result_fails_the_request(serve: An
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
         assert response.status_code == 500
-        assert served.dispatcher.endings == ["failed"]
+        assert served.dispatcher.outcomes == ["failed"]
 
 
 async def test_while_draining_new_requests_are_refused(serve: Any) -> None:

@@ -112,7 +112,7 @@ async def _ask(num_turns: int, happens: Happens, tokens: Tokens, *, fails: bool)
         counters, ledger = clients.context.metrics.counters, cluster.control.dispatch.ledger
         assert ledger.received == ledger.completed + ledger.failed + ledger.cancelled
         assert sum(counters.http.values()) == 1
-        assert sum(counters.endings.values()) <= ledger.received + ledger.rejected
+        assert sum(counters.outcomes.values()) <= ledger.received + ledger.rejected
         assert clients.context.drain.active == 0
     assert unseen == []
     return requests.outcome, has_happened

@@ -227,7 +227,7 @@ async def test_a_client_that_disconnects_cancels_its_request(serve: Any) -> None
         await asyncio.wait({pending}, timeout=10)
 
         await asyncio.wait_for(served.dispatcher.closed.wait(), 10)
-        assert served.dispatcher.endings == ["cancelled"]
+        assert served.dispatcher.outcomes == ["cancelled"]
         assert served.context.drain.active == 0
 
 

@@ -162,7 +162,7 @@ async def test_a_client_that_disconnects_cancels_its_request(serve: Any, stream:
         await asyncio.wait({pending}, timeout=10)
 
         await asyncio.wait_for(served.dispatcher.closed.wait(), 10)
-        assert served.dispatcher.endings == ["cancelled"]
+        assert served.dispatcher.outcomes == ["cancelled"]
 
 
 async def test_a_stop_string_keeps_the_text_before_it(serve: Any) -> None:

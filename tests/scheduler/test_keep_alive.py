@@ -67,7 +67,7 @@ async def test_a_silent_stream_carries_comments_before_and_between_tokens(serve:
     assert (done, end) == (b"data: [DONE]", b"")
     assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in events) == "hello world"
     assert text.startswith(COMMENT) == (before == 0)
-    assert served.dispatcher.endings == ["finished"]
+    assert served.dispatcher.outcomes == ["finished"]
 
 
 async def test_an_error_after_a_comment_is_an_event(serve: Serve) -> None:
@@ -84,7 +84,7 @@ async def test_a_client_that_disconnects_in_silence_cancels_its_request(serve: S
         served.dispatcher.hold_after = 1
         await streamed(served, comments=1, leaves=True)
 
-        assert served.dispatcher.endings == ["cancelled"]
+        assert served.dispatcher.outcomes == ["cancelled"]
 
 
 async def test_without_the_flag_a_silent_stream_has_no_comments(serve: Serve) -> None:

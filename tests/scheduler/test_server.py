@@ -97,7 +97,7 @@ async def test_a_client_that_goes_away_cancels_its_request(listening: Listen, st
         writer.transport.abort()
         await within(server.dispatcher.closed.wait())
 
-        assert server.dispatcher.endings == ["cancelled"]
+        assert server.dispatcher.outcomes == ["cancelled"]
         assert await server.context.drain.wait_idle(DEADLINE_S)
         assert b'pdserve_request_endings_total{ending="cancelled"} 1.0' in server.context.metrics.render()
 
@@ -131,7 +131,7 @@ async def test_shutting_down_lets_streams_finish_and_refuses_new_requests(listen
 
         assert (refused.status_code, ready.status_code) == (503, 503)
         assert b"world" in answer
-        assert server.dispatcher.endings == ["finished"]
+        assert server.dispatcher.outcomes == ["finished"]
 
 
 async def test_a_stream_beyond_the_shutdown_timeout_is_cancelled(listening: Listen) -> None:
@@ -146,7 +146,7 @@ async def test_a_stream_beyond_the_shutdown_timeout_is_cancelled(listening: List
 
         assert b"shutting down" in answer
         assert b"[DONE]" not in answer
-        assert server.dispatcher.endings == ["cancelled"]
+        assert server.dispatcher.outcomes == ["cancelled"]
 
 
 async def test_a_second_signal_does_not_wait(listening: Listen) -> None:
@@ -159,7 +159,7 @@ async def test_a_second_signal_does_not_wait(listening: Listen) -> None:
         await within(server.task)
         writer.close()
 
-        assert server.dispatcher.endings == ["cancelled"]
+        assert server.dispatcher.outcomes == ["cancelled"]
 
 
 @pytest.mark.parametrize("drains", [False, True])
@@ -276,4 +276,4 @@ async def test_a_reader_that_stops_reading_is_disconnected(serve: Any, model_fol
         stop.set()
         await within(task)
 
-        assert served.dispatcher.endings == ["cancelled"]
+        assert served.dispatcher.outcomes == ["cancelled"]

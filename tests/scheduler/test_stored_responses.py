@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_has_cancelled_its_response(serve: Any, tmp_p
 
         kept = await client.responses.retrieve(response_id)
 
-        assert server.dispatcher.endings == ["cancelled"]
+        assert server.dispatcher.outcomes == ["cancelled"]
     assert (kept.status, kept.output_text) == ("cancelled", "hello" if stream else "")
 
 

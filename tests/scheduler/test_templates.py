@@ -102,7 +102,7 @@ async def test_a_template_has_a_limit_of_wall_time_too() -> None:
         endless, behind = (asyncio.create_task(renderer.render(template, {})) for template in (ENDLESS, "x"))
         with pytest.raises(InvalidRequest, match=r"longer than 0\.5 s"):
             await endless
-        renderer._quick._render_timeout_s = WAIT_S  # for the one behind it, which is quick where the machine is
+        renderer._quick._render_timeout_s = WAIT_S  # for the template behind it, which may wait for a core
 
         assert await behind == "x"
     finally:

@@ -88,7 +88,7 @@ async def test_the_engine_gets_what_limits_the_thinking(
          ("<tool_call>?", "", 'weather{"city": "a</think>"}')),
     ],
 )  # fmt: skip
-async def test_a_form_follows_the_thinking(
+async def test_structured_output_follows_the_thinking(
     serve: Any, folder: Path, parser: str, fields: Any, text: str, expected: tuple[str, str, str]
 ) -> None:
     whole, streamed, _ = await ask(serve, folder, text, fields, parser=parser)

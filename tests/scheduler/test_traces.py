@@ -118,7 +118,7 @@ def test_a_failure_is_an_error_and_a_disconnected_client_is_not() -> None:
 
 @asynccontextmanager
 async def _client(serve: Any, port: int, path: str = "/v1/traces", answer: str = "hello world") -> AsyncIterator[Any]:
-    """A client on a front door that exports to the collector on `port`, and what is behind it."""
+    """A client of a scheduler that exports to the collector on `port`, and what is behind it."""
     async with serve(answer) as served:
         traces = open_traces(f"http://127.0.0.1:{port}{path}", {}, model="m")
         assert traces is not None
@@ -199,7 +199,7 @@ async def test_requests_are_served_as_usual_if_no_collector_answers(serve: Any) 
         answer = await client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
         assert answer.status_code == 200
-        assert served.context.metrics.counters.endings == {"finished": 1}
+        assert served.context.metrics.counters.outcomes == {"finished": 1}
 
 
 def test_a_defect_of_a_trace_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:

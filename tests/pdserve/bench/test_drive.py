@@ -15,7 +15,7 @@ ASK = LoadRequest("a", 1)
 
 
 class Time:
-    """A clock that sleeping moves."""
+    """A clock that only sleeping advances."""
 
     def __init__(self) -> None:
         self.now = 5.0
