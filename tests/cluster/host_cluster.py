@@ -29,9 +29,9 @@ _DEVICES = {"prefill": "4,5", "decode": "6,7"}
 
 
 class HostCluster:
-    """Hosts are its instances' (`prefill` and `decode`, with a number or without), `scheduler` and `clients`.
+    """Its hosts are those of its instances (`prefill`, `decode`, with a number or without), `scheduler` and `clients`.
 
-    Those of `late` are there from the start and belong to the cluster when they join. Owns all and the processes.
+    Those of `late` are there from the start and belong to the cluster when they join. Owns the hosts and the processes.
     """
 
     def __init__(

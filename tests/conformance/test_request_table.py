@@ -1,4 +1,4 @@
-"""A9 and the readings of A11: the guide's table of request fields, row by row, combined and over P/D."""
+"""A9 and the interpretations of A11: the guide's table of request fields, row by row, combined and over P/D."""
 
 import json
 from typing import Any

@@ -157,7 +157,7 @@ def test_a_mask_allows_the_tokens_whose_bits_are_set(vocab_size: int, words: int
 
 
 def test_order_is_bias_then_repetition_then_counts() -> None:
-    """As transformers puts its sequence bias before the repetition penalty, and vLLM the counts after both."""
+    """transformers applies its sequence bias before the repetition penalty, vLLM the counts after both."""
     logits, prompt, outputs = _logits(1), [3, 9], [3, 3, 20]
     expected = SequenceBiasLogitsProcessor({(3,): 5.0})(_ids(1), logits)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(_ids(*prompt, *outputs), expected)

@@ -1,4 +1,4 @@
-"""A prompt with images that is computed and decoded here waits for its embeddings at the session."""
+"""A prompt with images that is computed and decoded here waits in its session for its embeddings."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

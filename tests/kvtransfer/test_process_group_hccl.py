@@ -262,7 +262,7 @@ def _send(group: RuleBoundGroup) -> Any:
 
 
 def test_a_creation_that_hangs_stops_its_process(tmp_path: Path) -> None:
-    """Two groups of two devices: the one reason for processes of their own."""
+    """Two groups of two devices: the reason why links have processes of their own."""
     rules, ended = HcclRules(tmp_path), threading.Event()
     hanging = RuleBoundGroup(lambda: ended.wait(DEADLINE_S) and DoneGroup(), "npu:0", rules)
     other = RuleBoundGroup(DoneGroup, "npu:1", rules)

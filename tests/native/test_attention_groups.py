@@ -1,4 +1,4 @@
-"""Few rows are scored on the keys in place, many on a packed copy of them: the bits are the same."""
+"""A few rows are scored on the keys in place, many rows on a packed copy: the results are equal bit for bit."""
 
 import pytest
 import torch
