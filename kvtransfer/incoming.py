@@ -9,7 +9,7 @@ from kvtransfer.handshake import answer
 from kvtransfer.hello import Hello
 from kvtransfer.link_codec import WireError, decode
 from kvtransfer.link_messages import Frame, MessageType, Refuse, Signal
-from kvtransfer.probed import Probed
+from kvtransfer.probe_receiver import ProbeReceiver
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport_interface import Inlet, Timeouts, Transport
@@ -39,7 +39,7 @@ class Incoming:
         self._choose, self._timeouts, self._digests, self._ended = choose, timeouts, digests, ended
         self._trust, self._refusals = trust, refusals
         self._inlet: Inlet | None = None
-        self._probed = Probed(stream, make_scratch)
+        self._probes = ProbeReceiver(stream, make_scratch)
         self.thread = threading.Thread(target=self._run, name=f"kv-in-{number}", daemon=True)
 
     def answer(self, data: bytes) -> None:
@@ -105,9 +105,9 @@ class Incoming:
             if isinstance(message, Frame) and message.num_bytes == 0:
                 raise WireError("an empty FRAME")
             if isinstance(message, Signal):
-                self._probed.handle(message)
-            elif self._probed.is_probe_frame(message):
+                self._probes.handle(message)
+            elif self._probes.is_probe_frame(message):
                 with self._table.arriving(self._number):
-                    self._probed.move(message, inlet)
+                    self._probes.move(message, inlet)
             else:
                 self._table.handle(self._number, message, inlet)

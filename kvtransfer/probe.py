@@ -3,7 +3,7 @@
 PING -> PONG  five times, one after another: the shortest counts
 PROBE FRAME -> PROBED  at most four frames of 1 MiB in flight, so that tickets on the link continue between them
 
-The receiver's half is probed.py.
+The receiver's half is probe_receiver.py.
 """
 
 import secrets
@@ -18,7 +18,7 @@ from kvtransfer.link_messages import Frame, MessageType, Signal
 from kvtransfer.link_ops import LinkSettings, Measure, Measured, ProbeAnswered
 from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
-from kvtransfer.probed import PROBE_BYTES
+from kvtransfer.probe_receiver import PROBE_BYTES
 from kvtransfer.slots import BlockWindow, SlotMap
 from kvtransfer.transport_interface import Outlet
 from wire.errors import DeadlineExceeded, InvalidRequest, PdserveError

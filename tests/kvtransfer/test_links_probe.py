@@ -15,7 +15,7 @@ from kvtransfer.all_ranks import RanksSender
 from kvtransfer.link_codec import WireError, decode, encode
 from kvtransfer.link_messages import Frame, MessageType, Open, Signal
 from kvtransfer.probe import MAX_MEASURE_BYTES
-from kvtransfer.probed import PROBE_BYTES, Probed
+from kvtransfer.probe_receiver import PROBE_BYTES, ProbeReceiver
 from kvtransfer.receiver_counts import ReceiverCounts
 from kvtransfer.sender import KvSender
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
@@ -96,14 +96,14 @@ def test_a_link_is_measured_again_and_the_last_results_stay() -> None:
 
 
 def test_measurements_of_a_link_are_made_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle, received, resume = Probed.handle, threading.Event(), threading.Event()
+    handle, received, resume = ProbeReceiver.handle, threading.Event(), threading.Event()
 
-    def hold(self: Probed, signal: Signal) -> None:
+    def hold(self: ProbeReceiver, signal: Signal) -> None:
         received.set()
         assert resume.wait(DEADLINE_S)
         handle(self, signal)
 
-    monkeypatch.setattr(Probed, "handle", hold)
+    monkeypatch.setattr(ProbeReceiver, "handle", hold)
     with _live_rig("tcp") as rig:
         answers: queue.SimpleQueue[tuple[int, LinkStatus | PdserveError]] = queue.SimpleQueue()
         for number in range(3):
@@ -119,7 +119,7 @@ def test_measurements_of_a_link_are_made_one_after_another(monkeypatch: pytest.M
 
 
 def test_a_measurement_that_waits_ends_at_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
+    monkeypatch.setattr("kvtransfer.probe_receiver.ProbeReceiver.handle", lambda self, signal: None)
     with make_rig("tcp") as rig:
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         for timeout_s in (20.0, 5.0):
@@ -133,7 +133,7 @@ def test_a_measurement_that_waits_ends_at_its_own_deadline(monkeypatch: pytest.M
 
 def test_a_lost_link_ends_all_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     received = threading.Event()
-    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: received.set())
+    monkeypatch.setattr("kvtransfer.probe_receiver.ProbeReceiver.handle", lambda self, signal: received.set())
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         for _ in range(2):
@@ -148,7 +148,7 @@ def test_a_lost_link_ends_all_its_measurements(monkeypatch: pytest.MonkeyPatch) 
 def test_an_unanswered_probe_ends_at_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
+    monkeypatch.setattr("kvtransfer.probe_receiver.ProbeReceiver.handle", lambda self, signal: None)
     with make_rig("tcp") as rig:
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1000, 5.0, answers.put)
@@ -164,15 +164,15 @@ def test_an_unanswered_probe_ends_at_its_deadline(
 
 
 def test_a_probe_has_four_frames_in_flight_and_tickets_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer, moved = Probed._answer, []
+    answer, moved = ProbeReceiver._answer, []
 
-    def keep_back(self: Probed, kind: MessageType, number: int) -> None:
+    def keep_back(self: ProbeReceiver, kind: MessageType, number: int) -> None:
         if kind is MessageType.PROBED:
             moved.append(number)
         else:
             answer(self, kind, number)
 
-    monkeypatch.setattr("kvtransfer.probed.Probed._answer", keep_back)
+    monkeypatch.setattr("kvtransfer.probe_receiver.ProbeReceiver._answer", keep_back)
     with make_rig("tcp") as rig:
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1 << 20, 5.0, answers.put)
@@ -198,7 +198,7 @@ def test_a_peer_that_never_answers_is_given_up_in_time(monkeypatch: pytest.Monke
 
 def test_a_link_lost_during_a_measurement_ends_it_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
-        monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: made["tcp"].cut())
+        monkeypatch.setattr("kvtransfer.probe_receiver.ProbeReceiver.handle", lambda self, signal: made["tcp"].cut())
 
         with pytest.raises(InstanceLost, match="is lost"):
             _measure(rig)
@@ -219,7 +219,7 @@ def test_too_many_bytes_are_refused_with_the_limit(num_bytes: int) -> None:
 
 
 def test_a_closed_sender_measures_nothing_and_ends_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
+    monkeypatch.setattr("kvtransfer.probe_receiver.ProbeReceiver.handle", lambda self, signal: None)
     with make_rig("tcp") as rig:
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1000, 5.0, answers.put)

@@ -14,7 +14,7 @@ from wire.errors import HandoffFailed
 PROBE_BYTES = 1 << 20  # limit of one frame
 
 
-class Probed:
+class ProbeReceiver:
     """Owner of one connection's scratch memory, 1 MiB from the first probe on. Used by its receiving thread only.
 
     `make_scratch` returns memory of the kind of the receiver's pool, so that a probe is moved as KV is.
