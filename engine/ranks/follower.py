@@ -10,9 +10,9 @@ from devices.interface import Event, Memory
 from engine.decode_graphs import num_spare_blocks
 from engine.device_modules import give_back
 from engine.ranks.budget import with_budget
-from engine.ranks.channel import RankMessageKind
 from engine.ranks.graph_capture import Agree, CaptureFailed, capture_here
 from engine.ranks.marks import Marks
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.packing import unpack_copies, unpack_shape, unpack_step
 from engine.ranks.rank_part import RankPart, load_part, part_info
 from engine.ranks.reduce import Reduce

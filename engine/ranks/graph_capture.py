@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from engine.decode_graphs import DecodeGraphs, GraphShape, one_line
-from engine.ranks.channel import RankMessageKind
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.packing import pack_shape
 from engine.ranks.reduce import Reduce
 from engine.ranks.sums import ReduceFailed

@@ -25,7 +25,7 @@ from engine.memory_plan import MemoryPlan
 from engine.model_folder import ModelFolder, describe, open_folder
 from engine.network import build_network
 from engine.ranks.budget import with_budget
-from engine.ranks.channel import RankMessageKind
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.model import ShardedModel
 from engine.ranks.pools import make_device_pools, make_host_pools, plan_devices, plan_host
 from engine.ranks.rank_part import SHARED, RankPart, load_part

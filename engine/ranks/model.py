@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from devices.interface import Memory
 from engine.interface import EngineInfo
-from engine.ranks.channel import RankMessageKind
 from engine.ranks.graph_capture import RankGraphs
 from engine.ranks.launch_watch import LaunchWatch
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.packing import pack_copies, pack_step
 from engine.ranks.reduce import Reduce
 from engine.ranks.stream_sum import StreamSum

@@ -13,7 +13,7 @@ from devices.host_pool import HostPool
 from devices.interface import Device, Memory
 from engine.decode_graphs import num_spare_blocks
 from engine.memory_plan import MemoryPlan, cpu_budget, least_blocks, least_bytes, plan_pool
-from engine.ranks.channel import RankMessageKind
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.rank_pool import RankPool
 from engine.ranks.setup import PoolSetup
 from engine.ranks.team import Team

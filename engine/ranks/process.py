@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from devices.interface import Memory
-from engine.ranks.channel import RankMessageKind
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.setup import RankSetup
 from engine.torch_start import loading, prepare_torch
 from native.ticker import start_ticker

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from engine.ranks.channel import RankMessageKind
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.team import Team
 from wire.errors import PdserveError
 from wire.kv_layout import PoolLayout

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devices.table import traits_of
-from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.setup import RankSetup
 from processes.child import ChildProcess
 from processes.rank_channel import Channel, ChannelClosed, Message

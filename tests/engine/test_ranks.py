@@ -17,8 +17,8 @@ import torch
 
 from engine.loader import load_model
 from engine.oracle import generate_greedy
-from engine.ranks.channel import RankMessageKind
 from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.model import ShardedModel
 from engine.ranks.setup import RankSetup
 from engine.ranks.team import OnLost, Team

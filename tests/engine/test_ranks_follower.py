@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from engine.ranks import follower as module
-from engine.ranks.channel import RankMessageKind
 from engine.ranks.follower import Follower
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.packing import pack_step
 from engine.ranks.setup import PoolSetup, RankSetup
 from engine.step import BatchSequence, StepBatch

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.ranks.channel import RankMessageKind
 from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.team import Team
 from engine.step import BatchSequence, SampleRow, StepBatch
 from processes.rank_channel import Channel

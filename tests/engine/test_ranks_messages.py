@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
+from engine.ranks.message_kinds import RankMessageKind
 from engine.ranks.packing import pack_copies, pack_shape, pack_step, unpack_copies, unpack_shape, unpack_step
 from engine.ranks.setup import PoolSetup, RankLoaded, RankSetup
 from engine.step import BatchSequence, EmbeddedRows, StepBatch
