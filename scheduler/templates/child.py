@@ -6,7 +6,7 @@ from typing import cast
 
 from processes.child import ChildProcess, bare_environ
 from processes.frames import frame, take_frame
-from scheduler.templates.kinds import CHANGED, READY
+from scheduler.templates.frame_kinds import CHANGED, READY
 
 _MAX_ANSWER_BYTES = 64 * 2**20
 # glibc would keep memory freed by a large render: return it at once, so that the limits are accurate

@@ -1,6 +1,6 @@
 """The process that renders chat templates, with limits on files, memory and CPU time.
 
-child.py starts it with the CPU seconds per render as argument; kinds.py has the messages on its socket.
+child.py starts it with the CPU seconds per render as argument; frame_kinds.py has the messages on its socket.
 SIGPROF kills it when a render exceeds them: even a single operation on a huge number cannot block it for longer.
 """
 
@@ -23,7 +23,7 @@ from processes.frames import frame, read_frame
 from scheduler.templates.content_format import ContentFormat, expected_content_format
 from scheduler.templates.conversation import cut_at_mark, left_open, shaped
 from scheduler.templates.environment import environment
-from scheduler.templates.kinds import CHANGED, ERROR, READY, TEXT
+from scheduler.templates.frame_kinds import CHANGED, ERROR, READY, TEXT
 
 MAX_OUTPUT_CHARS = 8 * 2**20
 

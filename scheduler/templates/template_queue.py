@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from scheduler.templates.child import TemplateChild
-from scheduler.templates.kinds import TEXT
+from scheduler.templates.frame_kinds import TEXT
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest, Overloaded, PdserveError, Unavailable
 
