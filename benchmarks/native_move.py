@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from kvtransfer.digest import Mover, PythonMover, Region, RegionRuns, Runs, StopFlag
-from native.library import build
+from native.move_library import build
 
 MIB = 1 << 20
 SLOT_BYTES, BLOCK_SLOTS = 384, 16  # a block of 6 KiB

@@ -9,7 +9,7 @@ import time
 
 from devices.host_pool import HostPool
 from engine.kv.block_store import BlockStore
-from native.library import load
+from native.move_library import load
 from wire.kv_layout import KvTensor, PoolLayout
 
 TENSORS = tuple(KvTensor(layer, name, 3, 64, "bfloat16") for layer in range(30) for name in ("k", "v"))

@@ -32,7 +32,7 @@ from engine.step_limit import DEFAULT_STEP_S, queued_s
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
 from engine.transfers import upload, upload_ints
-from native import library
+from native import move_library
 from wire.errors import InstanceLost, InternalError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class TorchModel:
         self._network = network
         self._info = info
         self._memory = memory
-        self._store = BlockStore(memory, library.load) if device.traits.pools_on_host else DeviceBlockStore(memory)
+        self._store = BlockStore(memory, move_library.load) if device.traits.pools_on_host else DeviceBlockStore(memory)
         self._keeps_logits = keeps_logits
         self._rope = rope
         self._opened, self._device = device, device.torch_device

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import xxhash
 
-from native.library import load
+from native.move_library import load
 from native.memory import MemoryRun, Region, RegionRuns, Runs, StopFlag, check_move, check_place
 from wire.errors import ConfigError
 
@@ -35,7 +35,7 @@ _PIECE_BYTES = 256 << 10
 
 
 class Mover(Protocol):
-    """Copies and digests runs. Thread-safe. Implemented by native.library.Library and PythonMover."""
+    """Copies and digests runs. Thread-safe. Implemented by native.move_library.Library and PythonMover."""
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from native.builder import BUILD_TIMEOUT_S, build_library, is_built
 from native.cache import NoNative
 from native.engine_library import build_engine
 from native.libraries import RECIPES
-from native.library import build
+from native.move_library import build
 from native.termination import unwind_on_sigterm
 
 

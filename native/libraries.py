@@ -3,7 +3,7 @@
 from typing import Any
 
 from native.engine_library import ENGINE
-from native.library import RECIPE as MOVE
+from native.move_library import RECIPE as MOVE
 from native.ranks import RECIPE as RANKS
 from native.recipe import Recipe
 from native.ticker import RECIPE as TICKER

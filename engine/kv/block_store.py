@@ -11,7 +11,7 @@ _EXTENT_BYTES = 16 << 20  # allocated at once
 
 
 class Copier(Protocol):
-    """Copies runs of memory (native.library.Library), without the GIL if that is worthwhile."""
+    """Copies runs of memory (native.move_library.Library), without the GIL if that is worthwhile."""
 
     def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """Copy the source's runs to the target's."""

@@ -24,7 +24,7 @@ from native.engine_library import build_engine
 from processes.rank_payloads import from_json, to_json
 from tests.engine.tiny_models import make_tiny_model
 from tests.native.built import built_engine
-from tests.native.test_library import script
+from tests.native.test_move_library import script
 
 _WAIT_S = 300.0
 

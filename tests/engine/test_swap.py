@@ -11,7 +11,7 @@ from engine.kv import block_store
 from engine.kv.block_store import BlockStore, Copier
 from engine.kv.swap import SavedBlocks, SwapArea
 from engine.prefix import BlockName, PrefixChain
-from native import library
+from native import move_library
 from testing.engine.fake_model import FakeModel, fake_layouts
 from tests.engine.fake_engines import CONFIG
 from wire.kv_layout import KvTensor, PoolLayout
@@ -144,7 +144,7 @@ def test_a_copy_that_fails_holds_no_slot(monkeypatch: pytest.MonkeyPatch) -> Non
 LATENT = PoolLayout(
     [KvTensor(0, "latent", 1, 6, "bfloat16"), KvTensor(1, "k", 3, 5, "float32")], num_blocks=6, block_size=16
 )
-COPIERS: dict[str, Callable[[], Copier | None]] = {"native": library.load, "python": lambda: None}
+COPIERS: dict[str, Callable[[], Copier | None]] = {"native": move_library.load, "python": lambda: None}
 
 
 @pytest.fixture(params=[None, 1, 3], ids=["one extent", "an extent a slot", "three slots an extent"])

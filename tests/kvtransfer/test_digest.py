@@ -21,7 +21,7 @@ from kvtransfer.digest import (
     make_mover,
 )
 from kvtransfer.slots import SlotMap, window
-from native.library import Library, build
+from native.move_library import Library, build
 from wire.errors import ConfigError
 from wire.kv_layout import Heads, KvTensor, PoolLayout
 

@@ -12,14 +12,14 @@ import pytest
 
 from native.builder import build_library, find_library
 from native.cache import BuildFailed, building, library_folder
-from native.library import RECIPE, build
-from tests.native.test_library import libraries, needs_compiler, script
+from native.move_library import RECIPE, build
+from tests.native.test_move_library import libraries, needs_compiler, script
 
 _WAIT_S = 300.0
 _START = """
 import os, signal, sys; sys.path.insert(0, sys.argv[1])
 from native.builder import find_library
-from native.library import RECIPE
+from native.move_library import RECIPE
 found = find_library(RECIPE, os.environ)
 print(found.is_awaited, found.build is not None, flush=True)
 signal.pause()

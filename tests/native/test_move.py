@@ -5,8 +5,8 @@ import random
 import pytest
 import xxhash
 
-from native.library import Library, build
 from native.memory import MemoryRun, Region, RegionRuns, Runs, StopFlag
+from native.move_library import Library, build
 
 POOL_BYTES = 1 << 20
 

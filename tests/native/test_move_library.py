@@ -14,15 +14,15 @@ import pytest
 from native.builder import find_library
 from native.cache import NoNative, building, library_folder
 from native.libraries import RECIPES
-from native.library import RECIPE, VARIABLE, Library, build, load
 from native.memory import Region, RegionRuns, Runs
+from native.move_library import RECIPE, VARIABLE, Library, build, load
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("cc", "gcc", "clang")), reason="missing tool: a C compiler"
 )
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 EMPTY_DIGEST = 0x2D06800538D394C2
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from native.library import build; print(build().path.name)"
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from native.move_library import build; print(build().path.name)"
 BUILD = [sys.executable, "-P", "-c", _CODE, str(Path(__file__).parents[2])]
 
 
