@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from devices import versions
+from devices.device_nodes import has_node
 from devices.interface import Traits
-from devices.nodes import has_node
 from devices.torch_build import cuda_of_torch
 from devices.torch_device import TorchDevice
 from wire.errors import ConfigError

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from devices import npu_package, versions
+from devices.device_nodes import has_node
 from devices.interface import Traits
-from devices.nodes import has_node
 from devices.npu_graph import NpuGraph, NpuGraphs
 from devices.torch_device import TorchDevice
 from wire.errors import ConfigError
