@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.front_door.places import DEVICE_IDS, HOST, ROLES
+from benchmarks.front_door.addresses import DEVICE_IDS, HOST, ROLES
 from rpc.grpc_connection import GrpcConnection
 from scheduler.config import SchedulerConfig, parse
 from scheduler.loop import run as run_loop

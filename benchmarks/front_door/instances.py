@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.front_door.places import DEVICE_IDS, HOST, ROLES
+from benchmarks.front_door.addresses import DEVICE_IDS, HOST, ROLES
 from rpc.grpc_server import GrpcServer
 from simulation.instance import SimulatedInstance
 from wire.kv_layout import KvTensor

@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
+from benchmarks.front_door.addresses import HOST
 from benchmarks.front_door.instances import describe
-from benchmarks.front_door.places import HOST
 from scheduler.grants import Placer
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
