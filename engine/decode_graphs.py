@@ -24,8 +24,8 @@ import torch
 
 from devices.interface import Device, Graph
 from devices.out_of_memory import is_out_of_memory
+from engine.attention.block_tables import DecodeInputs, HostTables, read_tables
 from engine.attention.interface import AttentionBackend, DecodeAttention, GraphBackend, StepAttention
-from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.rope import StepRope
 from engine.step import StepBatch
 from engine.step_metadata import StepMetadata

@@ -27,8 +27,8 @@ def attention(
     """Check the device's attention backend, or its `place`-th one, on these kinds of layer."""
     import torch
 
+    from engine.attention.backends import make_backend
     from engine.attention.probe import LayerKind
-    from engine.attention.table import make_backend
     from engine.attention.trusted import why_not, with_alternatives
 
     candidate = with_alternatives(make_backend(AUTO, device))[place]

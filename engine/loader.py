@@ -10,9 +10,9 @@ import torch
 from devices.cpu import CpuDevice
 from devices.interface import Device
 from devices.table import AUTO
+from engine.attention.backends import make_backend
 from engine.attention.interface import AttentionBackend, GraphBackend
 from engine.attention.registered import register
-from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
 from engine.checkpoints.checkpoint import Checkpoint, model_length
 from engine.checkpoints.dtypes import DtypeChoice, choose_dtype, read_cpu_flags

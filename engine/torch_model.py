@@ -13,10 +13,10 @@ from devices.cpu import CpuDevice
 from devices.interface import Device, Memory
 from devices.liveness import in_a_line
 from devices.polling import wait_until
+from engine.attention.block_tables import DecodeInputs
 from engine.attention.interface import AttentionBackend, StepAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
-from engine.attention.tables import DecodeInputs
 from engine.decode_graphs import DecodeGraphs, ShapeOwner
 from engine.device_output import DeviceStep
 from engine.fused.decoder import FusedDecoder, FusedWeights

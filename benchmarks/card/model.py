@@ -5,8 +5,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.card.shapes import Shape
 from devices.interface import Device
+from engine.attention.backends import make_backend
 from engine.attention.registered import NAME, register
-from engine.attention.table import make_backend
 from engine.decode_graphs import graph_rows, num_spare_blocks
 from engine.device_modules import replace_modules
 from engine.interface import EngineInfo

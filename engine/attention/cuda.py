@@ -19,10 +19,10 @@ from devices.flashinfer_package import find_flashinfer
 from devices.interface import Device
 from devices.versions import package_version
 from engine.attention import flash3_paged
+from engine.attention.block_tables import DecodeInputs, HostTables, TableUse
 from engine.attention.flash3_paged import Flash3Attention
 from engine.attention.flashinfer_paged import FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, DecodeAttention, StepAttention
-from engine.attention.tables import DecodeInputs, HostTables, TableUse
 from engine.attention.torch_paged import TorchPagedAttention, doubled_widths
 from engine.attention.varlen import VarlenAttention
 from engine.step_metadata import StepMetadata

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from engine.attention.tables import DecodeInputs, HostTables
+from engine.attention.block_tables import DecodeInputs, HostTables
 from engine.step_metadata import StepMetadata
 
 

@@ -11,10 +11,10 @@ from functools import cached_property
 
 import torch
 
+from engine.attention.block_tables import DecodeInputs, HostTables
 from engine.attention.interface import AttentionOptions, StepAttention
 from engine.attention.npu_fused import LayerRows, attend_alone, attend_together, takes_tnd, triangle, why_not
 from engine.attention.npu_rows import FixedRows, PlannedRows, StepRows
-from engine.attention.tables import DecodeInputs, HostTables
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger

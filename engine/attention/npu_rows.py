@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from engine.attention.tables import DecodeInputs, Ints, counts, read_tables
+from engine.attention.block_tables import DecodeInputs, Ints, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 

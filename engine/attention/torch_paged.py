@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.attention.block_tables import DecodeInputs, HostTables, Ints, counts, read_tables
 from engine.attention.interface import AttentionOptions
 from engine.attention.reference import SlotWriter, write_rows
-from engine.attention.tables import DecodeInputs, HostTables, Ints, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 

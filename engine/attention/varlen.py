@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.attention.block_tables import Ints, TableUse, counts, read_tables
 from engine.attention.interface import AttentionOptions
 from engine.attention.reference import SlotWriter
 from engine.attention.sinks import apply_sinks
-from engine.attention.tables import Ints, TableUse, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 

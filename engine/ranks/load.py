@@ -12,7 +12,7 @@ from pathlib import Path
 
 from devices.interface import Memory
 from devices.table import AUTO, open_device, traits_of
-from engine.attention.table import make_backend
+from engine.attention.backends import make_backend
 from engine.checkpoints.checkpoint import Checkpoint, model_length
 from engine.checkpoints.dtypes import DtypeChoice, choose_dtype, read_cpu_flags
 from engine.decode_graphs import num_spare_blocks

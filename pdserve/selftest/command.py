@@ -146,7 +146,7 @@ def _is_selected(check: SelftestCheck, only: Sequence[str]) -> bool:
 def _all_checks(
     device: Device, model: object, results: Sequence[Result], far: FarProcesses, stack: contextlib.ExitStack
 ) -> list[SelftestCheck]:
-    from engine.attention.table import make_backend
+    from engine.attention.backends import make_backend
     from engine.fused.kernels import NO_KERNELS, find_kernels
     from pdserve.selftest.attention import attention_checks
     from pdserve.selftest.linears import linear_checks

@@ -17,8 +17,8 @@ import torch
 from devices.cpu import CpuDevice
 from devices.cuda import CudaKind
 from devices.interface import Device
+from engine.attention.backends import make_backend
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
-from engine.attention.table import make_backend
 from engine.step import StepBatch
 from engine.step_metadata import StepMetadata, build
 from tests.devices.card_device import CardDevice

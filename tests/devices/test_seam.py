@@ -26,12 +26,12 @@ OWN = (
 """Files of one kind."""
 ALLOWED = {
     "devices/table.py": "one row per kind, and the order of --device auto",
-    "devices/collectives.py": "one row a process group backend, by the name that a kind's traits give",
-    "devices/network.py": "one row a process group backend: the variables of its network interface",
-    "devices/torch_build.py": "which build of torch each kind needs; scripts/install asks it before torch is there",
+    "devices/collectives.py": "one row per process group backend, by the name that a kind's traits give",
+    "devices/network.py": "one row per process group backend: the variables of its network interface",
+    "devices/torch_build.py": "which build of torch each kind needs; scripts/install calls it before torch is installed",
     "devices/versions.py": "the versions of driver and libraries in an error, and which do not fit",
-    "flags/options.py": "the words of --device: flags lies beside devices and cannot ask it; a test compares them",
-    "engine/attention/table.py": "one row a backend, by the name that a kind's traits give",
+    "flags/options.py": "the values of --device: flags cannot import devices, so a test compares them",
+    "engine/attention/backends.py": "one row per backend, by the name that a kind's traits give",
     "engine/device_modules.py": "one row per kind that brings modules of its own, looked up by its traits",
 } | dict.fromkeys(
     (

@@ -13,10 +13,10 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from engine import decode_graphs
 from engine.attention import flashinfer_paged, torch_paged, varlen
+from engine.attention.block_tables import DecodeInputs, HostTables, read_tables
 from engine.attention.cuda import CudaAttention, choose_libraries
 from engine.attention.flashinfer_paged import FIXED_WORKSPACE_BYTES, FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, GraphBackend, StepAttention
-from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.attention.varlen import VarlenAttention
 from engine.decode_graphs import DecodeGraphs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention import table
+from engine.attention import backends
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.probe import LayerKind, differs, usual_parts
 from engine.attention.reference import ReferenceAttention
@@ -134,7 +134,7 @@ def test_a_window_longer_than_the_checked_step_is_checked_too() -> None:
 def load(
     path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch, backend_name: str = "auto"
 ) -> LoadedModel:
-    monkeypatch.setitem(table.MAKERS, "fake", lambda device, threads: backend)
+    monkeypatch.setitem(backends.MAKERS, "fake", lambda device, threads: backend)
     return load_model(
         path, dtype="float32", block_size=32, kv_cache_memory=2 << 20, num_threads=1, attention_backend=backend_name,
         device=FakeDevice(),

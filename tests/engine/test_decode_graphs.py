@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.attention import torch_paged
+from engine.attention.block_tables import HostTables
 from engine.attention.cuda import CudaAttention, CudaDecode
 from engine.attention.reference import ReferenceAttention
-from engine.attention.tables import HostTables
 from engine.core import EngineCore
 from engine.decode_graphs import DecodeGraphs, GraphShape, graph_rows, graph_shapes
 from engine.loader import load_model

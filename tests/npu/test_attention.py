@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.attention.block_tables import DecodeInputs, read_tables
 from engine.attention.interface import AttentionBackend, AttentionOptions
 from engine.attention.npu import NpuAttention
-from engine.attention.tables import DecodeInputs, read_tables
 from tests.engine.attention_case import Case, Shape, make_case
 from tests.npu.ops import NpuOps
 

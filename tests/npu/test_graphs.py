@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from devices.npu_graph import NpuGraph, NpuGraphs
+from engine.attention.block_tables import DecodeInputs, HostTables, read_tables
 from engine.attention.interface import AttentionOptions
 from engine.attention.npu import NpuAttention
-from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.loader import load_model
 from engine.oracle import Oracle
 from tests.engine.attention_case import Case, Shape, make_case

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from devices.table import KINDS
-from engine.attention import table
+from engine.attention import backends
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.reference import ReferenceAttention
 from engine.device_modules import REPLACERS, STAYED
@@ -78,7 +78,7 @@ def on_fake(
     monkeypatch.setitem(KINDS, "fake", FakeKind())
     take_fake_far_ends(monkeypatch)
     if backend is not None:
-        monkeypatch.setitem(table.MAKERS, "fake", lambda device, threads: backend)
+        monkeypatch.setitem(backends.MAKERS, "fake", lambda device, threads: backend)
     return run(report, "--device", "fake", *flags)
 
 
