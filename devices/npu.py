@@ -23,6 +23,7 @@ TRAITS = Traits(
     kept_linears=("npu-int8", "npu-int8-static", "npu-antiquant", "npu-experts-int8"), is_asynchronous=True,
     one_sided="ascend",
     ray_resource="NPU", image="ascend", packages=("torch_npu", "mooncake-transfer-engine-npu"),
+    image_package="torchvision_npu",
 )  # fmt: skip
 MIN_VERSION = (2, 10)
 """The oldest usable torch_npu: in earlier ones npu_scatter_pa_kv_cache has no cache_mode, but a layout of its own."""
