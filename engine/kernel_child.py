@@ -27,9 +27,9 @@ def attention(
     """Check the device's attention backend, or its `place`-th one, on these kinds of layer."""
     import torch
 
+    from engine.attention.backend_choice import why_not, with_alternatives
     from engine.attention.backends import make_backend
     from engine.attention.probe import LayerKind
-    from engine.attention.trusted import why_not, with_alternatives
 
     candidate = with_alternatives(make_backend(AUTO, device))[place]
     why = why_not(candidate, [LayerKind(**kind) for kind in kinds], device, block_size, getattr(torch, dtype))

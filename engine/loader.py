@@ -10,10 +10,10 @@ import torch
 from devices.cpu import CpuDevice
 from devices.interface import Device
 from devices.table import AUTO
+from engine.attention.backend_choice import trusted
 from engine.attention.backends import make_backend
 from engine.attention.interface import AttentionBackend, GraphBackend
 from engine.attention.registered import register
-from engine.attention.trusted import trusted
 from engine.checkpoints.checkpoint import Checkpoint, model_length
 from engine.checkpoints.dtypes import DtypeChoice, choose_dtype, read_cpu_flags
 from engine.decode_graphs import graph_rows, num_spare_blocks

@@ -133,7 +133,7 @@ class CudaAttention:
 
     @property
     def alternatives(self) -> "tuple[CudaAttention, ...]":
-        """Backends to try where this one fails its check at load (trusted.py): each has one library fewer."""
+        """Backends to try where this one fails its check at load (backend_choice.py): each has one library fewer."""
         made, rest = list[CudaAttention](), self.libraries
         while rest:
             failed, rest = type(rest[0]).__name__, rest[1:]

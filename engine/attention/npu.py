@@ -38,7 +38,7 @@ class NpuAttention:
         self.note = f"attention by {_OP}{layouts}" + ("" if uses_masks else ", windows by torch")
         bsh = (NpuAttention(uses_tnd=False), NpuAttention(uses_tnd=False, uses_masks=False)) if uses_tnd else ()
         self.alternatives = bsh
-        """Backends to try where this one fails its check at load (trusted.py)."""
+        """Backends to try where this one fails its check at load (backend_choice.py)."""
         self.torch = TorchPagedAttention()
         self._refused: set[str] = set()
         self._triangles: dict[torch.device, torch.Tensor] = {}

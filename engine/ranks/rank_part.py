@@ -11,10 +11,10 @@ import torch
 from devices.collectives import collective_named
 from devices.interface import Device, Memory
 from devices.table import open_device
+from engine.attention.backend_choice import trusted
 from engine.attention.backends import make_backend
 from engine.attention.interface import AttentionBackend
 from engine.attention.registered import register
-from engine.attention.trusted import trusted
 from engine.decode_graphs import graph_rows
 from engine.device_modules import find_nucleus, replace_modules
 from engine.fused.decoder import FusedWeights

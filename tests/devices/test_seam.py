@@ -28,7 +28,7 @@ ALLOWED = {
     "devices/table.py": "one row per kind, and the order of --device auto",
     "devices/collectives.py": "one row per process group backend, by the name that a kind's traits give",
     "devices/network.py": "one row per process group backend: the variables of its network interface",
-    "devices/torch_build.py": "which build of torch each kind needs; scripts/install calls it before torch is installed",
+    "devices/torch_build.py": "which build of torch each kind needs; scripts/install calls it before torch exists",
     "devices/versions.py": "the versions of driver and libraries in an error, and which do not fit",
     "flags/options.py": "the values of --device: flags cannot import devices, so a test compares them",
     "engine/attention/backends.py": "one row per backend, by the name that a kind's traits give",

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from engine.attention import backends
+from engine.attention.backend_choice import why_not
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.probe import LayerKind, differs, usual_parts
 from engine.attention.reference import ReferenceAttention
 from engine.attention.torch_cpu import TorchCpuAttention
-from engine.attention.trusted import why_not
 from engine.loader import LoadedModel, load_model
 from engine.oracle import Oracle
 from engine.step_metadata import StepMetadata

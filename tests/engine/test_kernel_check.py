@@ -17,13 +17,13 @@ from devices.cuda import TRAITS as CUDA
 from devices.cuda import CudaDevice
 from devices.npu import NpuDevice
 from engine import device_modules, kernel_child
-from engine.attention import trusted as trusted_module
+from engine.attention import backend_choice
+from engine.attention.backend_choice import trusted, with_alternatives
 from engine.attention.cuda import CudaAttention
 from engine.attention.interface import AttentionBackend
 from engine.attention.probe import LayerKind
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import NAME, register
-from engine.attention.trusted import trusted, with_alternatives
 from engine.attention.varlen import VarlenAttention
 from engine.kernel_check import CHILD, NOT_HERE, ChildCheck, Here, check_here, kernel_check
 from tests.devices.fake_device import TRAITS, FakeDevice
@@ -206,8 +206,8 @@ def test_what_the_child_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch, capl
         requests.append(params["place"])
         return "SIGKILL" if params["place"] == 0 else None
 
-    monkeypatch.setattr(trusted_module, "kernel_check", lambda device: refuse_first)
-    monkeypatch.setattr(trusted_module, "layer_kinds", lambda network: ())
+    monkeypatch.setattr(backend_choice, "kernel_check", lambda device: refuse_first)
+    monkeypatch.setattr(backend_choice, "layer_kinds", lambda network: ())
     backend, note = trusted(flash, None, FakeDevice(), block_size=16, dtype=torch.float32)
 
     assert requests == [0, 1]
