@@ -15,8 +15,8 @@ from typing import Protocol
 
 import xxhash
 
-from native.move_library import load
 from native.memory import MemoryRun, Region, RegionRuns, Runs, StopFlag, check_move, check_place
+from native.move_library import load
 from wire.errors import ConfigError
 
 __all__ = [

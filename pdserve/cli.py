@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pdserve import __version__
-from pdserve.completion import VARIABLE, complete_command
 from pdserve.guarded import guarded
+from pdserve.tab_completion import VARIABLE, complete_command
 
 COMMANDS = {
     "up": "start a scheduler and its prefill and decode instances on this machine",

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pdserve.completion import VARIABLE, complete
+from pdserve.tab_completion import VARIABLE, complete
 
 TYPE_CHECKING = False  # slow imports happen where Ctrl-C is handled
 if TYPE_CHECKING:

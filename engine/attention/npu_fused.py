@@ -8,7 +8,8 @@ Lengths are lists on the host, one per sequence for keys, cumulative for TND's q
 used for any size and aligned to the last key (sparse_mode 3, or 4 with a band); for single rows under BSH, which has no
 bands for them, none or their own. The document is _op_plugin_docs.py of torch_npu's wheel; the function is in
 prompt_flash_attention_tiling.cpp of CANN's ops-transformer, which accepts TND over blocks with these limits and, unlike
-the document, with bands for single rows. An older CANN refuses TND over blocks: then BSH computes all (backend_choice.py).
+the document, with bands for single rows. An older CANN refuses TND over blocks: then BSH computes all
+(backend_choice.py).
 """
 
 from dataclasses import dataclass

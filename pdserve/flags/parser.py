@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flags.options import Parser
-from pdserve.completion import VARIABLE, complete
 from pdserve.flags.settle import notice, settle
 from pdserve.flags.table import dashed, find
+from pdserve.tab_completion import VARIABLE, complete
 from wire.errors import ConfigError
 
 CONFIG_HELP = "YAML file with flags as keys; a flag wins over the environment, which wins over the file"
