@@ -44,7 +44,7 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     refused("--pooler-config", "the model's config defines the pooler"),
     no_effect("--pooler-config.task", "the task is a field of a request", only=_TASKS),
     no_effect("--reasoning-config", "--reasoning-parser defines the markers", only=_THINK),
-    refused("--uds", "only TCP is listened on: use --host and --port"),
+    refused("--uds", "the API is served over TCP only: use --host and --port"),
     no_effect(
         "--structured-outputs-config",
         "llguidance compiles the grammars; white space and additional properties are fields of a request",

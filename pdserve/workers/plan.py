@@ -27,7 +27,7 @@ def plan_of_worker(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPla
         where = f"{plan.global_table.instances[plan.index].json_path}.worker of {plan.global_path}"
         found = "is missing" if listed is None else f'is "{listed}"'
         raise ConfigError(
-            f"{VARIABLE} is {wanted}, and {where} {found}, by which the scheduler would use {plan.name}: write the "
-            f"tables with {VARIABLE}={wanted} set, or start it with another {VARIABLE}"
+            f"{VARIABLE} is {wanted}, but {where}, by which the scheduler knows {plan.name}, {found}: write the "
+            f"tables with {VARIABLE}={wanted} set, or set {VARIABLE} to what they list"
         )
     return plan

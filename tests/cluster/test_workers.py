@@ -119,7 +119,7 @@ def test_up_serves_workers_that_run_already_and_leaves_them(tmp_path: Path, fake
 
 @contextmanager
 def _route(folder: Path, model: Path, **decode: Any) -> Iterator[tuple[subprocess.Popen[str], Client, list[Client]]]:
-    """Start a prefill and a decode worker, this with other settings, and `pdserve route` in front of them."""
+    """Start a prefill and a decode worker, the latter with other settings, and `pdserve route` in front of them."""
     *ports, port = free_ports(3)
     settings = {"model": "tiny", "fake": {"vocab_size": VOCAB_SIZE, "step_seconds": 0.01}}
     command = ("env", f"PYTHONPATH={CLONE}", sys.executable, "-P", "-m")

@@ -120,7 +120,7 @@ def test_a_ticket_fails_once_if_its_link_is_lost_meanwhile(
             gate.pass_by()
         handle(self, op, more_queued=more_queued)
 
-    monkeypatch.setattr("kvtransfer.outbox._BATCH_PIECES", 1)  # as where a batch is full but for one message
+    monkeypatch.setattr("kvtransfer.outbox._BATCH_PIECES", 1)  # as if a batch had room for one message only
     monkeypatch.setattr(OutgoingTickets, "handle", wait_first)
     with make_rig(transport) as rig:
         ticket = rig.open(20, D_BLOCKS)
@@ -144,7 +144,7 @@ def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
     digests: bool, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, handle, say, take = OutgoingTickets._send, OutgoingTickets.handle, Channel.send, FarRank._take
-    received = threading.Event()  # of the drop, by the rank's links: not before the rank asks, or commits unasked
+    received = threading.Event()  # set when the rank asks to commit; until then the drop does not reach its links
 
     def wait_first(
         self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None
