@@ -7,7 +7,7 @@ the table `disturbed`) if the prefill alone took longer. So `median_full_step_ms
 whole batch and nothing else. `fraction` is the floor's time over the time taken: a step reads the weights and the
 batch's KV once and multiplies, at the speeds measured here before and after the runs (the better of both), whichever
 takes longer; a row is printed when it is finished, with the floor measured before; the table uses the better one. Rows
-`Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
+`Python per step` follow where native kernels run the model (python_time.py). JSON lines, then the
 table as Markdown.
 """
 

@@ -29,7 +29,7 @@ CASES: Mapping[str, SamplingParams] = {
 
 def measure(name: str, batch: int = BATCH) -> str:
     """Return the name of a row."""
-    return f"Python a step, batch {batch}, {name}"
+    return f"Python per step, batch {batch}, {name}"
 
 
 def chosen(only: tuple[str, ...]) -> list[str]:

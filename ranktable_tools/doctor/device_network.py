@@ -115,7 +115,7 @@ def _not_compared(case: DoctorInput) -> str:
     if not others:
         return ""
     more = f" and {len(others) - _MAX_HOSTS} more" if len(others) > _MAX_HOSTS else ""
-    return f"; not compared: {', '.join(others[:_MAX_HOSTS])}{more}, where `ranktable doctor` must say the same"
+    return f"; not compared: {', '.join(others[:_MAX_HOSTS])}{more}, where `ranktable doctor` must show the same"
 
 
 def _query_devices(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | Verdict:

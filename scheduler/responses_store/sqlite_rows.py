@@ -59,7 +59,7 @@ class SqliteRows:
         if num_bytes > self._limits.max_bytes:
             raise InvalidRequest(
                 f"the input has {num_bytes} bytes, more than the server stores ({self._limits.max_bytes}): send less, "
-                "or store: false",
+                "or set store to false",
                 "input",
             )
         with self._transaction():
@@ -162,7 +162,7 @@ class SqliteRows:
             while rows > len(dropped) or size > 0:
                 row = oldest.fetchone()
                 if row is None:
-                    raise Overloaded("the server stores as many running responses as it may: send store: false")
+                    raise Overloaded("the server stores as many running responses as it may: set store to false")
                 dropped.append(row[0])
                 size -= row[1]
         for row_id in dropped:

@@ -36,13 +36,13 @@ DOCKER_RUN = (
         files={"g.json": modelarts(), "l.json": with_value(local(), "server_list.0.device.0.device_ip", A)},
     ),
     _row(
-        "several instances it may be",
+        "several instances that fit",
         "prefill", *_GLOBAL,
         files={"g.json": modelarts(prefill=[server(A, 4), server(A, 5)], decode=[server(A, 6)])},
     ),
     _row("an instance that is not in the table", "decode", *_GLOBAL, "--instance", "2"),
     _row("a mount over the home of the image's user", "decode", *_LOCAL, "--container-work-dir", "/home/ma-user"),
-    _row("a mount over it by a way around", "decode", *_LOCAL, "--volume", "/data:/work/../home/ma-user/work"),
+    _row("a mount over it by another path", "decode", *_LOCAL, "--volume", "/data:/work/../home/ma-user/work"),
     _row("a folder that is not an absolute path", "decode", *_LOCAL, "--volume", "data:/work"),
     _row("a volume without its place", "decode", *_LOCAL, "--volume", "/data"),
     _row("a name that docker does not take", "decode", *_LOCAL, "--name", "a b"),
@@ -57,7 +57,7 @@ DOCKER_RUN = (
 
 OTHERS = (
     Broken("build_image.sh: no base image", None, {}, ("--image-name=pdserve",), _IMAGE),
-    Broken("build_image.sh: a name no image has", None, {}, ("--base-image=a", "--image-name=Pd serve"), _IMAGE),
+    Broken("build_image.sh: an invalid image name", None, {}, ("--base-image=a", "--image-name=Pd serve"), _IMAGE),
     Broken("build_image.sh: a typo in a flag", None, {}, ("--base-imag=a", "--image-name=b"), _IMAGE),
     Broken(
         "build_image.sh: a typo in a key of --config", None, {"c.yaml": "base_imag: a\n"}, ("--config=c.yaml",), _IMAGE

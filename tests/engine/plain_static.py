@@ -89,7 +89,7 @@ def static_layer(outputs: int, inputs: int, *, step: float = 0.037, zero: int = 
 
 
 def rows_of(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows some of which leave int8, and some of which are halfway between two steps."""
+    """Rows of which some exceed the range of int8, and some are halfway between two steps."""
     rows = torch.randn(count, inputs, generator=torch.Generator().manual_seed(3)) * 2.5
     rows[0] = (torch.arange(inputs) % 300 - 150 + 0.5) * 0.037
     return rows.to(dtype)

@@ -47,7 +47,7 @@ def _ticket_of(peer_id: str, endpoint: KvEndpoint) -> Ticket:
     return Ticket(secrets.token_hex(16), 99, peer_id, 20, 0, 30.0, (endpoint,))
 
 
-def test_a_second_lane_is_dialled_beside_a_loaded_one() -> None:
+def test_a_second_link_is_dialled_beside_a_loaded_one() -> None:
     with make_rig("tcp") as rig:
         one = begin_half(rig, 0)
         assert len(_links_up(rig)) == 1
@@ -108,7 +108,7 @@ def test_shared_memory_needs_only_one_link_even_while_that_one_starts(monkeypatc
         assert len([link for peer in rig.sender._peers.values() for link in peer.links()]) == 1
 
 
-def test_a_lane_that_cannot_be_dialled_harms_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_link_that_cannot_be_dialled_harms_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         one = begin_half(rig, 0)
         made["tcp"].refuses = True
@@ -121,7 +121,7 @@ def test_a_lane_that_cannot_be_dialled_harms_no_ticket(monkeypatch: pytest.Monke
         assert made["tcp"].num_connects == 2
 
 
-def test_a_slow_dial_of_a_lane_delays_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_dial_of_a_second_link_delays_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         one = begin_half(rig, 0)
         made["tcp"].free.clear()
@@ -133,7 +133,7 @@ def test_a_slow_dial_of_a_lane_delays_no_ticket(monkeypatch: pytest.MonkeyPatch)
         assert made["tcp"].num_connects == 2
 
 
-def test_the_loss_of_one_lane_leaves_the_other_lanes_tickets_alone() -> None:
+def test_the_loss_of_one_link_leaves_the_other_links_tickets_alone() -> None:
     with make_rig("tcp") as rig:
         begin_half(rig, 0)
         begin_half(rig, 5)

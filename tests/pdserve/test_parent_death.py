@@ -83,7 +83,7 @@ def test_a_child_cleans_up_before_it_ends(hears: str, tmp_path: Path) -> None:
     os.close(child_fd)
 
 
-# It has a child in its own session, and that another child; neither calls die_with_parent.
+# It has a child in its own session, which has another child; neither calls die_with_parent.
 _FAMILY = """
 import os, signal, subprocess, sys
 from pathlib import Path

@@ -69,7 +69,7 @@ def test_the_hosts_whose_tls_switches_are_not_compared_are_named(tmp_path: Path)
 
     assert verdict.message == (
         "the TLS switch is 0 on the devices 0,1 of this host; "
-        f"not compared: {ELSEWHERE}, where `ranktable doctor` must say the same"
+        f"not compared: {ELSEWHERE}, where `ranktable doctor` must show the same"
     )
 
 
