@@ -49,8 +49,8 @@ class LLM:
 
     `model` is a folder or a hub name, empty for the default model; with a cluster it is a served name. Other
     keywords are flags of `pdserve serve` or of vLLM, with underscores: those without effect are listed once on stderr,
-    unknown ones raise TypeError. A script samples the same outputs in every run, unless `seed` is changed, or
-    None for random seeds. `api_key` is for a cluster (default: $PDSERVE_API_KEY), `tokenizer` for its get_tokenizer,
+    unknown ones raise TypeError. A script samples the same outputs in every run, unless `seed` is changed;
+    None draws random seeds. `api_key` is for a cluster (default: $PDSERVE_API_KEY), `tokenizer` for its get_tokenizer,
     `max_in_flight` the maximum of requests at once.
 
     Close it, or use it as a context manager; it closes itself when the script exits.

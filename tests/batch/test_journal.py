@@ -168,7 +168,7 @@ def test_failed_answers_are_dropped_only_for_a_retry(path: Path) -> None:
     other.close()
 
 
-# Whose it is
+# The run that it belongs to
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_journal_is_readable_only_by_its_owner(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-# A disk that takes nothing
+# A full disk
 
 
 def test_an_append_that_fails_leaves_the_journal_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

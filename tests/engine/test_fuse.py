@@ -260,7 +260,7 @@ def test_a_program_that_attends_without_attention_is_refused(threads: Threads, t
     none, other_rows = _decoder(weights, ReferenceAttention()), _decoder(weights, CpuAttention())
     _run(none, [([5, 9], 2)])
     _run(other_rows, [([5, 9], 2)])
-    other_rows._memory.reserve(3, 1)  # of which the sequences at hand know nothing
+    other_rows._memory.reserve(3, 1)  # more rows than the sequences have
 
     for decoder in (none, other_rows):
         with pytest.raises(ValueError, match=f"refused: fault {int(DecoderFault.PROGRAM)}"):
@@ -322,7 +322,7 @@ def test_if_a_layer_disagrees_the_whole_network_is_left_unchanged(
         return pack(memory, joined, finish)
 
     monkeypatch.setattr(PackedMemory, "pack", wrong)
-    monkeypatch.setattr("engine.fused.fuse.lay_out", lambda network: None)  # it packs the output layer in its way
+    monkeypatch.setattr("engine.fused.fuse.lay_out", lambda network: None)  # it would pack the output layer itself
 
     assert fuse(network, threads=threads) is None
     assert f"{what} differs" in caplog.text

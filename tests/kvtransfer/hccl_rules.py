@@ -1,6 +1,6 @@
 """HCCL as far as a CPU can show it: gloo underneath, and every rule of HCCL's and torch_npu's that we know is enforced.
 
-Of torch_npu's ProcessGroupHCCL.cpp, 2026-08, with whose header and symbols the wheel of 2.13 agrees:
+From torch_npu's ProcessGroupHCCL.cpp, 2026-08, with whose header and symbols the wheel of 2.13 agrees:
 - the first operation creates the communicator, within the call, and waits there for the peer (pointToPoint ->
   getHCCLComm -> createHCCLComm -> HcclCommInitRootInfoConfig); there is no abort
 - the operations of a process pass through one queue (NPUQueue.cpp: Repository::Enqueue, one consumer thread), so one
@@ -9,7 +9,7 @@ Of torch_npu's ProcessGroupHCCL.cpp, 2026-08, with whose header and symbols the 
 - a failed operation ends the process unless torch_npu is set otherwise (checkHcclComms, WorkHCCL::handleException; its
   default is 1, tear down: OptionsManager.cpp, GetHcclAsyncErrorHandling)
 
-Of HCCL's documents: one thread of a process issues all operations of a device, and communicators of a process are made
+From HCCL's documents: one thread of a process issues all operations of a device, and communicators of a process are made
 one after another (HcclSend); some dtypes only; two processes cannot listen on the one default port of an NPU
 (HCCL_NPU_SOCKET_PORT_RANGE).
 

@@ -1,4 +1,4 @@
-"""Texts of models to thinking and content: the same however the text is cut, and nothing raises."""
+"""Models' texts become thinking and content: the same however a text is cut, and nothing raises."""
 
 import json
 import random

@@ -49,7 +49,7 @@ def test_tensors_start_aligned_and_do_not_overlap() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 16))
-def test_ranks_hold_whole_heads_dealt_as_evenly_as_possible(heads: int, ranks: int) -> None:
+def test_ranks_hold_whole_heads_divided_as_evenly_as_possible(heads: int, ranks: int) -> None:
     ranges = [head_range(heads, Rank(number, ranks)) for number in range(ranks)]
 
     counts = [end - start for start, end in ranges]
