@@ -19,7 +19,7 @@ DEVICE_PROGRAM = "instance.rank_process"
 
 
 def deal_cores(cores: Sequence[int], num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the cores of each rank's device, dealt evenly in order; ranks share a core where there are too few."""
+    """Return the cores of each rank's device, divided evenly in order; ranks share a core where there are too few."""
     dealt = []
     for rank in range(num_ranks):
         start, end = rank * len(cores) // num_ranks, (rank + 1) * len(cores) // num_ranks

@@ -70,7 +70,7 @@ _SMOOTHED = ".module.weight"  # older files have the smoothed norm twice, also u
 
 @dataclass(frozen=True, slots=True)
 class ModelSlimLayout:
-    """A ModelSlim description: the scheme of each quantised weight, and the inputs per scale, 0 for one scale a row.
+    """A ModelSlim description: the scheme of each quantised weight, and the inputs per scale, 0 for one scale per row.
 
     `derives_biases`: static layers without a stored bias get the one in their quant_bias, which reads their codes; it
     is for layers that are dequantised.

@@ -9,7 +9,7 @@ From torch_npu's ProcessGroupHCCL.cpp, 2026-08, with whose header and symbols th
 - a failed operation ends the process unless torch_npu is set otherwise (checkHcclComms, WorkHCCL::handleException; its
   default is 1, tear down: OptionsManager.cpp, GetHcclAsyncErrorHandling)
 
-From HCCL's documents: one thread of a process issues all operations of a device, and communicators of a process are made
+From HCCL's documents: one thread of a process issues all operations of a device, and its communicators are made
 one after another (HcclSend); some dtypes only; two processes cannot listen on the one default port of an NPU
 (HCCL_NPU_SOCKET_PORT_RANGE).
 

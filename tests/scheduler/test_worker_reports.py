@@ -227,7 +227,7 @@ async def test_smg_2382_pairs_whose_hand_offs_fail_serve_no_more() -> None:
     wanted = _wanted()
     (right,) = await _right(wanted)
     async with WorkerCluster("PPPD", WRONG_200).serving() as cluster:
-        for worker in cluster.workers[:2]:  # all reads of its KV fail from now on, and it reports nothing of it
+        for worker in cluster.workers[:2]:  # all reads of its KV fail from now on, and it does not report that
             worker.faults.add(Fault("error", "read", times=10_000))
         failed = 0
         while {gap.sender for gap in cluster.control.registry.gaps()} != {0, 1}:
@@ -292,7 +292,7 @@ def test_smg_2382_an_answer_that_ended_by_an_error_is_no_answer() -> None:
 
 
 @virtual
-async def test_a_failure_waits_for_a_look_that_began_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_waits_for_a_check_that_began_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     began = 0
 
     async def read_load(timeout_s: float) -> LoadSnapshot:
