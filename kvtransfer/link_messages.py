@@ -139,7 +139,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The receiver has read all frames from the sender's pool; asks to confirm that the blocks were held so far."""
+    """The receiver has read all frames from the sender's pool; requests confirmation that they were held so far."""
 
     ticket_id: str
     epoch: int

@@ -56,7 +56,7 @@ class Placeholders:
     ) -> tuple[str, tuple[bool, ...]]:
         """Return the text to encode, and of each placeholder in it whether it is an image.
 
-        Raises InvalidRequest if it has another number of images; `whose` placeholders they are, and which field's.
+        Raises InvalidRequest if it has another number of images; `whose` begins the message, `param` is its field.
         """
         is_image = tuple(found == self.text for found in self._either.findall(rendered))
         if sum(is_image) != num_images:

@@ -1,7 +1,7 @@
 """The session with a worker of another engine: each command about a prompt becomes HTTP requests, one per sequence.
 
 PrefillAndHold    POST max_tokens 1, do_remote_decode   -> PrefillHeld(references) | Refused | Failed
-                  the same, decode asked meanwhile      -> PrefillBegun(references), HandedOff | Refused | Failed
+                  the same, decode started meanwhile    -> PrefillBegun(references), HandedOff | Refused | Failed
 FetchAndGenerate  POST with the reference, streamed     -> Step | Refused | Failed
 Generate          POST without, streamed                -> Step | Refused | Failed
 Reserve           POST with a URL to call back to, ...  -> Reserved(what it called back with) | Refused | Failed
@@ -77,7 +77,7 @@ class WorkerSession:
     ) -> None:  # fmt: skip
         """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError.
 
-        `expect` a callback of this worker, where decode workers are asked first; `transfer` is HeldKv by default.
+        `expect` a callback of this worker, where decode workers get the first request; `transfer` is HeldKv by default.
         """
         self._description = description
         self._model = model

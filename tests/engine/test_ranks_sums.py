@@ -136,7 +136,7 @@ def test_a_sum_that_another_rank_does_not_join_fails_with_a_reason(
         tensor = torch.ones(8)
         _sum(add_up, tensor)
         if number == 0:
-            for name in ("_step_s", "step_s"):  # from here on: the first sum took what it took
+            for name in ("_step_s", "step_s"):  # counted from here: the first sum may take longer
                 setattr(add_up, name, 0.2)
             ways.shorten_timeout()
             with pytest.raises(ReduceFailed) as failed:
@@ -191,7 +191,7 @@ def test_a_sum_that_cannot_be_enqueued_fails_all_later_ones(make_ways: Callable[
 
 
 def test_a_launch_that_waits_for_a_lost_rank_ends(make_ways: Callable[[str, int], Ways]) -> None:
-    """A device's queue has an end: behind a sum that hangs a launch waits, on the thread that would look after it."""
+    """A device's queue is bounded: a launch behind a sum that hangs waits, on the thread that would watch the sum."""
     ways, now, explained = make_ways("nccl", 2), [100.0], list[str]()
 
     def explain(reason: str) -> Exception:
@@ -343,7 +343,7 @@ def test_ranks_on_a_device_without_sums_are_refused_first(device: str, name: str
 
 @pytest.mark.long
 def test_a_group_outlives_the_descriptor_that_it_met_by() -> None:
-    """torch's store writes to its file by name as it goes; what another owner put there since ended the process."""
+    """torch's store opens its file by name again when it is destroyed: another file of that name ended the process."""
     program = """
 import fcntl, gc, os, threading
 from devices.collectives import COLLECTIVES

@@ -240,7 +240,7 @@ def test_the_handle_is_of_the_whole_allocation_with_an_offset(monkeypatch: pytes
 
 
 def test_a_mapping_is_memory_of_the_device_that_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peer access is enabled with it, and no library is asked which device holds it: NCCL's transport/p2p.cc."""
+    """Peer access is enabled with it, and no library needs to know which device holds it: NCCL's transport/p2p.cc."""
     allocation = torch.arange(1_000, dtype=torch.int16).to(torch.uint8)
     library, contexts = FakeLibrary(allocation.data_ptr()), list[torch.device]()
 

@@ -1,4 +1,4 @@
-"""Chats of reasoning models, asked whole and streamed over a scripted dispatcher, and what their answers say."""
+"""Chats of reasoning models over a scripted dispatcher, whole and streamed, and their answers."""
 
 from pathlib import Path
 from typing import Any
