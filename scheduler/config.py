@@ -160,7 +160,7 @@ class SchedulerOptions:
     max_logprobs: int = flag(20, "maximum log probabilities per position; -1: the whole vocabulary", parse=int)
     return_tokens_as_token_ids: bool = flag(False, "show tokens in log probabilities by id, such as token_id:42")
     enable_prompt_tokens_details: bool = flag(False, "report in usage how many prompt tokens were cached")
-    enable_force_include_usage: bool = flag(False, "put token counts into every chunk of a stream, even if not requested")
+    enable_force_include_usage: bool = flag(False, "always put token counts into every chunk of a stream")
     max_n: int = flag(16, "maximum choices per prompt", parse=int)
     max_prompts: int = flag(64, "maximum prompts per request", parse=int)
     max_stop_strings: int = flag(4, "maximum stop strings per request", parse=int)

@@ -1,7 +1,7 @@
 """The standard tests of langchain-tests for chats and vectors, at PDSERVE_URL; test_langchain.py runs them in a venv.
 
-They are written for real models. Where one needs a short value, the random model gets it by a bias towards four tokens: a
-string ends after some letters, a number is 3, and an object ends as soon as it may.
+They are written for real models. Where one needs a short value, the random model gets it by a bias towards four tokens:
+a string ends after some letters, a number is 3, and an object ends as soon as it may.
 """
 
 import os
