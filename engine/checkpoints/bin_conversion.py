@@ -80,7 +80,7 @@ def _is_plain(name: object, value: object) -> bool:
 def _what(name: object, value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    return f"a {value.layout} tensor" if isinstance(name, str) else f"the name (a {type(name).__name__}) of a tensor"
+    return f"a {value.layout} tensor" if isinstance(name, str) else f"the name ({type(name).__name__}) of a tensor"
 
 
 def _is_embeddings(name: str, state: Mapping[str, torch.Tensor]) -> bool:

@@ -99,7 +99,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(
     [
         ({"state_dict": {"w": rows(2, 2)}}, "'state_dict' is dict, not a plain tensor"),
         ({"w": rows(2, 2), "epoch": 3}, "'epoch' is int, not a plain tensor"),
-        ({0: rows(2, 2)}, r"0 is the name \(a int\) of a tensor, not a plain tensor"),
+        ({0: rows(2, 2)}, r"0 is the name \(int\) of a tensor, not a plain tensor"),
         ({"w": rows(2, 2).to_sparse()}, r"'w' is a torch\.sparse_coo tensor, not a plain tensor"),
         ([rows(2, 2)], "contains list, not named tensors"),
         ({}, "contains dict, not named tensors"),
