@@ -37,7 +37,7 @@ class BlockName(NamedTuple):
 
 
 def why_no_names(block_size: int) -> str | None:
-    """Return why blocks of that size have no names, as text for people, or None if they have names."""
+    """Return why blocks of that size have no names, for a message; None if they have names."""
     if block_size % DIGEST_TOKENS == 0:
         return None
     return f"blocks of {block_size} tokens are not a multiple of {DIGEST_TOKENS}"

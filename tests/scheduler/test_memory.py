@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class _Process:
-    """The memory figures of a process, one for each look."""
+    """The memory figures of a process, one for each check."""
 
     def __init__(self, *resident_mib: int) -> None:
         self.resident_mib = deque(resident_mib)
@@ -28,7 +28,7 @@ class _Process:
         self.resident_mib[0] -= 50
 
     async def live(self) -> None:
-        """Look once at each of the figures."""
+        """Check once for each of the figures."""
         keeping = asyncio.create_task(give_back_memory(lambda: self.idle, resident=self.resident, release=self.release))
         await asyncio.sleep(1.0)
         while len(self.resident_mib) > 1:
