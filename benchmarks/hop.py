@@ -11,7 +11,7 @@ Computed for every pair of requests, from the moment of sending, median over the
     hop       (second token of P/D - second token of combined) / first token of combined      goal: under 5%
     gap       the same for (second - first) of each side: the hop without the noise of two prefills
 Then streams decode on D while such prompts are handed off to it one by one, each followed by as long a pause:
-    alone, kv   the gaps between the tokens of the streams in the pauses, and while a prompt is under way
+    alone, kv   the gaps between the tokens of the streams in the pauses, and while a prompt is in progress
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on this machine, by Ray's own test cluster, in a process of its own.
 
-python nodes.py     a head without resources; then a command a line, and an answer a line:
+python nodes.py     a head without resources; then one command and one answer per line:
 add {"num_cpus": 2}  -> the new node's id        kill NODE_ID  -> ok, its raylet has got SIGKILL
 """
 

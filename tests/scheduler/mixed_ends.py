@@ -75,7 +75,7 @@ class Asked:
 
 @dataclass
 class Clients:
-    """Clients of a scheduler over `cluster`; `endings` counts the outcomes.
+    """Clients of a scheduler over `cluster`; `outcomes` counts how requests ended.
 
     `comments_s`: see scheduler/api/piece_writer.py.
     """
@@ -84,7 +84,7 @@ class Clients:
     tokens: Tokens
     rng: random.Random
     comments_s: float | None = None
-    endings: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         control = self.cluster.control
@@ -103,7 +103,7 @@ class Clients:
         requested = self.begin(*self._some_request(), self.rng.choice((*KEYS, "none")))
         await self._behave(requested.exchange, requested.answering)
         await requested.answering
-        self.endings[requested.outcome] += 1
+        self.outcomes[requested.outcome] += 1
 
     def begin(self, path: str, body: Mapping[str, Any], key: str) -> "Asked":
         """Send a request over its own connection."""

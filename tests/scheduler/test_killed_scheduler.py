@@ -1,4 +1,4 @@
-"""A scheduler process that is killed with a response under way, and the next owner of its store."""
+"""A scheduler process that is killed with a response in progress, and the next owner of its store."""
 
 import json
 import os

@@ -61,11 +61,11 @@ async def test_every_gauge_is_zero_once_all_requests_have_ended(
         await until(lambda: not left_behind(cluster), timeout_s=60.0)
 
         counters, ledger = clients.context.metrics.counters, cluster.control.dispatch.ledger
-        assert clients.endings.total() == sum(counters.http.values()) == NUM_REQUESTS
+        assert clients.outcomes.total() == sum(counters.http.values()) == NUM_REQUESTS
         assert clients.context.drain.active == 0
         assert ledger.received == ledger.completed + ledger.failed + ledger.cancelled
-        assert {"200", "streamed", "gone", "400", "401", "429"} <= set(clients.endings), clients.endings
-        assert "cut short" not in clients.endings
+        assert {"200", "streamed", "gone", "400", "401", "429"} <= set(clients.outcomes), clients.outcomes
+        assert "cut short" not in clients.outcomes
         await until(lambda: _tasks() == before)
     assert unseen == []
     assert [record.getMessage() for record in caplog.records] == []
@@ -86,4 +86,4 @@ async def test_requests_ended_by_a_shutdown_leave_nothing_behind_either(tokens: 
 
         await until(lambda: not left_behind(cluster))
         assert cluster.control.dispatch.ledger.cancelled > 0
-        assert clients.endings["503"] + clients.endings["failed in the stream"] > 0
+        assert clients.outcomes["503"] + clients.outcomes["failed in the stream"] > 0

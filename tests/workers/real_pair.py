@@ -35,7 +35,7 @@ class RealPair:
         self._ports = dict(zip(ROLES, ports[:2], strict=True))
         self._side_ports = dict(zip(ROLES, ports[2:], strict=True))
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
-        self._client = httpx.Client(timeout=60.0)  # a client of its own for each look costs 0.1 s
+        self._client = httpx.Client(timeout=60.0)  # a new client for each query would cost 0.1 s
 
     def url(self, role: str) -> str:
         """Return the base URL of a worker."""
