@@ -91,3 +91,14 @@ def test_a_prompt_that_never_meets_the_limit_is_not_tried_again() -> None:
 
     assert first.num_tokens == 4
     assert (late.num_tokens, late.num_tries) == (0, 1)
+
+
+def test_shares_of_paths_are_steady_with_loads_half_a_second_old() -> None:
+    steps = (poisson(150, 1.5, 256, 64, 3), poisson(350, 7.0, 256, 64, 4))  # a step of load after 100 s
+    trace = [*steps[0], *(TraceRequest(100.0 + r.arrival_s, 256, 64) for r in steps[1])]
+    served = simulate(Shape([P, P, D, D], COST, compare_paths=True, load_lag_s=0.5), trace)
+
+    windows = (served[50:150], served[220:360], served[360:500])  # the second begins 10 s after the step
+    shares = [sum(one.path == "local on prefill" for one in window) / len(window) for window in windows]
+    assert max(shares) - min(shares) < 0.1
+    assert abs(shares[1] - shares[2]) < 0.05
