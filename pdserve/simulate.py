@@ -30,7 +30,7 @@ _COSTS = ("pdserve_step_base_seconds", "pdserve_step_sequence_seconds", "pdserve
 EPILOG = """\
 Dispatch, queue and placement are the scheduler's own; instances are simulated: they batch and pace chunks as the engine
 does, and a step takes what it costs. Costs come from a cluster that has served requests (--url), or from you
-(--step-cost). HTTP, text, prefix caches and full KV pools are not simulated. docs/simulate.md has its measured error.
+(--step-cost). HTTP, text and full KV pools are not simulated. docs/simulate.md has its measured error.
 
   LAYOUT    nPmD: prefill and decode instances, with every prompt handed off, and with --path auto; nC: combined ones
   best      keeps the gap limit within a tenth, has at least 95% of the most tokens/s, and of these the lowest TTFT p95

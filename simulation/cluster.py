@@ -42,6 +42,7 @@ class Shape:
     send_token_s: float = 0.0
     load_lag_s: float = 0.0
     ttft_limit_s: float = 0.0
+    caches_prefixes: bool = True
 
     def comparing_paths(self) -> "Shape":
         """Return the same cluster with `--path auto`."""
@@ -60,7 +61,10 @@ class SimulatedCluster:
             ExpectedInstance(one.port, one.instance_id, one.role, str(one.port), one.server_ip, one.device_ids)
             for one in descriptions
         ]
-        behaviour = Behaviour(cost=shape.cost, send_s=shape.send_s, send_token_s=shape.send_token_s)
+        behaviour = Behaviour(
+            cost=shape.cost, send_s=shape.send_s, send_token_s=shape.send_token_s,
+            caches_prefixes=shape.caches_prefixes,
+        )  # fmt: skip
         self.instances = []
         for description in descriptions:
             instance = SimulatedInstance(description, self._peers)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from engine.batcher import BatchLimits, Streams, paced, plan_step
 from engine.step_costs import StepCosts
+from scheduler.load.prefixes import Prefixes, chain_of
 from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
 from simulation.session import SimulatedSession
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
@@ -68,6 +69,8 @@ class SimulatedInstance:
         self._next_step: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
         self._costs = StepCosts()
+        self._prefixes = Prefixes(description.num_blocks * description.block_size)
+        self._tokens_sought = self._tokens_found = 0
         peers[description.instance_id] = self
 
     @property
@@ -113,6 +116,8 @@ class SimulatedInstance:
             slowest_turn_s=self.behaviour.slowest_turn_s,
             starved_s=self.behaviour.starved_before_s + self.behaviour.starved_share * now,
             decoding=decoding,
+            prefix_tokens_sought=self._tokens_sought,
+            prefix_tokens_found=self._tokens_found,
             step_base_s=self._costs.now.base_s,
             step_sequence_s=self._costs.now.sequence_s,
             step_token_s=self._costs.now.token_s,
@@ -141,6 +146,7 @@ class SimulatedInstance:
             raise HandoffFailed(f"ticket {ticket.ticket_id} has ended on {self.description.instance_id}")
         prompt.state, prompt.stage, prompt.computed = state, "decoding", prompt.num_tokens
         prompt.outputs = [list(output) for output in state.outputs]
+        self._note_prefix(state.token_ids)
         prompt.ended = {
             i
             for i in range(state.params.num_sequences)
@@ -211,7 +217,15 @@ class SimulatedInstance:
             state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
             outputs=outputs, ended={i for i, output in enumerate(outputs) if simulated_finish(state.params, output)},
         )  # fmt: skip
+        if self.behaviour.caches_prefixes:
+            found = min(self._prefixes.tokens_known(chain_of(state.token_ids, "")), num_tokens - 1)
+            self.prompts[state.prompt_id].computed = found
+            self._tokens_sought, self._tokens_found = self._tokens_sought + num_tokens, self._tokens_found + found
         self._schedule_step()
+
+    def _note_prefix(self, token_ids: tuple[int, ...]) -> None:
+        if self.behaviour.caches_prefixes:
+            self._prefixes.note(chain_of(token_ids, ""))
 
     def _cancel(self, prompt_id: str, sequence: int | None) -> None:
         prompt = self.prompts.get(prompt_id)
@@ -289,6 +303,8 @@ class SimulatedInstance:
                 prompt.computed += count
                 if prompt.computed == prompt.num_tokens:
                     whole.append(prompt)
+                    assert prompt.state is not None
+                    self._note_prefix(prompt.state.token_ids)
         return whole
 
     def _is_here(self, prompt: SimulatedPrompt) -> bool:

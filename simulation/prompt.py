@@ -12,7 +12,7 @@ class Behaviour:
     """How the instance behaves; it may be changed at run time. Times in seconds.
 
     A step takes `step_s`, or what it costs if `cost` is given; a hand-off takes `send_s`, and `send_token_s` for each
-    token of the prompt.
+    token of the prompt. One that `caches_prefixes` computes no prefix of a prompt that it has computed or received.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)
@@ -24,6 +24,7 @@ class Behaviour:
     cost: StepCost | None = None
     send_s: float = 0.005
     send_token_s: float = 0.0
+    caches_prefixes: bool = False
     lag_s: float = 0.0
     slowest_turn_s: float = 0.0
     starved_share: float = 0.0

@@ -4,23 +4,30 @@ import csv
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError
 
 _MAX_TOKENS = 1_000_000
+_BLOCK_TOKENS = 512
+_VOCABULARY = 1 << 20
 _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A request of a trace: seconds after the trace's start, and its lengths in tokens."""
+    """A request of a trace: seconds after the trace's start, and its lengths in tokens.
+
+    Prompts that begin with the same `blocks`, numbers for 512 tokens each, begin with the same tokens; with none, no
+    other prompt does.
+    """
 
     arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int
+    blocks: tuple[int, ...] = ()
 
 
 def poisson(count: int, rate: float, num_prompt_tokens: int, num_output_tokens: int, seed: int) -> list[TraceRequest]:
@@ -35,8 +42,9 @@ def poisson(count: int, rate: float, num_prompt_tokens: int, num_output_tokens: 
 def read_trace(path: Path) -> list[TraceRequest]:
     """Return the requests of a file, by arrival from 0 s on. Those without output tokens, which failed, are left out.
 
-    Formats: Mooncake's, a JSON object in each line with `timestamp` (ms), `input_length` and `output_length`; and
-    BurstGPT's, CSV with the columns `Timestamp` (s), `Request tokens` and `Response tokens`. Raises ConfigError.
+    Formats: Mooncake's, a JSON object in each line with `timestamp` (ms), `input_length`, `output_length` and perhaps
+    `hash_ids`, which name the prompt's blocks; and BurstGPT's, CSV with the columns `Timestamp` (s), `Request tokens`
+    and `Response tokens`. Raises ConfigError.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -50,8 +58,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
     if not rows:
         raise ConfigError(f"{path}: there is no request in it")
     begun = min(row.arrival_s for row in rows)
-    moved = (TraceRequest(r.arrival_s - begun, r.num_prompt_tokens, r.num_output_tokens) for r in rows)
-    return sorted(moved, key=lambda request: request.arrival_s)
+    return sorted((replace(row, arrival_s=row.arrival_s - begun) for row in rows), key=lambda row: row.arrival_s)
 
 
 class _BadLine(Exception):
@@ -68,7 +75,11 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TraceRequest]:
             row = None
         if not isinstance(row, dict):
             raise _BadLine(f"line {number} is not a JSON object")
-        yield from _request(number, row, ("timestamp", "input_length", "output_length"), 1000.0)
+        blocks = row.get("hash_ids") or ()
+        if not isinstance(blocks, (list, tuple)) or not all(type(block) is int and block >= 0 for block in blocks):
+            raise _BadLine(f"line {number}: hash_ids is not a list of numbers")
+        for request in _request(number, row, ("timestamp", "input_length", "output_length"), 1000.0):
+            yield replace(request, blocks=tuple(blocks))
 
 
 def _burstgpt(lines: Iterable[str]) -> Iterator[TraceRequest]:
@@ -95,5 +106,9 @@ def _request(number: int, row: Mapping[str, Any], names: Sequence[str], per_seco
 
 
 def prompt_of(number: int, request: TraceRequest) -> tuple[int, ...]:
-    """Return token ids for request `number`: no two requests share a prefix."""
-    return (number + 1, *range(1, request.num_prompt_tokens))
+    """Return token ids for request `number`."""
+    length = request.num_prompt_tokens
+    if not request.blocks:
+        return (number % _VOCABULARY, *range(1, length))
+    ids = [token for block in request.blocks for token in (block % _VOCABULARY, *range(1, _BLOCK_TOKENS))]
+    return (*ids, *range(len(ids), length))[:length]

@@ -71,6 +71,16 @@ def test_path_auto_is_about_as_good_as_colocated(trace: list[TraceRequest], gap_
     assert _late(pair) <= 1.1 * _late(colocated)
 
 
+@pytest.mark.parametrize(("caches_prefixes", "saved"), [(True, 512), (False, 0)])
+def test_a_cached_prefix_is_not_computed_again(caches_prefixes: bool, saved: int) -> None:
+    first, second = simulate(
+        Shape([P, D], COST, prefill_chunk_size=2048, caches_prefixes=caches_prefixes),
+        [TraceRequest(0.0, 1000, 4, (1, 2)), TraceRequest(5.0, 1000, 4, (1, 3))],
+    )
+
+    assert first.ttft_s - second.ttft_s == pytest.approx(saved * COST.token_s, abs=1e-3)
+
+
 def test_a_limit_of_the_first_token_keeps_it_under_overload() -> None:
     trace = poisson(200, 6.0, 256, 64, 1)  # 1.5 times what the pair can serve
     limited = simulate(Shape([P, D], COST, compare_paths=True, ttft_limit_s=2.0), trace)
