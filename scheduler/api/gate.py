@@ -18,6 +18,7 @@ from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 
 CLIENT_GONE = 499
+_ID_LENGTH = 32  # as in vLLM
 _log = EventLogger("api")
 
 
@@ -50,7 +51,7 @@ class Gate:
         if scope["type"] != "http":
             return
         path = self._strip_root(scope)
-        own_id, client_id = new_id("req"), _client_id(scope)
+        own_id, client_id = new_id("req")[:_ID_LENGTH], _client_id(scope)
         shown_id, api_format = client_id or own_id, self._formats.get(path) or self._format_below(path)
         tenant = self._keys.admit(path, scope["headers"])
         scope.setdefault("state", {}).update(

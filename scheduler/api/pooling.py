@@ -77,7 +77,7 @@ async def create_pooling(context: AppContext, request: Request) -> PooledRespons
         rows = [len(prompt) if pooling.of_tokens else None for prompt in prompts]
         return await encode_answer(answer, vectors, rows, "pooling", body, maximum)
 
-    return await _prepare(context, request, body, "pool", pooling, finish)
+    return await _prepare(context, request, body, "pooling", pooling, finish)
 
 
 async def _prepare(

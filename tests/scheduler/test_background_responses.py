@@ -101,7 +101,7 @@ async def test_cancel_leaves_what_has_ended_as_it_is(serve: Any, tmp_path: Path)
         with_client = await client.responses.create(input="hi")
 
         cancelled = await client.responses.cancel(done.id)
-        with pytest.raises(openai.BadRequestError, match="only a response that was created with background"):
+        with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
             await client.responses.cancel(with_client.id)
 
     assert cancelled.to_dict() == done.to_dict()
@@ -121,8 +121,8 @@ async def test_a_deleted_background_response_is_cancelled(serve: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("stores", "fields", "text"),
     [
-        (True, {"store": False}, "background needs a stored response: store is false"),
-        (False, {}, r"background needs a stored response: this server stores none \(--responses-store\)"),
+        (True, {"store": False}, "background can only be used when `store` is true"),
+        (False, {}, r"when `store` is true: this server stores none \(--responses-store\)"),
     ],
 )
 async def test_background_needs_a_stored_response(

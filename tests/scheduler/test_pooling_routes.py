@@ -40,7 +40,7 @@ async def test_pooling_returns_the_vector_of_each_text(serve: Any, fields: dict[
         answer = await post(served, "/pooling", input=["hello", "good morning"], **fields)
 
         ids = [served.ids("hello"), served.ids("good morning")]
-        assert (answer["object"], answer["id"][:5], answer["model"]) == ("list", "pool-", served.model)
+        assert (answer["object"], answer["id"][:8], answer["model"]) == ("list", "pooling-", served.model)
         assert answer["data"] == [
             {"object": "pooling", "index": index, "data": list(simulated_vector(one))} for index, one in enumerate(ids)
         ]

@@ -39,7 +39,7 @@ POOLING = [
 ]  # fmt: skip
 EMBEDDING = [
     "input", "add_special_tokens", "encoding_format", "embed_dtype", "endianness", "dimensions", "messages",
-    "add_generation_prompt", "continue_final_message", "chat_template", "media_io_kwargs",
+    "add_generation_prompt", "continue_final_message", "chat_template", "media_io_kwargs", "late_chunking_params",
 ]  # fmt: skip
 SCORE = [
     "text_1", "text_2", "data_1", "data_2", "queries", "documents", "items", "max_tokens_per_query",

@@ -27,8 +27,8 @@ def store_for(context: AppContext, body: ResponsesBody) -> ResponseStore | None:
     """Return the store of the response, None if it is not stored. Raises InvalidRequest."""
     store = None if body.store is False else context.responses
     if body.background and store is None:
-        why = "this server stores none (--responses-store)" if context.responses is None else "store is false"
-        raise InvalidRequest(f"background needs a stored response: {why}", "background")
+        why = ": this server stores none (--responses-store)" if context.responses is None else ""
+        raise InvalidRequest(f"background can only be used when `store` is true{why}", "background")
     return store
 
 

@@ -62,7 +62,9 @@ async def cancel_response(context: AppContext, request: Request) -> Response:
     """Cancel a response that runs in the background; one that is done is returned as it is."""
     stored = await _find(context, request)
     if not stored.background:
-        raise InvalidRequest("only a response that was created with background can be cancelled", "response_id")
+        raise InvalidRequest(
+            "Cannot cancel a synchronous response: it was created without background", "response_id"
+        )
     if not stored.done:
         await context.background.cancel(stored.response_id)
         stored = await _find(context, request)
@@ -106,7 +108,7 @@ def _store(context: AppContext, response_id: str, param: str = "response_id") ->
 
 
 def _not_found(response_id: str, why: str, param: str) -> HttpError:
-    return HttpError(404, f"there is no response {response_id!r:.80} here: {why}", param)
+    return HttpError(404, f"Response with id {response_id!r:.80} not found: {why}", param)
 
 
 async def _find(context: AppContext, request: Request) -> StoredResponse:
