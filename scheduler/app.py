@@ -23,11 +23,12 @@ from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
 from scheduler.api.invocations import invoke
+from scheduler.api.load_report import REQUEST_HEADER, report_of
 from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
 from scheduler.api.pooling import ClassifyBody, TaskBody, create_classification, create_pooling
 from scheduler.api.rerank import RerankBody, create_rerank
-from scheduler.api.responses.create_response import create_response
+from scheduler.api.responses.create_response import count_input_tokens, create_response
 from scheduler.api.responses.responses_body import ResponsesBody
 from scheduler.api.responses.stored_responses import (
     LIST_QUERY,
@@ -62,6 +63,10 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/responses", create_response, "text", "Answer items, in the format of OpenAI's Responses API",
         ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,
+    ),
+    Route(
+        "POST", "/v1/responses/input_tokens", count_input_tokens, "tokenizer", "The number of tokens of such items",
+        ResponsesBody, TEXT, required=("input",),
     ),
     Route(
         "GET", "/v1/responses/{response_id}", retrieve_response, "text", "Return a stored response",
@@ -195,6 +200,8 @@ def _handler_of(route: Route, context: AppContext) -> Handler:
     async def serve(request: Request) -> Response:
         route.check_model(context.tokens.files.kind)
         if route.queues:
+            if REQUEST_HEADER in request.headers and (view := context.metrics.view) is not None:
+                request.scope["state"]["load_report"] = report_of(request.headers[REQUEST_HEADER], view)
             context.dispatcher.check_room(str(request.scope["state"].get("tenant", "")))
         return cast("Response", await route.endpoint(context, request))
 

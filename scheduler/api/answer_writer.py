@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from starlette.types import Message, Send
 
+from scheduler.api.load_report import ANSWER_HEADER
+
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -28,8 +30,8 @@ class ByteSink(Protocol):
 class AnswerWriter:
     """Adds the request id to the response headers, as `id_headers`; records the status and completeness.
 
-    A whole answer goes through `send`, a stream through `start`, `write` and `end`. If an endpoint sets `warning` in
-    `state`, that is sent as the header of that name.
+    A whole answer goes through `send`, a stream through `start`, `write` and `end`. An endpoint's `warning` in `state`
+    is sent as the header of that name; what its `load_report` returns, as the header of load_report.py.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class AnswerWriter:
         added = list(self._id_fields)
         if "warning" in self._state:
             added.append((b"warning", self._state["warning"].encode()))
+        if (report := self._state.get("load_report")) is not None:
+            added.append((ANSWER_HEADER.encode(), report().encode()))
         return [*headers, *added]
 
 

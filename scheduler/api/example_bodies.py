@@ -11,6 +11,7 @@ EXAMPLE_BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": _PROMPT,
     "/v1/chat/completions": _CHAT | {"max_tokens": 4},
     "/v1/responses": {"input": "hello", "max_output_tokens": 4},
+    "/v1/responses/input_tokens": {"input": "hello"},
     "/v1/messages": _CHAT | {"max_tokens": 4},
     "/v1/messages/count_tokens": _CHAT,
     "/inference/v1/generate": {"token_ids": [7, 9], "sampling_params": {"max_tokens": 4}},

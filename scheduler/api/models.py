@@ -1,5 +1,6 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}: with the fields of OpenAI's, vLLM's and Anthropic's models."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +14,9 @@ async def list_models(context: AppContext, _: Request) -> Response:
     """Return a card for each served name; without any, for --model as given."""
     engine = context.config.engine
     names = engine.served_model_name or (engine.model,)
-    return json_response({"object": "list", "data": [_model_card(context, name) for name in names]})
+    data = [_model_card(context, name) for name in names]
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return json_response({"object": "list", "data": data, **page})
 
 
 async def retrieve_model(context: AppContext, request: Request) -> Response:
@@ -24,6 +27,7 @@ async def retrieve_model(context: AppContext, request: Request) -> Response:
 
 
 def _model_card(context: AppContext, name: str) -> dict[str, Any]:
+    length = context.tokens.max_model_len
     return {
         "id": name,
         "object": "model",
@@ -31,6 +35,12 @@ def _model_card(context: AppContext, name: str) -> dict[str, Any]:
         "owned_by": "pdserve",
         "root": context.config.engine.model,
         "parent": None,
-        "max_model_len": context.tokens.max_model_len,
+        "max_model_len": length,
         "permission": [],
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(context.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+        "max_tokens": length,
     }

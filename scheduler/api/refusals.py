@@ -62,7 +62,7 @@ SAMPLING_NOT_SERVED = NOT_SERVED | {
 
 POOLING_NOT_SERVED = NOT_SERVED | {
     "padding": (("do_not_pad",), "texts are computed without padding: leave it out"),
-    "late_chunking_params": (_NOTHING, "late chunking is not served: the task token_embed of /pooling has every vector"),
+    "late_chunking_params": (_NOTHING, "late chunking is not served: /pooling has the vector of each token"),
 }
 CLASSIFY_NOT_SERVED = POOLING_NOT_SERVED | {
     "embed_dtype": (("float32",), "it is for vectors: probabilities and scores are JSON's numbers"),

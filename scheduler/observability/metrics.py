@@ -32,6 +32,7 @@ class Metrics:
         state_file: Path | None = None,
     ) -> None:  # fmt: skip
         self.counters = SchedulerCounters(max_model_len)
+        self.view = view
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(PdserveCollector(self.counters, exporter))

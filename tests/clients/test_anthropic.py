@@ -63,6 +63,14 @@ def test_a_loop_of_calls_goes_on_with_their_results(client: Any) -> None:
 
 
 @pytest.mark.covers("B.clients.4")
+def test_models_are_listed_and_shown(client: Any) -> None:
+    (listed,) = client.models.list()
+
+    assert client.models.retrieve("tiny") == listed
+    assert (listed.id, listed.display_name, listed.lifecycle) == ("tiny", "tiny", "active")
+
+
+@pytest.mark.covers("B.clients.4")
 def test_errors_have_the_clients_classes(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="no-such") as unknown:
         client.messages.create(**ASK | {"model": "no-such"})

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -25,13 +26,16 @@ async def test_a_model_card_names_the_model_as_typed(serve: Any) -> None:
     async with serve() as served:
         cards = (await served.client.get("/v1/models")).json()
 
-        assert cards["object"] == "list"
-        assert cards["data"] == [
+        assert cards.pop("object") == "list"
+        assert cards.pop("data") == [
             {
                 "id": served.model, "object": "model", "created": served.context.created, "owned_by": "pdserve",
-                "root": served.model, "parent": None, "max_model_len": 512, "permission": [],
+                "root": served.model, "parent": None, "max_model_len": 512, "permission": [], "type": "model",
+                "display_name": served.model, "lifecycle": "active", "max_input_tokens": 512, "max_tokens": 512,
+                "created_at": datetime.fromtimestamp(served.context.created, UTC).isoformat(),
             }
         ]  # fmt: skip
+        assert cards == {"has_more": False, "first_id": served.model, "last_id": served.model}
 
 
 async def test_served_names_and_the_model_as_typed_are_all_accepted(serve: Any, model_folder: Any) -> None:

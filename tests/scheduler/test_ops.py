@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 
 from pdserve import __version__
+from scheduler.finished_requests import FinishedRequests
+from scheduler.view import ClusterView, InstanceView
+from wire.errors import Overloaded
+from wire.load import LoadSnapshot
+from wire.types import Role
 
 pytestmark = pytest.mark.anyio
 
@@ -43,3 +48,35 @@ async def test_load_counts_the_requests_in_flight(serve: Any) -> None:
         assert (await waiting).status_code == 200
 
         assert (await served.client.get("/load")).json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("form", "report"),
+    [
+        ("TEXT", "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=7"),
+        ("json", 'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 7}}'),
+        ("BIN", None),
+        (None, None),
+    ],
+)
+async def test_an_answer_reports_the_load_where_its_request_wants_it(
+    serve: Any, form: str | None, report: str | None, stream: bool
+) -> None:
+    loads = (LoadSnapshot(blocks_total=100, blocks_used=42, blocks_probe=2, waiting=3), LoadSnapshot(blocks_total=60))
+    instances = tuple(
+        InstanceView(at, "", Role.PREFILL, "", "", "", None, one) for at, one in enumerate((*loads, None))
+    )
+    async with serve() as served:
+        served.context.metrics.view = lambda: ClusterView(True, instances, FinishedRequests(), 4, 40)
+        headers = {} if form is None else {"Endpoint-Load-Metrics-Format": form}
+        body = {"model": served.model, "prompt": "hello", "stream": stream}
+
+        answers = [await served.client.post("/v1/completions", json=body, headers=headers)]
+        served.dispatcher.refuse_with = Overloaded("full")
+        answers.append(await served.client.post("/v1/completions", json=body, headers=headers))
+        operators = await served.client.get("/health", headers=headers)
+
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert [answer.headers.get("endpoint-load-metrics") for answer in answers] == [report, report]
+    assert "endpoint-load-metrics" not in operators.headers

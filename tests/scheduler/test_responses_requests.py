@@ -215,6 +215,8 @@ async def test_truncation_drops_the_oldest_items(
         body = fields | {"instructions": "Be brief."}
         cut = await served.client.post("/v1/responses", json=body | {"truncation": "auto"})
         whole = await served.client.post("/v1/responses", json=body)
+        counted = await served.client.post("/v1/responses/input_tokens", json=body | {"truncation": "auto"})
+        counted_whole = await served.client.post("/v1/responses/input_tokens", json=body)
 
         assert cut.status_code == 200, cut.text
         tokens = served.context.tokens
@@ -223,10 +225,13 @@ async def test_truncation_drops_the_oldest_items(
         text = tokens.decode(request.prompts[0])
         assert text.startswith(f"[system Be brief.][{'user turn' if first != 'assistant' else first}")
         assert len(request.prompts[0]) <= room
+        assert counted.json() == {"object": "response.input_tokens", "input_tokens": len(request.prompts[0])}
         if first == "turn 1":
             assert (whole.status_code, len(served.dispatcher.requests[1].prompts[0])) == (200, len(request.prompts[0]))
+            assert counted_whole.json() == counted.json()
         else:
             assert len(request.prompts[0]) > room - 100
+            assert counted_whole.json()["input_tokens"] > room
             error = whole.json()["error"]
             assert (whole.status_code, error["param"]) == (400, "input")
             assert str(tokens.max_model_len) in error["message"]

@@ -121,9 +121,11 @@ async def test_a_response_continues_those_before_it(serve: Any, tmp_path: Path) 
         await create(model=model, input=[*says[:2], {"role": "user", "content": "two"}])
         await create(model=model, input=[*says, {"role": "user", "content": "three"}], instructions="Go")
         branch = await create(model=model, input="other", previous_response_id=first.id)
+        counted = await client.responses.input_tokens.count(model=model, input="two", previous_response_id=first.id)
 
         prompts = [request.prompts for request in server.dispatcher.requests]
         assert prompts[1:3] == prompts[3:5]
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", len(prompts[1][0]))
         assert (second.previous_response_id, third.previous_response_id) == (first.id, second.id)
         await client.responses.delete(first.id)
         assert (await create(model=model, input="more", previous_response_id=branch.id)).status == "completed"

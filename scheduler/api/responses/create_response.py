@@ -1,15 +1,18 @@
-"""POST /v1/responses: chats in the format of OpenAI's Responses API."""
+"""POST /v1/responses and /v1/responses/input_tokens: chats in the format of OpenAI's Responses API."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from scheduler.api.chat import chat_options
+from scheduler.api.errors import json_response
 from scheduler.api.generation_body import ChatBody, SamplingBody, StreamOptions
 from scheduler.api.images import load_images
-from scheduler.api.prepared_chat import Conversation, PreparedChat, prepare_conversation
+from scheduler.api.prepared_chat import Conversation, prepare_conversation
 from scheduler.api.read_body import read_body
 from scheduler.api.responses.input_items import Item, continues_answer, read_conversation, read_items
 from scheduler.api.responses.response_head import response_head
@@ -32,28 +35,25 @@ async def create_response(context: AppContext, request: Request) -> ASGIApp:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     body = await read_body(context, request, ResponsesBody)
     model, store = context.model_named(body.model), store_for(context, body)
-    earlier = await earlier_items(context, body, request)
-    items = [*earlier, *read_items(body.input)]
-    tools, choice = read_response_tools(
-        body.tools, body.tool_choice, parallel=body.parallel_tool_calls, parser=context.call_parser
-    )
-    messages = read_conversation(items, body.instructions, num_earlier=len(earlier))
-    conversation = Conversation(
-        await load_images(context, request, messages, body.cache_salt), _options(body, items, tools), choice,
-        _constraint(body), include_reasoning=body.include_reasoning is not False,
-    )  # fmt: skip
-    try:
-        chat = await _prepare(context, body, request, conversation)
-    except InvalidRequest as error:
-        if error.param == "messages":
-            error.param = "input"
-        raise
+    with _naming_input():
+        items, conversation = await _read(context, body, request)
+        chat = await prepare_conversation(context, _sampling_body(context, body), request, conversation, "resp")
     (prompt,) = chat.prepared.prompts
     formatter = chat.prepared.formatter if body.has_logprobs else None
     head = response_head(body, model, chat, None if store is None else store.new_id())
     shape = ResponseShape(head, call_origin(head["id"], prompt), formatter)
     generation = chat.generation(shape)
     return generation if store is None else await store_answer(store, generation, shape, items, body, request)
+
+
+async def count_input_tokens(context: AppContext, request: Request) -> Response:
+    """Return the number of tokens of the prompt that /v1/responses would answer for the same body."""
+    body = await read_body(context, request, ResponsesBody)
+    context.model_named(body.model)
+    with _naming_input():
+        _, conversation = await _read(context, body, request)
+        prompt = await context.tokens.encode_chat(conversation.messages, conversation.options)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
 
 class _SamplingBody(ChatBody):
@@ -70,14 +70,32 @@ class _SamplingBody(ChatBody):
         return True
 
 
-async def _prepare(
-    context: AppContext, body: ResponsesBody, request: Request, conversation: Conversation
-) -> PreparedChat:  # fmt: skip
-    sampling = _sampling_body(context, body)
+async def _read(context: AppContext, body: ResponsesBody, request: Request) -> tuple[list[Item], Conversation]:
+    """Return the items, those of the previous response first, and their conversation, cut if the body wants it."""
+    earlier = await earlier_items(context, body, request)
+    items = [*earlier, *read_items(body.input)]
+    tools, choice = read_response_tools(
+        body.tools, body.tool_choice, parallel=body.parallel_tool_calls, parser=context.call_parser
+    )
+    options = _options(body, items, tools)
+    messages: Sequence[Mapping[str, Any]] = await load_images(
+        context, request, read_conversation(items, body.instructions, num_earlier=len(earlier)), body.cache_salt
+    )
     if body.truncation == "auto":
-        fitting = await drop_oldest(context, conversation.messages, conversation.options, sampling.max_tokens)
-        conversation = dataclasses.replace(conversation, messages=fitting)
-    return await prepare_conversation(context, sampling, request, conversation, "resp")
+        messages = await drop_oldest(context, messages, options, _sampling_body(context, body).max_tokens)
+    shows_thinking = body.include_reasoning is not False
+    return items, Conversation(messages, options, choice, _constraint(body), include_reasoning=shows_thinking)
+
+
+@contextmanager
+def _naming_input() -> Iterator[None]:
+    """Name the messages of a conversation `input` in errors."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == "messages":
+            error.param = "input"
+        raise
 
 
 def _sampling_body(context: AppContext, body: ResponsesBody) -> ChatBody:

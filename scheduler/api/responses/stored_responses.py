@@ -62,9 +62,7 @@ async def cancel_response(context: AppContext, request: Request) -> Response:
     """Cancel a response that runs in the background; one that is done is returned as it is."""
     stored = await _find(context, request)
     if not stored.background:
-        raise InvalidRequest(
-            "Cannot cancel a synchronous response: it was created without background", "response_id"
-        )
+        raise InvalidRequest("Cannot cancel a synchronous response: it was created without background", "response_id")
     if not stored.done:
         await context.background.cancel(stored.response_id)
         stored = await _find(context, request)
