@@ -108,7 +108,7 @@ class SchedulerOptions:
     first_token_timeout: float = flag(120.0, "seconds a request may wait for its first token", parse=float)
     stall_timeout: float = flag(10.0, "seconds a request may make no progress", parse=float)
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
-    shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
+    shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM; 0: none", parse=float)
     path: str = flag(
         "handoff", "the instances of a prompt: a prefill and a decode instance (handoff), or the cheapest of that and "
         "either alone, by the measured time of their steps (auto)",
@@ -274,7 +274,8 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
         if field.name == "max_logprobs":
             if value < -1:
                 raise ConfigError(f"--max-logprobs {value} is out of range: 0 or more, or -1 for the whole vocabulary")
-        elif field.name == "limit_mm_per_prompt":
-            continue  # 0 refuses images
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not value > 0:
-            raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: more than 0")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            may_be_0 = field.name in ("limit_mm_per_prompt", "shutdown_timeout")
+            if not (value > 0 or (may_be_0 and value == 0)):
+                least = "0 or more" if may_be_0 else "more than 0"
+                raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: {least}")

@@ -23,23 +23,22 @@ _METADATA = "parameter"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers from `minimum` to `maximum`; `above` and `below` exclude the limit itself."""
+    """Numbers from `minimum` to `maximum`; `above` excludes the minimum itself."""
 
     minimum: float
     maximum: float = math.inf
     above: bool = False
-    below: bool = False
 
     def allow(self, value: float) -> bool:
         """Return whether the value is within the bounds; NaN never is."""
         is_above = value > self.minimum if self.above else value >= self.minimum
-        return is_above and (value < self.maximum if self.below else value <= self.maximum)
+        return is_above and value <= self.maximum
 
     def __str__(self) -> str:
         """Return what a value must be: `in [0, 1]`, `1 or more`."""
         if self.maximum == math.inf:
             return f"{self.minimum} or more"
-        return f"in {'(' if self.above else '['}{self.minimum}, {self.maximum}{')' if self.below else ']'}"
+        return f"in {'(' if self.above else '['}{self.minimum}, {self.maximum}]"
 
 
 @dataclass(frozen=True, slots=True)

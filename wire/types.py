@@ -102,7 +102,7 @@ class SamplingParams:
     top_k: int = parameter(-1, Bounds(-1), instance=Bounds(-1, MAX_COUNT), with_beams=-1, model_sets=True)
     top_p: float = parameter(1.0, Bounds(0, 1, above=True), with_beams=1, model_sets=True)
     min_p: float = parameter(0.0, Bounds(0, 1), with_beams=0, model_sets=True)
-    seed: int = parameter(0, Bounds(-(2**63), 2**63, below=True), instance=Bounds(0, 2**64 - 1))
+    seed: int = parameter(0, Bounds(-(2**63), 2**63 - 1), instance=Bounds(0, 2**64 - 1))
     n: int = parameter(1, Bounds(1), instance=Bounds(1, 1024))
     min_tokens: int = parameter(0, Bounds(0), instance=Bounds(0, MAX_COUNT))
     stop_token_ids: tuple[int, ...] = parameter((), Bounds(0, 128), instance=Bounds(0, 1024))

@@ -15,6 +15,7 @@ _THINK = (
 
 RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--shutdown-timeout"),
+    no_effect("--api-server-count", "one scheduler answers all requests", short="-asc"),
     supported("--attention-backend"),
     supported("--default-chat-template-kwargs"),
     supported("--trust-request-chat-template", _NOTHING),

@@ -23,10 +23,7 @@ def bounds(name: str) -> Any:
     """Return the pydantic field of a sampling parameter's bounds."""
     client = PARAMETERS[name].client
     minimum, maximum = client.minimum, None if client.maximum == math.inf else client.maximum
-    return Field(
-        ge=None if client.above else minimum, gt=minimum if client.above else None,
-        le=None if client.below else maximum, lt=maximum if client.below else None,
-    )  # fmt: skip
+    return Field(ge=None if client.above else minimum, gt=minimum if client.above else None, le=maximum)
 
 
 def max_length(name: str) -> Any:
@@ -64,4 +61,4 @@ def _text(entry: ErrorDetails) -> str:
         return f"{_path(entry)} is missing"
     value, message = entry["input"], entry["msg"]
     shown = repr(value)[:40] if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
-    return f"{_path(entry)}: {message[:1].lower()}{message[1:]}, got {shown}"
+    return f"{_path(entry)}: {message[:1].lower()}{message[1:]}, got {shown} ({entry['type']})"

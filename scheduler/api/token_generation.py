@@ -68,8 +68,11 @@ async def generate_tokens(context: AppContext, request: Request) -> Generation:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     body = await read_body(context, request, TokensBody)
     model = context.model_named(body.model)
-    if body.output_mode == "text" and body.sampling_params.detokenize is False:
-        raise InvalidRequest("output_mode text needs sampling_params.detokenize to be true", "output_mode")
+    if body.sampling_params.detokenize is False:
+        if body.output_mode == "text":
+            raise InvalidRequest("output_mode text needs sampling_params.detokenize to be true", "output_mode")
+        if body.sampling_params.stop:
+            raise InvalidRequest("stop strings need sampling_params.detokenize to be true", "sampling_params.stop")
     prepared = await _prepare(context, body, request)
     own_id = new_id("generate-tokens")
     shape = TokensShape(

@@ -141,9 +141,17 @@ async def test_a_bad_field_is_400_that_names_it_on_both_surfaces(serve: Any, fie
     ("path", "fields", "words"),
     [
         ("/v1/completions", {"allowed_token_ids": [1] + ["a"] * 2000}, "allowed_token_ids.1: input should be a valid"),
-        ("/v1/completions", {"guided_choice": [1] * 2000}, "guided_choice.0: input should be a valid string, got 1"),
-        ("/v1/chat/completions", {"documents": [1] * 2000}, "documents.0: input should be a valid dictionary, got 1"),
-        ("/detokenize", {"tokens": [True] * 2000}, "tokens.0: input should be a valid integer, got True"),
+        (
+            "/v1/completions",
+            {"guided_choice": [1] * 2000},
+            "guided_choice.0: input should be a valid string, got 1 (string_type)",
+        ),
+        (
+            "/v1/chat/completions",
+            {"documents": [1] * 2000},
+            "documents.0: input should be a valid dictionary, got 1 (dict_type)",
+        ),
+        ("/detokenize", {"tokens": [True] * 2000}, "tokens.0: input should be a valid integer, got True (int_type)"),
         (
             "/v1/completions",
             {"logit_bias": {str(i): "a" for i in range(2000)}},
@@ -236,15 +244,19 @@ async def test_max_tokens_beyond_the_model_alone_is_400(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", ["18446744073709551617", "-99999999999999999999", "9223372036854775808", "1e30", "2.5"]
-)
-async def test_a_seed_out_of_range_is_quoted_as_typed(serve: Any, seed: str) -> None:
+    ("seed", "kind"),
+    [
+        ("18446744073709551617", "less_than_equal"), ("-99999999999999999999", "greater_than_equal"),
+        ("9223372036854775808", "less_than_equal"), ("1e30", "int_type"), ("2.5", "int_type"),
+    ],
+)  # fmt: skip
+async def test_a_seed_out_of_range_is_quoted_as_typed(serve: Any, seed: str, kind: str) -> None:
     async with serve() as served:
         answer = await served.client.post("/v1/completions", content=f'{{"prompt": "hi", "seed": {seed}}}')
 
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, "seed")
-        assert error["message"].endswith(f", got {seed.replace('1e30', '1e+30')}")
+        assert error["message"].endswith(f", got {seed.replace('1e30', '1e+30')} ({kind})")
 
 
 async def test_an_unknown_model_is_404(serve: Any) -> None:

@@ -45,6 +45,7 @@ def test_the_guides_variables_are_read_and_flags_override_them() -> None:
         (["--max-model-len", "1"], {}, "--max-model-len 1 is too short"),
         (["--stall-timeout", "0"], {}, r"--stall-timeout 0\.0 is out of range: more than 0"),
         (["--max-n", "-1"], {}, "--max-n -1 is out of range"),
+        (["--shutdown-timeout", "-1"], {}, r"--shutdown-timeout -1\.0 is out of range: 0 or more"),
         (["--max-body-bytes", "much"], {}, "'much' is not a size"),
         (["--stal-timeout", "1"], {}, "did you mean --stall-timeout"),
         ([], {"NODE_PORTS": "8088;8089"}, "NODE_PORTS '8088;8089' is not a comma-separated list"),

@@ -134,8 +134,9 @@ async def test_shutting_down_lets_streams_finish_and_refuses_new_requests(listen
         assert server.dispatcher.outcomes == ["finished"]
 
 
-async def test_a_stream_beyond_the_shutdown_timeout_is_cancelled(listening: Listen) -> None:
-    async with listening(timeout_s=0.01) as server:
+@pytest.mark.parametrize("timeout_s", [0.01, 0.0])
+async def test_a_stream_beyond_the_shutdown_timeout_is_cancelled(listening: Listen, timeout_s: float) -> None:
+    async with listening(timeout_s=timeout_s) as server:
         server.dispatcher.hold_after = 1
         reader, writer = await server.post_raw("/v1/completions", server.body(stream=True))
         await within(server.dispatcher.held.wait())

@@ -95,6 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": [1] * 512}, "token_ids"),
     ({"sampling_params": None}, "sampling_params"), ({"output_mode": "derender"}, "output_mode"),
     ({"output_mode": "text", "sampling_params": {"detokenize": False}}, "output_mode"),
+    ({"sampling_params": {"detokenize": False, "stop": "a"}}, "sampling_params.stop"),
     ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
     ({"sampling_params": {"n": 2, "temperature": 0}}, "sampling_params.n"),
     ({"sampling_params": {"stop": [""]}}, "sampling_params.stop"),

@@ -30,7 +30,7 @@ NAMED = (
     "--enable-request-id-headers", "--middleware", "--root-path", "--max-logprobs", "--enable-force-include-usage",
     "--enable-prompt-tokens-details", "--stream-interval", "--sse-keep-alive-interval",
     "--structured-outputs-config.backend", "--enable-server-load-tracking", "--enable-tokenizer-info-endpoint",
-    "--shutdown-timeout", "--enable-scale-out", "--tokens-only",
+    "--shutdown-timeout", "--enable-scale-out", "--tokens-only", "--api-server-count",
 )  # fmt: skip
 
 
