@@ -8,7 +8,9 @@ from wire.prompt_images import MAX_IMAGE_BYTES
 
 
 def parse_image_limit(text: str) -> int:
-    """Return the number of `image=4` or `{"image": 4, "video": 0}`, as vLLM writes it. Raises ConfigError."""
+    """Return the number of `image=4` or `{"image": 4, "video": 0}`, as vLLM writes it, or `4`. Raises ConfigError."""
+    if text.isdecimal():
+        return int(text)
     try:
         given = json.loads(text) if text.lstrip().startswith("{") else dict([text.split("=")])
         numbers = {name: int(number) for name, number in given.items()}

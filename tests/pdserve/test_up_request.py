@@ -20,16 +20,20 @@ from wire.errors import ConfigError
         ["--no-kv-digests"],
         ["--kv-digests", "--kv-links", "3"],
         ["--kv-transport", "tcp", "shm", "--kv-cache-memory", "1048576", "--block-size", "32"],
+        ["--limit-mm-per-prompt", '{"image": 2}', "--default-chat-template-kwargs", '{"a": true}', "--ssl-cert-reqs=2"],
+        ["--override-generation-config", '{"top_k": 4}', "--max-body-bytes=3MiB", "--allowed-methods", '["GET"]'],
     ],
 )
 def test_flags_round_trip(typed: list[str]) -> None:
     parser: argparse.ArgumentParser = Parser()
-    add_flags(parser, EngineOptions, "engine")
+    for options in (EngineOptions, SchedulerOptions):
+        add_flags(parser, options, None)
     namespace = parser.parse_args(typed)
 
     again = parser.parse_args(to_flags(namespace))
 
-    assert from_namespace(EngineOptions, again) == from_namespace(EngineOptions, namespace)
+    for options in (EngineOptions, SchedulerOptions):
+        assert from_namespace(options, again) == from_namespace(options, namespace)
 
 
 def test_lists_are_passed_on_and_keys_are_on_no_command_line() -> None:
