@@ -10,7 +10,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "model", "served_model_name", "host", "port", "tensor_parallel_size", "max_model_len", "max_num_seqs",
         "max_num_batched_tokens", "quantization", "dtype",
     ),
-    "model": ("revision", "download_dir", "hub", "generation_config", "override_generation_config"),
+    "model": ("revision", "download_dir", "hub", "generation_config", "override_generation_config", "hf_overrides"),
     "device and memory": (
         "device", "share_devices", "kv_cache_memory", "gpu_memory_utilization", "block_size", "swap_bytes",
         "enable_prefix_caching", "prefill_chunk_size", "gap_limit", "attention_backend", "enforce_eager",

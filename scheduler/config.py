@@ -12,6 +12,7 @@ from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace
 from ranktable_tools.addresses import host_problem
 from remote_files.addresses import AddressRules
 from scheduler.images.image_limits import parse_image_limit
+from scheduler.model.overrides import checked_overrides
 from scheduler.reasoning.formats import REASONING_FORMATS
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
 from scheduler.tools.parsers.registry import CALL_FORMATS
@@ -141,6 +142,11 @@ class SchedulerOptions:
         "generation_config.json), or a folder with one",
     )
     override_generation_config: str | None = flag(None, "JSON whose values override --generation-config's")
+    hf_overrides: str | None = flag(
+        None, 'to how many dimensions vectors may be cut, as {"matryoshka_dimensions": [256]} (default: those that the '
+        "model's config.json names in this way, else any)",
+        parse=checked_overrides,
+    )  # fmt: skip
     response_role: str = flag("assistant", "role of the answers in chats")
     tool_call_parser: str | None = flag(
         None, "format in which the model writes tool calls, for tool_choice auto (default: the chat template's)",

@@ -103,7 +103,9 @@ async def open_serving(
     options = config.options
     keys = read_keys(options, environ)
     defaults = read_defaults(config.engine.model, options.generation_config, options.override_generation_config)
-    files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
+    files = read_model_files(
+        config.engine.model, config.engine.max_model_len, options.chat_template, options.hf_overrides
+    )
     if options.tool_call_parser is None and files.call_format is not None:
         _log.info("tool_call_parser_chosen", parser=files.call_format, by="chat template")
     limits = _limits_of(options, limits or ControlLimits(), num_tenants=max(1, len(keys)))

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 
 from scheduler.api.body import Body, Priority
-from scheduler.api.embeddings import Dimensions
+from scheduler.api.embeddings import Dimensions, check_dimensions
 from scheduler.api.inputs import encode_inputs, read_texts
 from scheduler.api.pooled_response import PooledResponse, pooling_request
 from scheduler.api.pooling_body import PoolingBody
@@ -57,6 +57,7 @@ async def create_cohere_embedding(context: AppContext, request: Request) -> Pool
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     body = await read_body(context, request, CohereEmbedBody)
     context.model_named(body.model)
+    check_dimensions(context, body.output_dimension, "output_dimension")
     texts = _texts(body, context)
     prompts = await _prompts(context, body, [_prefix(body.input_type, context) + text for text in texts])
     types, maximum = body.embedding_types or ["float"], context.config.options.max_answer_bytes

@@ -13,6 +13,7 @@ from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.vector_data import EncodedBody, VectorBytes, encode_answer
 from scheduler.app_context import AppContext
 from scheduler.vectors import Values
+from wire.errors import InvalidRequest
 from wire.types import Pooling
 
 Dimensions = Annotated[int, Field(ge=1, lt=2**31)]
@@ -24,6 +25,14 @@ class EmbeddingBody(InputBody, EncodedBody):
     dimensions: Dimensions | None = None
 
 
+def check_dimensions(context: AppContext, given: int | None, field: str) -> None:
+    """Raise InvalidRequest if the model's vectors may not be cut to this number of dimensions."""
+    allowed = context.tokens.files.dimensions
+    if given is not None and allowed and given not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise InvalidRequest(f"{field} is {given}, must be one that the model was trained for: {names}", field)
+
+
 async def create_embedding(context: AppContext, request: Request) -> PooledResponse:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     return await prepare_embedding(context, await read_body(context, request, EmbeddingBody), request)
@@ -33,6 +42,7 @@ async def prepare_embedding(context: AppContext, body: EmbeddingBody, request: R
     """Tokenise and check a body."""
     model = context.model_named(body.model)
     prompts = await prompts_of(context, body)
+    check_dimensions(context, body.dimensions, "dimensions")
     pooling = Pooling(dimensions=body.dimensions, normalize=body.use_activation)
     wanted = pooling_request(context, request, new_id("embd"), prompts, (pooling,) * len(prompts), body)
     num_tokens, maximum = sum(map(len, prompts)), context.config.options.max_answer_bytes

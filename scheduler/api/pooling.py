@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from starlette.requests import Request
 
-from scheduler.api.embeddings import Dimensions
+from scheduler.api.embeddings import Dimensions, check_dimensions
 from scheduler.api.input_body import InputBody, prompts_of
 from scheduler.api.pooled_response import PooledResponse, pooling_request
 from scheduler.api.read_body import read_body
@@ -68,6 +68,7 @@ async def prepare_classification(context: AppContext, body: ClassifyBody, reques
 async def create_pooling(context: AppContext, request: Request) -> PooledResponse:
     """Return the response to one request of /pooling, not yet run. Raises a PdserveError or HttpError."""
     body = await read_body(context, request, TaskBody)
+    check_dimensions(context, body.dimensions, "dimensions")
     pooling = Pooling(_task(body, context.tokens.files.kind), dimensions=body.dimensions, normalize=body.use_activation)
     maximum = context.config.options.max_answer_bytes
 

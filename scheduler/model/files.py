@@ -8,6 +8,7 @@ from typing import Any
 
 from images.checkpoint import VisionCheckpoint, read_vision
 from scheduler.model.kind import ModelKind, kind_of, labels_of
+from scheduler.model.overrides import dimensions_of, with_overrides
 from scheduler.templates.chat_options import SPECIAL_TOKEN_NAMES
 from scheduler.templates.files import given_template, own_template
 from scheduler.tools.template_format import format_of_template
@@ -24,7 +25,8 @@ class ModelFiles:
     `tool_template`, if the model has one of its own, is the chat template of conversations with tools. `call_format` is
     the format of tool calls that the template shows, None if it shows none that is known. `labels` are the classes of
     a model that classifies. `prompts` are what it expects before a text, by the kind of text (sentence-transformers).
-    `vision` says how images stand in its prompts, None for a model that takes text only.
+    `vision` says how images stand in its prompts, None for a model that takes text only. Its vectors may be cut to
+    `dimensions`, if that is empty to any number.
     """
 
     folder: Path
@@ -43,18 +45,21 @@ class ModelFiles:
     labels: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     vision: VisionCheckpoint | None = None
+    dimensions: tuple[int, ...] = ()
 
 
-def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
+def read_model_files(
+    folder: str, max_model_len: int | None = None, chat_template: str | None = None, overrides: str | None = None
+) -> ModelFiles:
     """Read the folder; `max_model_len` limits the model's own, `chat_template` (file or text) replaces its own.
 
-    Raises ConfigError naming the file and what is wrong with it.
+    `overrides` are of its config.json. Raises ConfigError naming the file and what is wrong with it.
     """
     path = Path(folder)
     if not path.is_dir():
         raise ConfigError(f"--model {folder} is not a folder")
-    config = _read_json(path / "config.json")
-    text_config = config | config.get("text_config", {})
+    config = with_overrides(_read_json(path / "config.json"), overrides)
+    text_config = {**config, **config.get("text_config", {})}
     tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
     generation_config = _read_json(path / "generation_config.json", required=False)
     special = _special_tokens(tokenizer_config, _read_json(path / "special_tokens_map.json", required=False))
@@ -79,6 +84,7 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         labels=labels_of(config),
         prompts=_prompts(_read_json(path / "config_sentence_transformers.json", required=False)),
         vision=read_vision(path),
+        dimensions=dimensions_of(config),
     )
 
 

@@ -104,6 +104,26 @@ async def test_truncation_keeps_the_last_tokens(serve: Any) -> None:
         assert len(served.dispatcher.requests[-1].prompts[0]) == 512
 
 
+@pytest.mark.parametrize(
+    ("path", "field"), [(URL, "dimensions"), ("/pooling", "dimensions"), ("/v2/embed", "output_dimension")]
+)
+async def test_vectors_are_cut_to_the_dimensions_of_the_config(
+    serve: Any, make_model: Any, path: str, field: str
+) -> None:
+    config = (folder := make_model()) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"matryoshka_dimensions": [2, 4]}))
+    body = {"texts": ["hi"]} if path == "/v2/embed" else {"input": "hi"}
+    async with serve(folder=folder) as served:
+        answers = [await served.client.post(path, json=body | {field: given}) for given in (2, 4, None, 3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400]
+    error = answers[-1].json()["error"]
+    assert (error["param"], error["message"]) == (
+        field,
+        f"{field} is 3, must be one that the model was trained for: 2, 4",
+    )
+
+
 async def test_a_text_of_exactly_the_models_length_is_accepted(serve: Any) -> None:
     async with serve() as served:
         await post(served, input=[5] * 512)

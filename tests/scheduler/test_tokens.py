@@ -83,6 +83,13 @@ def test_the_text_part_of_a_nested_config_is_read(make_model: MakeModel) -> None
     assert (files.max_model_len, files.vocab_size) == (77, 99)
 
 
+@pytest.mark.parametrize(("overrides", "expected"), [(None, ()), ('{"matryoshka_dimensions": [8]}', (8,))])
+def test_overrides_name_the_dimensions_of_vectors(
+    model_folder: Path, overrides: str | None, expected: tuple[int, ...]
+) -> None:
+    assert read_model_files(str(model_folder), overrides=overrides).dimensions == expected
+
+
 def test_a_model_without_a_length_needs_the_flag(make_model: MakeModel) -> None:
     folder = make_model()
     edit(folder / "config.json", max_position_embeddings=None)

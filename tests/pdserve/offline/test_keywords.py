@@ -148,7 +148,7 @@ def test_each_engine_args_field_is_accepted_or_refused_with_a_reason(name: str) 
     [
         ({"gpu_memory_utilisation": 0.5}, TypeError, "did you mean gpu_memory_utilization?"),
         ({"max_length": 5}, TypeError, "LLM has no keyword 'max_length'"),
-        ({"hf_overrides": {"a": 1}}, ConfigError, "hf_overrides is refused: set it in the model's config.json"),
+        ({"hf_overrides": {"a": 1}}, ConfigError, "is not a JSON object with matryoshka_dimensions"),
         ({"dtype": "int3"}, ConfigError, "dtype"),
         ({"max_model_len": "long"}, ConfigError, "max_model_len"),
         ({"port": 8000}, ConfigError, "port is for servers: leave it out for LLM"),

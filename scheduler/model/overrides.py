@@ -1,0 +1,36 @@
+"""--hf-overrides: values of a model's config.json, of which only the dimensions of its vectors are supported."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from wire.errors import ConfigError
+
+_DIMENSIONS = "matryoshka_dimensions"
+
+
+def checked_overrides(text: str) -> str:
+    """Return the text unchanged. Raises ConfigError."""
+    with_overrides({}, text)
+    return text
+
+
+def with_overrides(config: Mapping[str, Any], text: str | None) -> Mapping[str, Any]:
+    """Return the config with the overrides. Raises ConfigError if one has no effect here."""
+    try:
+        given = json.loads(text or "{}")
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or set(given) - {_DIMENSIONS}:
+        raise ConfigError(f"{str(text)[:80]!r} is not a JSON object with {_DIMENSIONS}: set others in config.json")
+    if given and not dimensions_of(given):
+        raise ConfigError(f"{_DIMENSIONS} is {given[_DIMENSIONS]!r:.80}, must be a list of numbers from 1 on")
+    return {**config, **given}
+
+
+def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return to how many dimensions the model's vectors may be cut, empty if its config names none."""
+    given = config.get(_DIMENSIONS)
+    if not isinstance(given, list) or not all(type(one) is int and one > 0 for one in given):
+        return ()
+    return tuple(given)
