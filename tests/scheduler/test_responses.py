@@ -209,6 +209,19 @@ async def test_an_answer_cut_at_the_limit_is_incomplete(serve: Any, text: str, f
 
 
 @pytest.mark.covers("B.responses.7")
+async def test_messages_are_returned_as_the_model_has_them(serve: Any) -> None:
+    fields = {"enable_response_messages": True}
+    whole, streamed, request = await answers(serve, "hm</think>hello", fields, reasoning_parser="glm45")
+
+    assert shown(whole) == shown(streamed)
+    (read,), (wrote,) = whole["input_messages"], whole["output_messages"]
+    assert (read["type"], wrote["type"]) == ("raw_message_tokens",) * 2
+    assert (read["tokens"], read["message"][:12]) == (list(request.prompts[0]), "<|im_start|>")
+    assert wrote["message"].startswith("hm</think>hello<|im_end|>")
+    assert len(wrote["tokens"]) == whole["usage"]["output_tokens"]
+
+
+@pytest.mark.covers("B.responses.7")
 @pytest.mark.parametrize(
     ("text", "num_messages"), [("hello world", 1), ("hm</think>hello", 1), ("a</think>b<think>c</think>d", 2)]
 )

@@ -1,5 +1,6 @@
 """POST /v1/responses and /v1/responses/input_tokens: chats in the format of OpenAI's Responses API."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,7 +42,8 @@ async def create_response(context: AppContext, request: Request) -> ASGIApp:
     (prompt,) = chat.prepared.prompts
     formatter = chat.prepared.formatter if body.has_logprobs else None
     head = response_head(body, model, chat, None if store is None else store.new_id())
-    shape = ResponseShape(head, call_origin(head["id"], prompt), formatter)
+    raw = functools.partial(_raw_messages, context, prompt) if body.enable_response_messages else None
+    shape = ResponseShape(head, call_origin(head["id"], prompt), formatter, raw)
     generation = chat.generation(shape)
     return generation if store is None else await store_answer(store, generation, shape, items, body, request)
 
@@ -101,6 +103,7 @@ def _naming_input() -> Iterator[None]:
 def _sampling_body(context: AppContext, body: ResponsesBody) -> ChatBody:
     limit = body.max_output_tokens
     shared = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    shared["return_token_ids"] = bool(body.enable_response_messages)
     shared["stream"] = streams = bool(body.stream or body.background)
     return _SamplingBody.model_construct(
         **shared,
@@ -109,6 +112,16 @@ def _sampling_body(context: AppContext, body: ResponsesBody) -> ChatBody:
         logprobs=body.has_logprobs,
         top_logprobs=body.top_logprobs,
     )
+
+
+def _raw_messages(context: AppContext, prompt: Sequence[int], output: Sequence[int]) -> dict[str, Any]:
+    """Return vLLM's fields of enable_response_messages: prompt and output as tokens, and as text with its markers."""
+
+    def raw(ids: Sequence[int]) -> list[dict[str, Any]]:
+        text = context.tokens.decode(ids, skip_special_tokens=False)
+        return [{"type": "raw_message_tokens", "message": text, "tokens": [*ids]}]
+
+    return {"input_messages": raw(prompt), "output_messages": raw(output)}
 
 
 def _options(body: ResponsesBody, items: Sequence[Item], tools: Sequence[Tool]) -> ChatOptions:

@@ -5,7 +5,7 @@ and last completed, incomplete or failed
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,6 +17,7 @@ from scheduler.api.sse import SSE, StreamFormat
 from scheduler.text.pieces import TextPiece
 from scheduler.tools.deltas import CallDelta
 
+RawMessages = Callable[[Sequence[int]], dict[str, Any]]
 _OPENING = ("created", "in_progress")
 _STREAMED = {"text": "output_text", "thinking": "reasoning_text", "tool_use": "function_call_arguments"}
 _DELTA = 'event: {0}\ndata: {{"type":"{0}","item_id":"{1}","output_index":{2},{3}"sequence_number":'
@@ -27,13 +28,18 @@ class ResponseShape:
     """Builds one response, whole or as events. Mutable while it streams. Implements AnswerShape.
 
     `head` is the response before its first item, `final` at its end, empty until then. `origin` identifies the request
-    in the ids of its items. `formatter` formats log probabilities, None if they are not requested.
+    in the ids of its items. `formatter` formats log probabilities and `raw` the prompt and the output's tokens, None if
+    they are not requested.
     """
 
-    def __init__(self, head: Mapping[str, Any], origin: bytes, formatter: TokenFormatter | None) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], origin: bytes, formatter: TokenFormatter | None, raw: RawMessages | None = None
+    ) -> None:  # fmt: skip
         self.head = head
         self._origin = origin
         self._formatter = formatter
+        self._raw = raw
+        self._token_ids: list[int] = []
         # The opening events have the first numbers and are sent first; a piece may be formatted before them.
         self._num_events = len(_OPENING)
         self._is_open = False
@@ -58,6 +64,8 @@ class ResponseShape:
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the events that carry `piece`."""
         scored = None if self._formatter is None else self._message_logprobs(piece)
+        if self._raw is not None:
+            self._token_ids += [token_id for token_id, _ in scored_output(piece.tokens)]
         events = self._delta("thinking", piece.reasoning) if piece.reasoning else b""
         if piece.text or scored:
             events += self._delta("text", piece.text, scored)
@@ -86,7 +94,7 @@ class ResponseShape:
         """Return the complete response."""
         (choice,) = choices
         *before, last = items_of(choice, self._origin)
-        status = _status_of(choice.finish_reason)
+        status, self._token_ids = _status_of(choice.finish_reason), [*choice.token_ids]
         return self._finished(status, [*(item.shown(COMPLETED) for item in before), last.shown(status)], usage)
 
     def cancel(self) -> None:
@@ -105,6 +113,7 @@ class ResponseShape:
             "error": error,
             "output": output,
             "usage": None if usage is None else _usage(usage),
+            **({} if self._raw is None else self._raw(self._token_ids)),
         }
         return self.final
 

@@ -98,7 +98,6 @@ class ResponsesBody(SamplingBody):
         "conversation": ((), "conversations are not stored: send their items as input"),
         "context_management": (([],), "items are not compacted: truncation auto drops the oldest"),
         "moderation": ((), "texts are not moderated"),
-        "enable_response_messages": ((False,), "answers do not list the messages and tokens that the model got"),
         "previous_input_messages": (([],), "send the items of the conversation as input"),
     }
 
@@ -123,6 +122,7 @@ class ResponsesBody(SamplingBody):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     stream_options: AnyObject = None
+    enable_response_messages: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
