@@ -46,6 +46,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "answers": (
         "return_tokens_as_token_ids", "enable_prompt_tokens_details", "enable_force_include_usage", "enable_docs",
+        "enable_request_id_headers",
         "enable_tokenizer_info_endpoint", "enable_per_request_metrics", "enable_dev_routes",
     ),
     "stored responses": (

@@ -171,7 +171,9 @@ def build_app(context: AppContext) -> ASGIApp:
 
     labels = {route.path: route.path for route in routes}
     formats = {route.path: route.api_format for route in routes}
-    return with_cors(Gate(app, context.metrics, labels, context.keys, options.root_path, formats), options)
+    without_id = () if options.enable_request_id_headers else OPEN_PATHS
+    gate = Gate(app, context.metrics, labels, context.keys, options.root_path, formats, without_id)
+    return with_cors(gate, options)
 
 
 def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Route, ...]:

@@ -189,6 +189,9 @@ class SchedulerOptions:
         None, "folder whose images requests may name by file:// URLs (default: none)"
     )
     enable_per_request_metrics: bool = flag(False, "report in answers how long their stages took, in `metrics`")
+    enable_request_id_headers: bool = flag(
+        False, "send X-Request-Id with the answers of /health, /ready, /ping and /metrics too"
+    )
     enable_docs: bool = flag(False, "serve /docs, the API as a page")
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
     enable_dev_routes: bool = flag(

@@ -1,7 +1,7 @@
 """The outermost ASGI layer: assigns ids, checks API keys, counts requests and answers unhandled errors."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,22 +25,23 @@ _log = EventLogger("api")
 class Gate:
     """ASGI wrapper around the app. `routes` maps exact paths to metric labels; other paths are `other`.
 
-    `formats` has the API of each path, also for unknown paths below it; all others have OpenAI's. The key check, the
-    label, the format and the route all use the received path without `root_path`. The scope's `state` gets request_id,
-    the shown_id of the response headers, api_format, arrived_s, refusals, ids_in_use, the `answer` to write to, and the
-    key's tenant ("" if no key is required). An endpoint that shows the client's own id adds it to `ids_in_use` and
-    stores it as `client_id`.
+    `formats` has the API of each path, also for unknown paths below it; all others have OpenAI's. Answers of
+    `without_id` have an id only if the client sent one. The key check, the label, the format and the route all use the
+    received path without `root_path`. The scope's `state` gets request_id, the shown_id of the response headers,
+    api_format, arrived_s, refusals, ids_in_use, the `answer` to write to, and the key's tenant ("" if no key is
+    required). An endpoint that shows the client's own id adds it to `ids_in_use` and stores it as `client_id`.
     """
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str], keys: Keys | None = None, root_path: str = "",
-        formats: Mapping[str, ApiFormat] | None = None,
+        formats: Mapping[str, ApiFormat] | None = None, without_id: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._app = app
         self._metrics = metrics
         self._routes = routes
         self._keys = keys or Keys()
         self._formats = formats or {}
+        self._without_id = without_id
         self._root_path = root_path.rstrip("/")
         self._refusals = CappedLog(_log)
         self._turnstile = BurstLimit()
@@ -62,7 +63,8 @@ class Gate:
         is_bare = exchange is not None and send == exchange.send  # else a wrapper, such as CORS's, adds headers
         queued = None if is_bare else QueuedSend(send)
         sink: ByteSink = exchange if queued is None else queued
-        answer = scope["state"]["answer"] = AnswerWriter(sink, send, shown_id, scope["state"], api_format.id_headers)
+        id_headers = () if client_id is None and path in self._without_id else api_format.id_headers
+        answer = scope["state"]["answer"] = AnswerWriter(sink, send, shown_id, scope["state"], id_headers)
         try:
             if scope["method"] == "POST" and tenant is not None:  # requests without a key do not delay others
                 await self._turnstile.enter()

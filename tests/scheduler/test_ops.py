@@ -80,3 +80,17 @@ async def test_an_answer_reports_the_load_where_its_request_wants_it(
     assert [answer.status_code for answer in answers] == [200, 429]
     assert [answer.headers.get("endpoint-load-metrics") for answer in answers] == [report, report]
     assert "endpoint-load-metrics" not in operators.headers
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/metrics"])
+@pytest.mark.parametrize(
+    ("flag", "sent", "shown"),
+    [(False, None, None), (False, "mine", "mine"), (True, None, "req-"), (True, "mine", "mine")],
+)
+async def test_probes_have_an_id_where_it_is_wanted(
+    serve: Any, path: str, flag: bool, sent: str | None, shown: str | None
+) -> None:
+    async with serve(enable_request_id_headers=flag) as served:
+        answer = await served.client.get(path, headers={} if sent is None else {"x-request-id": sent})
+
+    assert (answer.headers.get("x-request-id") or "")[:4] == (shown or "")
