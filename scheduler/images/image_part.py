@@ -42,7 +42,7 @@ def read_image_part(part: Message, path: str) -> dict[str, Any]:
     if detail is not None and detail not in DETAILS:
         where = f"{path}.image_url.detail"
         raise InvalidRequest(f"{where} is {str(detail)[:40]!r}; must be {', '.join(DETAILS)}", where)
-    if given is None and uuid:
+    if not given and uuid:
         return {"type": "image", "image": ImagePart("", path, uuid)}
     return image_part(url, path, f"{path}.image_url.url", uuid)
 

@@ -80,12 +80,15 @@ def _by_engine(instances: Sequence[InstanceView]) -> list[tuple[str, InstanceVie
 def _cache_config(instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
     family = GaugeMetricFamily(
         "vllm:cache_config_info", "The KV pools; always 1",
-        labels=("block_size", "cache_dtype", "num_gpu_blocks", "engine"),
+        labels=(
+            "block_size", "cache_dtype", "num_gpu_blocks", "engine", "kv_cache_size_tokens", "kv_cache_max_concurrency",
+        ),
     )  # fmt: skip
     for engine, one, load in instances:
         if one.description is not None:
-            labels = (str(one.description.block_size), one.description.dtype, str(load.blocks_total), engine)
-            family.add_metric(labels, 1)
+            about, num_tokens = one.description, load.blocks_total * one.description.block_size
+            labels = (str(about.block_size), about.dtype, str(load.blocks_total), engine, str(num_tokens))
+            family.add_metric((*labels, f"{num_tokens / about.max_model_len:.2f}"), 1)
     return family
 
 

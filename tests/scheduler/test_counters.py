@@ -160,7 +160,8 @@ def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
         f"vllm:kv_cache_usage_perc{{{engine}}}": 0.3, f"vllm:prefix_cache_queries_total{{{engine}}}": 96,
         f"vllm:prefix_cache_hits_total{{{engine}}}": 64, f"vllm:num_preemptions_total{{{engine}}}": 5,
         f"vllm:mm_cache_queries_total{{{engine}}}": 4, f"vllm:mm_cache_hits_total{{{engine}}}": 3,
-        'vllm:cache_config_info{block_size="16",cache_dtype="float32",engine="2",num_gpu_blocks="100"}': 1,
+        'vllm:cache_config_info{block_size="16",cache_dtype="float32",engine="2",kv_cache_max_concurrency="0.39",'
+        'kv_cache_size_tokens="1600",num_gpu_blocks="100"}': 1,
     }  # fmt: skip
     assert found['vllm:num_requests_waiting{engine="cluster",model_name="m"}'] == 4
 

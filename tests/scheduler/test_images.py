@@ -121,8 +121,9 @@ async def test_a_digest_is_shared_within_a_cache_salt_only(serve: Any, folder: P
 
 
 @pytest.mark.covers("B.images.13")
-async def test_a_uuid_names_an_image_again_within_its_tenant(serve: Any, folder: Path) -> None:
-    named, again = image_part(data_url()) | {"uuid": "cat"}, {"type": "image_url", "image_url": None, "uuid": "cat"}
+@pytest.mark.parametrize("nothing", [None, {}])
+async def test_a_uuid_names_an_image_again_within_its_tenant(serve: Any, folder: Path, nothing: Any) -> None:
+    named, again = image_part(data_url()) | {"uuid": "cat"}, {"type": "image_url", "image_url": nothing, "uuid": "cat"}
     other = {"messages": chat(again), "cache_salt": "other"}
     async with serve(folder=folder) as served:
         first = await sent(served, "/v1/chat/completions", {"messages": chat("a", named, again)})
