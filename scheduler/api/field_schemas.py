@@ -33,7 +33,7 @@ _IMAGE_URL: _Schema = {
 _IMAGE_PART: _Schema = {
     "type": "object",
     "required": ["type", "image_url"],
-    "properties": {"type": {"const": "image_url"}, "image_url": _any_of(_TEXT, _IMAGE_URL)},
+    "properties": {"type": {"const": "image_url"}, "image_url": _IMAGE_URL},
 }
 _PART = _any_of(_TEXT_PART, _IMAGE_PART)
 _NAME: _Schema = {"type": "string", "minLength": 1, "maxLength": 64}

@@ -34,15 +34,16 @@ class LoadedImage:
 
 def read_image_part(part: Message, path: str) -> dict[str, Any]:
     """Return the part of an `image_url` as a conversation has it. Raises InvalidRequest."""
-    given = part.get("image_url")
-    named: Message = given if isinstance(given, Mapping) else {"url": given}
+    named = part.get("image_url") or {}
+    if not isinstance(named, Mapping):
+        raise InvalidRequest(f"{path}.image_url must be an object with a url", path)
     url, detail, uuid = named.get("url"), named.get("detail"), part.get("uuid") or ""
     if not isinstance(uuid, str) or len(uuid) > MAX_UUID_CHARS:
         raise InvalidRequest(f"{path}.uuid must be a text of at most {MAX_UUID_CHARS} characters", path)
     if detail is not None and detail not in DETAILS:
         where = f"{path}.image_url.detail"
         raise InvalidRequest(f"{where} is {str(detail)[:40]!r}; must be {', '.join(DETAILS)}", where)
-    if not given and uuid:
+    if not named and uuid:
         return {"type": "image", "image": ImagePart("", path, uuid)}
     return image_part(url, path, f"{path}.image_url.url", uuid)
 

@@ -85,7 +85,8 @@ async def test_a_bad_image_is_400_and_harms_no_later_one(serve: Any, folder: Pat
 BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_url"}, "messages.0.content.1.image_url.url must be a data:, https:, http: or file: URL"),
     ({"type": "image_url", "image_url": {}}, "image_url.url must be a data:"),
-    ({"type": "image_url", "image_url": 3}, "image_url.url must be a data:"),
+    ({"type": "image_url", "image_url": 3}, "image_url must be an object with a url"),
+    ({"type": "image_url", "image_url": "https://example.com/a.png"}, "image_url must be an object with a url"),
     ({"type": "image_url", "image_url": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored: send its URL"),
     ({"type": "image_url", "image_url": None, "uuid": 3}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_url", "image_url": None, "uuid": "x" * 257}, "uuid must be a text of at most 256 characters"),
