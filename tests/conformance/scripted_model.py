@@ -8,6 +8,7 @@ follows the last token in its script. All other weights are noise, so each log p
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,12 @@ def text_of(pieces: tuple[str | bytes, ...]) -> str:
     return b"".join(one if isinstance(one, bytes) else one.encode() for one in pieces).decode()
 
 
-def make_scripted_model(folder: Path, tokenizer_of: Path | None = None, max_length: int = 512) -> Path:
+def make_scripted_model(
+    folder: Path, tokenizer_of: Path | None = None, max_length: int = 512, *, likely: Mapping[str, float] | None = None
+) -> Path:
     """Write the model with its chat template, and its tokenizer: a tiny one, or one like that of another model.
 
-    Returns the folder.
+    `likely` are weights of tokens that are likelier everywhere, less than a script's next one. Returns the folder.
     """
     folder.mkdir(parents=True)
     if tokenizer_of is None:
@@ -87,6 +90,8 @@ def make_scripted_model(folder: Path, tokenizer_of: Path | None = None, max_leng
         _write_scripts(network, scripts, blanks)
         if tokenizer_of is not None:  # the noise of so many tokens adds up
             network.lm_head.weight *= _SHARPER
+        for token, weight in (likely or {}).items():
+            network.lm_head.weight[ids[_name(token, shown)], _ALWAYS] += weight
     network.save_pretrained(folder)
     return folder
 

@@ -26,11 +26,14 @@ from engine.checkpoints.default_model import ensure_default_model
 from pdserve.run_folder import default_cache_dir
 from tests.conformance.scripted_model import make_scripted_model
 from tests.engine.tiny_encoders import write_pooling
+from tests.instance.image_prompts import make_chat_model
 from tests.vllm_server_tests.plugin_variables import MODELS
 
 _VOCABULARY = 250_002
 """Of the vectors' model: tests send ids of its vocabulary."""
 _NO_END = 49_151
+_LIKELY = {'"': 4.5, "}": 3.4, "]": 2.8, ",": 2.3, "<think>": 0.9}
+"""Of the scripted model: what a grammar forces ends soon, since requests of calls have no max_tokens."""
 
 
 def model_folder(name: str) -> Path:
@@ -56,7 +59,16 @@ def _small() -> Path:
 
 
 def _make_scripted(folder: Path) -> None:
-    make_scripted_model(folder, _small(), max_length=32_768)
+    make_scripted_model(folder, _small(), max_length=32_768, likely=_LIKELY)
+
+
+def _make_tiny(folder: Path) -> None:
+    make_scripted_model(folder, max_length=32_768)
+
+
+def _make_images(folder: Path) -> None:
+    make_chat_model(folder)
+    _edit(folder / "config.json", lambda content: content["text_config"].update(max_position_embeddings=32_768))
 
 
 def _make_random(folder: Path) -> None:
@@ -141,6 +153,8 @@ def _edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "scripted": _make_scripted,
+    "tiny": _make_tiny,
+    "images": _make_images,
     "random": _make_random,
     "vectors": _make_vectors,
     "vectors768": _make_wide_vectors,

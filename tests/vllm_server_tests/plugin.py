@@ -6,11 +6,13 @@ A test is one of the server if it starts one, or has a fixture that does or is n
 import inspect
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.vllm_server_tests.image_server import ImageServer
 from tests.vllm_server_tests.left_out_names import leaves_out
 from tests.vllm_server_tests.plugin_variables import LEFT_OUT, RESULTS
 from tests.vllm_server_tests.pooled_names import HfRunner
@@ -23,6 +25,26 @@ install_stand_ins()
 def hf_runner() -> type[HfRunner]:
     """transformers as the reference."""
     return HfRunner
+
+
+@pytest.fixture(scope="session")
+def local_asset_server() -> Iterator[ImageServer]:
+    """Images by name."""
+    server = ImageServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def image_url(request: pytest.FixtureRequest, local_asset_server: ImageServer) -> str:
+    """The URL of an image."""
+    return local_asset_server.url_for(request.param)
+
+
+@pytest.fixture
+def image_urls(request: pytest.FixtureRequest, local_asset_server: ImageServer) -> list[str]:
+    """The URLs of images."""
+    return [local_asset_server.url_for(name) for name in request.param]
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,7 +6,6 @@ from tests.vllm_server_tests.server_file import (
     ANSWER,
     CLASSES,
     ERROR_TYPE,
-    OVERRIDES,
     VECTORS,
     VOCABULARY,
     WORDS,
@@ -14,14 +13,6 @@ from tests.vllm_server_tests.server_file import (
 )
 
 _E5, _APEACH = "intfloat/multilingual-e5-small", "jason9693/Qwen2.5-1.5B-apeach"
-_ENCODED = ("encoding_format", "embed_dtype", "endianness")
-_SNOWFLAKE = "Snowflake/snowflake-arctic-embed-m-v1.5"
-_COHERE = (
-    "basic_embed", "unsupported_input_type_rejected", "omitted_input_type_accepted", "v1_v2_parity", "embedding_types",
-    "response_structure", "batch", "l2_normalized", "semantic_similarity", "missing_input_returns_error",
-    "base64_embedding_type", "truncate_end_succeeds", "truncate_start_succeeds", "truncate_none_rejects_long_input",
-    "truncate_start_vs_end_differ",
-)  # fmt: skip
 _NO_ROUTE = "a route that the model does not support is a 400 with the reason, in vLLM a 404 of FastAPI"
 
 
@@ -40,16 +31,12 @@ POOLING_FILES: dict[str, ServerFile] = {
         {"test_basic": VOCABULARY, "test_chat_request": VOCABULARY},
         num_left_out=2,
     ),
-    "pooling/embed/test_cohere_online.py": ServerFile(
-        15, VECTORS,
-        left_out={f"test_{name}[{_SNOWFLAKE}]": OVERRIDES for name in _COHERE},
-        num_left_out=15,
-    ),
+    "pooling/embed/test_cohere_online.py": ServerFile(30, VECTORS),
+    "pooling/embed/test_cohere_openai_parity.py": ServerFile(3, VECTORS),
     "pooling/embed/test_online.py": ServerFile(
-        10, VECTORS,
+        13, VECTORS,
         {
             f"test_padding[{_E5}]": "`padding` is refused: texts are computed without padding",
-            **{f"test_params_not_supported[{name}-{_E5}]": WORDS for name in _ENCODED},
             **_other_type(("classify", "token_classify", "token_embed", "plugin"), _E5),
         },
         dict.fromkeys(
@@ -59,10 +46,8 @@ POOLING_FILES: dict[str, ServerFile] = {
         num_left_out=4,
     ),
     "pooling/embed/test_online_dimensions.py": ServerFile(
-        0, VECTORS,
-        {"test_matryoshka[model_info0-bfloat16]": "`dimensions` cuts the vectors of any model"},
-        {"test_matryoshka[model_info1": OVERRIDES},
-        num_left_out=1,
+        1, VECTORS,
+        {"test_matryoshka[model_info0-bfloat16]": "`dimensions` cuts the vectors of a model that names no dimensions"},
     ),
     "pooling/token_classify/test_online.py": ServerFile(
         1, CLASSES, _other_type(("classify", "embed", "token_embed", "plugin"), _APEACH)

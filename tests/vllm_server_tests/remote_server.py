@@ -27,8 +27,8 @@ _ADAPTERS = {"--enable-lora": 0, "--lora-modules": 1, "--max-lora-rank": 1, "--m
 """Flags that are left out, with the number of their values: pdserve refuses them, and most tests use none."""
 _STORES = "VLLM_ENABLE_RESPONSES_API_STORE"
 """The variable for what a flag of pdserve enables."""
-_KV = "--kv-cache-memory=512MiB"
-_START_S, _STOP_S, _POLL_S = 600.0, 120.0, 0.1
+_KV, _IMAGES = "--kv-cache-memory=512MiB", "--allow-private-urls=127.0.0.0/8"
+_START_S, _STOP_S, _GRACE_S, _POLL_S = 600.0, 120.0, 30.0, 0.1
 
 
 class RemoteServer:
@@ -96,6 +96,10 @@ class RemoteServer:
         """Return Anthropic's official client."""
         return anthropic.AsyncAnthropic(base_url=self.url_root, **self._settings(settings))
 
+    def _get_process_termination_timeout(self) -> float:
+        """Return how long a server may take to end, in seconds."""
+        return _GRACE_S
+
     def _settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 600.0, **settings}
 
@@ -105,7 +109,7 @@ class RemoteServer:
         names = () if "--served-model-name" in flags else ("--served-model-name", model)
         command = [
             sys.executable, "-P", "-m", "pdserve", *WAYS[os.environ[WAY]], "--model", str(model_folder(model)),
-            *flags, *names, *store, _KV,
+            *flags, *names, *store, _KV, _IMAGES,
         ]  # fmt: skip
         print(" ".join(command))
         with self._log.open("wb") as output:

@@ -7,7 +7,8 @@ ANSWER = "it needs what its own model answers"
 VOCABULARY = "it needs its own model's vocabulary: ids, or numbers of tokens"
 ERROR_TYPE = "the type of an error is OpenAI's `invalid_request_error`, in vLLM `BadRequestError`"
 WORDS = "the same refusal (400) in other words"
-OVERRIDES = "it starts its server with --hf-overrides: set it in the model's config.json"
+ADAPTERS = "adapters are not served"
+ROUTES = "its routes are not served, by decision (docs/http-api.md)"
 BOTH = ("P/D", "combined")
 
 
@@ -26,4 +27,6 @@ class ServerFile:
     ways: tuple[str, ...] = ("P/D",)
 
 
-SMALL, SCRIPTED, VECTORS, CLASSES = ({"*": kind} for kind in ("small", "scripted", "vectors", "classes"))
+SMALL, SCRIPTED, TINY, VECTORS, CLASSES, IMAGES = (
+    {"*": kind} for kind in ("small", "scripted", "tiny", "vectors", "classes", "images")
+)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-_ROOTS = ("vllm", "tests.utils", "tests.conftest", "tests.models", "tests.entrypoints.pooling.scoring.util")
+_ROOTS = ("vllm", "tests.utils", "tests.conftest", "tests.models", "tests.v1", "tests.entrypoints.pooling.scoring.util")
 
 
 class _NeverUsed(type):
