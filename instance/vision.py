@@ -16,7 +16,7 @@ def with_image_encoder(config: InstanceConfig, engine: Engine, notes: tuple[str,
     options, info = config.options, engine.info
     settings = TowerSettings(options.model, info.dtype, info.device, config.num_threads)
     limits = EncoderLimits(encode_s=options.image_timeout, cache_bytes=options.image_cache_bytes)
-    encoder = ImageEncoder(EncodingChild(settings, limits), limits)
+    encoder = ImageEncoder(EncodingChild(settings, limits), limits, info.dtype)
     try:
         size = encoder.start()
     except BaseException:

@@ -259,18 +259,20 @@ class PromptState(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PromptImage, _Mapping]]] = ...) -> None: ...
 
 class PromptImage(_message.Message):
-    __slots__ = ("start", "count", "digest", "grid", "data_bytes")
+    __slots__ = ("start", "count", "digest", "grid", "data_bytes", "dtype")
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     start: int
     count: int
     digest: bytes
     grid: _containers.RepeatedScalarFieldContainer[int]
     data_bytes: int
-    def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., data_bytes: _Optional[int] = ...) -> None: ...
+    dtype: str
+    def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., data_bytes: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("kind", "how", "normalize", "dimensions", "second_text")

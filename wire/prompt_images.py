@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from wire.errors import InvalidRequest
+from wire.kv_layout import ITEM_BYTES
 from wire.parameter_rules import MAX_COUNT
 from wire.types import PromptImage, PromptState
 
@@ -46,5 +47,8 @@ def _check_image(name: str, image: PromptImage, free: int, num_tokens: int) -> N
         raise InvalidRequest(f"{name} is the tokens [{image.start}, {end}), {where}", "images")
     if len(image.digest) != DIGEST_BYTES:
         raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes, must be {DIGEST_BYTES}", "images")
+    if image.dtype and image.dtype not in ITEM_BYTES:
+        known = ", ".join(ITEM_BYTES)
+        raise InvalidRequest(f"{name} has embeddings of type {image.dtype[:40]!r}, there are {known}", "images")
     if min(image.grid) < 1 or max(image.grid) > MAX_COUNT or prod(image.grid) != image.count:
         raise InvalidRequest(f"{name} has {image.count} tokens, but a grid of {image.grid}", "images")

@@ -203,7 +203,8 @@ class PromptImage:
 
     `digest` is a sha256 over all that its embeddings depend on: the file, the processor's settings, the model and the
     tenant. `grid` is its extent in time, height and width, in tokens; (1, 1, count) where the model has no use for it.
-    `data` is the image file, only on the way to the instance that computes the prompt: two images are equal without it.
+    `data` is the image file, or its embeddings if `dtype` names their type: count rows, little-endian. It is there only
+    on the way to the instance that computes the prompt: two images are equal without it.
     """
 
     start: int
@@ -211,6 +212,7 @@ class PromptImage:
     digest: bytes
     grid: tuple[int, int, int]
     data: bytes = field(default=b"", repr=False, compare=False)
+    dtype: str = ""
 
 
 @cheap_dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The instance's image encoder: each image is encoded once, in the child, however many prompts have it.
 
-prepare --> every image cached: a done future
+prepare --> every image cached, or sent as embeddings: a done future
         --> else the prompt waits for its images: each one queued once --> thread: child encodes --> cache --> future
 A prompt that cancels its future waits no more; an image that nobody waits for is not encoded.
 """
@@ -15,7 +15,9 @@ from typing import Protocol
 
 from engine.interface import Embeddings
 from engine.vision.encoded_image import EncodedImage, EncoderLimits
+from engine.vision.sent_embeddings import convert_embeddings
 from images.byte_cache import ByteCache
+from images.token_count import ImageTokens
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
 from wire.load import LoadSnapshot
@@ -55,8 +57,9 @@ class _Waiting:
 class ImageEncoder:
     """Encodes the images of prompts on its own thread. `prepare` may be called from any thread."""
 
-    def __init__(self, child: Encoding, limits: EncoderLimits) -> None:
-        self._child, self._limits = child, limits
+    def __init__(self, child: Encoding, limits: EncoderLimits, dtype: str = "float32") -> None:
+        """`dtype` is the engine's, which embeddings that were sent are converted to."""
+        self._child, self._limits, self._dtype = child, limits, dtype
         self._lock = threading.Lock()
         self._cache = ByteCache[bytes, EncodedImage](limits.cache_bytes, lambda encoded: len(encoded.values))
         self._waiting: defaultdict[bytes, list[_Waiting]] = defaultdict(list)
@@ -82,10 +85,16 @@ class ImageEncoder:
         after `close`, or one of the child.
         """
         prompt = _Waiting(tuple(images))
+        for image in prompt.images:
+            if image.dtype:
+                try:
+                    values = convert_embeddings(image, self._dtype)
+                except InvalidRequest as refusal:
+                    prompt.future.set_exception(_of_image(prompt, image, refusal))
+                    return prompt.future
+                prompt.found[image.digest] = EncodedImage(ImageTokens(image.count, image.grid), values)
         with self._lock:
             missing = self._look_up(prompt)
-            self._num_sought += len(prompt.images)
-            self._num_found += sum(image.digest in prompt.found for image in prompt.images)
             error = self._why_not(missing)
             if error is None:
                 for digest, image in missing.items():
@@ -115,10 +124,14 @@ class ImageEncoder:
         """Add what is cached to the prompt, and return the other images. The lock is held."""
         missing = dict[bytes, PromptImage]()
         for image in prompt.images:
+            if image.dtype:
+                continue
+            self._num_sought += 1
             encoded = self._cache.find(image.digest)
             if encoded is None:
                 missing[image.digest] = image
             else:
+                self._num_found += 1
                 prompt.found[image.digest] = encoded
         return missing
 

@@ -1,6 +1,7 @@
 """The image encoder: each image once, its cache, prompts that wait, are cancelled or fail alone."""
 
 import hashlib
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -19,8 +20,10 @@ _WAIT_S = 60.0
 
 
 @contextmanager
-def running(child: FakeEncoding, limits: EncoderLimits | None = None) -> Iterator[ImageEncoder]:
-    encoder = ImageEncoder(child, limits or EncoderLimits())
+def running(
+    child: FakeEncoding, limits: EncoderLimits | None = None, dtype: str = "float32"
+) -> Iterator[ImageEncoder]:  # fmt: skip
+    encoder = ImageEncoder(child, limits or EncoderLimits(), dtype)
     encoder.start()
     try:
         yield encoder
@@ -125,6 +128,47 @@ def test_an_image_without_its_file_must_be_cached() -> None:
 
         with pytest.raises(InvalidRequest, match="not cached on this instance any more"):
             embeddings(encoder, (PromptImage(0, 2, images(b"a")[0].digest, (1, 1, 2)),))
+
+
+@pytest.mark.parametrize(
+    ("sent", "engine", "values", "expected"),
+    [
+        ("float32", "float32", "cdcccc3d0000c03f", "cdcccc3d0000c03f"),
+        ("float32", "bfloat16", "cdcccc3d0000c03f", "cd3dc03f"),
+        ("float32", "float16", "cdcccc3d0000c03f", "662e003e"),
+        ("bfloat16", "float32", "cd3dc03f", "0000cd3d0000c03f"),
+        ("bfloat16", "float16", "cd3dc03f", "682e003e"),
+        ("float16", "float32", "662e003e", "00c0cc3d0000c03f"),
+    ],
+)
+def test_sent_embeddings_take_the_engines_type_and_no_child(
+    sent: str, engine: str, values: str, expected: str
+) -> None:  # fmt: skip
+    child, given = FakeEncoding(2), PromptImage(10, 2, b"e" * 32, (1, 1, 2), bytes.fromhex(values), sent)
+    with running(child, dtype=engine) as encoder:
+        assert embeddings(encoder, (*images(b"a"), given)) == (b"a", bytes.fromhex(expected))
+        load = load_of(encoder)
+
+    assert child.encoded == [b"a"]
+    assert (load.images_sought, load.images_encoded) == (1, 1), "those of files"
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (b"", "image 1: embeddings of 0 bytes for 2 tokens of float32"),
+        (bytes(9), "image 1: embeddings of 9 bytes for 2 tokens of float32"),
+        (struct.pack("<2f", 7e4, -0.5), "image 1: a value of its embeddings is 70000, above those of float16"),
+    ],
+)
+def test_sent_embeddings_that_the_engine_cannot_take_are_refused(values: bytes, error: str) -> None:
+    given = PromptImage(10, 2, b"e" * 32, (1, 1, 2), values, "float32")
+    with running(FakeEncoding(2), dtype="float16") as encoder:
+        with pytest.raises(InvalidRequest, match=error) as caught:
+            embeddings(encoder, (*images(b"a"), given))
+
+        assert caught.value.param == "images.1"
+        assert embeddings(encoder, images(b"a")) == (b"a",)
 
 
 def test_more_waiting_images_than_the_limit_are_refused() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, GenerationConfig
 
+from engine.vision.tower import VisionTower
 from images.checkpoint import VisionCheckpoint, read_vision
 from images.digest import image_digest
 from images.image_file import decode, read_header
@@ -49,6 +50,18 @@ class ImageModel:
             ids += text[place : place + 1]
         settings = SamplingParams(**{"max_tokens": 10, "temperature": 0.0} | params)
         return PromptState(name, f"r-{name}", tuple(ids), settings, images=tuple(images))
+
+    def embedded(self, state: PromptState, name: str) -> PromptState:
+        """Return the prompt under another name, with the tower's embeddings in place of its files."""
+        images = tuple(
+            replace(image, data=self.embeddings(image.data), digest=bytes(31) + bytes([at]), dtype="float32")
+            for at, image in enumerate(state.images, 1)
+        )
+        return replace(state, prompt_id=name, request_id=f"r-{name}", images=images)
+
+    def embeddings(self, data: bytes) -> bytes:
+        """Return the embeddings of a file in float32."""
+        return VisionTower(self.folder, "float32", "cpu").encode(data).values
 
     @torch.inference_mode()
     def generate(self, state: PromptState) -> list[int]:

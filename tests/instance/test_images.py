@@ -100,18 +100,22 @@ def _encoder(instance: LocalInstance) -> Any:
 @pytest.mark.long
 def test_image_files_give_the_tokens_of_transformers_on_one_instance(model: ImageModel) -> None:
     states = _prompts(model)
+    embedded = model.embedded(states[2], "embedded")
 
     async def run() -> dict[str, list[int]]:
         async with running(_config(model, Role.COMBINED, 4)) as (instance, client):
-            for state in states:
+            for state in (embedded, *states):
                 await client.session.send(Generate(state))
-            answers = await _finish(client, len(states))
+            answers = await _finish(client, 1 + len(states))
             load = instance._host.load()
             assert (load.images_encoded, load.images_waiting) == (len(_FILES), 0), "each file once"
             assert load.images_sought == sum(len(state.images) for state in states)
             return answers
 
-    assert asyncio.run(run()) == {state.prompt_id: model.generate(state) for state in states}
+    answers = asyncio.run(run())
+
+    expected = {state.prompt_id: model.generate(state) for state in states}
+    assert answers == expected | {"embedded": expected["p2"]}
 
 
 @pytest.mark.covers("A10.146", "B.images.6")
@@ -123,9 +127,12 @@ def test_image_files_give_the_tokens_of_transformers_over_a_hand_off(model: Imag
     async def run() -> dict[str, list[int]]:
         async with _pair(model, kv_transport=(transport,)) as (p, d, prefill):
             assert _encoder(prefill) is not None
-            return await _hand_off(p, d, states)
+            return await _hand_off(p, d, (model.embedded(states[2], "embedded"), *states))
 
-    assert asyncio.run(run()) == {state.prompt_id: model.generate(state) for state in states}
+    answers = asyncio.run(run())
+
+    expected = {state.prompt_id: model.generate(state) for state in states}
+    assert answers == expected | {"embedded": expected["p2"]}
 
 
 @pytest.fixture(scope="module")

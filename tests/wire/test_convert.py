@@ -89,7 +89,7 @@ PAIR = PromptState(
 BEAMS = (Beam((4, 5), -1.5), Beam((6,), -0.5, done=True, stop_token_id=2))
 PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6), (7,)), probe=True, cache_salt="tenant")
 SEARCHED = PromptState("r/1", "r", (1, 2), SEARCH, beams=BEAMS)
-IMAGES = (PromptImage(0, 4, b"a" * 32, (1, 2, 2), b"GIF"), PromptImage(5, 2, b"b" * 32, (1, 1, 2), b"PNG"))
+IMAGES = (PromptImage(0, 4, b"a" * 32, (1, 2, 2), b"GIF"), PromptImage(5, 2, b"b" * 32, (1, 1, 2), b"123", "float16"))
 SEEN = PromptState("r/3", "r", (9, 9, 9, 9, 1, 9, 9), SamplingParams(max_tokens=1), images=IMAGES)
 
 COMMANDS: list[Command] = [
@@ -331,6 +331,7 @@ def test_invalid_pooling_is_refused_by_name(pooling: Pooling, param: str) -> Non
         ((replace(IMAGES[0], digest=b"a" * 16),), "image 0 has a digest of 16 bytes, must be 32"),
         ((replace(IMAGES[0], grid=(1, 1, 3)),), r"image 0 has 4 tokens, but a grid of \(1, 1, 3\)"),
         ((replace(IMAGES[0], grid=(-1, -2, 2)),), r"image 0 has 4 tokens, but a grid of \(-1, -2, 2\)"),
+        ((replace(IMAGES[0], dtype="int8"),), "image 0 has embeddings of type 'int8', there are float32, bfloat16, f"),
         ((replace(IMAGES[0], data=bytes(MAX_IMAGE_BYTES + 1)),), f"bytes, at most {MAX_IMAGE_BYTES} are allowed"),
         (IMAGES[:1] * (MAX_IMAGES + 1), f"a prompt has {MAX_IMAGES + 1} images, at most {MAX_IMAGES} are allowed"),
     ],

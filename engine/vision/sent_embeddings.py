@@ -1,0 +1,21 @@
+"""Embeddings that came with a prompt in place of an image file, in the engine's type; torch converts them."""
+
+from wire.errors import InvalidRequest
+from wire.kv_layout import ITEM_BYTES
+from wire.types import PromptImage
+
+
+def convert_embeddings(image: PromptImage, dtype: str) -> bytes:
+    """Return the values of `image.data` as `dtype`. Raises InvalidRequest for half a row, or a value out of range."""
+    if not image.data or len(image.data) % (image.count * ITEM_BYTES[image.dtype]):
+        raise InvalidRequest(f"embeddings of {len(image.data)} bytes for {image.count} tokens of {image.dtype}")
+    if image.dtype == dtype:
+        return image.data
+    import torch  # an instance of the fake engine has none
+
+    sent = torch.frombuffer(bytearray(image.data), dtype=getattr(torch, image.dtype))
+    values = sent.to(getattr(torch, dtype))
+    if not torch.isfinite(values).all():
+        largest = sent.abs().max().item()
+        raise InvalidRequest(f"a value of its embeddings is {largest:g}, above those of {dtype}, which the engine has")
+    return values.view(torch.uint8).numpy().tobytes()
