@@ -41,7 +41,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "max_answer_bytes", "max_logprobs", "max_n", "max_prompts", "max_stop_strings", "max_stop_chars", "max_inputs",
     ),
     "images in chats": (
-        "limit_mm_per_prompt", "max_image_bytes", "image_fetch_timeout", "allow_private_urls",
+        "limit_mm_per_prompt", "max_image_bytes", "enable_mm_embeds", "image_fetch_timeout", "allow_private_urls",
         "allowed_media_domains", "allowed_local_media_path",
     ),
     "answers": (

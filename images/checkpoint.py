@@ -10,15 +10,20 @@ from images.families import VISION_TYPES, VisionFamily, vision_family
 from wire.errors import ConfigError
 
 _MAX_BYTES = 4 * 2**20
+_LLAMA_SIZE = 4096  # what transformers takes for a llama that does not say it: LLaVA 1.5 7B
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class VisionCheckpoint:
-    """A checkpoint that takes images: its family, and the sha256 of its image processor's settings."""
+    """A checkpoint that takes images: its family, and the sha256 of its image processor's settings.
+
+    `hidden_size` is the number of values of an embedding, None where config.json leaves it to a default.
+    """
 
     family: VisionFamily
     settings_digest: bytes
+    hidden_size: int | None
 
 
 def read_vision(folder: Path) -> VisionCheckpoint | None:
@@ -33,7 +38,7 @@ def read_vision(folder: Path) -> VisionCheckpoint | None:
         raise ConfigError(f"{folder}: {error}") from error
     assert family is not None
     settings = json.dumps(processor, sort_keys=True).encode()
-    return VisionCheckpoint(family, hashlib.sha256(settings).digest())
+    return VisionCheckpoint(family, hashlib.sha256(settings).digest(), _hidden_size(config))
 
 
 def processor_settings(folder: Path) -> dict[str, Any]:
@@ -46,6 +51,15 @@ def processor_settings(folder: Path) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise ConfigError(f"{folder} has no {_PREPROCESSOR}, which a model that takes images needs")
     return part
+
+
+def _hidden_size(config: dict[str, Any]) -> int | None:
+    """Return the hidden size of the text network, whose settings may stand on the top level, as older files have it."""
+    text = config.get("text_config")
+    found = (text if isinstance(text, dict) else config).get("hidden_size", config.get("hidden_size"))
+    if found is None and isinstance(text, dict) and text.get("model_type") == "llama":
+        return _LLAMA_SIZE
+    return found if isinstance(found, int) else None
 
 
 def _read(path: Path) -> dict[str, Any]:

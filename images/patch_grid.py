@@ -34,6 +34,11 @@ class PatchGrid:
             raise ConfigError(f"the image processor allows [{least}, {most}] pixels, in squares of {side}")
         return cls(side, least, most)
 
+    @property
+    def max_tokens(self) -> int:
+        """The tokens of the largest image."""
+        return self.max_pixels // self.side**2
+
     def tokens(self, width: int, height: int) -> ImageTokens:
         """Return the tokens of an image of this size. Raises InvalidRequest for one that is too narrow."""
         aspect = max(width, height) / min(width, height)

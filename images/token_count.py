@@ -17,6 +17,11 @@ class FixedCount:
 
     count: int
 
+    @property
+    def max_tokens(self) -> int:
+        """The tokens of the largest image."""
+        return self.count
+
     def tokens(self, width: int, height: int) -> ImageTokens:
         """Return the tokens of an image of any size; their grid is not used."""
         return ImageTokens(self.count, (1, 1, self.count))

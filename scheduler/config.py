@@ -178,6 +178,9 @@ class SchedulerOptions:
     max_image_bytes: int = flag(
         512 * 2**20, "maximum bytes of the images of all running requests; further images get 429", parse=parse_bytes
     )
+    enable_mm_embeds: bool = flag(
+        False, "accept image_embeds in chats: embeddings that clients computed, which nothing can check for sense"
+    )
     image_fetch_timeout: float = flag(10.0, "seconds that an image at a URL may take to arrive", parse=float)
     allow_private_urls: tuple[str, ...] = flag(
         (), "networks of URLs (images in chats, run-batch's -i and -o) allowed besides public ones, such as "

@@ -184,7 +184,9 @@ def open_images(options: SchedulerOptions, model: str, vision: VisionCheckpoint 
         None if folder is None else Path(folder), options.image_fetch_timeout,
     )  # fmt: skip
     budget = ImageBudget(options.max_image_bytes)
-    return ImageLoader(model, vision, options.limit_mm_per_prompt, sources, budget, HeaderReader())
+    return ImageLoader(
+        model, vision, options.limit_mm_per_prompt, sources, budget, HeaderReader(), options.enable_mm_embeds
+    )
 
 
 async def _open_responses(options: SchedulerOptions) -> ResponseStore | None:

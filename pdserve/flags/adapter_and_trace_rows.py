@@ -41,6 +41,7 @@ ADAPTER_AND_TRACE_ROWS: Final[tuple[VllmFlag, ...]] = (
     refused("--disable-logprobs-during-spec-decoding", "there is no speculative decoding", Arity.MAYBE),
     *_refused_rows(_IMAGES, "the model's own image processor and tokens are used"),
     supported("--limit-mm-per-prompt"),
+    supported("--enable-mm-embeds", Arity.NOTHING),
     supported("--allowed-local-media-path"),
     no_effect("--disable-mm-preprocessor-cache", "embeddings of images are always cached", Arity.NOTHING),
     supported("--otlp-traces-endpoint"),

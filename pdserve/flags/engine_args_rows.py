@@ -15,7 +15,7 @@ _SWITCHES: Final = frozenset((
     "enable-ep-weight-filter", "enable-elastic-ep", "enable-dbo", "disable-nccl-for-dp-synchronization",
     "enable-eplb", "disable-cascade-attn", "long-prefill-token-threshold-adaptive", "use-fp64-gumbel",
     "enable-trace-replay", "aggregate-engine-logging", "allow-deprecated-quantization", "enable-shm-tensor-arena",
-    "language-model-only", "enable-mm-embeds", "interleave-mm-strings", "mm-encoder-only", "skip-mm-profiling",
+    "language-model-only", "interleave-mm-strings", "mm-encoder-only", "skip-mm-profiling",
     "mm-device-do-normalize", "enable-tower-connector-lora", "specialize-active-lora",
     "enable-mixed-moe-lora-format", "enable-moe-shared-loras", "disable-chunked-mm-input",
     "scheduler-reserve-full-isl", "disable-hybrid-kv-cache-manager", "kv-cache-metrics", "cudagraph-metrics",
@@ -111,7 +111,7 @@ _REFUSED: Final = {
     ),
     "not supported yet": ("reasoning-parser-plugin",),
     "steps are not recorded": ("enable-trace-replay",),
-    "docs/images.md describes how images are processed": ("enable-mm-embeds", "media-io-kwargs", "mm-encoder-only"),
+    "docs/images.md describes how images are processed": ("media-io-kwargs", "mm-encoder-only"),
     "adapters are not supported: merge them into the weights": (
         "default-mm-loras", "lora-target-modules", "enable-tower-connector-lora", "specialize-active-lora",
         "enable-mixed-moe-lora-format", "enable-moe-shared-loras", "max-lora-cls-labels",

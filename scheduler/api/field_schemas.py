@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from scheduler.images.image_part import DETAILS
+from wire.kv_layout import ITEM_BYTES
 
 _Schema = dict[str, Any]
 
@@ -20,6 +21,7 @@ def _array_of(item: _Schema) -> _Schema:
 _NULL: _Schema = {"type": "null"}
 _TEXT: _Schema = {"type": "string", "minLength": 1}
 _IDS: _Schema = _array_of({"type": "integer", "minimum": 0})
+_POSITIVE: _Schema = _array_of({"type": "integer", "minimum": 1})
 _TEXT_PART: _Schema = {
     "type": "object",
     "required": ["type", "text"],
@@ -35,7 +37,22 @@ _IMAGE_PART: _Schema = {
     "required": ["type", "image_url"],
     "properties": {"type": {"const": "image_url"}, "image_url": _IMAGE_URL},
 }
-_PART = _any_of(_TEXT_PART, _IMAGE_PART)
+_EMBEDS: _Schema = {
+    "type": "object",
+    "required": ["data", "dtype", "shape"],
+    "properties": {
+        "data": _TEXT,
+        "dtype": {"enum": list(ITEM_BYTES)},
+        "shape": _POSITIVE | {"minItems": 2, "maxItems": 2},
+        "grid": _any_of(_POSITIVE | {"minItems": 3, "maxItems": 3}, _NULL),
+    },
+}
+_EMBEDS_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "image_embeds"],
+    "properties": {"type": {"const": "image_embeds"}, "image_embeds": _EMBEDS},
+}
+_PART = _any_of(_TEXT_PART, _IMAGE_PART, _EMBEDS_PART)
 _NAME: _Schema = {"type": "string", "minLength": 1, "maxLength": 64}
 _CALLED: _Schema = {
     "type": "object",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.images.image_part import read_image_part
+from scheduler.images.image_part import read_embeds_part, read_image_part
 from scheduler.tools.history import TOOL_ROLES, check_results, read_calls
 from wire.errors import InvalidRequest
 
@@ -81,6 +81,9 @@ def _check_part(value: Any, path: str) -> dict[str, Any]:
         return {"type": "text", "text": text}
     if kind == "image_url":
         return read_image_part(part, path)
+    if kind == "image_embeds":
+        return read_embeds_part(part, path)
     if isinstance(kind, str) and kind != "text":
-        raise InvalidRequest(f"{path}: {kind[:40]} parts are not served; there are text and image_url", path)
+        known = "there are text, image_url and image_embeds"
+        raise InvalidRequest(f"{path}: {kind[:40]} parts are not served; {known}", path)
     raise InvalidRequest(f'{path} must be {{"type": "text", "text": …}}', path)

@@ -8,6 +8,7 @@ from images.byte_cache import ByteCache
 from images.checkpoint import VisionCheckpoint
 from images.digest import image_digest
 from scheduler.images.header_reader import HeaderReader
+from scheduler.images.image_embeds import read_embeds
 from scheduler.images.image_limits import HeldImageBytes, ImageBudget
 from scheduler.images.image_part import ImagePart, LoadedImage, Message, images_in, with_images
 from scheduler.images.image_source import ImageSources
@@ -32,6 +33,7 @@ class ImageLoader:
     sources: ImageSources
     budget: ImageBudget
     headers: HeaderReader
+    takes_embeds: bool = False
     named: ByteCache[tuple[str, str], LoadedImage] = field(default_factory=_named_images)
 
     async def load(self, messages: Sequence[Message], held: HeldImageBytes, salt: str) -> Sequence[Message]:
@@ -51,28 +53,46 @@ class ImageLoader:
         try:
             async with asyncio.TaskGroup() as tasks:
                 loads = {
-                    part.path: tasks.create_task(self._load(part, held, salt, few)) for part in parts if part.url
+                    part.path: tasks.create_task(self._load(part, held, salt, few))
+                    for part in parts if not part.is_named
                 }  # fmt: skip
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         for part in parts:
-            if part.url and part.uuid:
+            if part.uuid and not part.is_named:
                 self.named.keep((salt, part.uuid), loads[part.path].result())
-        images = [loads[part.path].result() if part.url else self._named(part, held, salt) for part in parts]
+        images = [
+            self._named(part, held, salt) if part.is_named else loads[part.path].result() for part in parts
+        ]  # fmt: skip
         return with_images(messages, images)
 
     async def _load(self, part: ImagePart, held: HeldImageBytes, salt: str, few: asyncio.Semaphore) -> LoadedImage:
         async with few:
             try:
+                if part.embeds is not None:
+                    return await self._load_embeds(part, held, salt)
                 data = await self._read(part, held)
                 header = await self.headers.read(data)
                 tokens = self.vision.family.tokens(header.width, header.height)
             except InvalidRequest as error:
                 raise InvalidRequest(f"{part.path}: {error}", part.path) from None
-        digest = await asyncio.to_thread(
-            image_digest, data, settings_digest=self.vision.settings_digest, model=self.model, cache_salt=salt
-        )
+        digest = await self._digest(data, self.vision.settings_digest, salt)
         return LoadedImage(data, tokens.count, tokens.grid, digest, part.path)
+
+    async def _load_embeds(self, part: ImagePart, held: HeldImageBytes, salt: str) -> LoadedImage:
+        if not self.takes_embeds:
+            raise InvalidRequest("image_embeds parts are off: start the scheduler with --enable-mm-embeds")
+        sent = read_embeds(part.embeds, self.vision)
+        data = await self.sources.decode(sent.data, held.take, "image_embeds.data")
+        await asyncio.to_thread(sent.check, data)
+        tokens = sent.tokens
+        digest = await self._digest(data, f"{sent.dtype} {tokens.grid}".encode(), salt)
+        return LoadedImage(data, tokens.count, tokens.grid, digest, part.path, sent.dtype)
+
+    async def _digest(self, data: bytes, settings: bytes, salt: str) -> bytes:
+        return await asyncio.to_thread(
+            image_digest, data, settings_digest=settings, model=self.model, cache_salt=salt
+        )  # fmt: skip
 
     def _named(self, part: ImagePart, held: HeldImageBytes, salt: str) -> LoadedImage:
         """Return the image that an earlier part with this uuid had."""

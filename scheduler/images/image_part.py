@@ -14,32 +14,43 @@ DETAILS = ("auto", "low", "high", "original")
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image as sent: at a URL, or without one, as a `uuid` named it before; `path` is its part's JSON path."""
+    """An image as sent: at a URL, as embeddings, or without both, as a `uuid` named it before.
+
+    `path` is its part's JSON path; `embeds` is the value of `image_embeds`, not yet checked.
+    """
 
     url: str
     path: str
     uuid: str = ""
+    embeds: Any = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether only its uuid was sent."""
+        return not self.url and self.embeds is None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedImage:
-    """An image whose header was read: its file, its tokens in a prompt and their extent, and its digest."""
+    """An image whose header was read: its file, its tokens in a prompt and their extent, and its digest.
+
+    With `dtype`, `data` has its embeddings, which are values of this type.
+    """
 
     data: bytes
     count: int
     grid: tuple[int, int, int]
     digest: bytes
     path: str
+    dtype: str = ""
 
 
 def read_image_part(part: Message, path: str) -> dict[str, Any]:
     """Return the part of an `image_url` as a conversation has it. Raises InvalidRequest."""
-    named = part.get("image_url") or {}
+    named, uuid = part.get("image_url") or {}, _uuid(part, path)
     if not isinstance(named, Mapping):
         raise InvalidRequest(f"{path}.image_url must be an object with a url", path)
-    url, detail, uuid = named.get("url"), named.get("detail"), part.get("uuid") or ""
-    if not isinstance(uuid, str) or len(uuid) > MAX_UUID_CHARS:
-        raise InvalidRequest(f"{path}.uuid must be a text of at most {MAX_UUID_CHARS} characters", path)
+    url, detail = named.get("url"), named.get("detail")
     if detail is not None and detail not in DETAILS:
         where = f"{path}.image_url.detail"
         raise InvalidRequest(f"{where} is {str(detail)[:40]!r}; must be {', '.join(DETAILS)}", where)
@@ -48,11 +59,26 @@ def read_image_part(part: Message, path: str) -> dict[str, Any]:
     return image_part(url, path, f"{path}.image_url.url", uuid)
 
 
+def read_embeds_part(part: Message, path: str) -> dict[str, Any]:
+    """Return the part of `image_embeds` as a conversation has it. Raises InvalidRequest."""
+    given, uuid = part.get("image_embeds"), _uuid(part, path)
+    if given is None and not uuid:
+        raise InvalidRequest(f"{path}.image_embeds must have embeddings, or be null beside a uuid", path)
+    return {"type": "image", "image": ImagePart("", path, uuid, given)}
+
+
 def image_part(url: Any, path: str, field: str, uuid: str = "") -> dict[str, Any]:
     """Return the part of the image at `url`, which the body has in `field`. Raises InvalidRequest."""
     if not isinstance(url, str) or not url:
         raise InvalidRequest(f"{field} must be a data:, https:, http: or file: URL", path)
     return {"type": "image", "image": ImagePart(url, path, uuid)}
+
+
+def _uuid(part: Message, path: str) -> str:
+    uuid = part.get("uuid") or ""
+    if not isinstance(uuid, str) or len(uuid) > MAX_UUID_CHARS:
+        raise InvalidRequest(f"{path}.uuid must be a text of at most {MAX_UUID_CHARS} characters", path)
+    return uuid
 
 
 def images_in(messages: Sequence[Message]) -> Iterator[Any]:

@@ -28,7 +28,7 @@ Take = Callable[[int], None]
 class ImageSources:
     """Where images may come from: `hosts` (empty: any) at allowed addresses within `timeout_s`, and `folder`.
 
-    One data URL is decoded at a time, or a turn of the event loop would have a piece of each.
+    One base64 text is decoded at a time, or a turn of the event loop would have a piece of each.
     """
 
     rules: AddressRules
@@ -41,8 +41,10 @@ class ImageSources:
         """Return the file. Raises InvalidRequest, ConfigError, Unavailable, DeadlineExceeded, and `take`'s errors."""
         scheme = url[:5].lower()
         if scheme == "data:":
-            async with self.decoding:
-                return await _decode(url, take)
+            head = _DATA.match(url)
+            if head is None:
+                raise InvalidRequest("a data URL of an image begins with data:image/png;base64, or another type")
+            return await self.decode(url, take, "the data URL", start=head.end())
         if scheme == "file:":
             return await asyncio.to_thread(_read_file, url, self.folder, take)
         limits = DownloadLimits(
@@ -53,25 +55,21 @@ class ImageSources:
         )
         return await download_bytes(url, AllowedServers(self.rules, hosts=self.hosts), limits, take)
 
-
-async def _decode(url: str, take: Take) -> bytes:
-    """Return the bytes of a data URL, decoded piece by piece."""
-    head = _DATA.match(url)
-    if head is None:
-        raise InvalidRequest("a data URL of an image begins with data:image/png;base64, or another type")
-    start = head.end()
-    take((len(url) - start) // 4 * 3)
-    pieces: list[bytes] = []
-    for at in range(start, len(url), _PIECE_CHARS):
-        piece = url[at : at + _PIECE_CHARS]
-        if at + _PIECE_CHARS < len(url) and "=" in piece:
-            raise InvalidRequest("the data URL is not valid base64: there is padding before its end")
-        try:
-            pieces.append(binascii.a2b_base64(piece.encode(), strict_mode=True))
-        except ValueError as error:
-            raise InvalidRequest(f"the data URL is not valid base64: {error}") from None
-        await asyncio.sleep(0)
-    return b"".join(pieces)
+    async def decode(self, text: str, take: Take, name: str, start: int = 0) -> bytes:
+        """Return the bytes of base64 text from `start` on, decoded piece by piece. Raises as `read` does."""
+        async with self.decoding:
+            take((len(text) - start) // 4 * 3)
+            pieces: list[bytes] = []
+            for at in range(start, len(text), _PIECE_CHARS):
+                piece = text[at : at + _PIECE_CHARS]
+                if at + _PIECE_CHARS < len(text) and "=" in piece:
+                    raise InvalidRequest(f"{name} is not valid base64: there is padding before its end")
+                try:
+                    pieces.append(binascii.a2b_base64(piece.encode(), strict_mode=True))
+                except ValueError as error:
+                    raise InvalidRequest(f"{name} is not valid base64: {error}") from None
+                await asyncio.sleep(0)
+            return b"".join(pieces)
 
 
 def _read_file(url: str, folder: Path | None, take: Take) -> bytes:

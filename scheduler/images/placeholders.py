@@ -77,7 +77,7 @@ class Placeholders:
                 image = next(left)
                 start = len(made) + len(self._family.begin_ids)
                 made += self._family.ids(image.count)
-                placed.append(PromptImage(start, image.count, image.digest, image.grid, image.data))
+                placed.append(PromptImage(start, image.count, image.digest, image.grid, image.data, image.dtype))
             else:
                 made += self._spelled
         return ChatPrompt(tuple(made), tuple(placed))

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,19 @@ def cluster(model: ImageModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("images")
     flags = (*ENGINE_FLAGS, *SMALL_CHUNKS)
     with GuideCluster(folder, model.folder, prefill=("0", "1"), decode=("2",), flags=flags) as made:
-        made.start("prefill-1", "decode-0", "scheduler")
+        made.start("prefill-1", "decode-0")
+        made.start("scheduler", flags=("--enable-mm-embeds",))
         made.wait_ready()
         yield made
         made.wait_idle()
 
 
-def _body(text: str, *files: bytes, **fields: Any) -> dict[str, Any]:
+def _body(text: str, *files: bytes, embeds: Sequence[bytes] = (), **fields: Any) -> dict[str, Any]:
     urls = [f"data:image/any;base64,{base64.b64encode(data).decode()}" for data in files]
-    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    images: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    for values in embeds:
+        given = {"data": base64.b64encode(values).decode(), "dtype": "float32", "shape": [16, len(values) // 64]}
+        images.append({"type": "image_embeds", "image_embeds": given})
     messages = [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
     settings = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True}
     return {"model": "tiny", "messages": messages, **settings, **fields}
@@ -68,9 +72,10 @@ def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCl
     async def ask_all() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=cluster.client.base_url, timeout=300, trust_env=False) as http:
             bodies = [_body(text, *files) for text, files in CASES]
+            bodies += [_body(text, embeds=list(map(model.embeddings, files))) for text, files in CASES]
             return await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for body in bodies))
 
-    for (_, files), response in zip(CASES, asyncio.run(ask_all()), strict=True):
+    for (_, files), response in zip(CASES * 2, asyncio.run(ask_all()), strict=True):
         assert response.status_code == 200, response.text
         answer = response.json()
         expected = model.continued(answer["prompt_token_ids"], files, NUM_TOKENS)
@@ -97,6 +102,23 @@ def test_the_readmes_image_example_runs_as_printed(
 
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert int(ended.stdout.splitlines()[-1]) > 16, "the tokens of the image"
+
+
+@pytest.mark.covers("B.images.14")
+def test_embeds_answer_as_the_image_that_they_are_of(cluster: GuideCluster, model: ImageModel) -> None:
+    url = f"{cluster.client.base_url}/v1/chat/completions"
+    values = model.embeddings(CAT)
+    bodies = (
+        _body("what?", CAT, DOG),
+        _body("what?", CAT, embeds=[model.embeddings(DOG)]),
+        _body("what?", embeds=[values]),
+    )
+    image, mixed, alone = (httpx.post(url, json=body, timeout=300, trust_env=False).json() for body in bodies)
+
+    assert mixed["prompt_token_ids"] == image["prompt_token_ids"]
+    assert mixed["choices"][0]["token_ids"] == image["choices"][0]["token_ids"]
+    assert image["choices"][0]["token_ids"] == model.continued(image["prompt_token_ids"], [CAT, DOG], NUM_TOKENS)
+    assert alone["choices"][0]["token_ids"] == model.continued(alone["prompt_token_ids"], [CAT], NUM_TOKENS)
 
 
 @pytest.mark.covers("B.images.5")

@@ -17,7 +17,7 @@ from tests.conformance.joined_answers import Answer, joined_answer, whole_answer
 from tests.conformance.route_table import CHAT, COMPLETIONS, TOKENS, RouteRow
 from tests.faults.cluster import launcher
 
-_SCHEDULER_FLAGS = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
+_SCHEDULER_FLAGS = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3", "--enable-mm-embeds")
 _FLAGS = (*ENGINE_FLAGS, "--no-enable-prefix-caching")
 _WITHOUT_PROBES = Path(__file__).with_name("scheduler_without_probes.py")
 _GENERATED, _RETRIED = "pdserve_generation_tokens_total", "pdserve_prompts_retried_total"

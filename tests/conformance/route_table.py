@@ -1,6 +1,7 @@
 """The rows of the routes in docs/conformance.md: requests, and the ways of serving that must answer them the same."""
 
 import base64
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +125,8 @@ ROWS = (
 )  # fmt: skip
 _PNG = "data:image/png;base64," + base64.b64encode(file_of(image_of(30, 20))).decode()
 _JPEG = "data:image/jpeg;base64," + base64.b64encode(file_of(image_of(41, 40, seed=2), "JPEG")).decode()
+_VALUES = array("f", ((37 * at % 101) / 50 - 1 for at in range(16 * 64))).tobytes()
+_EMBEDS = {"data": base64.b64encode(_VALUES).decode(), "dtype": "float32", "shape": [16, 64]}
 _SHORT = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 _TEXTS = [{"type": "text", "text": text} for text in ("the cat", "and the dog")]
 IMAGE_ROWS = (
@@ -137,6 +140,11 @@ IMAGE_ROWS = (
             {"type": "image_url", "image_url": {"url": _JPEG}}, _TEXTS[1],
         ]}],
     }, 9),
+    RouteRow("image-embeds", CHAT, "embeddings of an image, and an image", _SHORT | {
+        "messages": [{"role": "user", "content": [
+            {"type": "image_embeds", "image_embeds": _EMBEDS}, _TEXTS[0], {"type": "image_url", "image_url": _PNG},
+        ]}],
+    }, 5),
     RouteRow("image-completion", COMPLETIONS, "an image in a text", _SHORT | {
         "prompt": "the <image> here", "multi_modal_data": {"image": [_JPEG]}, "return_token_ids": True,
     }, 5),

@@ -17,6 +17,7 @@ from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 pytestmark = pytest.mark.cluster
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/cat.png"}}
+EMBEDS = {"type": "image_embeds", "image_embeds": {"data": "AAA=", "dtype": "float16", "shape": [1, 1]}}
 
 
 @pytest.fixture
@@ -139,11 +140,12 @@ def test_extra_body_and_merged_json_are_the_same(served: Served, client: openai.
 
 @pytest.mark.covers("A11.13", "A2.40")
 def test_an_image_is_refused_with_a_reason_and_the_server_lives(served: Served) -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}]
-    refused = served.refused("/v1/chat/completions", messages=messages)
+    for image in (IMAGE, EMBEDS):
+        messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}]
+        refused = served.refused("/v1/chat/completions", messages=messages)
 
-    assert refused["message"] == "messages.0.content.1: an image, but the model tiny takes text only"
-    assert refused["param"] == "messages.0.content.1"
+        assert refused["message"] == "messages.0.content.1: an image, but the model tiny takes text only"
+        assert refused["param"] == "messages.0.content.1"
     assert served.http.get("/health").status_code == 200
 
 

@@ -136,6 +136,7 @@ SURFACES: dict[str, dict[int, str]] = {
         8: "counted in usage, /tokenize and count_tokens", 9: "the client's example", 10: "lines of a batch",
         11: "LLM.generate and LLM.chat with PIL images", 12: "a repeated image is not encoded, within one tenant",
         13: "uuid names an image again, within one tenant",
+        14: "image_embeds, checked and only with --enable-mm-embeds, answer as the image that they are of",
     },
     "B.pooling": {
         1: "/v1/embeddings", 2: "/v1/score and /score, in each spelling", 3: "/rerank, /v1/rerank and /v2/rerank",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from images.checkpoint import read_vision
 from tests.images.settings import LLAVA, LLAVA_PROCESSOR
@@ -39,6 +40,24 @@ def test_other_settings_have_another_digest(tmp_path: Path) -> None:
     assert first is not None
     assert second is not None
     assert first.settings_digest != second.settings_digest
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"text_config": {"model_type": "llama"}}, LlamaConfig().hidden_size),  # llava-1.5-7b-hf
+        ({"text_config": {"model_type": "llama", "hidden_size": 5120}}, 5120),
+        ({"hidden_size": 3584}, 3584),  # Qwen2-VL-7B-Instruct
+        ({"text_config": {"model_type": "qwen2_vl_text", "hidden_size": 2048}, "hidden_size": 3584}, 2048),
+        ({"text_config": {"model_type": "mistral"}}, None),
+        ({}, None),
+    ],
+)
+def test_the_hidden_size_is_that_of_the_text_network(tmp_path: Path, config: Any, expected: int | None) -> None:
+    vision = read_vision(write(tmp_path, config=LLAVA | config, preprocessor_config=LLAVA_PROCESSOR))
+
+    assert vision is not None
+    assert vision.hidden_size == expected
 
 
 def test_a_missing_processor_is_an_error_with_its_folder(tmp_path: Path) -> None:

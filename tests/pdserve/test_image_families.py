@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,26 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> ImageModel:
     return made
 
 
-def _messages(*parts: str | bytes) -> list[dict[str, Any]]:
-    """Return a conversation of one message, whose images are files."""
+def _messages(parts: Sequence[str | bytes], embeds_of: ImageModel | None = None) -> list[dict[str, Any]]:
+    """Return a conversation of one message, whose images are files, or what the tower of a model makes of them."""
     content: list[dict[str, Any]] = []
     for part in parts:
         if isinstance(part, str):
             content.append({"type": "text", "text": part})
+        elif embeds_of is not None:
+            content.append({"type": "image_embeds", "image_embeds": _embeds(embeds_of, part)})
         else:
             url = f"data:image/any;base64,{base64.b64encode(part).decode()}"
             content.append({"type": "image_url", "image_url": {"url": url}})
     return [{"role": "user", "content": content}]
+
+
+def _embeds(model: ImageModel, file: bytes) -> dict[str, Any]:
+    header, values = read_header(file), model.embeddings(file)
+    tokens = model.vision.family.tokens(header.width, header.height)
+    grid = {"grid": tokens.grid} if model.folder.name.startswith("qwen") else {}
+    shape = [tokens.count, model.vision.hidden_size]
+    return {"data": base64.b64encode(values).decode(), "dtype": "float32", "shape": shape} | grid
 
 
 def _expected(model: ImageModel, prompt: list[int], files: list[bytes]) -> list[int]:
@@ -60,6 +71,7 @@ def _expected(model: ImageModel, prompt: list[int], files: list[bytes]) -> list[
     return model.generate(PromptState("p", "r", tuple(prompt), settings, images=tuple(images)))
 
 
+@pytest.mark.covers("B.images.14")
 @pytest.mark.often("asyncio-qwen2_vl")
 async def test_chats_with_images_answer_as_transformers(model: ImageModel) -> None:
     engine = EngineOptions(
@@ -72,13 +84,16 @@ async def test_chats_with_images_answer_as_transformers(model: ImageModel) -> No
     settings = {"model": "tiny", "temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     async with (
         asyncio.timeout(WAIT_S),
-        inner_app(engine, SchedulerOptions()) as app,
+        inner_app(engine, SchedulerOptions(enable_mm_embeds=True)) as app,
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://inner", timeout=WAIT_S) as client,
     ):
-        bodies = [settings | {"messages": _messages(*parts), "return_token_ids": True} for parts in chats]
+        bodies = [
+            settings | {"messages": _messages(parts, embeds_of), "return_token_ids": True}
+            for embeds_of in (None, model) for parts in chats
+        ]  # fmt: skip
         answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
 
-    for parts, answer in zip(chats, answers, strict=True):
+    for parts, answer in zip(chats * 2, answers, strict=True):
         assert answer.status_code == 200, answer.text
         files = [part for part in parts if isinstance(part, bytes)]
         assert answer.json()["choices"][0]["token_ids"] == _expected(model, answer.json()["prompt_token_ids"], files)

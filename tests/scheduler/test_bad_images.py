@@ -1,6 +1,8 @@
 """Images that are refused: a 400 that names the part and the limit, and the next request is served."""
 
+import math
 import os
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +10,26 @@ from typing import Any
 
 import pytest
 
+from images.checkpoint import VisionCheckpoint
+from images.families import vision_family
 from images.image_file import MAX_PIXELS
+from images.token_count import ImageTokens
 from scheduler.images import image_limits, image_source
+from scheduler.images.image_embeds import read_embeds
 from tests.images.image_files import chunk_of, file_of, image_of, with_chunks, with_size
+from tests.images.settings import QWEN, QWEN_PROCESSOR
 from tests.remote_files.raw_server import Request, answer, in_turn, ok, raw_server
-from tests.scheduler.vision_model import PARTS, PNG, chat, data_url, image_part, write_vision_model
+from tests.scheduler.vision_model import (
+    HIDDEN_SIZE,
+    PARTS,
+    PNG,
+    chat,
+    data_url,
+    embeds_part,
+    image_part,
+    write_vision_model,
+)
+from wire.errors import InvalidRequest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
@@ -90,15 +107,62 @@ BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_url", "image_url": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored: send its URL"),
     ({"type": "image_url", "image_url": None, "uuid": 3}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_url", "image_url": None, "uuid": "x" * 257}, "uuid must be a text of at most 256 characters"),
-    ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds parts are not served"),
+    ({"type": "image_embeds"}, "image_embeds must have embeddings, or be null beside a uuid"),
+    ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds is a text, as of a pickled tensor, and nothing"),
+    ({"type": "image_embeds", "image_embeds": [[0.5]]}, 'image_embeds must be {"data": base64'),
+    ({"type": "image_embeds", "image_embeds": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored"),
+    (embeds_part(path="/tmp/x.pt"), "a field 'path', there are data, dtype, shape, grid"),
+    (embeds_part(data=None), "image_embeds.data must be a text"),
+    (embeds_part(data="!!!!"), "image_embeds.data is not valid base64"),
+    (embeds_part(data="AA==AAAA"), "image_embeds.data is not valid base64"),
+    (embeds_part(b""), "image_embeds.data has 0 bytes, but shape [4, 8] of float32 has 128"),
+    (embeds_part(bytes(127)), "image_embeds.data has 127 bytes, but shape [4, 8] of float32 has 128"),
+    (embeds_part(dtype="bfloat16"), "image_embeds.data has 128 bytes, but shape [4, 8] of bfloat16 has 64"),
+    (embeds_part(dtype="int8"), "image_embeds.dtype is 'int8', must be one of float32, bfloat16, float16"),
+    (embeds_part(dtype=["float32"]), "image_embeds.dtype is ['float32'], must be one of"),
+    (embeds_part(dtype=None), "image_embeds.dtype is missing"),
+    (embeds_part(shape=None), "image_embeds.shape is missing, must be [tokens, 8] with 1 to 4 tokens"),
+    (embeds_part(shape=[1, 4, 8]), "image_embeds.shape is [1, 4, 8], must be [tokens, 8]"),
+    (embeds_part(shape=[8, 4]), "image_embeds.shape is [8, 4], must be [tokens, 8]"),
+    (embeds_part(shape=[0, 8]), "image_embeds.shape is [0, 8], must be [tokens, 8] with 1 to 4 tokens"),
+    (embeds_part(shape=[-1, 8]), "image_embeds.shape is [-1, 8]"),
+    (embeds_part(shape=[5, 8]), "image_embeds.shape is [5, 8], must be [tokens, 8] with 1 to 4 tokens"),
+    (embeds_part(shape=[True, 8]), "image_embeds.shape is [True, 8]"),
+    (embeds_part(shape=[4.0, 8]), "image_embeds.shape is [4.0, 8]"),
+    (embeds_part(grid=[1, 2, 2]), "image_embeds.grid is [1, 2, 2], but positions of llava have no grid"),
+    (embeds_part(bytes(124) + struct.pack("<f", math.nan)), "a value that is NaN or infinite"),
+    (embeds_part(struct.pack("<f", -math.inf) + bytes(124)), "a value that is NaN or infinite"),
     ({"type": "video_url", "video_url": {"url": "http://x"}}, "video_url parts are not served"),
 ]
 
 
 @pytest.mark.parametrize(("part", "message"), BAD_PARTS)
 async def test_a_bad_part_is_400_with_its_path(serve: Any, folder: Path, part: Any, message: str) -> None:
-    async with serve(folder=folder) as served:
+    async with serve(folder=folder, enable_mm_embeds=True) as served:
         assert message in await refusal(served, part)
+
+
+@pytest.mark.covers("B.images.14")
+async def test_embeds_are_refused_without_their_flag(serve: Any, folder: Path) -> None:
+    async with serve(folder=folder) as served:
+        message = await refusal(served, embeds_part())
+
+        assert message == (
+            "messages.0.content.1: image_embeds parts are off: start the scheduler with --enable-mm-embeds"
+        )
+
+
+@pytest.mark.parametrize("grid", [None, [2, 2], [1, 2, 3], [2, 1, 2], [1, -2, -2], [1, 4.0, 1], "1x2x2"])
+def test_embeds_of_a_model_with_grids_need_theirs(grid: Any) -> None:
+    family = vision_family(QWEN, QWEN_PROCESSOR)
+    assert family is not None
+    vision, sent = VisionCheckpoint(family, b"", HIDDEN_SIZE), embeds_part(grid=[1, 1, 4])["image_embeds"]
+
+    assert read_embeds(sent, vision).tokens == ImageTokens(4, (1, 1, 4))
+    with pytest.raises(InvalidRequest, match=r"must be \[1, rows, columns\] with rows x columns = 4"):
+        read_embeds(sent | {"grid": grid}, vision)
+    with pytest.raises(InvalidRequest, match="with 1 to 16384 tokens"):
+        read_embeds(sent | {"shape": [16385, HIDDEN_SIZE]}, vision)
 
 
 def redirect_to(location: str) -> bytes:
@@ -181,9 +245,10 @@ async def test_no_file_outside_the_allowed_folder_is_read(
 @pytest.mark.covers("B.images.7")
 async def test_too_many_images_are_400_with_the_limit(serve: Any, folder: Path) -> None:
     async with serve(folder=folder, limit_mm_per_prompt=2) as served:
-        reported = await refusal(served, GOOD, GOOD, GOOD, path="messages.0.content.3")
+        for third in (GOOD, embeds_part()):
+            reported = await refusal(served, GOOD, GOOD, third, path="messages.0.content.3")
 
-        assert "a chat has 3 images, at most 2 are allowed (--limit-mm-per-prompt)" in reported
+            assert "a chat has 3 images, at most 2 are allowed (--limit-mm-per-prompt)" in reported
 
 
 @pytest.mark.parametrize(

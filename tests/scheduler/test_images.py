@@ -9,7 +9,18 @@ import pytest
 from scheduler.request import GenerationRequest
 from tests.images.image_files import file_of, image_of
 from tests.remote_files.raw_server import in_turn, ok, raw_server
-from tests.scheduler.vision_model import IMAGE, NUM_TOKENS, PNG, TEXT, chat, data_url, image_part, write_vision_model
+from tests.scheduler.vision_model import (
+    HIDDEN_SIZE,
+    IMAGE,
+    NUM_TOKENS,
+    PNG,
+    TEXT,
+    chat,
+    data_url,
+    embeds_part,
+    image_part,
+    write_vision_model,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
@@ -135,6 +146,32 @@ async def test_a_uuid_names_an_image_again_within_its_tenant(serve: Any, folder:
         assert served.context.images.budget.num_bytes == 0
 
 
+@pytest.mark.covers("B.images.14")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+async def test_embeds_stand_where_an_image_would(serve: Any, folder: Path, dtype: str) -> None:
+    count, width = NUM_TOKENS - 1, {"float32": 4}.get(dtype, 2)
+    data = bytes(range(width * count * HIDDEN_SIZE))
+    part = embeds_part(data, dtype=dtype, shape=[count, HIDDEN_SIZE]) | {"uuid": "cat"}
+    again, zeros = {"type": "image_embeds", "image_embeds": None, "uuid": "cat"}, embeds_part(bytes(len(data)))
+    zeros["image_embeds"] |= {"dtype": dtype, "shape": [count, HIDDEN_SIZE]}
+    async with serve(folder=folder, enable_mm_embeds=True) as served:
+        messages = chat("ab", part, "c", again, image_part(data_url()), zeros)
+        request = await sent(served, "/v1/chat/completions", {"messages": messages})
+        body = {"model": served.model, "messages": messages}
+        tokens = (await served.client.post("/tokenize", json=body)).json()["tokens"]
+
+        before, (token,), after = served.ids("ab"), served.ids(IMAGE), served.ids("c")
+        assert request.prompts[0][: len(before) + count + len(after)] == (*before, *(token,) * count, *after)
+        assert tuple(tokens) == request.prompts[0]
+        (images,) = request.images
+        assert [(one.count, one.data, one.dtype) for one in images] == [
+            (count, data, dtype), (count, data, dtype), (NUM_TOKENS, PNG, ""), (count, bytes(len(data)), dtype)
+        ]  # fmt: skip
+        assert images[0].digest == images[1].digest
+        assert len({one.digest for one in images}) == 3
+        assert served.context.images.budget.num_bytes == 0
+
+
 async def test_a_typed_placeholder_stays_text(serve: Any, folder: Path) -> None:
     typed = f"a {IMAGE} b"
     async with serve(folder=folder) as served:
@@ -188,13 +225,15 @@ async def test_counts_of_tokens_include_images(serve: Any, folder: Path) -> None
 @pytest.mark.covers("B.images.7")
 async def test_bytes_are_given_back_when_answers_end(serve: Any, folder: Path) -> None:
     body = {"messages": chat(image_part(data_url()))}
-    async with serve(folder=folder, max_image_bytes=len(PNG) + 10) as served:
+    async with serve(folder=folder, max_image_bytes=len(PNG) + 10, enable_mm_embeds=True) as served:
         for stream in (False, True, False):
             await sent(served, "/v1/chat/completions", body | {"stream": stream})
-        refused = await served.client.post(
-            "/v1/chat/completions", json={"model": served.model, "messages": chat(*[image_part(data_url())] * 2)}
-        )
+        for second in (image_part(data_url()), embeds_part()):
+            messages = chat(image_part(data_url()), second)
+            refused = await served.client.post(
+                "/v1/chat/completions", json={"model": served.model, "messages": messages}
+            )
 
-        assert refused.status_code == 429
-        assert f"at most {len(PNG) + 10} are allowed (--max-image-bytes)" in refused.json()["error"]["message"]
+            assert refused.status_code == 429
+            assert f"at most {len(PNG) + 10} are allowed (--max-image-bytes)" in refused.json()["error"]["message"]
         assert served.context.images.budget.num_bytes == 0

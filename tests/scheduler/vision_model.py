@@ -12,7 +12,7 @@ from tests.images.settings import LLAVA
 from tests.scheduler.conftest import write_model
 
 IMAGE = "<image>"
-NUM_TOKENS = 4
+NUM_TOKENS, HIDDEN_SIZE = 4, 8
 PNG = file_of(image_of(20, 10))
 PARTS = (
     "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>"
@@ -27,7 +27,7 @@ def write_vision_model(folder: Path, template: str = PARTS) -> Path:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    text = json.loads((folder / "config.json").read_text())
+    text = json.loads((folder / "config.json").read_text()) | {"hidden_size": HIDDEN_SIZE}
     tower = LLAVA["vision_config"] | {"image_size": 28}
     config = LLAVA | {"image_token_index": tokenizer.token_to_id(IMAGE), "text_config": text, "vision_config": tower}
     (folder / "config.json").write_text(json.dumps(config))
@@ -43,6 +43,12 @@ def data_url(data: bytes = PNG, kind: str = "image/png") -> str:
 def image_part(url: str, **fields: Any) -> dict[str, Any]:
     """Return the part of a chat."""
     return {"type": "image_url", "image_url": {"url": url, **fields}}
+
+
+def embeds_part(values: bytes = bytes(4 * NUM_TOKENS * HIDDEN_SIZE), **fields: Any) -> dict[str, Any]:
+    """Return the part of a chat for embeddings with these bytes, as many as an image's in float32."""
+    shape = {"data": base64.b64encode(values).decode(), "dtype": "float32", "shape": [NUM_TOKENS, HIDDEN_SIZE]}
+    return {"type": "image_embeds", "image_embeds": shape | fields}
 
 
 def chat(*parts: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,86 @@
+"""Embeddings of an image in a chat: a raw tensor in base64, checked against the model. Nothing is unpickled. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from images.checkpoint import VisionCheckpoint
+from images.patch_grid import PatchGrid
+from images.token_count import ImageTokens
+from images.values import is_finite
+from wire.errors import InvalidRequest
+from wire.kv_layout import ITEM_BYTES
+
+_FIELDS = ("data", "dtype", "shape", "grid")
+_FORM = '{"data": base64 of the little-endian values, "dtype": "float32", "shape": [tokens, hidden size]}'
+
+
+@dataclass(frozen=True, slots=True)
+class SentEmbeds:
+    """What a part says about its values: still in base64, of which type, and how many."""
+
+    data: str
+    dtype: str
+    hidden_size: int
+    tokens: ImageTokens
+
+    def check(self, values: bytes) -> None:
+        """Raise InvalidRequest unless the decoded values are as many as described, and all finite."""
+        expected = self.tokens.count * self.hidden_size * ITEM_BYTES[self.dtype]
+        if len(values) != expected:
+            shape = f"shape [{self.tokens.count}, {self.hidden_size}] of {self.dtype}"
+            raise InvalidRequest(f"image_embeds.data has {len(values)} bytes, but {shape} has {expected}")
+        if not is_finite(values, self.dtype):
+            raise InvalidRequest("image_embeds.data has a value that is NaN or infinite, all must be finite")
+
+
+def read_embeds(given: Any, vision: VisionCheckpoint) -> SentEmbeds:
+    """Return the fields of an `image_embeds` part. Raises InvalidRequest with the value and the limit."""
+    if isinstance(given, str):
+        raise InvalidRequest(f"image_embeds is a text, as of a pickled tensor, and nothing is unpickled: send {_FORM}")
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"image_embeds must be {_FORM}")
+    for name in given:
+        if name not in _FIELDS:
+            raise InvalidRequest(f"image_embeds has a field {name[:40]!r}, there are {', '.join(_FIELDS)}")
+    data, dtype = given.get("data"), given.get("dtype")
+    if not isinstance(data, str):
+        raise InvalidRequest("image_embeds.data must be a text: base64 of the little-endian values")
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise InvalidRequest(f"image_embeds.dtype is {_shown(dtype)}, must be one of {', '.join(ITEM_BYTES)}")
+    count = _count(given.get("shape"), vision)
+    return SentEmbeds(data, dtype, vision.hidden_size or 0, ImageTokens(count, _grid(given.get("grid"), count, vision)))
+
+
+def _count(shape: Any, vision: VisionCheckpoint) -> int:
+    """Return the number of tokens of a shape that the model takes."""
+    hidden, most = vision.hidden_size, vision.family.size_rule.max_tokens
+    if hidden is None:
+        raise InvalidRequest("image_embeds cannot be checked: the model's config.json has no hidden_size")
+    match shape:
+        case [count, width] if type(count) is int and 1 <= count <= most and width == hidden:
+            return count
+    raise InvalidRequest(
+        f"image_embeds.shape is {_shown(shape)}, must be [tokens, {hidden}] with 1 to {most} tokens: {hidden} is the "
+        "model's hidden size"
+    )
+
+
+def _grid(grid: Any, count: int, vision: VisionCheckpoint) -> tuple[int, int, int]:
+    """Return the extent of the tokens: sent where positions follow it, else nothing may be."""
+    kind = vision.family.model_type
+    if not isinstance(vision.family.size_rule, PatchGrid):
+        if grid is not None:
+            raise InvalidRequest(f"image_embeds.grid is {_shown(grid)}, but positions of {kind} have no grid")
+        return 1, 1, count
+    match grid:
+        case [1, rows, columns] if type(rows) is type(columns) is int and rows > 0 and rows * columns == count:
+            return 1, rows, columns
+    raise InvalidRequest(
+        f"image_embeds.grid is {_shown(grid)}, must be [1, rows, columns] with rows x columns = {count}, the tokens: "
+        f"positions of {kind} follow it"
+    )
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)[:60]
