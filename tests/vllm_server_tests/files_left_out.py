@@ -17,9 +17,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "it tests late chunking, which is not served: late_chunking_params is refused": (
         "pooling/token_embed/test_online.py",
     ),
-    "it needs schemathesis' from_fixture, which schemathesis 4.32 does not have with pytest 9.2": (
-        "openai/test_openai_schema.py",
-    ),
     VOCABULARY: ("serve/tokenize/test_tokenization_vlm.py",),
     "it sends audio or video, or images to a vision model that is not here": (
         "multimodal/openai/chat_completion/test_audio.py",

@@ -89,6 +89,7 @@ TEXT_FILES: dict[str, ServerFile] = {
         ),
         num_left_out=2,
     ),
+    "openai/test_openai_schema.py": ServerFile(1, IMAGES),
     "openai/test_return_tokens_as_ids.py": ServerFile(4),
     "openai/responses/test_function_call.py": ServerFile(
         12, SCRIPTED,
