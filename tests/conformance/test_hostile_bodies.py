@@ -65,7 +65,7 @@ _PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBOR
 IMAGES: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [part]}]}
     for part in (
-        _PIXEL, {"type": "image_url"}, {"type": "image_url", "image_url": "http://169.254.169.254/"},
+        _PIXEL, {"type": "image_url"}, {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}},
         {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, {"type": "image_url", "image_url": 3},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 2**20}},
         {"type": "image_embeds", "image_embeds": "gASVCgAAAAAAAACMBXBvc2l4lA=="}, {"type": "image"},
