@@ -12,8 +12,8 @@ from types import ModuleType
 ROOT = str(Path(__file__).resolve().parents[1])
 NAMES = frozenset((
     "batch", "decode_worker", "devices", "engine", "flags", "images", "instance", "kvtransfer", "native",
-    "prefill_worker", "processes", "ranktable_tools", "remote_files", "rpc", "scheduler", "security", "telemetry",
-    "testing", "wire",
+    "prefill_worker", "processes", "ranktable_tools", "remote_files", "rpc", "scheduler", "security", "simulation",
+    "telemetry", "testing", "wire",
 ))  # fmt: skip
 
 
