@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
 
 
 @pytest.mark.parametrize(("length", "n"), [(300, 1), (20, 2)], ids=["decode alone", "prefill alone"])
-def test_a_prompt_that_one_instance_cannot_take_is_served_by_the_other(
+def test_a_prompt_that_one_instance_cannot_take_goes_to_the_other(
     cluster: GuideCluster, tiny_model: Path, length: int, n: int
 ) -> None:
     prompt = [5 + 7 * i % 200 for i in range(length)]
