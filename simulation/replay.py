@@ -8,7 +8,7 @@ from scheduler.request import GenerationRequest, PromptDone
 from simulation.cluster import Shape, SimulatedCluster
 from simulation.trace import TraceRequest, prompt_of
 from simulation.virtual_time import VirtualTimeLoop
-from wire.errors import Overloaded
+from wire.errors import NeverFits, Overloaded
 from wire.types import SamplingParams, TokenLogprobs, TokenOutput
 
 _NEVER_S = 1e9
@@ -20,7 +20,7 @@ _MAX_RETRIES = 2
 class Served:
     """What became of one request: loop times in seconds, and the path of its answer. A TokenSink.
 
-    Without any token it was refused at each of its tries.
+    Without any token it was refused at each of its tries, or is too long for any instance.
     """
 
     arrived: float
@@ -91,6 +91,8 @@ async def _replay(cluster: SimulatedCluster, trace: Sequence[TraceRequest]) -> l
                     if served.num_tries > _MAX_RETRIES or refusal.never_fits:
                         return
                     await asyncio.sleep(refusal.retry_after_s)
+                except NeverFits:  # no pool has room for it
+                    return
                 else:
                     return
 

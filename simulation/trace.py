@@ -101,7 +101,7 @@ def _request(number: int, row: Mapping[str, Any], names: Sequence[str], per_seco
         if not 0 <= values[-1] < (_MAX_TOKENS if len(values) > 1 else 1e15):  # also false for NaN
             raise _BadLine(f"line {number}: {name} is {row[name]}")
     arrival, num_prompt_tokens, num_output_tokens = values
-    if num_output_tokens:
+    if num_output_tokens >= 1:
         yield TraceRequest(arrival / per_second, max(1, int(num_prompt_tokens)), int(num_output_tokens))
 
 

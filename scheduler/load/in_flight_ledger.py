@@ -96,8 +96,10 @@ class InFlightLedger:
 
     @property
     def arriving(self) -> int:
-        """Sequences in transit: booked, and not yet decoded."""
-        return self._sequences
+        """Sequences of hand-offs in transit: booked here, and their prompts computed elsewhere."""
+        if not self._sequences:
+            return 0
+        return sum(prompt.sequences for prompt in self._prompts.values() if not prompt.tokens)
 
     @property
     def prompt_ids(self) -> KeysView[str]:

@@ -29,7 +29,7 @@ class InstanceLoad:
     `no_transport_to` has the receivers to which it cannot hand off, and its own index if it must not serve alone.
     An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
     `streams` are the sequences decoded in each step, or booked to be; chunks keep their gaps below `gap_limit_s`.
-    `arriving` are those of them that are only booked.
+    `arriving` are those of them whose hand-off is on its way.
     """
 
     index: int

@@ -54,6 +54,20 @@ def test_sequences_count_until_they_run() -> None:
     assert ledger.sequences == 3
 
 
+def test_only_hand_offs_arrive_until_they_run() -> None:
+    ledger = InFlightLedger(load(), _Changes())
+    for prompt_id in ("here", "handed off"):
+        ledger.register(prompt_id, ())
+    ledger.assign_prefill("here", 40)
+    ledger.book_blocks("here", 4, 2)
+    assert ledger.arriving == 0
+
+    ledger.book_blocks("handed off", 4, 3)
+    assert (ledger.arriving, ledger.streams) == (3, 5)
+    ledger.decoding("handed off")
+    assert ledger.arriving == 0
+
+
 def test_a_refusal_closes_the_instance_until_its_next_load() -> None:
     ledger = InFlightLedger(load(), _Changes())
     ledger.refused()

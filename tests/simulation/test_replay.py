@@ -81,6 +81,13 @@ def test_a_cached_prefix_is_not_computed_again(caches_prefixes: bool, saved: int
     assert first.ttft_s - second.ttft_s == pytest.approx(saved * COST.token_s, abs=1e-3)
 
 
+def test_a_prompt_that_no_pool_can_take_is_refused_and_no_other_is() -> None:
+    long, short = simulate(Shape([P, D], COST, num_blocks=64), [TraceRequest(0.0, 4096, 4), TraceRequest(0.0, 64, 4)])
+
+    assert (long.num_tokens, long.num_tries) == (0, 1)
+    assert short.num_tokens == 4
+
+
 def test_a_limit_of_the_first_token_keeps_it_under_overload() -> None:
     trace = poisson(200, 6.0, 256, 64, 1)  # 1.5 times what the pair can serve
     limited = simulate(Shape([P, D], COST, compare_paths=True, ttft_limit_s=2.0), trace)
