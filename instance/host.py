@@ -26,9 +26,10 @@ from instance.workers import Workers
 from native.ticker import run_time, starved_s
 from telemetry.logs import EventLogger
 from wire.errors import Draining, Incompatible
+from wire.held_role import HeldRole
 from wire.load import LoadSnapshot
-from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen, TableRead
-from wire.types import PROTOCOL_VERSION, InstanceDescription
+from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen, SetRole, TableRead
+from wire.types import PROTOCOL_VERSION, InstanceDescription, Role
 
 if TYPE_CHECKING:
     from engine.grammar.store import GrammarStore
@@ -62,6 +63,7 @@ class InstanceHost:
         self.config, self.engine, self.identity = config, engine, identity
         self._port, self._grammars, self._images = port, grammars, images
         self.table_digest = config.table_digest
+        self._role = HeldRole(config.role)
         self._draining: str | None = None
         self.loop = EngineLoop(
             engine, clock=functools.partial(run_time, clock), on_layer=self._on_layer, on_step=self._on_step,
@@ -182,11 +184,12 @@ class InstanceHost:
             old.lost()
         session = InstanceSession(
             hello, self.workers, self._session_over, self._measure, self._grammars, lambda: self._draining,
-            None if self._images is None else self._images.prepare,
+            None if self._images is None else self._images.prepare, self._set_role,
         )  # fmt: skip
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
         session.emit(TableRead(self.table_digest))  # the table may have changed since describe()
-        self._session = session  # only now: events of other threads follow the two above
+        session.emit(self._role.held)
+        self._session = session  # only now: events of other threads follow the three above
         _log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
         return session
 
@@ -215,6 +218,14 @@ class InstanceHost:
     def _measure(self, command: MeasureLink) -> None:
         assert self._sender is not None
         self._measurer.measure(self._sender, command)
+
+    def _set_role(self, command: SetRole) -> None:
+        obstacle = ""
+        if command.role is not Role.DECODE and self.engine.info.takes_images and self._images is None:
+            obstacle = "it started as a decode instance, without the image encoder that others of this model need"
+        held = self._role.take(command, obstacle)
+        _log.info("role_held", role=held.role, epoch=held.epoch, error=held.error)
+        self._emit(held)
 
     def _session_over(self, session: InstanceSession) -> None:
         _log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())

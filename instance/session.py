@@ -26,6 +26,7 @@ from wire.messages import (
     Prefill,
     Refused,
     Reserve,
+    SetRole,
 )
 from wire.types import PromptState, StageTimes
 
@@ -42,11 +43,12 @@ class InstanceSession:
         self, hello: OpenSession, workers: Workers, on_ended: Callable[["InstanceSession"], None],
         measure: Callable[[MeasureLink], None], grammars: "GrammarStore | None" = None,
         draining: Callable[[], str | None] = lambda: None, embed: Embed | None = None,
+        set_role: Callable[[SetRole], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """`embed` is needed where the engine takes images."""
         self.hello = hello
         self._workers, self._on_ended, self._measure = workers, on_ended, measure
-        self._draining = draining
+        self._draining, self._set_role = draining, set_role
         self._loop = loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._gate = GrammarGate(grammars, loop)
@@ -85,6 +87,8 @@ class InstanceSession:
                 self._refuse_on_error(command.prompt_id, lambda: self._cancel(command))
             case MeasureLink():
                 self._measure(command)
+            case SetRole():
+                self._set_role(command)
             case Heartbeat() | OpenSession():
                 pass
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from scheduler.links.admin_socket import MAX_LINE_BYTES, is_same_user, socket_name
 from scheduler.links.probe import MEASURE_TIMEOUT_S
-from wire.errors import Incompatible, Unavailable
+from wire.errors import ConfigError, Incompatible, Unavailable
 
 _CONNECT_TIMEOUT_S = 3.0
 _ANSWER_TIMEOUT_S = MEASURE_TIMEOUT_S + 15.0
@@ -35,7 +35,7 @@ def connect_admin(base_url: str) -> socket.socket:
         if not is_same_user(connection):
             connection.close()
             raise NoAdminSocket(
-                f"the scheduler at {base_url} belongs to another user: only that user and root may measure links"
+                f"the scheduler at {base_url} belongs to another user: only that user and root may do this"
             )
         connection.settimeout(_ANSWER_TIMEOUT_S)
         return connection
@@ -47,13 +47,25 @@ def measure_links(connection: socket.socket, num_bytes: int) -> Iterator[dict[st
 
     Closing the connection early ends the measurement.
     """
+    return _ask(connection, {"ask": "links", "num_bytes": num_bytes})
+
+
+def change_role(connection: socket.socket, instance: str, role: str) -> dict[str, Any]:
+    """Give an instance a role; return its last one (`before`), the new one and its epoch.
+
+    Raises ConfigError for what the user must fix, and Unavailable with the scheduler's message.
+    """
+    return next(_ask(connection, {"ask": "role", "instance": instance, "role": role}))
+
+
+def _ask(connection: socket.socket, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     try:
-        connection.sendall(json.dumps({"ask": "links", "num_bytes": num_bytes}).encode() + b"\n")
+        connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as lines:
             while line := lines.readline(MAX_LINE_BYTES + 1):
                 message = _parse_message(line)
                 if "error" in message:
-                    raise Unavailable(str(message["error"]))
+                    raise (ConfigError if message.get("invalid") else Unavailable)(str(message["error"]))
                 if "end" in message:
                     return
                 yield message

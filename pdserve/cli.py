@@ -17,6 +17,7 @@ COMMANDS = {
     "down": "stop what `up` started",
     "status": "show the instances of the running cluster",
     "links": "measure the KV link of every prefill-decode pair, and explain why no better transport is in use",
+    "role": "use a running instance for prefill, decode or both, without a restart",
     "logs": "show or follow the logs of its processes",
     "route": "serve from running vLLM workers: prefill on one, decode on another",
     "serve": "serve one model from one process (the combined instance)",

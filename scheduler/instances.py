@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Container, Sequence
 
 from scheduler.limits import ControlLimits
-from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.load.loads import InstanceLoad
 from scheduler.mailbox import Mailbox
+from scheduler.pending_answers import PendingAnswers
 from scheduler.prompt_on_instance import PromptOnInstance, PromptStep, SessionLost
 from scheduler.starvation import Slowness
 from telemetry.logs import EventLogger
@@ -35,6 +35,7 @@ from wire.messages import (
     PrefillHeld,
     Refused,
     Reserved,
+    RoleHeld,
     SessionOpen,
     Step,
     TableRead,
@@ -66,8 +67,12 @@ class Instance:
         limits: ControlLimits,
         changed: Callable[[], None],
         suspicion_changed: Callable[[], None],
+        role_held: Callable[[RoleHeld], None],
     ) -> None:
-        """Calls `changed` when its load changes, `suspicion_changed` when it is suspected, well again, or lost."""
+        """Calls `changed` when its load changes, `suspicion_changed` when it is suspected, well again, or lost.
+
+        `role_held` gets the role at the start of the session, and the answer to each SetRole.
+        """
         self.index = index
         self.name = name
         self.description = description
@@ -75,18 +80,20 @@ class Instance:
         self.address = f"{description.host}:{description.port}"
         self.table_digest = description.table_digest
         self.in_flight = InFlightLedger(load, changed, block_size=description.block_size)
-        self.link_answers = LinkAnswers()
+        self.link_answers = PendingAnswers[LinkMeasured]()
+        self.role_answers = PendingAnswers[RoleHeld]()
         self._session = session
         self._limits = limits
         self._outbox = Mailbox[Command]()
         self._prompts: dict[str, PromptOnInstance] = {}
         self._suspicion_changed = suspicion_changed
+        self._role_held = role_held
         self._lost: InstanceLost | None = None
         self._slowness = Slowness()
         self._last_message_at = self._run_time()
         self._sending_since: float | None = None
         self._stepped_at = float("-inf")
-        self.is_suspect = False
+        self.is_suspect = self._is_role_known = False
         self._placement_load: InstanceLoad | None = None
         self._placed_version = -1
 
@@ -231,7 +238,12 @@ class Instance:
             case Reserved() | PrefillHeld() | PrefillBegun() | HandedOff() | Pooled() | Failed():
                 self._pass_to_prompt(event)
             case LinkMeasured():
-                self.link_answers.deliver(event)
+                self.link_answers.deliver(event.peer_id, event)
+            case RoleHeld():
+                self._role_held(event)
+                if self._is_role_known:  # else this is the session's start, no answer
+                    self.role_answers.deliver(self.name, event)
+                self._is_role_known = True
             case TableRead(digest=digest):
                 self.table_digest = digest
             case SessionOpen():
@@ -299,6 +311,7 @@ class Instance:
         for on_instance in self._prompts.values():
             on_instance.on_event(SessionLost(error))
         self.link_answers.end(error)
+        self.role_answers.end(error)
         self._suspicion_changed()
 
 

@@ -12,7 +12,6 @@ from scheduler.http.certificate import Https, read_https
 from scheduler.http.open_files import raise_open_files
 from scheduler.http.server import listen, serve
 from scheduler.links.admin_socket import serve_admin_socket, socket_name
-from scheduler.links.probe import LinkProbe
 from scheduler.loop import run as run_loop
 from scheduler.membership.compatibility import is_url
 from scheduler.membership.entries import Entries
@@ -76,9 +75,7 @@ async def _serve_on(
         await _until_first_ends(
             asyncio.create_task(served),
             asyncio.create_task(serving.run()),
-            asyncio.create_task(
-                serve_admin_socket(socket_name(*bound.getsockname()[:2]), LinkProbe(serving.control.registry))
-            ),
+            asyncio.create_task(serve_admin_socket(socket_name(*bound.getsockname()[:2]), serving.control.registry)),
         )
 
 

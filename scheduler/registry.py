@@ -157,6 +157,15 @@ class Registry:
         """Return the largest slowness of these instances that are living; 1 if none is."""
         return max((one.slowness for one in self.living() if one.index in indices), default=1.0)
 
+    def would_have_path(self, index: int, role: Role) -> bool:
+        """Whether living instances could serve requests with their hand-off if this one had another role."""
+        roles = {one.index: role if one.index == index else one.role for one in self.living()}
+        ends = [end for end, its in roles.items() if its is Role.DECODE]
+        return any(
+            its is Role.COMBINED or (its is Role.PREFILL and any(self.kv_pairs.may_pair(start, end) for end in ends))
+            for start, its in roles.items()
+        )
+
     def has_path(self, *, prefill_only: bool = False) -> bool:
         """Whether living instances can serve a request; one that is `prefill_only` needs no decode instance."""
         living = self.living()
@@ -259,6 +268,13 @@ class Registry:
             self._path_found.set()
         for listener in self._listeners:
             listener()
+
+    def role_changed(self, member: Member) -> None:
+        """Give the member's new work by its new role."""
+        if member.instance is not None:
+            member.instance.role = member.role
+        self.kv_pairs.set_role(member.expected.index, member.role)
+        self.changed()
 
     def _assign_roles(self) -> None:
         """Let instances serve alone while the other role is lost, where it may be, and hand off again afterwards."""

@@ -15,6 +15,7 @@ from scheduler.load.prefixes import Prefixes, chain_of
 from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
 from simulation.session import SimulatedSession
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
+from wire.held_role import HeldRole
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
     Cancel,
@@ -33,6 +34,7 @@ from wire.messages import (
     Reserve,
     Reserved,
     SessionOpen,
+    SetRole,
     Step,
 )
 from wire.types import FinishReason, InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
@@ -60,6 +62,7 @@ class SimulatedInstance:
 
     def __init__(self, description: InstanceDescription, peers: "dict[str, SimulatedInstance]") -> None:
         self.description = description
+        self._role = HeldRole(description.role)
         self.behaviour = Behaviour()
         self.prompts: dict[str, SimulatedPrompt] = {}
         self.commands: list[Command] = []
@@ -93,6 +96,7 @@ class SimulatedInstance:
             before.lost()
         opened = SessionOpen(self.description.instance_id, self.description.epoch, self.load())
         self._session = SimulatedSession(hello, opened, load=self.load, handle=self._handle, ended=self._end_session)
+        self._session.emit(self._role.held)
         return self._session
 
     def load(self) -> LoadSnapshot:
@@ -175,6 +179,8 @@ class SimulatedInstance:
                 self._cancel(prompt_id, sequence)
             case MeasureLink(peer_id=peer_id):
                 self._emit(LinkMeasured(peer_id, *self._measure_link(peer_id)))
+            case SetRole():
+                self._emit(self._role.take(command))
             case OpenSession() | Heartbeat():
                 return
 

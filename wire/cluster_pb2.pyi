@@ -538,6 +538,24 @@ class LinkMeasured(_message.Message):
     error: str
     def __init__(self, peer_id: _Optional[str] = ..., link: _Optional[_Union[LinkStatus, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
+class SetRole(_message.Message):
+    __slots__ = ("role", "epoch")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    epoch: int
+    def __init__(self, role: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class RoleHeld(_message.Message):
+    __slots__ = ("role", "epoch", "error")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    epoch: int
+    error: str
+    def __init__(self, role: _Optional[str] = ..., epoch: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
 class TableRead(_message.Message):
     __slots__ = ("digest",)
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -633,7 +651,7 @@ class Failed(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandMessage(_message.Message):
-    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "image_piece", "more")
+    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "image_piece", "set_role", "more")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -642,6 +660,7 @@ class CommandMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
     IMAGE_PIECE_FIELD_NUMBER: _ClassVar[int]
+    SET_ROLE_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
     reserve: Reserve
@@ -651,11 +670,12 @@ class CommandMessage(_message.Message):
     heartbeat: Heartbeat
     measure_link: MeasureLink
     image_piece: bytes
+    set_role: SetRole
     more: _containers.RepeatedCompositeFieldContainer[CommandMessage]
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., image_piece: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., image_piece: _Optional[bytes] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
 
 class EventMessage(_message.Message):
-    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "more")
+    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "role_held", "more")
     SESSION_OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -666,6 +686,7 @@ class EventMessage(_message.Message):
     LINK_MEASURED_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     TABLE_READ_FIELD_NUMBER: _ClassVar[int]
+    ROLE_HELD_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     session_open: SessionOpen
     reserved: Reserved
@@ -677,5 +698,6 @@ class EventMessage(_message.Message):
     link_measured: LinkMeasured
     pooled: Pooled
     table_read: TableRead
+    role_held: RoleHeld
     more: _containers.RepeatedCompositeFieldContainer[EventMessage]
-    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ..., more: _Optional[_Iterable[_Union[EventMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ..., role_held: _Optional[_Union[RoleHeld, _Mapping]] = ..., more: _Optional[_Iterable[_Union[EventMessage, _Mapping]]] = ...) -> None: ...

@@ -171,11 +171,16 @@ def description_from_pb(message: pb.InstanceDescription) -> InstanceDescription:
     """Convert a description."""
     return _DESCRIPTION.from_pb(
         message,
-        role=_enum_value(Role, message.role),
+        role=role_from_pb(message.role),
         model=ModelIdentity(message.model_name, message.weights_digest, message.tokenizer_digest),
         kv_tensors=tuple(map(_TENSOR.from_pb, message.kv_tensors)),
         endpoints=tuple(map(ENDPOINT.from_pb, message.endpoints)),
     )
+
+
+def role_from_pb(value: str) -> Role:
+    """Convert a role. Raises InvalidRequest for one unknown to this version."""
+    return _enum_value(Role, value)
 
 
 def _image_from_pb(message: pb.PromptImage) -> PromptImage:

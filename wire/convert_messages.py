@@ -9,6 +9,7 @@ from wire.convert import (
     load_to_pb,
     prompt_from_pb,
     prompt_to_pb,
+    role_from_pb,
     ticket_from_pb,
     ticket_to_pb,
     token_from_pb,
@@ -36,7 +37,9 @@ from wire.messages import (
     Refused,
     Reserve,
     Reserved,
+    RoleHeld,
     SessionOpen,
+    SetRole,
     Step,
     TableRead,
 )
@@ -64,6 +67,8 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
             measure = pb.MeasureLink(peer_id=command.peer_id, epoch=command.epoch, num_bytes=command.num_bytes)
             measure.endpoints.extend(ENDPOINT.to_pb(endpoint) for endpoint in command.endpoints)
             return pb.CommandMessage(measure_link=measure)
+        case SetRole():
+            return pb.CommandMessage(set_role=pb.SetRole(role=command.role, epoch=command.epoch))
         case Heartbeat():
             return pb.CommandMessage(heartbeat=_heartbeat_to_pb(command))
         case PrefillAndHold() | FetchAndGenerate():
@@ -88,6 +93,8 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
             measure = message.measure_link
             endpoints = tuple(ENDPOINT.from_pb(endpoint) for endpoint in measure.endpoints)
             return MeasureLink(measure.peer_id, measure.epoch, endpoints, measure.num_bytes)
+        case "set_role":
+            return SetRole(role_from_pb(message.set_role.role), message.set_role.epoch)
         case "heartbeat":
             return _heartbeat_from_pb(message.heartbeat)
         case other:
@@ -128,6 +135,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             if event.link is not None:
                 measured.link.CopyFrom(LINK.to_pb(event.link))
             return pb.EventMessage(link_measured=measured)
+        case RoleHeld():
+            return pb.EventMessage(role_held=pb.RoleHeld(role=event.role, epoch=event.epoch, error=event.error))
         case TableRead():
             return pb.EventMessage(table_read=pb.TableRead(digest=event.digest))
         case Heartbeat():
@@ -168,6 +177,9 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             measured = message.link_measured
             link = LINK.from_pb(measured.link) if measured.HasField("link") else None
             return LinkMeasured(measured.peer_id, link, measured.error)
+        case "role_held":
+            held = message.role_held
+            return RoleHeld(role_from_pb(held.role), held.epoch, held.error)
         case "table_read":
             return TableRead(message.table_read.digest)
         case "heartbeat":

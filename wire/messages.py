@@ -14,6 +14,7 @@
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
+       | -- SetRole -----------------------------> |  <- RoleHeld, also at the start
        | <---------------------------- TableRead -- |   at the start, and when its global table changes
 
 Every accepted prompt finishes exactly once: on P with HandedOff or Failed (HandedOff too when the first tokens finish
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import PdserveError, to_name
 from wire.load import LinkStatus, LoadSnapshot
-from wire.types import KvEndpoint, PromptLogprobs, PromptState, StageTimes, Ticket, TokenOutput
+from wire.types import KvEndpoint, PromptLogprobs, PromptState, Role, StageTimes, Ticket, TokenOutput
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -104,6 +105,17 @@ class MeasureLink:
     epoch: int
     endpoints: tuple[KvEndpoint, ...]
     num_bytes: int
+
+
+@cheap_dataclass(frozen=True, slots=True)
+class SetRole:
+    """Use the instance as `role` for new work; what runs there stays. Answered by RoleHeld.
+
+    Ignored unless `epoch` is above the epoch of the role that the instance has.
+    """
+
+    role: Role
+    epoch: int
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -221,6 +233,15 @@ class LinkMeasured:
 
 
 @cheap_dataclass(frozen=True, slots=True)
+class RoleHeld:
+    """The role that the instance has now; epoch 0 is that of the table. `error` says why SetRole changed nothing."""
+
+    role: Role
+    epoch: int
+    error: str = ""
+
+
+@cheap_dataclass(frozen=True, slots=True)
 class TableRead:
     """The instance uses the global table of this digest from now on."""
 
@@ -229,7 +250,7 @@ class TableRead:
 
 PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
 """Every command with a `prompt`; each is checked before it is sent, and refused without closing the session."""
-Command = OpenSession | PromptCommand | Cancel | MeasureLink | Heartbeat
+Command = OpenSession | PromptCommand | Cancel | MeasureLink | SetRole | Heartbeat
 Answer = Reserved | PrefillHeld | PrefillBegun | Refused | HandedOff | Pooled | Failed
 """Every event about one prompt, except Step."""
-Event = SessionOpen | Step | Answer | LinkMeasured | TableRead | Heartbeat
+Event = SessionOpen | Step | Answer | LinkMeasured | RoleHeld | TableRead | Heartbeat

@@ -7,7 +7,7 @@ from wire.cheap_dataclass import cheap_dataclass
 from wire.kv_layout import KvTensor
 from wire.parameter_rules import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class Role(StrEnum):

@@ -1,9 +1,12 @@
-"""The admin socket: an abstract Unix socket of the scheduler, used by `pdserve links`.
+"""The admin socket: an abstract Unix socket of the scheduler, used by `pdserve links` and `pdserve role`.
 
     client     {"ask": "links", "num_bytes": 67108864} ------------>   one line, then it only reads
                <------ {"measuring": PAIR, "number": 1, "of": 4}       scheduler
                <------ {"link": PAIR with its figures}
                <------ {"end": true}   or   {"error": "message"}
+
+    client     {"ask": "role", "instance": "decode-0", "role": "prefill"} -->
+               <------ {"before": "decode", "role": "prefill", "epoch": 1}   or   {"error": "message", "invalid": true}
 
 Only processes in this host's network namespace can connect, and only the scheduler's user and root are served. A client
 that disconnects cancels its measurement. Reasons for a separate socket: `docs/adr/0005-operator-door.md`.
@@ -15,11 +18,15 @@ import json
 import os
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 from scheduler.links.probe import LinkProbe, Pair, PairLink
+from scheduler.registry import Registry
+from scheduler.role_changes import change_role
 from telemetry.logs import EventLogger
-from wire.errors import InvalidRequest, Overloaded, PdserveError
+from wire.errors import InvalidRequest, PdserveError
+from wire.types import Role
 
 _log = EventLogger("admin")
 
@@ -29,6 +36,11 @@ _WRITE_TIMEOUT_S = 5.0
 _NO_DESCRIPTOR_S = 1.0
 _MAX_CLIENTS = 8
 _ROOT = 0
+_ROLES = tuple(role.value for role in Role)
+_REQUESTS = (
+    'the requests are {"ask": "links", "num_bytes": N} and {"ask": "role", "instance": NAME, "role": ROLE}, ROLE being '
+    f"{', '.join(_ROLES)}"
+)
 
 
 def socket_name(host: str, port: int) -> str:
@@ -42,18 +54,18 @@ def is_same_user(sock: socket.socket) -> bool:
     return struct.unpack("3i", credentials)[1] in (_ROOT, os.geteuid())
 
 
-async def serve_admin_socket(name: str, links: LinkProbe) -> None:
+async def serve_admin_socket(name: str, registry: Registry) -> None:
     """Serve clients until cancelled; if the name is taken, the scheduler runs without an admin socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
         try:
             bound.bind("\0" + name)
         except OSError as error:
-            _log.warning("admin_socket_unavailable", name=name, error=error, lost="pdserve links cannot measure")
+            _log.warning("admin_socket_unavailable", name=name, error=error, lost="pdserve links and pdserve role")
             return
         bound.listen()
         bound.setblocking(False)
         async with asyncio.TaskGroup() as clients:
-            server = _AdminServer(links, clients)
+            server = _AdminServer(registry, clients)
             while True:  # not asyncio's server: Python 3.11's loses a connection accepted while closing
                 await _until_readable(bound)
                 try:
@@ -66,8 +78,8 @@ async def serve_admin_socket(name: str, links: LinkProbe) -> None:
 class _AdminServer:
     """Owner of the running clients."""
 
-    def __init__(self, links: LinkProbe, clients: asyncio.TaskGroup) -> None:
-        self._links, self._clients = links, clients
+    def __init__(self, registry: Registry, clients: asyncio.TaskGroup) -> None:
+        self._registry, self._links, self._clients = registry, LinkProbe(registry), clients
         self._num_clients = 0
 
     def take(self, bound: socket.socket) -> None:
@@ -101,11 +113,11 @@ class _AdminServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            num_bytes = await _read_request(reader)
+            requested = await _read_request(reader)
         except PdserveError as error:
             await _send(writer, {"error": str(error)})
             return
-        work = asyncio.create_task(self._send_links(writer, num_bytes))
+        work = asyncio.create_task(self._carry_out(writer, requested))
         gone = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -115,20 +127,37 @@ class _AdminServer:
         if work in ended:
             work.result()
 
+    async def _carry_out(self, writer: asyncio.StreamWriter, requested: "_Links | _NewRole") -> None:
+        try:
+            if isinstance(requested, _NewRole):
+                before, held = await change_role(self._registry, requested.instance, requested.role)
+                await _send(writer, {"before": before.value, "role": held.role.value, "epoch": held.epoch})
+            else:
+                await self._send_links(writer, requested.num_bytes)
+        except PdserveError as error:
+            await _send(writer, {"error": str(error), "invalid": isinstance(error, InvalidRequest)})
+
     async def _send_links(self, writer: asyncio.StreamWriter, num_bytes: int) -> None:
         number, of = 0, len(self._links.pairs())
-        try:
-            async with contextlib.aclosing(self._links.measure(num_bytes)) as measured:
-                async for one in measured:
-                    if isinstance(one, Pair):
-                        number += 1
-                        await _send(writer, {"measuring": pair_json(one), "number": number, "of": of})
-                    else:
-                        await _send(writer, {"link": link_json(one)})
-        except (InvalidRequest, Overloaded) as error:
-            await _send(writer, {"error": str(error)})
-        else:
-            await _send(writer, {"end": True})
+        async with contextlib.aclosing(self._links.measure(num_bytes)) as measured:
+            async for one in measured:
+                if isinstance(one, Pair):
+                    number += 1
+                    await _send(writer, {"measuring": pair_json(one), "number": number, "of": of})
+                else:
+                    await _send(writer, {"link": link_json(one)})
+        await _send(writer, {"end": True})
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _NewRole:
+    instance: str
+    role: Role
 
 
 def pair_json(pair: Pair) -> dict[str, str]:
@@ -166,8 +195,8 @@ async def _until_readable(sock: socket.socket) -> None:
         loop.remove_reader(sock)
 
 
-async def _read_request(reader: asyncio.StreamReader) -> int:
-    """Read a request; return the number of bytes to measure with. Raises InvalidRequest."""
+async def _read_request(reader: asyncio.StreamReader) -> _Links | _NewRole:
+    """Read a request. Raises InvalidRequest."""
     try:
         async with asyncio.timeout(_REQUEST_TIMEOUT_S):
             line = await reader.readline()
@@ -181,9 +210,11 @@ async def _read_request(reader: asyncio.StreamReader) -> int:
         raise InvalidRequest(f"{len(line)} bytes are not JSON") from None
     match requested:
         case {"ask": "links", "num_bytes": int(num_bytes)} if len(requested) == 2 and not isinstance(num_bytes, bool):
-            return num_bytes
+            return _Links(num_bytes)
+        case {"ask": "role", "instance": str(instance), "role": role, **more} if role in _ROLES and not more:
+            return _NewRole(instance, Role(role))
         case _:
-            raise InvalidRequest('the only request is {"ask": "links", "num_bytes": N}')
+            raise InvalidRequest(_REQUESTS)
 
 
 async def _hang_up(writer: asyncio.StreamWriter) -> None:

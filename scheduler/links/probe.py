@@ -129,7 +129,8 @@ class LinkProbe:
 
     async def _request(self, sender: Instance, receiver: Instance, num_bytes: int) -> LinkMeasured:
         peer = receiver.description
-        with sender.link_answers.expect(peer.instance_id) as answer:
+        busy = f"the link to {peer.instance_id} is being measured"
+        with sender.link_answers.expect(peer.instance_id, busy) as answer:
             sender.post(MeasureLink(peer.instance_id, peer.epoch, peer.endpoints, num_bytes))
             try:
                 async with asyncio.timeout(self._timeout_s):

@@ -54,6 +54,7 @@ class KvPairs:
 
     def __init__(self) -> None:
         self._accepted: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
+        self._roles: dict[int, Role] = {}  # of those whose role is not the table's
         self._gaps: dict[int, dict[int, KvGap]] = {}  # by sender, then by receiver
         self._failures: dict[tuple[int, int], int] = {}  # of two processes, in a row
 
@@ -61,18 +62,29 @@ class KvPairs:
         """Check a newly accepted instance against all accepted earlier."""
         self._accepted[expected.index] = expected, description
         self._forget_failures(expected.index)
-        for other in list(self._accepted):
-            for sender, receiver in ((expected.index, other), (other, expected.index)):
-                self._check(sender, receiver)
+        self._check_all(expected.index)
         self._check_alone(expected)
+
+    def set_role(self, index: int, role: Role) -> None:
+        """Check the pairs that one of our own instances forms in its new role."""
+        self._roles[index] = role
+        if index in self._accepted:
+            self._forget_gaps(index)
+            self._check_all(index)
+
+    def may_pair(self, sender: int, receiver: int) -> bool:
+        """Whether this pair could transfer KV if the one prefilled and the other decoded."""
+        (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]
+        if start.is_worker or end.is_worker:
+            return start.is_worker and end.is_worker and self.gap(sender, receiver) is None
+        return missing_transport(sending, receiving) is None
 
     def forget(self, index: int) -> None:
         """Drop the pairs of an instance that left."""
         self._accepted.pop(index, None)
+        self._roles.pop(index, None)
         self._forget_failures(index)
-        self._gaps.pop(index, None)
-        for gaps in self._gaps.values():
-            gaps.pop(index, None)
+        self._forget_gaps(index)
 
     def gap(self, sender: int, receiver: int) -> KvGap | None:
         """Return why this pair cannot transfer KV; None if it may."""
@@ -123,6 +135,19 @@ class KvPairs:
     def _forget_failures(self, index: int) -> None:
         self._failures = {pair: count for pair, count in self._failures.items() if index not in pair}
 
+    def _forget_gaps(self, index: int) -> None:
+        self._gaps.pop(index, None)
+        for gaps in self._gaps.values():
+            gaps.pop(index, None)
+
+    def _check_all(self, index: int) -> None:
+        for other in list(self._accepted):
+            self._check(index, other)
+            self._check(other, index)
+
+    def _role(self, expected: ExpectedInstance) -> Role:
+        return self._roles.get(expected.index, expected.role)
+
     def _check_alone(self, expected: ExpectedInstance) -> None:
         """Let a combined worker next to our own instances serve once it has been compared with them."""
         has_own = any(not one.is_worker for one, _ in self._accepted.values())
@@ -133,7 +158,7 @@ class KvPairs:
 
     def _check(self, sender: int, receiver: int) -> None:
         (start, sending), (end, receiving) = self._accepted[sender], self._accepted[receiver]
-        if start.role is not Role.PREFILL or end.role is not Role.DECODE:
+        if self._role(start) is not Role.PREFILL or self._role(end) is not Role.DECODE:
             return
         if start.is_worker != end.is_worker:
             why = f"{start.name} and {end.name} are of different engines"

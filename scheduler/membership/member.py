@@ -14,7 +14,7 @@ from telemetry.logs import EventLogger
 from wire.connection import Connection, Session
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable
 from wire.load import LoadSnapshot
-from wire.messages import Event, OpenSession, SessionOpen
+from wire.messages import Event, OpenSession, RoleHeld, SessionOpen, SetRole
 from wire.types import InstanceDescription
 
 _log = EventLogger("registry")
@@ -57,9 +57,14 @@ class Membership(Protocol):
         """Record that a member's state or load changed."""
         ...
 
+    def role_changed(self, member: "Member") -> None:
+        """Record that a member has another role now."""
+        ...
+
 
 class Member:
-    """Owner of the state of one table entry and, while it is connected, its Instance. `role` is the current one.
+    """Owner of the state of one table entry and, while it is connected, its Instance. `role` is the current one, and
+    `role_epoch` its epoch on the instance; 0 for that of the table.
 
     Until `awaited_until`, in loop time, it is expected to become reachable soon: it was just added.
     """
@@ -69,7 +74,7 @@ class Member:
         rng: random.Random,
     ) -> None:  # fmt: skip
         self.expected = expected
-        self.role = expected.role
+        self.role, self.role_epoch = expected.role, 0
         self.state = MemberState.CONNECTING
         self.why = "not reached yet"
         self.leaving = False
@@ -179,6 +184,7 @@ class Member:
             self._limits,
             self._registry.changed,
             self._suspicion_changed,
+            self._role_held,
         )
         self.description = description
         self._refused_s = min(self._limits.refused_first_s, self._limits.refused_retry_s)
@@ -192,6 +198,19 @@ class Member:
         finally:
             self._note_life(asyncio.get_running_loop().time() - began)
             self.instance = None
+
+    def _role_held(self, event: RoleHeld) -> None:
+        """Adopt the role that the instance has; give a restarted one, which has the table's, its current role again."""
+        instance = self.instance
+        if instance is not None and not event.epoch and not event.error and self.role is not event.role:
+            self.role_epoch = 0
+            instance.post(SetRole(self.role, 1))
+            return
+        is_other, self.role_epoch = event.role is not self.role, event.epoch
+        self.role = event.role
+        if is_other:
+            _log.info("role_changed", instance=self.expected, role=self.role, epoch=self.role_epoch)
+            self._registry.role_changed(self)
 
     def _suspicion_changed(self) -> None:
         """Update the state when the instance is suspected, is no longer, or is lost."""

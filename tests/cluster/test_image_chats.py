@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pdserve import cli
 from processes.failpoints import VARIABLE
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import CLONE, GuideCluster
@@ -138,3 +139,12 @@ def test_a_broken_image_fails_alone_and_streams_go_on(cluster: GuideCluster, mod
         == (whole["choices"][0]["message"]["content"])
     )
     assert whole["choices"][0]["token_ids"] == model.continued(whole["prompt_token_ids"], [CAT], NUM_TOKENS)
+
+
+def test_a_decode_instance_without_image_encoder_stays_one(
+    cluster: GuideCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["role", "decode-0", "combined", "--url", cluster.client.base_url]) == 2
+    assert "decode-0 stays decode: it started as a decode instance, without the image enc" in capsys.readouterr().err
+    assert cli.main(["role", "prefill-1", "combined", "--url", cluster.client.base_url]) == 0
+    assert cli.main(["role", "prefill-1", "prefill", "--url", cluster.client.base_url]) == 0

@@ -18,7 +18,7 @@ from ranktable_tools.watched_table import WatchedTable
 from security.trust import find_trust
 from tests.instance.pair import DEADLINE_S, Client, instance_config, running
 from wire.errors import ConfigError, Unavailable
-from wire.messages import Generate, OpenSession, Refused, Step, TableRead
+from wire.messages import Generate, OpenSession, Refused, RoleHeld, SetRole, Step, TableRead
 from wire.types import PromptState, Role, SamplingParams
 
 Document = dict[str, Any]
@@ -281,6 +281,22 @@ def test_the_scheduler_gets_the_table_at_start_and_each_change_once(tmp_path: Pa
             read = [await client.next(TableRead) for _ in range(3)]
             assert read == [TableRead(""), TableRead("one"), TableRead("two")]
             assert host.describe().table_digest == "two"
+
+    asyncio.run(run())
+
+
+def test_a_role_and_its_epoch_outlive_the_session_and_an_old_epoch(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.DECODE, port=4)) as (instance, old):
+            await old.session.send(SetRole(Role.PREFILL, 3), SetRole(Role.COMBINED, 3))
+            held = [await old.next(RoleHeld) for _ in range(3)]
+            await old.session.close()
+            client = Client(await instance.connection().open(OpenSession("test", 2, DEADLINE_S), DEADLINE_S))
+
+            older = "role epoch 3 is not above 3, that of its role prefill"
+            assert held == [RoleHeld(Role.DECODE, 0), RoleHeld(Role.PREFILL, 3), RoleHeld(Role.PREFILL, 3, older)]
+            assert await client.next(RoleHeld) == RoleHeld(Role.PREFILL, 3)
+            await client.session.close()
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""`pdserve links` over a scheduler's admin socket with fake instances, and where it may not use one."""
+"""`pdserve links` and `pdserve role` over a scheduler's admin socket with fake instances, and where it may not be."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,6 @@ import pytest
 from pdserve import admin_client, cli
 from pdserve.ports import free_ports
 from scheduler.links.admin_socket import serve_admin_socket, socket_name
-from scheduler.links.probe import LinkProbe
 from simulation.instance import SimulatedInstance
 from tests.pdserve.scheduler_page import PAGE, served_page
 from tests.scheduler.fake_cluster import FakeCluster
@@ -79,7 +78,7 @@ class AdminSocket:
         self.cluster.kind = self._kind
         async with self.cluster.serving():
             name = socket_name("127.0.0.1", self.port)
-            keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(self.cluster.control.registry)))
+            keeping = asyncio.create_task(serve_admin_socket(name, self.cluster.control.registry))
             await until(lambda: f"@{name}\n" in Path("/proc/net/unix").read_text())
             self._open.set()
             try:
@@ -253,3 +252,33 @@ def test_an_impossible_request_is_one_line(
     err = capsys.readouterr().err
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "out", "err"),
+    [
+        (["decode-1", "prefill"], 0, "decode-1: decode -> prefill\n", ""),
+        (["decode-1", "decode"], 0, "decode-1 has the role decode already\n", ""),
+        (["decode-1", "combined", "--json"], 0, '{"instance": "decode-1", "before": "decode", "role": "combined"', ""),
+        (
+            ["prefill-0", "decode"],
+            2,
+            "",
+            "prefill-0 as decode would leave no path: the living ones are prefill-0 (pref",
+        ),
+        (["decode-7", "decode"], 2, "", "no instance is called decode-7; there are prefill-0, decode-0, decode-1"),
+        (["decode-1", "both"], 2, "", "choose from"),
+        (["decode-1"], 2, "", "required: ROLE"),
+        (["decode-1", "decode", "--url", "http://127.0.0.1:1"], 1, "", "no scheduler on this host serves"),
+    ],
+)
+def test_a_role_is_changed_or_the_reason_printed(
+    admin_socket: AdminSocket, words: list[str], status: int, out: str, err: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = [] if "--url" in words else ["--url", admin_socket.url]
+    assert cli.main(["role", *words, *url]) == status
+    printed = capsys.readouterr()
+    assert printed.out.startswith(out)
+    assert bool(printed.out) == (status == 0)
+    assert err in printed.err
+    assert (printed.err == "") == (status == 0)

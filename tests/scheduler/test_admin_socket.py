@@ -19,7 +19,7 @@ from pdserve.ports import free_ports
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.links import admin_socket
 from scheduler.links.admin_socket import serve_admin_socket, socket_name
-from scheduler.links.probe import MAX_MEASURE_BYTES, LinkProbe
+from scheduler.links.probe import MAX_MEASURE_BYTES
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
@@ -36,7 +36,7 @@ async def admin_socket_open(roles: str = "PD") -> AsyncIterator[tuple[FakeCluste
     """A cluster and its admin socket under a unique name; closing the socket leaves no connection."""
     name = socket_name("127.0.0.1", 0) + secrets.token_hex(8)
     async with asyncio.timeout(WAIT_S), FakeCluster(roles).serving() as cluster:
-        keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(cluster.control.registry)))
+        keeping = asyncio.create_task(serve_admin_socket(name, cluster.control.registry))
         await until(lambda: _is_listening(name))
         yield cluster, name
         keeping.cancel()
@@ -94,10 +94,14 @@ async def test_zero_bytes_only_look() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", "16 bytes are not JSON"),
         (b"[" * 60000 + b"\n", "are not JSON"),
         (b"x" * (admin_socket.MAX_LINE_BYTES * 2) + b"\n", f"more than {admin_socket.MAX_LINE_BYTES} bytes"),
-        (b'{"ask": "secret", "num_bytes": 1}\n', "the only request is"),
-        (b'{"ask": "links", "num_bytes": true}\n', "the only request is"),
-        (b'{"ask": "links", "num_bytes": 1e3}\n', "the only request is"),
-        (b'{"ask": "links", "num_bytes": 1, "peer": "10.0.0.9:1"}\n', "the only request is"),
+        (b'{"ask": "secret", "num_bytes": 1}\n', "the requests are"),
+        (b'{"ask": "links", "num_bytes": true}\n', "the requests are"),
+        (b'{"ask": "links", "num_bytes": 1e3}\n', "the requests are"),
+        (b'{"ask": "links", "num_bytes": 1, "peer": "10.0.0.9:1"}\n', "the requests are"),
+        (b'{"ask": "role", "instance": "decode-0"}\n', "the requests are"),
+        (b'{"ask": "role", "instance": "decode-0", "role": ["prefill"]}\n', "ROLE being prefill, decode, combined"),
+        (b'{"ask": "role", "instance": "decode-0", "role": "combined", "epoch": 1}\n', "the requests are"),
+        (b'{"ask": "role", "instance": "decode-9", "role": "combined"}\n', "no instance is called decode-9; there are"),
         (b'{"ask": "links", "num_bytes": -1}\n', f"-1 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
         (b'{"ask": "links", "num_bytes": 268435457}\n', f"268435457 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
     ],
@@ -211,7 +215,7 @@ def _is_cut(client: socket.socket) -> bool:
 async def test_a_taken_socket_name_costs_only_the_admin_socket(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "pdserve.admin")
     async with admin_socket_open() as (cluster, name):
-        await asyncio.wait_for(serve_admin_socket(name, LinkProbe(cluster.control.registry)), WAIT_S)
+        await asyncio.wait_for(serve_admin_socket(name, cluster.control.registry), WAIT_S)
 
         assert "admin_socket_unavailable" in caplog.text
         assert (await ask(name, ASK))[-1] == {"end": True}
@@ -220,7 +224,7 @@ async def test_a_taken_socket_name_costs_only_the_admin_socket(caplog: pytest.Lo
 @pytest.mark.parametrize("num_turns", range(12))
 async def test_a_closed_admin_socket_leaves_no_connection_open(num_turns: int) -> None:
     name = socket_name("127.0.0.1", 0) + secrets.token_hex(8)
-    keeping = asyncio.create_task(serve_admin_socket(name, LinkProbe(FakeCluster("PD").control.registry)))
+    keeping = asyncio.create_task(serve_admin_socket(name, FakeCluster("PD").control.registry))
     await until(lambda: _accepts(name))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect("\0" + name)

@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
-from scheduler.link_answers import LinkAnswers
 from scheduler.links.probe import LinkProbe, Pair, PairLink
+from scheduler.pending_answers import PendingAnswers
 from scheduler.serving import report
 from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster
@@ -180,20 +180,20 @@ async def test_measurements_run_one_at_a_time_and_have_a_size_limit() -> None:
 
 @virtual
 async def test_answers_reach_only_their_waiters() -> None:
-    answers = LinkAnswers()
-    answers.deliver(LinkMeasured("d", None))
-    with answers.expect("d") as answer:
-        answers.deliver(LinkMeasured("other", None))
+    answers = PendingAnswers[LinkMeasured]()
+    answers.deliver("d", LinkMeasured("d", None))
+    with answers.expect("d", "busy") as answer:
+        answers.deliver("other", LinkMeasured("other", None))
         assert not answer.done()
-        with pytest.raises(Overloaded), answers.expect("d"):
+        with pytest.raises(Overloaded, match="it is measured"), answers.expect("d", "it is measured"):
             pass
-        answers.deliver(LinkMeasured("d", None, "x"))
-        answers.deliver(LinkMeasured("d", None, "late"))
+        answers.deliver("d", LinkMeasured("d", None, "x"))
+        answers.deliver("d", LinkMeasured("d", None, "late"))
         assert (await answer).error == "x"
-    with answers.expect("d") as left, answers.expect("e"):
+    with answers.expect("d", "busy") as left, answers.expect("e", "busy"):
         answers.end(InstanceLost("gone"))
         assert isinstance(left.exception(), InstanceLost)
-    with pytest.raises(InstanceLost, match="gone"), answers.expect("d"):
+    with pytest.raises(InstanceLost, match="gone"), answers.expect("d", "busy"):
         pass
 
 

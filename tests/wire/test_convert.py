@@ -41,7 +41,9 @@ from wire.messages import (
     Refused,
     Reserve,
     Reserved,
+    RoleHeld,
     SessionOpen,
+    SetRole,
     Step,
     TableRead,
 )
@@ -102,6 +104,7 @@ COMMANDS: list[Command] = [
     Cancel("r/0", 1, "client gone"),
     Cancel("r/0"),
     MeasureLink("d", 2**62, ENDPOINTS, 1 << 28),
+    SetRole(Role.COMBINED, 2**62),
     Heartbeat(),
 ]
 EVENTS: list[Event] = [
@@ -125,6 +128,8 @@ EVENTS: list[Event] = [
     Failed("r/0", "InternalError", "words"),
     LinkMeasured("d", LINK),
     LinkMeasured("d", None, "no KV link"),
+    RoleHeld(Role.DECODE, 0),
+    RoleHeld(Role.PREFILL, 2**62, "words"),
     TableRead("7ab1e"),
     Heartbeat(LOAD),
     Heartbeat(),

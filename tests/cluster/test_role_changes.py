@@ -1,0 +1,105 @@
+"""`pdserve role` on real processes: under load nothing is lost, and each answer is the one of transformers."""
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from engine.oracle import Oracle
+from pdserve import cli
+from pdserve.admin_client import change_role, connect_admin
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.cluster.guide import GuideCluster
+
+pytestmark = pytest.mark.cluster
+
+NUM_CLIENTS, NUM_OUTPUTS, NUM_CHANGES = 4, 12, 200
+WAIT_S = 300.0
+MOVED = "decode-1"
+
+
+class _Clients:
+    """Clients that send their own prompts until stopped. Owns what came back, by prompt and with its instances."""
+
+    def __init__(self, cluster: GuideCluster) -> None:
+        self.prompts = [[3 + (17 * n + 5 * at) % 200 for at in range(20 + 13 * n)] for n in range(NUM_CLIENTS)]
+        self.answers: list[tuple[int, list[int]]] = []
+        self.prefilled_by: dict[str, int] = {}
+        self._cluster, self._changed, self._stopped = cluster, threading.Condition(), False
+
+    def run(self, number: int) -> None:
+        """Send one client's requests. Raises for an answer that is no whole one."""
+        body = {
+            "model": "tiny", "prompt": self.prompts[number], "max_tokens": NUM_OUTPUTS, "ignore_eos": True,
+            "temperature": 0, "stream": True, "return_token_ids": True,
+            "stream_options": {"include_usage": True, "include_instances": True},
+        }  # fmt: skip
+        while not self._stopped:
+            reply = self._cluster.client.post("/v1/completions", body)
+            assert reply.status == 200, reply.body
+            lines = [
+                line.removeprefix("data: ") for line in reply.body.decode().splitlines() if line.startswith("data")
+            ]
+            assert lines[-1] == "[DONE]", lines
+            events = [json.loads(line) for line in lines[:-1]]
+            tokens = [token for event in events for one in event["choices"] for token in one["token_ids"]]
+            with self._changed:
+                self.answers.append((number, tokens))
+                start = events[-1]["pdserve"]["prefill_instance"]
+                self.prefilled_by[start] = self.prefilled_by.get(start, 0) + 1
+                self._changed.notify_all()
+
+    def wait_prefilled(self, port: int, before: int) -> None:
+        """Return when the instance at this port has prefilled more prompts than before."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.num_prefilled(port) > before, WAIT_S), self.prefilled_by
+
+    def num_prefilled(self, port: int) -> int:
+        """How many prompts the instance at this port has prefilled."""
+        return sum(count for name, count in self.prefilled_by.items() if name.endswith(f":{port}"))
+
+    def stop(self) -> None:
+        """End each client after its current request."""
+        self._stopped = True
+
+
+def test_two_hundred_changes_under_load_lose_and_change_no_answer(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with GuideCluster(tmp_path, tiny_model, prefill=["4"], decode=["6", "7"], flags=ENGINE_FLAGS) as cluster:
+        cluster.up()
+        port, pids = cluster.ports[2], {name: one.pid for name, one in cluster.processes.items()}
+        clients, waits = _Clients(cluster), []
+        wanted = Oracle(tiny_model, "float32").generate_greedy(clients.prompts, NUM_OUTPUTS, ignore_eos=True)
+        with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            running = [pool.submit(clients.run, number) for number in range(NUM_CLIENTS)]
+            try:
+                for number in range(NUM_CHANGES):
+                    role, before = ("prefill", "decode")[number % 2], clients.num_prefilled(port)
+                    began = time.monotonic()
+                    with connect_admin(cluster.client.base_url) as connection:
+                        changed = change_role(connection, MOVED, role)
+                    assert changed == {"before": ("decode", "prefill")[number % 2], "role": role, "epoch": number + 1}
+                    if role == "prefill":
+                        clients.wait_prefilled(port, before)
+                        waits.append(time.monotonic() - began)
+            finally:
+                clients.stop()
+            for one in running:
+                one.result(WAIT_S)
+        with capsys.disabled():
+            p50, p95 = (1000 * sorted(waits)[int(share * len(waits))] for share in (0.5, 0.95))
+            print(f"\nfrom the command to an answer prefilled there: p50 {p50:.0f} ms, p95 {p95:.0f} ms")
+
+        assert all(tokens == wanted[number] for number, tokens in clients.answers)
+        assert {name: one.pid for name, one in cluster.processes.items()} == pids
+        assert all(sample.value == 0 for sample in cluster.gauge("pdserve_retried_prompts_total"))
+        assert cli.main(["role", MOVED, "combined", "--url", cluster.client.base_url]) == 0
+        assert capsys.readouterr().out == f"{MOVED}: decode -> combined\n"
+        assert cli.main(["role", MOVED, "prefill", "--url", cluster.client.base_url]) == 0
+        assert cli.main(["role", "decode-0", "prefill", "--url", cluster.client.base_url]) == 2
+        assert "decode-0 as prefill would leave no path" in capsys.readouterr().err
+        cluster.wait_idle()

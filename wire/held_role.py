@@ -1,0 +1,26 @@
+"""The role that an instance has now: the table's at first, then the one of the latest accepted SetRole."""
+
+from wire.messages import RoleHeld, SetRole
+from wire.types import Role
+
+
+class HeldRole:
+    """Owner of an instance's role and its epoch, which rises with each change; so of two changes one is refused."""
+
+    def __init__(self, role: Role) -> None:
+        self._held = RoleHeld(role, 0)
+
+    @property
+    def held(self) -> RoleHeld:
+        """The current role and its epoch."""
+        return self._held
+
+    def take(self, command: SetRole, obstacle: str = "") -> RoleHeld:
+        """Return the answer to a command: the new role, or the current one with the reason, such as `obstacle`."""
+        held = self._held
+        if command.epoch <= held.epoch:
+            obstacle = f"role epoch {command.epoch} is not above {held.epoch}, that of its role {held.role}"
+        if obstacle:
+            return RoleHeld(held.role, held.epoch, obstacle)
+        self._held = RoleHeld(command.role, command.epoch)
+        return self._held
