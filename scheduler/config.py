@@ -115,6 +115,10 @@ class SchedulerOptions:
         "either alone, by the measured time of their steps (auto)",
         choices=("auto", "handoff"),
     )  # fmt: skip
+    roles: str = flag(
+        "fixed", "roles as in the table and by `pdserve role` (fixed), or also changed with the load (auto)",
+        choices=("auto", "fixed"),
+    )  # fmt: skip
     when_prefill_is_gone: str = flag(
         "fail", "while no prefill instance is living, requests fail, or decode instances serve them alone (local)",
         choices=("fail", "local"),

@@ -10,6 +10,7 @@ from scheduler.model.kind import ModelKind
 from scheduler.probe import PathProbe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
+from scheduler.role_policy import RolePolicy
 from scheduler.view import ClusterView, GapView, InstanceView, RetryView
 from wire.errors import PdserveError
 
@@ -26,6 +27,8 @@ class Control:
         self.registry = registry
         self.readiness = Readiness(self.registry, limits, kind)
         self.dispatch = Dispatch(self.registry, self.readiness, limits, id_prefix=id_prefix)
+        self.roles = RolePolicy(self.registry, self.dispatch.placer, self.dispatch.admission)
+        self._limits = limits
         self._probe = PathProbe(self.dispatch, self.readiness, limits, kind)
 
     async def run(self) -> None:
@@ -34,6 +37,8 @@ class Control:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.registry.run())
                 tasks.create_task(self._probe.run())
+                if self._limits.follow_load:
+                    tasks.create_task(self.roles.run())
         except BaseExceptionGroup as group:
             errors = [error for error in group.exceptions if isinstance(error, PdserveError)]
             raise errors[0] if errors else group from None

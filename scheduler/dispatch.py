@@ -35,11 +35,11 @@ class Dispatch:
 
     def __init__(self, registry: Registry, readiness: Readiness, limits: ControlLimits, *, id_prefix: str) -> None:
         self.ledger = FinishedRequests()
-        self._placer = Placer(registry, compares=limits.compare_paths)
-        self.admission = Admission(limits, self._placer)
+        self.placer = Placer(registry, compares=limits.compare_paths)
+        self.admission = Admission(limits, self.placer)
         self.retries = RetryBudget(limits, lambda: self.ledger.inflight, lambda: not self.admission.num_waiting)
         self._registry = registry
-        self._attempts = Attempts(limits, self._placer, self.admission, readiness, self.retries, self.ledger)
+        self._attempts = Attempts(limits, self.placer, self.admission, readiness, self.retries, self.ledger)
         self._limits = limits
         self._ids = itertools.count()
         self._id_prefix = id_prefix
@@ -72,7 +72,7 @@ class Dispatch:
     async def probe(self, request: GenerationRequest, plan: Plan, sink: TokenSink) -> None:
         """Run a one-prompt request on exactly this plan, bypassing queue and ledger. Raises the error that ended it."""
         prompt = PromptRun(request, 0, sink, self._new_id)
-        with self._placer.grant(prompt.prompt_id, plan) as grant:
+        with self.placer.grant(prompt.prompt_id, plan) as grant:
             await self._attempts.run_path(prompt, grant)
 
     async def close(self, drain_s: float) -> None:

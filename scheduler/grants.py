@@ -65,6 +65,7 @@ class Placer:
         self._compares = compares
         self._hand_off_s = 0.0
         self._seen: list[InstanceLoad] | None = None
+        self.num_prompts = self.num_tokens = 0  # placed, and their tokens that no cache had
 
     def refresh(self) -> None:
         """Drop the cached loads, which may have changed. Until then one lookup serves all prompts without room."""
@@ -80,17 +81,20 @@ class Placer:
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
+        facts = self._with_prefixes(facts)
         plan = self._place(facts)
         if plan is None:
             return None
         grant = self.grant(prompt_id, plan)
         grant.book(facts)
+        self.num_prompts += 1
+        self.num_tokens += facts.num_tokens - facts.known.get(plan.decode if plan.prefill is None else plan.prefill, 0)
         self.refresh()
         return grant
 
     def _place(self, facts: PromptFacts) -> Plan | None:
         try:
-            return place(self._current_loads(), self._with_prefixes(facts), self._hand_off_s)
+            return place(self._current_loads(), facts, self._hand_off_s)
         except Unavailable:
             if self._registry.awaits_path():
                 return None

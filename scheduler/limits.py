@@ -26,7 +26,8 @@ class ControlLimits:
     not reach all hosts at once. If a new table leaves no path, requests wait `join_s` for the instances that it adds.
     `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none. While no instance of a role
     in `may_lack` is living, those of the other role serve prompts alone. `compare_paths`: a prompt may also stay on one
-    instance, where that costs less than a hand-off (placement.py). A request whose first token is expected after
+    instance, where that costs less than a hand-off (placement.py). `follow_load`: roles change with it
+    (role_policy.py). A request whose first token is expected after
     `ttft_limit_s` is refused; 0: none is.
     """
 
@@ -65,5 +66,6 @@ class ControlLimits:
     ready_window_s: float = 10.0
     may_lack: frozenset[Role] = frozenset()
     compare_paths: bool = False
+    follow_load: bool = False
     ttft_limit_s: float = 0.0
     starved: Starved = starved_s

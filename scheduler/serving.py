@@ -151,6 +151,7 @@ def _limits_of(options: SchedulerOptions, limits: ControlLimits, num_tenants: in
         min_retries=options.min_retries,
         may_lack=options.may_lack(),
         compare_paths=options.path == "auto",
+        follow_load=options.roles == "auto",
         ttft_limit_s=options.ttft_limit or 0.0,
     )
 

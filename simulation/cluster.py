@@ -27,12 +27,14 @@ class Shape:
     """A cluster to simulate: the roles of its instances, what their steps cost, and their flags.
 
     A hand-off takes `send_s`, and `send_token_s` for each token of its prompt. `compare_paths` is the scheduler's
-    `--path auto`, and `ttft_limit_s` its `--ttft-limit`, 0 for none. `load_lag_s` delays all that instances report.
+    `--path auto`, `follow_load` its `--roles auto`, and `ttft_limit_s` its `--ttft-limit`, 0 for none. `load_lag_s`
+    delays all that instances report.
     """
 
     roles: Sequence[Role]
     cost: StepCost
     compare_paths: bool = False
+    follow_load: bool = False
     gap_limit_s: float = 0.1
     prefill_chunk_size: int = 512
     max_num_seqs: int = 64
@@ -75,6 +77,7 @@ class SimulatedCluster:
             max_queued_requests=never,
             max_queued_tokens=never,
             compare_paths=shape.compare_paths,
+            follow_load=shape.follow_load,
             ttft_limit_s=shape.ttft_limit_s,
             starved=_never_starved,
         )
@@ -88,7 +91,9 @@ class SimulatedCluster:
     async def serving(self) -> AsyncIterator[None]:
         """Connect to all instances and run the control plane."""
         registry = self.control.registry
-        running = asyncio.create_task(registry.run())
+        running = [asyncio.create_task(registry.run())]
+        if self._shape.follow_load:
+            running.append(asyncio.create_task(self.control.roles.run()))
         try:
             async with asyncio.timeout(_READY_S):
                 while registry.missing():  # noqa: ASYNC110 - the time is virtual
@@ -96,8 +101,9 @@ class SimulatedCluster:
             yield
         finally:
             await self.control.dispatch.close(0.0)
-            running.cancel()
-            await asyncio.wait({running}, timeout=_CLOSE_S)
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=_CLOSE_S)
 
     def _connect(self, address: str) -> InProcessConnection:
         return InProcessConnection(self.instances[int(address)])

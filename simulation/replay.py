@@ -1,7 +1,7 @@
 """Send a trace to a simulated cluster, and note when each token comes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scheduler.request import GenerationRequest, PromptDone
@@ -66,10 +66,18 @@ class Served:
         self.reason = done.reason
 
 
-def simulate(shape: Shape, trace: Sequence[TraceRequest], *, seed: int = 0) -> list[Served]:
-    """Return what becomes of each request of the trace, in its order. Raises the error that failed one."""
+def simulate(
+    shape: Shape, trace: Sequence[TraceRequest], *, seed: int = 0,
+    made: Callable[[SimulatedCluster], object] = lambda _: None,
+) -> list[Served]:  # fmt: skip
+    """Return what becomes of each request of the trace, in its order; `made` gets the cluster that serves it.
+
+    Raises the error that failed a request.
+    """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(_replay(SimulatedCluster(shape, seed=seed), trace))
+        cluster = SimulatedCluster(shape, seed=seed)
+        made(cluster)
+        return runner.run(_replay(cluster, trace))
 
 
 async def _replay(cluster: SimulatedCluster, trace: Sequence[TraceRequest]) -> list[Served]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.role_changes import change_role
 from tests.scheduler.fake_cluster import FakeCluster, Running, collect, control_over, describe, request
@@ -14,6 +15,7 @@ from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PdserveError, Unavailable
 from wire.held_role import HeldRole
 from wire.messages import RoleHeld, SetRole
+from wire.step_cost import StepCost
 from wire.types import Role
 
 PROMPT = (1, 2, 3, 4, 5)
@@ -162,3 +164,16 @@ def test_an_obstacle_keeps_role_and_epoch() -> None:
     held = HeldRole(Role.DECODE)
     assert held.take(SetRole(Role.PREFILL, 1), "no encoder") == RoleHeld(Role.DECODE, 0, "no encoder")
     assert held.take(SetRole(Role.COMBINED, 1)) == held.held == RoleHeld(Role.COMBINED, 1)
+
+
+@virtual
+async def test_with_roles_auto_the_control_plane_follows_the_load() -> None:
+    limits = ControlLimits(follow_load=True)
+    async with FakeCluster("PDD", limits=limits, probes=True).serving() as cluster:
+        for instance in cluster.instances:
+            instance.behaviour.cost = StepCost(0.01, 0.001, 0.01)
+        registry, dispatch = cluster.control.registry, cluster.control.dispatch
+        prompts = [request(tuple(range(i, i + 200)), limits_s=(300.0, 300.0)) for i in range(40)]
+        requests = [asyncio.create_task(collect(dispatch, one)) for one in prompts]
+        await until(lambda: sum(one.role is Role.PREFILL for one in registry.members) == 2, timeout_s=60.0)
+        assert all(len(answer.tokens[0, 0]) == 4 for answer in await asyncio.gather(*requests))

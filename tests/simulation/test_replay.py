@@ -1,10 +1,11 @@
 """A simulated cluster takes the time that its costs say, on the paths that placement chooses."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from simulation.cluster import Shape
+from simulation.cluster import Shape, SimulatedCluster
 from simulation.replay import Served, simulate
 from simulation.trace import TraceRequest, poisson
 from wire.step_cost import StepCost
@@ -119,3 +120,40 @@ def test_shares_of_paths_are_steady_with_loads_half_a_second_old() -> None:
     shares = [sum(one.path == "local on prefill" for one in window) / len(window) for window in windows]
     assert max(shares) - min(shares) < 0.1
     assert abs(shares[1] - shares[2]) < 0.05
+
+
+def _last_roles(roles: Sequence[Role], *phases: tuple[int, float, int, int]) -> tuple[list[Served], list[Role]]:
+    """Serve phases of (requests, rate, prompt tokens, output tokens) with `--roles auto`; return the last roles too."""
+    trace: list[TraceRequest] = []
+    for phase in phases:
+        begun = trace[-1].arrival_s if trace else 0.0
+        trace += [replace(one, arrival_s=begun + one.arrival_s) for one in poisson(*phase, seed=len(trace))]
+    cluster: list[SimulatedCluster] = []
+    served = simulate(Shape(roles, COST, follow_load=True), trace, made=cluster.append)
+    return served, [member.role for member in cluster[0].control.registry.members]
+
+
+def test_roles_follow_long_prompts_and_then_long_answers() -> None:
+    long_prompts, long_answers = (240, 2.0, 1000, 16), (160, 2.0, 64, 400)
+    served, roles = _last_roles([P, D, D, D], long_prompts)
+    fixed = simulate(Shape([P, D, D, D], COST), poisson(*long_prompts, seed=0))
+
+    assert roles.count(P) == 3
+    assert _late(served) < _late(fixed) / 4
+    assert sorted(one.ttft_s for one in served[120:])[60] < 4.0 < 60.0 < sorted(one.ttft_s for one in fixed[120:])[60]
+    _, roles = _last_roles([P, D, D, D], long_prompts, long_answers)
+    assert roles.count(D) >= 2
+
+
+@pytest.mark.parametrize(
+    ("roles", "phase"),
+    [
+        ([P, P, D, D], (600, 2.0, 256, 64)),
+        ([P, D], (100, 2.0, 1000, 16)),
+        ([P, D, C], (100, 2.0, 256, 64)),
+        ([P, P, D, D], (40, 0.1, 256, 64)),
+    ],
+    ids=["a steady load", "the last of a role", "one of each", "hardly any load"],
+)
+def test_roles_stay(roles: list[Role], phase: tuple[int, float, int, int]) -> None:
+    assert _last_roles(roles, phase)[1] == roles
