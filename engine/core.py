@@ -52,12 +52,14 @@ class EngineCore:
         max_num_batched_tokens: int,
         prefill_chunk_size: int,
         prefix_caching: bool = True,
+        reuse_decoded: bool = True,
         swap_bytes: int = 0,
         gap_limit_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`prefix_caching`: keep freed KV for reuse, where blocks have names at all (prefix.py).
 
+        `reuse_decoded`: that of outputs too.
         `swap_bytes`: memory limit for copies of preempted sequences' blocks. `gap_limit_s`: see batcher.paced.
         """
         self._model = model
@@ -69,8 +71,9 @@ class EngineCore:
         layout = model.info.layout
         caches = prefix_caching and why_no_names(layout.block_size) is None
         self._blocks = BlockPool(
-            layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope
-        )
+            layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope,
+            reuse_decoded=reuse_decoded,
+        )  # fmt: skip
         self._batch = BatchState(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
         self._advance = Advance(model.info, self._batch, self._blocks, clock)
         self._launched: deque[LaunchedStep] = deque()

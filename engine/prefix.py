@@ -10,6 +10,7 @@ Prompts with different salt or rotation have no name in common, and neither have
 """
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,21 +47,25 @@ def why_no_names(block_size: int) -> str | None:
 class PrefixChain:
     """The names of one sequence's full blocks, each computed once. Mutable; tokens already named never change."""
 
-    __slots__ = ("_block_size", "_images", "_names", "_root", "_rotation", "_salt", "_salt_bytes")
+    __slots__ = ("_block_size", "_images", "_limit", "_names", "_root", "_rotation", "_salt", "_salt_bytes")
 
     def __init__(
-        self, salt: str, block_size: int | None, rotation: str = "", images: Sequence[PromptImage] = ()
-    ) -> None:
-        """`block_size` None: nothing is named. `rotation`: how keys are rotated, if not determined by the tokens."""
+        self, salt: str, block_size: int | None, rotation: str = "", images: Sequence[PromptImage] = (),
+        limit: float = math.inf,
+    ) -> None:  # fmt: skip
+        """`block_size` None: nothing is named. `rotation`: how keys are rotated, if not determined by the tokens.
+
+        Only blocks of the first `limit` tokens are named.
+        """
         assert block_size is None or why_no_names(block_size) is None
         self._salt, self._salt_bytes, self._block_size = salt, salt.encode(), block_size
-        self._rotation, self._images = rotation, images
+        self._rotation, self._images, self._limit = rotation, images, limit
         self._root = hashlib.sha256(rotation.encode()).digest() if rotation else bytes(32)
         self._names: list[BlockName] = []
 
     def num_full(self, num_tokens: int) -> int:
         """Return how many blocks of `num_tokens` tokens have a name."""
-        return 0 if self._block_size is None else num_tokens // self._block_size
+        return 0 if self._block_size is None else int(min(num_tokens, self._limit) // self._block_size)
 
     def num_tokens(self, num_blocks: int) -> int:
         """Return how many tokens `num_blocks` named blocks hold."""
@@ -82,7 +87,7 @@ class PrefixChain:
 
     def fork(self) -> "PrefixChain":
         """Return a chain that continues from the same names."""
-        copy = PrefixChain(self._salt, self._block_size, self._rotation, self._images)
+        copy = PrefixChain(self._salt, self._block_size, self._rotation, self._images, self._limit)
         copy._names = self._names.copy()
         return copy
 

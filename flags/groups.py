@@ -13,8 +13,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "model": ("revision", "download_dir", "hub", "generation_config", "override_generation_config", "hf_overrides"),
     "device and memory": (
         "device", "share_devices", "kv_cache_memory", "gpu_memory_utilization", "block_size", "swap_bytes",
-        "enable_prefix_caching", "prefill_chunk_size", "gap_limit", "attention_backend", "enforce_eager",
-        "rank_timeout", "engine", "image_cache_bytes", "image_timeout",
+        "enable_prefix_caching", "reuse_decoded", "prefill_chunk_size", "gap_limit", "attention_backend",
+        "enforce_eager", "rank_timeout", "engine", "image_cache_bytes", "image_timeout",
     ),
     "addresses and KV links": (
         "ip", "kv_ip", "http_port", "kv_transport", "kv_links", "kv_digests", "kv_port_range",

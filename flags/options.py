@@ -106,6 +106,7 @@ class EngineOptions:
     )  # fmt: skip
     image_timeout: float = flag(60.0, "seconds that encoding one image may take", parse=float)
     enable_prefix_caching: bool = flag(True, "reuse the KV of a common prefix while it is cached")
+    reuse_decoded: bool = flag(True, "reuse the KV of generated tokens too, as the prefix of a chat's next turn")
     attention_backend: str = flag(
         "auto",
         "attention kernels: the device's own, or the reference",

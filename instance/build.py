@@ -64,6 +64,7 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens(max_model_len),
         prefill_chunk_size=config.prefill_chunk_size(model.info.device),
         prefix_caching=options.enable_prefix_caching,
+        reuse_decoded=options.reuse_decoded,
         swap_bytes=options.swap_bytes,
         gap_limit_s=options.gap_limit,
         clock=time.monotonic,

@@ -41,7 +41,8 @@ class Grant(AbstractContextManager["Grant"]):
 
     def finished(self, chains: Iterable[Chain]) -> None:
         """Record the prompt's success; `chains` include its outputs."""
-        self.decode.in_flight.finished(self._prompt_id, chains)
+        if self.decode.description.reuse_decoded:
+            self.decode.in_flight.finished(self._prompt_id, chains)
 
     def release(self) -> None:
         """Drop the bookings. Idempotent."""

@@ -348,6 +348,7 @@ class InstanceDescription:
     `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
     `kv_transports` lists the transports used by default or named, best first: `shm` if offered, else `shm: reason`.
     `gap_limit_s`: longest gap in a stream that its chunks may make, as far as decoding alone does not take longer.
+    `reuse_decoded`: whether a later prompt finds the KV of outputs that it generated.
     `worker` is set for workers of other engines, whose other properties are mostly unknown; no instance sends it.
     """
 
@@ -375,6 +376,7 @@ class InstanceDescription:
     kv_digests: bool = True
     kv_transports: tuple[str, ...] = ()
     gap_limit_s: float = 0.0
+    reuse_decoded: bool = True
     worker: ForeignWorker | None = None
 
     @property

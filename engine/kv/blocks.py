@@ -8,6 +8,7 @@ Free blocks are allocated before cached ones, and of these the least recently us
 writes stays in use until that step is collected, even if all its references are released before.
 """
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -22,17 +23,19 @@ class BlockPool:
     """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer.
 
     If `cached_block_size` (tokens per block) is set, full blocks are named by their tokens and cached for reuse
-    (engine/prefix.py); `rope` makes names differ where keys depend on their prompt's length.
+    (engine/prefix.py); `rope` makes names differ where keys depend on their prompt's length. Without `reuse_decoded`
+    only blocks of prompts are named, not those of outputs.
     """
 
     def __init__(
-        self, num_total: int, *, cached_block_size: int | None = None, rope: RopeLengths | None = None
-    ) -> None:
+        self, num_total: int, *, cached_block_size: int | None = None, rope: RopeLengths | None = None,
+        reuse_decoded: bool = True,
+    ) -> None:  # fmt: skip
         if num_total <= 0:
             raise ValueError(f"a pool needs at least one block, not {num_total}")
         self.num_total = num_total
         self._cached_block_size = cached_block_size
-        self._rope = rope
+        self._rope, self._reuse_decoded = rope, reuse_decoded
         self._lock = threading.Lock()
         self._free = (1 << num_total) - 1
         self._num_unnamed = num_total  # free blocks without a name
@@ -46,7 +49,8 @@ class BlockPool:
         """Return the names of a prompt's blocks; a probe has none: it neither uses nor fills the cache."""
         rotation = self._rope.rotation(len(state.token_ids)) if self._rope is not None else ""
         block_size = None if state.probe else self._cached_block_size
-        return PrefixChain(state.cache_salt, block_size, rotation, state.images)
+        limit = math.inf if self._reuse_decoded else len(state.token_ids)
+        return PrefixChain(state.cache_salt, block_size, rotation, state.images, limit)
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
         """Take `num_blocks` free blocks with one reference each, contiguous if possible, low ids first.

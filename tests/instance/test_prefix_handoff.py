@@ -131,6 +131,23 @@ def test_three_turns_of_a_chat_compute_and_send_only_new_tokens(
         ids = (*ids, *turn.tokens, *range(100 * number, 100 * number + 17))
 
 
+def test_without_reuse_decoded_the_next_turn_finds_the_prompt_only(tmp_path: Path) -> None:
+    async def run() -> list[Turn]:
+        async with pair(tmp_path, reuse_decoded=False) as (p, d):
+            first = await converse(p, d, prompt("r/0", FIRST))
+            turns = [first, await converse(p, d, prompt("r/1", (*FIRST, *first.tokens, *range(17))))]
+            await wait_empty(p, d)
+            return turns
+
+    turns = asyncio.run(run())
+
+    assert [turn.ticket.first_token for turn in turns] == [0, 32], "48 with the outputs"
+    assert [turn.tokens_sent for turn in turns] == [40, 77 - 32]
+    p, d = salts(tmp_path)
+    whole = (*FIRST, *turns[0].tokens, *range(17))
+    assert turns[1].tokens == reference(prompt("x", whole), [p] * len(whole), d)
+
+
 def test_a_repeated_prompt_sends_no_cached_block(tmp_path: Path) -> None:
     async def run() -> list[Turn]:
         async with pair(tmp_path) as (p, d):
