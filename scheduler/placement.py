@@ -1,9 +1,10 @@
 """Choose instances for one prompt. Pure: no I/O, no clock, no torch."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
+from scheduler.load.candidates import Candidates
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import between_ends, first_reasons, obstacles, of_end, of_start
 from scheduler.load.path_costs import PathCost, cost_of_path
@@ -16,8 +17,6 @@ Pair = tuple[InstanceLoad, InstanceLoad]
 
 _GOES_ON = 2
 """The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
-_WORTH_SEQUENCES = 4
-"""For decode, having the whole prompt cached outweighs this many sequences."""
 HANDOFF = "handoff"
 """The path of our own instances; workers of other engines have paths of their own."""
 
@@ -47,7 +46,7 @@ def max_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: in
     None without a pair. At least 1, even if the prompt itself does not fit: `place` refuses that with a message.
     """
     prompt = PromptFacts(num_tokens, _GOES_ON, num_sequences)
-    pairs = list(_usable_pairs(loads, prompt))
+    pairs = list(_usable_pairs(Candidates(loads, prompt), prompt))
     fitting = [pair for pair in pairs if _has_room(*pair, prompt)]
     return max((_max_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
@@ -58,14 +57,15 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float 
     Prefills on the prefill (or combined) instance with the fewest tokens to compute before the prompt's first token:
     the outstanding ones, minus those of the prompt it has cached. A prompt without a second token finishes there.
     Others decode where the whole sequence fits, fewest sequences first, where a cached prefix outweighs a few more
-    sequences; ties go to the lower index. A pair without a common KV transport is never chosen.
+    sequences; ties go to the first one in the table. A pair without a common KV transport is never chosen.
     Where outputs are expected, such a hand-off, which takes `hand_off_s` beside its computation, is compared with each
     of the two instances alone by what they cost (load/path_costs.py).
     Raises Unavailable without a path and NeverFits.
     """
-    free = _first_free(loads, prompt) if not prompt.avoid else _first_untried(loads, prompt)
+    candidates = Candidates(loads, prompt)
+    free = _first_free(candidates, prompt) if not prompt.avoid else _first_untried(candidates, prompt)
     if prompt.expected_outputs and not (prompt.avoid or prompt.prefill_only or (free and free[0] is free[1])):
-        options = _compare(loads, prompt, free, hand_off_s)
+        options = _compare(loads, candidates, prompt, free, hand_off_s)
         if options:
             best = min(options, key=attrgetter("cost.total_s"))
             if free is None and not best.is_local:
@@ -75,8 +75,8 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float 
             return Plan(plan.path, plan.prefill, plan.decode, reason, best.cost.first_token_s + best.cost.rest_s)
     if free is not None:
         return _plan(*free, prompt)
-    if not any(_has_room(*pair, prompt) for pair in _usable_pairs(loads, prompt)):
-        pairs = list(_usable_pairs(loads, prompt))
+    if not any(_has_room(*pair, prompt) for pair in _usable_pairs(candidates, prompt)):
+        pairs = list(_usable_pairs(candidates, prompt))
         raise _never_fits(pairs, prompt) if pairs else Unavailable("no path")
     return None
 
@@ -98,15 +98,16 @@ class _Option:
         return f"{how} {self.cost.total_s:.3f} s"
 
 
-def _compare(loads: Sequence[InstanceLoad], prompt: PromptFacts, pair: Pair | None, hand_off_s: float) -> list[_Option]:
+def _compare(
+    loads: Sequence[InstanceLoad], candidates: Candidates, prompt: PromptFacts, pair: Pair | None, hand_off_s: float
+) -> list[_Option]:
     """Return the hand-off and the two local paths with their costs; nothing while no step was measured.
 
     `pair` is the hand-off that may start now. Without one, the hand-off that only waits for a prefill instance's next
     step is compared: no other instance takes a prompt that would be served sooner after that.
     """
-    starts, ends = _in_order(loads, prompt)
-    pairs = [pair or _next_pair(starts, ends, prompt, _count_peers(loads))]
-    for instances in (starts, () if prompt.has_images else ends):
+    pairs = [pair or _next_pair(candidates, prompt)]
+    for instances in (candidates.starts, () if prompt.has_images else candidates.ends):
         alone = next((one for one in instances if _may_serve_alone(one, prompt)), None)
         pairs.append(None if alone is None else (alone, alone))
     costs = [(one, cost_of_path(*one, prompt, loads, hand_off_s)) for one in pairs if one is not None]
@@ -126,16 +127,14 @@ def _may_serve_alone(load: InstanceLoad, prompt: PromptFacts) -> bool:
     )
 
 
-def _next_pair(
-    starts: Sequence[InstanceLoad], ends: Sequence[InstanceLoad], prompt: PromptFacts, peers: tuple[int, int]
-) -> Pair | None:
+def _next_pair(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
     """Return the first pair that has to wait for the prefill instance's next step and for nothing else."""
-    for start in starts:
+    for start in candidates.starts:
         if start.can_start or start.is_suspect:
             continue
-        for end in ends:
+        for end in candidates.ends:
             obstacle = next(of_end(end, prompt), None) or next(
-                between_ends(start, end, prompt, link_share(start, end, *peers)), None
+                between_ends(start, end, prompt, link_share(start, end, *candidates.peers)), None
             )
             if obstacle is None and _can_send(start, end) and _has_room(start, end, prompt):
                 return start, end
@@ -148,23 +147,19 @@ def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool, alone: bool =
     `prefill_only`: also one that finishes on the instance that computes it; `alone`: any one may do so.
     """
     smallest = PromptFacts(0, _GOES_ON)
-    can_start = any(_first_free(loads, dataclasses.replace(smallest, pooled=kind)) for kind in {False, prefill_only})
+    kinds = [dataclasses.replace(smallest, pooled=kind) for kind in {False, prefill_only}]
+    can_start = any(_first_free(Candidates(loads, kind), kind) for kind in kinds)
     can_start = can_start or (alone and any(_may_serve_alone(load, smallest) for load in loads))
-    return can_start or next(_usable_pairs(loads, smallest), None) is None
+    return can_start or next(_usable_pairs(Candidates(loads, smallest), smallest), None) is None
 
 
 def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
     """Return why no pair can take the prompt now; empty if one can, or if none ever can."""
-    pairs = [pair for pair in _usable_pairs(loads, prompt) if _has_room(*pair, prompt)]
-    peers = _count_peers(loads)
-    found = [next(obstacles(start, end, prompt, link_share(start, end, *peers)), "") for start, end in pairs]
+    candidates = Candidates(loads, prompt)
+    pairs = [pair for pair in _usable_pairs(candidates, prompt) if _has_room(*pair, prompt)]
+    shares = [link_share(start, end, *candidates.peers) for start, end in pairs]
+    found = [next(obstacles(*pair, prompt, share), "") for pair, share in zip(pairs, shares, strict=True)]
     return "" if "" in found else first_reasons(list(dict.fromkeys(found)))
-
-
-def _count_peers(loads: Sequence[InstanceLoad]) -> tuple[int, int]:
-    """Return how many prefill and decode instances share the links."""
-    roles = [load.role for load in loads]
-    return max(1, roles.count(Role.PREFILL)), max(1, roles.count(Role.DECODE))
 
 
 def _max_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
@@ -173,11 +168,10 @@ def _max_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
     return max(1, blocks * load.block_size - num_tokens + 1)
 
 
-def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
+def _first_free(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
     """Return the first pair that can take the prompt now. A decode instance that cannot is left out of other pairs."""
-    peers = _count_peers(loads)
-    starts, ends = _in_order(loads, prompt)
-    for start in starts:
+    ends: Iterable[InstanceLoad] = candidates.ends
+    for start in candidates.starts:
         if next(of_start(start, prompt), None) is not None:
             continue
         blocked: set[int] = set()
@@ -185,7 +179,7 @@ def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | No
             if end is not start and next(of_end(end, prompt), None) is not None:
                 blocked.add(end.index)
             elif _can_send(start, end) and _has_room(start, end, prompt):
-                between = between_ends(start, end, prompt, link_share(start, end, *peers))
+                between = between_ends(start, end, prompt, link_share(start, end, *candidates.peers))
                 if next(between, None) is None:
                     return start, end
         if blocked:
@@ -193,12 +187,12 @@ def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | No
     return None
 
 
-def _first_untried(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
+def _first_untried(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
     """Return the first free pair that shares as little as possible with the pairs that failed the prompt."""
-    fitting = [pair for pair in _usable_pairs(loads, prompt) if _has_room(*pair, prompt)]
+    fitting = [pair for pair in _usable_pairs(candidates, prompt) if _has_room(*pair, prompt)]
     untried = [pair for pair in fitting if _key(*pair) not in prompt.avoid]
     disjoint = [pair for pair in untried if not _shares_failure(_key(*pair), prompt.avoid)]
-    peers = _count_peers(loads)
+    peers = candidates.peers
     pairs = disjoint or untried or fitting
     return next(((start, end) for start, end in pairs if _is_free(start, end, prompt, peers)), None)
 
@@ -207,11 +201,10 @@ def _is_free(start: InstanceLoad, end: InstanceLoad, prompt: PromptFacts, peers:
     return next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None
 
 
-def _usable_pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]:
+def _usable_pairs(candidates: Candidates, prompt: PromptFacts) -> Iterator[Pair]:
     """Yield the pairs with a common KV transport, best first."""
-    starts, ends = _in_order(loads, prompt)
-    for start in starts:
-        for end in [start] if _stays(start, prompt) else ends:
+    for start in candidates.starts:
+        for end in [start] if _stays(start, prompt) else candidates.ends:
             if _can_send(start, end):
                 yield start, end
 
@@ -223,22 +216,6 @@ def _can_send(start: InstanceLoad, end: InstanceLoad) -> bool:
 def _stays(start: InstanceLoad, prompt: PromptFacts) -> bool:
     """Whether the prompt finishes on the instance that prefills it."""
     return prompt.prefill_only or start.role is Role.COMBINED
-
-
-def _in_order(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> tuple[list[InstanceLoad], list[InstanceLoad]]:
-    """Return the instances that can prefill the prompt and those that can decode it, best first."""
-    known, shared, length = prompt.known, prompt.shared, max(1, prompt.num_tokens)
-    by_index = sorted(loads, key=attrgetter("index"))  # the last criterion first, as sorting keeps the order of equals
-    starts = [load for load in by_index if load.role is not Role.DECODE]
-    starts.sort(key=lambda load: load.outstanding_tokens - known.get(load.index, 0))
-    ends = [] if prompt.prefill_only else [load for load in by_index if load.role is Role.DECODE]
-    by_size = {load.block_size: load for load in ends}
-    needed = {size: load.blocks_for_all(prompt) for size, load in by_size.items()}
-    ends.sort(key=lambda load: load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length)
-    ends.sort(
-        key=lambda load: needed[load.block_size] - shared.get(load.index, 0) // load.block_size > load.blocks_free
-    )
-    return starts, ends
 
 
 def _has_room(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:

@@ -1,6 +1,7 @@
 """Placement is a pure function that returns a plan and its reason."""
 
 import dataclasses
+import random
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
+from scheduler.load.candidates import Candidates
 from scheduler.load.loads import HeldPrompts, InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import obstacles
 from scheduler.load.path_costs import first_token_s
@@ -44,8 +46,37 @@ def test_the_least_loaded_prefill_and_decode_are_picked() -> None:
     assert pair(*loads) == (1, 3)
 
 
-def test_ties_go_to_the_lower_index() -> None:
-    assert pair(decode(3), decode(2), prefill(1), prefill(0)) == (0, 2)
+def test_ties_go_to_the_first_one_in_the_table() -> None:
+    assert pair(decode(3), decode(2), prefill(1), prefill(0)) == (1, 3)
+    assert pair(load(2, Role.COMBINED), prefill(0), decode(1)) == (None, 2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_candidates_come_in_the_order_of_a_full_sort(seed: int) -> None:
+    draw = random.Random(seed)
+    loads = [
+        load(
+            index, draw.choice(list(Role)), outstanding_tokens=draw.randrange(0, 200, 50), sequences=draw.randrange(4),
+            blocks_free=draw.randrange(4, 14), block_size=draw.choice((16, 32)),
+        )
+        for index in range(draw.randrange(9))
+    ]  # fmt: skip
+    known = {one.index: draw.randrange(0, 100, 20) for one in loads if seed % 2 and draw.random() < 0.5}
+    shared = {index: tokens for index, tokens in known.items() if draw.random() < 0.5}
+    facts = PromptFacts(100, 50, known=known, shared=shared)
+
+    def rank(one: InstanceLoad) -> tuple[bool, float]:
+        lacks = one.blocks_for_all(facts) - one.blocks_shared(facts) > one.blocks_free
+        return lacks, one.sequences - 4 * known.get(one.index, 0) / 100
+
+    candidates = Candidates(loads, facts)
+    starts = [one for one in loads if one.role is not Role.DECODE]
+    ends = [one for one in loads if one.role is Role.DECODE]
+    for _ in range(2):  # the second time what was sorted is kept
+        assert list(candidates.starts) == sorted(
+            starts, key=lambda one: one.outstanding_tokens - known.get(one.index, 0)
+        )
+        assert list(candidates.ends) == sorted(ends, key=rank)
 
 
 def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:

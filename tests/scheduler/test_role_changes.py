@@ -21,7 +21,7 @@ from wire.types import Role
 PROMPT = (1, 2, 3, 4, 5)
 
 
-async def _served_by(cluster: FakeCluster) -> tuple[str | None, str]:
+async def _served_by(cluster: FakeCluster) -> tuple[str | None, str | None]:
     answer = await collect(cluster.control.dispatch, request(PROMPT))
     return answer.done[0].prefill_instance, answer.done[0].decode_instance
 

@@ -1,0 +1,83 @@
+"""The instances that can prefill a prompt and those that can decode it, best first. Pure.
+
+Nearly always the best one is taken, so only it is searched for; the others are sorted when it is not.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+
+from scheduler.load.loads import InstanceLoad, PromptFacts
+from wire.types import Role
+
+_WORTH_SEQUENCES = 4
+"""For decode, having the whole prompt cached outweighs this many sequences."""
+_outstanding = attrgetter("outstanding_tokens")
+_sequences = attrgetter("sequences")
+
+
+class _BestFirst:
+    """Instances by a key, those of equal keys in the order given; may be iterated over repeatedly."""
+
+    def __init__(self, loads: Sequence[InstanceLoad], first: InstanceLoad | None, key: Callable[[InstanceLoad], float]):
+        self._loads, self._first, self._key = loads, first, key
+        self._rest: list[InstanceLoad] | None = None
+
+    def __iter__(self) -> Iterator[InstanceLoad]:
+        first = self._first
+        if first is None:
+            return
+        yield first
+        if self._rest is None:
+            self._rest = [load for load in sorted(self._loads, key=self._key) if load is not first]
+        yield from self._rest
+
+
+class Candidates:
+    """The `starts` that may prefill a prompt, fewest tokens before its first one first, and the `ends` that may decode.
+
+    Of the ends those with room for the whole prompt come first, of them those with the fewest sequences, where a cached
+    prefix outweighs a few. Ties go to the first one in the table. `peers` are how many prefill and decode instances
+    share the links, 1 at least.
+    """
+
+    def __init__(self, loads: Sequence[InstanceLoad], prompt: PromptFacts) -> None:
+        by_role: dict[Role, list[InstanceLoad]] = {role: [] for role in Role}
+        for load in loads:
+            by_role[load.role].append(load)
+        prefill, decode, combined = by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.COMBINED]
+        self.peers = max(1, len(prefill)), max(1, len(decode))
+        starts = (
+            [load for load in loads if load.role is not Role.DECODE] if prefill and combined else prefill or combined
+        )
+        self.starts = _starts(starts, prompt)
+        self.ends = _ends([] if prompt.prefill_only else decode, prompt)
+
+
+def _starts(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
+    known = prompt.known
+
+    def key(load: InstanceLoad) -> float:
+        return load.outstanding_tokens - known.get(load.index, 0)
+
+    return _BestFirst(loads, min(loads, key=key if known else _outstanding, default=None), key)
+
+
+def _ends(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
+    known, shared, length = prompt.known, prompt.shared, max(1, prompt.num_tokens)
+    needed: dict[int, int] = {}
+    worst = 2.0 * max((load.sequences for load in loads), default=0) + 2 * _WORTH_SEQUENCES
+
+    def lacks_room(load: InstanceLoad) -> bool:
+        size = load.block_size
+        if size not in needed:
+            needed[size] = load.blocks_for_all(prompt)
+        return needed[size] - shared.get(load.index, 0) // size > load.blocks_free
+
+    def key(load: InstanceLoad) -> float:
+        rank = load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length
+        return rank + worst if lacks_room(load) else rank
+
+    first = None if known else min(loads, key=_sequences, default=None)
+    if first is None or lacks_room(first):
+        first = min(loads, key=key, default=None)
+    return _BestFirst(loads, first, key)
