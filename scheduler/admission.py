@@ -23,6 +23,9 @@ from wire.errors import Overloaded, PdserveError
 _MAX_RETRY_S = 60
 _WINDOW = 8
 _MAX_OVERTAKEN = 16
+_FIRST_RETRIES, _RETRIES_PER_PROMPT, _MOST_RETRIES = 5.0, 0.15, 50.0
+"""Refusals by --ttft-limit that may be retried: at first, for each prompt accepted since, and saved up for a burst at
+most. If all were, a lasting overload would be doubled by retries that serve nobody."""
 
 
 class GrantSource(Protocol):
@@ -56,6 +59,7 @@ class Admission:
         self._room = QueueRoom(limits)
         self.costs = PromptCosts()
         self._num_prefill_only = 0
+        self._retries_left = _FIRST_RETRIES
         self._without_room: set[QueueEntry] = set()  # tried since the last change
         self._pump: asyncio.Handle | None = None
         self._granted_at: float | None = None
@@ -85,16 +89,22 @@ class Admission:
         limit_s, expected = self._ttft_limit_s, self._grants.first_token_s(self.waiting_tokens, num_tokens)
         if expected.now_s <= limit_s:
             return
-        never_fits = expected.idle_s > limit_s
-        when = f"after {expected.idle_s:.1f} s on an idle cluster" if never_fits else f"after {expected.now_s:.1f} s"
         retry_after_s = max(1, min(_MAX_RETRY_S, math.ceil(expected.now_s - limit_s)))
+        when, is_final = f"after {expected.now_s:.1f} s", False
+        if expected.idle_s > limit_s:
+            when, is_final = f"after {expected.idle_s:.1f} s on an idle cluster", True
+        elif self._retries_left < 1:
+            when, is_final = f"{when}, and others refused for this will be back before there is room", True
+        else:
+            self._retries_left -= 1
         message = f"the first token is expected {when} (limit {limit_s:g} s, --ttft-limit)"
-        raise Overloaded(message, retry_after_s, never_fits=never_fits)
+        raise Overloaded(message, retry_after_s, is_final=is_final)
 
     def enter(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Put a prompt into the queue at its turn, or back at the front."""
         entry.cost = self.costs.cost(entry.tenant, entry.facts)
         self._grants.refresh()
+        self._retries_left = min(_MOST_RETRIES, self._retries_left + _RETRIES_PER_PROMPT)
         if not self._queue:
             if self._try_grant(entry):
                 return

@@ -96,7 +96,7 @@ async def _replay(cluster: SimulatedCluster, trace: Sequence[TraceRequest]) -> l
                         GenerationRequest(str(number), prompts, params, _NEVER_S, _NEVER_S), served
                     )
                 except Overloaded as refusal:
-                    if served.num_tries > _MAX_RETRIES or refusal.never_fits:
+                    if served.num_tries > _MAX_RETRIES or refusal.is_final:
                         return
                     await asyncio.sleep(refusal.retry_after_s)
                 except NeverFits:  # no pool has room for it

@@ -58,12 +58,12 @@ class UnknownModel(PdserveError):
 
 
 class Overloaded(PdserveError):
-    """No request like this is accepted now; retry after `retry_after_s`, unless it `never_fits`, however idle it is."""
+    """No request like this is accepted now; retry after `retry_after_s`, unless that `is_final`: a retry cannot help."""
 
-    def __init__(self, message: str, retry_after_s: int = 1, *, never_fits: bool = False) -> None:
+    def __init__(self, message: str, retry_after_s: int = 1, *, is_final: bool = False) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        self.never_fits = never_fits
+        self.is_final = is_final
 
 
 class NoCapacity(PdserveError):

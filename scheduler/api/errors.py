@@ -65,7 +65,7 @@ def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
-        if error.never_fits:
+        if error.is_final:
             headers["x-should-retry"] = "false"  # the official clients' word for it
     elif appearance(error).http_status == 503:
         headers["retry-after"] = "1"

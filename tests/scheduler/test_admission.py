@@ -302,7 +302,7 @@ async def test_room_for_vectors_is_requested_while_one_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "num_tokens", "message", "retry_after_s", "never_fits"),
+    ("limit_s", "num_tokens", "message", "retry_after_s", "is_final"),
     [
         (0.0, 10**6, None, 0, False),  # no limit
         (3.0, 250, None, 0, False),  # 50 tokens wait: 3 s
@@ -314,7 +314,7 @@ async def test_room_for_vectors_is_requested_while_one_waits() -> None:
 )
 @virtual
 async def test_a_first_token_after_the_limit_is_refused_at_once(
-    limit_s: float, num_tokens: int, message: str | None, retry_after_s: int, never_fits: bool
+    limit_s: float, num_tokens: int, message: str | None, retry_after_s: int, is_final: bool
 ) -> None:
     admission = Admission(ControlLimits(ttft_limit_s=limit_s), _Room(0))
     admission.enter(waiting("a", 50))
@@ -326,4 +326,26 @@ async def test_a_first_token_after_the_limit_is_refused_at_once(
         admission.check_room(1, num_tokens)
 
     assert str(caught.value).endswith(message)
-    assert (caught.value.retry_after_s, caught.value.never_fits) == (retry_after_s, never_fits)
+    assert (caught.value.retry_after_s, caught.value.is_final) == (retry_after_s, is_final)
+
+
+@virtual
+async def test_of_many_refused_for_their_first_token_some_may_retry() -> None:
+    admission = Admission(ControlLimits(ttft_limit_s=3.0), _Room(0))
+
+    def finals(count: int) -> list[bool]:
+        found = []
+        for _ in range(count):
+            with pytest.raises(Overloaded, match="first token is expected after 6.0 s") as caught:
+                admission.check_room(1, 600 - admission.waiting_tokens)
+            found.append(caught.value.is_final)
+        return found
+
+    for name in "abcdefghij":  # as many refusals more as 15% of these
+        admission.enter(waiting(name, 1))
+    assert finals(9) == [False] * 6 + [True] * 3
+    for number in range(400):
+        admission.leave(entry := waiting(f"w{number}", 1))
+        admission.enter(entry)
+        admission.leave(entry)
+    assert finals(60) == [False] * 50 + [True] * 10

@@ -212,10 +212,10 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_ends_it(
 
 
 @pytest.mark.covers("B.errors.10")
-@pytest.mark.parametrize(("never_fits", "should_retry"), [(False, None), (True, "false")])
-async def test_a_full_queue_is_429_with_retry_after(serve: Any, never_fits: bool, should_retry: str | None) -> None:
+@pytest.mark.parametrize(("is_final", "should_retry"), [(False, None), (True, "false")])
+async def test_a_full_queue_is_429_with_retry_after(serve: Any, is_final: bool, should_retry: str | None) -> None:
     async with serve() as served:
-        served.dispatcher.refuse_with = Overloaded("1000 requests are waiting", 7, never_fits=never_fits)
+        served.dispatcher.refuse_with = Overloaded("1000 requests are waiting", 7, is_final=is_final)
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
         assert (response.status_code, response.headers["retry-after"]) == (429, "7")
