@@ -26,6 +26,7 @@ COMMANDS = {
     "complete": "have a served model continue texts",
     "verify": "prove that P/D, combined and transformers give the same tokens",
     "bench": "measure a server under load, P/D against colocated instances, or an engine against its machine's limits",
+    "plan": "measure a server, then predict which layout of such servers is best for a load",
     "simulate": "predict what a load would meet on 1P1D, 2P1D, ... or combined instances, and which is best",
     "selftest": "test every op, link and serving mode on this machine's device, and write a report",
     "collect-env": "print facts about this machine and its cluster for a bug report, without secrets",

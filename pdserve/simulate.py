@@ -26,6 +26,7 @@ _SLACK = 1.1
 """A layout whose longest gap p99 is up to so many times the limit keeps it."""
 _NEAR = 0.95
 """Of layouts with at least so much of the most tokens/s, the one with the shortest first tokens is best."""
+_STREAMS_SHOWN = 8
 _COSTS = ("pdserve_step_base_seconds", "pdserve_step_sequence_seconds", "pdserve_step_token_seconds")
 EPILOG = """\
 Dispatch, queue and placement are the scheduler's own; instances are simulated: they batch and pace chunks as the engine
@@ -64,6 +65,12 @@ class Row:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0."""
+    arguments = parse(argv)
+    return run(arguments, _step_cost(arguments))
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the flags. Raises ConfigError."""
     parser = CommandParser(
         prog="pdserve simulate", description="Simulate a trace on layouts of a cluster.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -87,8 +94,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args(argv)
     _check(arguments)
-    trace = _trace(arguments)
-    shapes = _shapes(arguments, _step_cost(arguments))
+    arguments.load = _trace(arguments)
+    return arguments
+
+
+def run(arguments: argparse.Namespace, cost: StepCost) -> int:
+    """Simulate the load on each layout and print the table: 0."""
+    trace: list[TraceRequest] = arguments.load
+    shapes = _shapes(arguments, cost)
     rows = []
     with StatusLine() as line:
         for name, shape in shapes.items():
@@ -96,6 +109,11 @@ def main(argv: Sequence[str]) -> int:
             rows.append(_row(name, simulate(shape, trace), arguments.ttft_limit or float("inf")))
     best = choose(rows, 1000 * arguments.gap_limit)
     _print(rows, best, as_json=arguments.json)
+    if not arguments.json:
+        chunk = min(arguments.prefill_chunk_size, cost.chunk_within(arguments.gap_limit, _STREAMS_SHOWN, 1))
+        print(
+            f"beside {_STREAMS_SHOWN} streams, chunks of {chunk:.0f} tokens keep gaps below {arguments.gap_limit:g} s"
+        )
     return 0
 
 

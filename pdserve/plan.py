@@ -1,0 +1,63 @@
+"""`pdserve plan`: measure what the steps of a server cost, then say which layout would serve a load best."""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+
+from pdserve import simulate
+from pdserve.bench.load.dialect import Chat, Completions
+from pdserve.bench.load.endpoint import Endpoint
+from pdserve.bench.load.session import get_json, open_session
+from pdserve.calibration import calibrate
+from pdserve.flags.parser import CommandParser
+from pdserve.status_line import StatusLine
+from pdserve.target_cluster import DEFAULT_URL, base_url
+from wire.errors import ConfigError
+from wire.step_cost import StepCost
+
+_TIMEOUT_S = 300.0
+EPILOG = """\
+Sends the server some thirty requests, one load after the other: prompts of up to --longest-prompt words for one token
+each, then 1 to 8 streams of short prompts. From their times follows what a step costs: a base, a part for each sequence
+in it, a part for each prompt token. The server may be any with OpenAI's API, and should serve nothing else meanwhile.
+
+All other flags are those of `pdserve simulate`, which then sends a load to each layout of --instances such servers on
+virtual time: the scheduler's own dispatch, queue and placement. Its last lines name the best layout, combined instances
+included, and the chunk that keeps gaps below the limit.
+
+examples:
+  pdserve plan --base-url http://10.0.0.18:8000 --instances 4 --rate 3 --input-len 2000 --output-len 200
+  pdserve plan --instances 2 --trace mooncake.jsonl
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0."""
+    parser = CommandParser(
+        prog="pdserve plan", description="Measure a server, and find the best layout for a load.", epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--base-url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--model", default="", help="its model (default: the first in /v1/models)")
+    parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions instead of /v1/completions")
+    parser.add_argument("--longest-prompt", type=int, default=512, help="words, 64 or more (default: 512)")
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.longest_prompt < 64:
+        raise ConfigError(f"--longest-prompt {arguments.longest_prompt}: at least 64")
+    given = simulate.parse([*rest, "--step-cost=1,1,1"])  # refuses other flags before anything is measured
+    cost = asyncio.run(_measure(base_url(arguments.base_url), arguments))
+    base, sequence, token = (1000 * value for value in (cost.base_s, cost.sequence_s, cost.token_s))
+    if not given.json:
+        print(
+            f"a step takes {base:.3g} ms, {sequence:.3g} ms for each sequence and {token:.3g} ms for each prompt token"
+        )
+    return simulate.run(given, cost)
+
+
+async def _measure(url: str, arguments: argparse.Namespace) -> StepCost:
+    async with open_session({}, _TIMEOUT_S, os.environ) as http:
+        model = arguments.model or str((await get_json(http, f"{url}/v1/models"))["data"][0]["id"])
+        dialect = Chat(model) if arguments.chat else Completions(model)
+        with StatusLine() as line:
+            return await calibrate(Endpoint(http, url, dialect).send, arguments.longest_prompt, line.show)
