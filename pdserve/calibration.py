@@ -27,7 +27,7 @@ _LEAST_SPREAD = 2.0
 async def calibrate(send: Send, num_words: int, show: Callable[[str], None]) -> StepCost:
     """Send some thirty requests, with prompts of up to `num_words` random words; `show` gets lines of progress.
 
-    Raises Unavailable for one that fails, ConfigError where the times do not tell what a prompt token costs.
+    Raises Unavailable for one that fails, ConfigError where the times do not show what a prompt token costs.
     """
     words = random.Random(0)  # noqa: S311 - no secrets
     prompts, streams = [], []

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from scheduler.load.candidates import Candidates
+from scheduler.load.instance_order import InstanceOrder
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import between_ends, first_reasons, obstacles, of_end, of_start
 from scheduler.load.path_costs import PathCost, cost_of_path
@@ -46,7 +46,7 @@ def max_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: in
     None without a pair. At least 1, even if the prompt itself does not fit: `place` refuses that with a message.
     """
     prompt = PromptFacts(num_tokens, _GOES_ON, num_sequences)
-    pairs = list(_usable_pairs(Candidates(loads, prompt), prompt))
+    pairs = list(_usable_pairs(InstanceOrder(loads, prompt), prompt))
     fitting = [pair for pair in pairs if _has_room(*pair, prompt)]
     return max((_max_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
@@ -62,10 +62,10 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float 
     of the two instances alone by what they cost (load/path_costs.py).
     Raises Unavailable without a path and NeverFits.
     """
-    candidates = Candidates(loads, prompt)
-    free = _first_free(candidates, prompt) if not prompt.avoid else _first_untried(candidates, prompt)
+    order = InstanceOrder(loads, prompt)
+    free = _first_free(order, prompt) if not prompt.avoid else _first_untried(order, prompt)
     if prompt.expected_outputs and not (prompt.avoid or prompt.prefill_only or (free and free[0] is free[1])):
-        options = _compare(loads, candidates, prompt, free, hand_off_s)
+        options = _compare(loads, order, prompt, free, hand_off_s)
         if options:
             best = min(options, key=attrgetter("cost.total_s"))
             if free is None and not best.is_local:
@@ -75,8 +75,8 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float 
             return Plan(plan.path, plan.prefill, plan.decode, reason, best.cost.first_token_s + best.cost.rest_s)
     if free is not None:
         return _plan(*free, prompt)
-    if not any(_has_room(*pair, prompt) for pair in _usable_pairs(candidates, prompt)):
-        pairs = list(_usable_pairs(candidates, prompt))
+    if not any(_has_room(*pair, prompt) for pair in _usable_pairs(order, prompt)):
+        pairs = list(_usable_pairs(order, prompt))
         raise _never_fits(pairs, prompt) if pairs else Unavailable("no path")
     return None
 
@@ -99,15 +99,15 @@ class _Option:
 
 
 def _compare(
-    loads: Sequence[InstanceLoad], candidates: Candidates, prompt: PromptFacts, pair: Pair | None, hand_off_s: float
+    loads: Sequence[InstanceLoad], order: InstanceOrder, prompt: PromptFacts, pair: Pair | None, hand_off_s: float
 ) -> list[_Option]:
     """Return the hand-off and the two local paths with their costs; nothing while no step was measured.
 
     `pair` is the hand-off that may start now. Without one, the hand-off that only waits for a prefill instance's next
     step is compared: no other instance takes a prompt that would be served sooner after that.
     """
-    pairs = [pair or _next_pair(candidates, prompt)]
-    for instances in (candidates.starts, () if prompt.has_images else candidates.ends):
+    pairs = [pair or _next_pair(order, prompt)]
+    for instances in (order.starts, () if prompt.has_images else order.ends):
         alone = next((one for one in instances if _may_serve_alone(one, prompt)), None)
         pairs.append(None if alone is None else (alone, alone))
     costs = [(one, cost_of_path(*one, prompt, loads, hand_off_s)) for one in pairs if one is not None]
@@ -127,14 +127,14 @@ def _may_serve_alone(load: InstanceLoad, prompt: PromptFacts) -> bool:
     )
 
 
-def _next_pair(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
+def _next_pair(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
     """Return the first pair that has to wait for the prefill instance's next step and for nothing else."""
-    for start in candidates.starts:
+    for start in order.starts:
         if start.can_start or start.is_suspect:
             continue
-        for end in candidates.ends:
+        for end in order.ends:
             obstacle = next(of_end(end, prompt), None) or next(
-                between_ends(start, end, prompt, link_share(start, end, *candidates.peers)), None
+                between_ends(start, end, prompt, link_share(start, end, *order.peers)), None
             )
             if obstacle is None and _can_send(start, end) and _has_room(start, end, prompt):
                 return start, end
@@ -148,16 +148,16 @@ def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool, alone: bool =
     """
     smallest = PromptFacts(0, _GOES_ON)
     kinds = [dataclasses.replace(smallest, pooled=kind) for kind in {False, prefill_only}]
-    can_start = any(_first_free(Candidates(loads, kind), kind) for kind in kinds)
+    can_start = any(_first_free(InstanceOrder(loads, kind), kind) for kind in kinds)
     can_start = can_start or (alone and any(_may_serve_alone(load, smallest) for load in loads))
-    return can_start or next(_usable_pairs(Candidates(loads, smallest), smallest), None) is None
+    return can_start or next(_usable_pairs(InstanceOrder(loads, smallest), smallest), None) is None
 
 
 def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
     """Return why no pair can take the prompt now; empty if one can, or if none ever can."""
-    candidates = Candidates(loads, prompt)
-    pairs = [pair for pair in _usable_pairs(candidates, prompt) if _has_room(*pair, prompt)]
-    shares = [link_share(start, end, *candidates.peers) for start, end in pairs]
+    order = InstanceOrder(loads, prompt)
+    pairs = [pair for pair in _usable_pairs(order, prompt) if _has_room(*pair, prompt)]
+    shares = [link_share(start, end, *order.peers) for start, end in pairs]
     found = [next(obstacles(*pair, prompt, share), "") for pair, share in zip(pairs, shares, strict=True)]
     return "" if "" in found else first_reasons(list(dict.fromkeys(found)))
 
@@ -168,10 +168,10 @@ def _max_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
     return max(1, blocks * load.block_size - num_tokens + 1)
 
 
-def _first_free(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
+def _first_free(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
     """Return the first pair that can take the prompt now. A decode instance that cannot is left out of other pairs."""
-    ends: Iterable[InstanceLoad] = candidates.ends
-    for start in candidates.starts:
+    ends: Iterable[InstanceLoad] = order.ends
+    for start in order.starts:
         if next(of_start(start, prompt), None) is not None:
             continue
         blocked: set[int] = set()
@@ -179,7 +179,7 @@ def _first_free(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
             if end is not start and next(of_end(end, prompt), None) is not None:
                 blocked.add(end.index)
             elif _can_send(start, end) and _has_room(start, end, prompt):
-                between = between_ends(start, end, prompt, link_share(start, end, *candidates.peers))
+                between = between_ends(start, end, prompt, link_share(start, end, *order.peers))
                 if next(between, None) is None:
                     return start, end
         if blocked:
@@ -187,12 +187,12 @@ def _first_free(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
     return None
 
 
-def _first_untried(candidates: Candidates, prompt: PromptFacts) -> Pair | None:
+def _first_untried(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
     """Return the first free pair that shares as little as possible with the pairs that failed the prompt."""
-    fitting = [pair for pair in _usable_pairs(candidates, prompt) if _has_room(*pair, prompt)]
+    fitting = [pair for pair in _usable_pairs(order, prompt) if _has_room(*pair, prompt)]
     untried = [pair for pair in fitting if _key(*pair) not in prompt.avoid]
     disjoint = [pair for pair in untried if not _shares_failure(_key(*pair), prompt.avoid)]
-    peers = candidates.peers
+    peers = order.peers
     pairs = disjoint or untried or fitting
     return next(((start, end) for start, end in pairs if _is_free(start, end, prompt, peers)), None)
 
@@ -201,10 +201,10 @@ def _is_free(start: InstanceLoad, end: InstanceLoad, prompt: PromptFacts, peers:
     return next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None
 
 
-def _usable_pairs(candidates: Candidates, prompt: PromptFacts) -> Iterator[Pair]:
+def _usable_pairs(order: InstanceOrder, prompt: PromptFacts) -> Iterator[Pair]:
     """Yield the pairs with a common KV transport, best first."""
-    for start in candidates.starts:
-        for end in [start] if _stays(start, prompt) else candidates.ends:
+    for start in order.starts:
+        for end in [start] if _stays(start, prompt) else order.ends:
             if _can_send(start, end):
                 yield start, end
 

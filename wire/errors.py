@@ -58,7 +58,7 @@ class UnknownModel(PdserveError):
 
 
 class Overloaded(PdserveError):
-    """No request like this is accepted now; retry after `retry_after_s`, unless that `is_final`: a retry cannot help."""
+    """No request like this is accepted now; retry after `retry_after_s`, unless it `is_final`: a retry cannot help."""
 
     def __init__(self, message: str, retry_after_s: int = 1, *, is_final: bool = False) -> None:
         super().__init__(message)

@@ -27,8 +27,9 @@ def registry_of(num_members: int, rng: random.Random) -> Registry:
         blocks, running = description.num_blocks, rng.randrange(64)
         load = LoadSnapshot(blocks_total=blocks, blocks_used=rng.randrange(blocks // 2), running=running)
         member.instance = Instance(
-            entry.index, entry.name, description, member.role, unused, load, limits, registry.changed, registry.changed
-        )
+            entry.index, entry.name, description, member.role, unused, load, limits, registry.changed, registry.changed,
+            unused,
+        )  # fmt: skip
         registry.kv_pairs.add(entry, description)
     return registry
 

@@ -63,7 +63,7 @@ def test_noise_of_a_few_milliseconds_changes_it_little() -> None:
         (_Server(COST, num_outputs=1), "no answer had a second token, with 48 allowed"),
     ],
 )
-def test_times_that_tell_nothing_are_refused_with_what_is_wanted(server: _Server, message: str) -> None:
+def test_times_that_show_nothing_are_refused_with_what_is_wanted(server: _Server, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         asyncio.run(calibrate(server.send, 512, lambda line: None))
 

@@ -336,7 +336,7 @@ async def test_of_many_refused_for_their_first_token_some_may_retry() -> None:
     def finals(count: int) -> list[bool]:
         found = []
         for _ in range(count):
-            with pytest.raises(Overloaded, match="first token is expected after 6.0 s") as caught:
+            with pytest.raises(Overloaded, match=r"first token is expected after 6\.0 s") as caught:
                 admission.check_room(1, 600 - admission.waiting_tokens)
             found.append(caught.value.is_final)
         return found

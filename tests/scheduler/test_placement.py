@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
-from scheduler.load.candidates import Candidates
+from scheduler.load.instance_order import InstanceOrder
 from scheduler.load.loads import HeldPrompts, InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import obstacles
 from scheduler.load.path_costs import first_token_s
@@ -52,7 +52,7 @@ def test_ties_go_to_the_first_one_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_candidates_come_in_the_order_of_a_full_sort(seed: int) -> None:
+def test_instances_come_in_the_order_of_a_full_sort(seed: int) -> None:
     draw = random.Random(seed)
     loads = [
         load(
@@ -69,14 +69,12 @@ def test_candidates_come_in_the_order_of_a_full_sort(seed: int) -> None:
         lacks = one.blocks_for_all(facts) - one.blocks_shared(facts) > one.blocks_free
         return lacks, one.sequences - 4 * known.get(one.index, 0) / 100
 
-    candidates = Candidates(loads, facts)
+    order = InstanceOrder(loads, facts)
     starts = [one for one in loads if one.role is not Role.DECODE]
     ends = [one for one in loads if one.role is Role.DECODE]
     for _ in range(2):  # the second time what was sorted is kept
-        assert list(candidates.starts) == sorted(
-            starts, key=lambda one: one.outstanding_tokens - known.get(one.index, 0)
-        )
-        assert list(candidates.ends) == sorted(ends, key=rank)
+        assert list(order.starts) == sorted(starts, key=lambda one: one.outstanding_tokens - known.get(one.index, 0))
+        assert list(order.ends) == sorted(ends, key=rank)
 
 
 def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:

@@ -32,7 +32,7 @@ class _BestFirst:
         yield from self._rest
 
 
-class Candidates:
+class InstanceOrder:
     """The `starts` that may prefill a prompt, fewest tokens before its first one first, and the `ends` that may decode.
 
     Of the ends those with room for the whole prompt come first, of them those with the fewest sequences, where a cached
