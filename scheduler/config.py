@@ -147,8 +147,8 @@ class SchedulerOptions:
     )
     override_generation_config: str | None = flag(None, "JSON whose values override --generation-config's")
     hf_overrides: str | None = flag(
-        None, 'to how many dimensions vectors may be cut, as {"matryoshka_dimensions": [256]} (default: those that the '
-        "model's config.json names in this way, else any)",
+        None, 'to how many dimensions vectors may be cut, as {"matryoshka_dimensions": [256]}, or {"is_matryoshka": '
+        "true} for any number (default: as the model's config.json says in this way, else not at all)",
         parse=checked_overrides,
     )  # fmt: skip
     response_role: str = flag("assistant", "role of the answers in chats")

@@ -64,7 +64,7 @@ MODEL_FLAGS: Final = (
     refused("--tokenizer-revision", "--revision selects the tokenizer too"),
     refused("--rope-scaling", _IN_CONFIG),
     refused("--rope-theta", _IN_CONFIG),
-    supported("--hf-overrides", why="only `matryoshka_dimensions`; set others in config.json"),
+    supported("--hf-overrides", why="only `matryoshka_dimensions` and `is_matryoshka`; set others in config.json"),
     refused("--disable-sliding-window", "the window is part of the model: set --max-model-len to it instead", _NOTHING),
     refused("--quantization-param-path", "KV is kept in the model's dtype, without scales"),
     refused("--model-loader-extra-config", "the loader has no settings"),

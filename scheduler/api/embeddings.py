@@ -28,7 +28,15 @@ class EmbeddingBody(InputBody, EncodedBody):
 def check_dimensions(context: AppContext, given: int | None, field: str) -> None:
     """Raise InvalidRequest if the model's vectors may not be cut to this number of dimensions."""
     allowed = context.tokens.files.dimensions
-    if given is not None and allowed and given not in allowed:
+    if given is None:
+        return
+    if allowed is None:
+        raise InvalidRequest(
+            f"{field} is {given}, but the model was not trained for vectors that are cut: leave it out "
+            "(--hf-overrides '{\"is_matryoshka\": true}' allows any number)",
+            field,
+        )
+    if allowed and given not in allowed:
         names = ", ".join(map(str, allowed))
         raise InvalidRequest(f"{field} is {given}, must be one that the model was trained for: {names}", field)
 

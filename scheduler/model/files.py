@@ -26,7 +26,7 @@ class ModelFiles:
     the format of tool calls that the template shows, None if it shows none that is known. `labels` are the classes of
     a model that classifies. `prompts` are what it expects before a text, by the kind of text (sentence-transformers).
     `vision` says how images stand in its prompts, None for a model that takes text only. Its vectors may be cut to
-    `dimensions`, if that is empty to any number.
+    `dimensions`: if that is empty to any number, if it is None not at all.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class ModelFiles:
     labels: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     vision: VisionCheckpoint | None = None
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[int, ...] | None = None
 
 
 def read_model_files(

@@ -6,7 +6,7 @@ from typing import Any
 
 from wire.errors import ConfigError
 
-_DIMENSIONS = "matryoshka_dimensions"
+_DIMENSIONS, _ANY = "matryoshka_dimensions", "is_matryoshka"
 
 
 def checked_overrides(text: str) -> str:
@@ -21,16 +21,20 @@ def with_overrides(config: Mapping[str, Any], text: str | None) -> Mapping[str, 
         given = json.loads(text or "{}")
     except ValueError:
         given = None
-    if not isinstance(given, dict) or set(given) - {_DIMENSIONS}:
-        raise ConfigError(f"{str(text)[:80]!r} is not a JSON object with {_DIMENSIONS}: set others in config.json")
-    if given and not dimensions_of(given):
+    if not isinstance(given, dict) or set(given) - {_DIMENSIONS, _ANY}:
+        raise ConfigError(
+            f"{str(text)[:80]!r} is not a JSON object with {_DIMENSIONS} or {_ANY}: set others in config.json"
+        )
+    if _DIMENSIONS in given and not dimensions_of({_DIMENSIONS: given[_DIMENSIONS]}):
         raise ConfigError(f"{_DIMENSIONS} is {given[_DIMENSIONS]!r:.80}, must be a list of numbers from 1 on")
+    if not isinstance(given.get(_ANY, False), bool):
+        raise ConfigError(f"{_ANY} is {given[_ANY]!r:.80}, must be true or false")
     return {**config, **given}
 
 
-def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return to how many dimensions the model's vectors may be cut, empty if its config names none."""
+def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return to how many dimensions the model's vectors may be cut: empty for any number, None for no other."""
     given = config.get(_DIMENSIONS)
-    if not isinstance(given, list) or not all(type(one) is int and one > 0 for one in given):
-        return ()
-    return tuple(given)
+    if isinstance(given, list) and given and all(type(one) is int and one > 0 for one in given):
+        return tuple(given)
+    return () if config.get(_ANY) is True else None

@@ -25,6 +25,8 @@ FLAGS = (
     "--enable-prompt-tokens-details",
     "--enable-tokenizer-info-endpoint",
     "--enable-dev-routes",
+    "--hf-overrides",
+    '{"is_matryoshka": true}',
 )
 
 

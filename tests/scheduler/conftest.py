@@ -52,7 +52,10 @@ def write_model(folder: Path, **tokenizer_config: Any) -> Path:
     tokenizer = _tokenizer()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"vocab_size": 384, "max_position_embeddings": 512, "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
+    config = {
+        "vocab_size": 384, "max_position_embeddings": 512, "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        "is_matryoshka": True,
+    }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     own = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|endoftext|>"}, "chat_template": CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(own | tokenizer_config))

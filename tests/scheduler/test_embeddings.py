@@ -107,21 +107,29 @@ async def test_truncation_keeps_the_last_tokens(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "field"), [(URL, "dimensions"), ("/pooling", "dimensions"), ("/v2/embed", "output_dimension")]
 )
+@pytest.mark.parametrize(
+    ("settings", "refused", "words"),
+    [
+        ({"matryoshka_dimensions": [2, 4]}, 3, "must be one that the model was trained for: 2, 4"),
+        ({"is_matryoshka": False}, 2, "the model was not trained for vectors that are cut: leave it out"),
+    ],
+    ids=["named", "none"],
+)
 async def test_vectors_are_cut_to_the_dimensions_of_the_config(
-    serve: Any, make_model: Any, path: str, field: str
+    serve: Any, make_model: Any, path: str, field: str, settings: Any, refused: int, words: str
 ) -> None:
     config = (folder := make_model()) / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"matryoshka_dimensions": [2, 4]}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
     body = {"texts": ["hi"]} if path == "/v2/embed" else {"input": "hi"}
+    allowed = (*settings.get("matryoshka_dimensions", ()), None)
     async with serve(folder=folder) as served:
-        answers = [await served.client.post(path, json=body | {field: given}) for given in (2, 4, None, 3)]
+        answers = [await served.client.post(path, json=body | {field: given}) for given in (*allowed, refused)]
 
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 400]
+    assert [answer.status_code for answer in answers] == [*(200 for _ in allowed), 400]
     error = answers[-1].json()["error"]
-    assert (error["param"], error["message"]) == (
-        field,
-        f"{field} is 3, must be one that the model was trained for: 2, 4",
-    )
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field} is {refused}, ")
+    assert words in error["message"]
 
 
 async def test_a_text_of_exactly_the_models_length_is_accepted(serve: Any) -> None:

@@ -83,9 +83,12 @@ def test_the_text_part_of_a_nested_config_is_read(make_model: MakeModel) -> None
     assert (files.max_model_len, files.vocab_size) == (77, 99)
 
 
-@pytest.mark.parametrize(("overrides", "expected"), [(None, ()), ('{"matryoshka_dimensions": [8]}', (8,))])
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [(None, ()), ('{"is_matryoshka": false}', None), ('{"matryoshka_dimensions": [8]}', (8,))],
+)
 def test_overrides_name_the_dimensions_of_vectors(
-    model_folder: Path, overrides: str | None, expected: tuple[int, ...]
+    model_folder: Path, overrides: str | None, expected: tuple[int, ...] | None
 ) -> None:
     assert read_model_files(str(model_folder), overrides=overrides).dimensions == expected
 

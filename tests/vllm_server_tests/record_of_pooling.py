@@ -45,10 +45,7 @@ POOLING_FILES: dict[str, ServerFile] = {
         ),
         num_left_out=4,
     ),
-    "pooling/embed/test_online_dimensions.py": ServerFile(
-        1, VECTORS,
-        {"test_matryoshka[model_info0-bfloat16]": "`dimensions` cuts the vectors of a model that names no dimensions"},
-    ),
+    "pooling/embed/test_online_dimensions.py": ServerFile(2, VECTORS),
     "pooling/token_classify/test_online.py": ServerFile(
         1, CLASSES, _other_type(("classify", "embed", "token_embed", "plugin"), _APEACH)
     ),

@@ -9,7 +9,9 @@ from pdserve import LLM, RequestOutput, SamplingParams
 from tests.conformance.served import Oracle
 from tests.engine.tiny_models import make_tiny_model
 
-ENGINE = {"dtype": "float32", "kv_cache_memory": "16MiB", "block_size": 16}
+ENGINE = {
+    "dtype": "float32", "kv_cache_memory": "16MiB", "block_size": 16, "hf_overrides": {"is_matryoshka": True},
+}  # fmt: skip
 PROMPTS = [
     "Hello, my name is",
     "The president of the United States is",
