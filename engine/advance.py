@@ -56,7 +56,8 @@ class Advance:
             return
         if prompt.started_at is not None and not prompt.num_interruptions:  # else it is recomputed: reported before
             seconds = self._clock() - prompt.started_at
-            outcome.computed.append((prompt.state.prompt_id, seconds, prompt.num_cached))
+            written = scheduled.sequence.num_written
+            outcome.computed.append((prompt.state.prompt_id, seconds, prompt.num_cached, written))
         if prompt.ended:
             self._batch.remove(prompt)
         else:
@@ -128,8 +129,9 @@ class Advance:
 
     def _end_prefill(self, prompt: Prompt, outcome: StepOutcome) -> None:
         assert prompt.started_at is not None
-        seconds = self._clock() - prompt.started_at
-        outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds, prompt.num_cached))
+        assert prompt.stem is not None
+        seconds, written = self._clock() - prompt.started_at, prompt.stem.num_written
+        outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds, prompt.num_cached, written))
         if prompt.ended:
             self._batch.remove(prompt)
         else:

@@ -78,13 +78,14 @@ class Prefilled:
     """A held prompt has its first tokens: `state.outputs` has one token per sequence.
 
     `finished`: these tokens finished every sequence; the engine has freed the blocks and nothing is held. The KV of
-    `cached_tokens` prompt tokens was in the prefix cache and was not computed.
+    `cached_tokens` prompt tokens was in the prefix cache and was not computed; that of `written_tokens` was added.
     """
 
     state: PromptState
     finished: bool
     seconds: float
     cached_tokens: int = 0
+    written_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class PooledPrompt:
 class StepResult:
     """What one step produced. `failed`: (prompt_id, error) of prompts that were removed and whose blocks are free.
 
-    `computed`: (prompt_id, seconds since its start, cached tokens) of each prompt that generates here and is computed.
+    `computed`: (prompt_id, seconds since its start, cached tokens, tokens added to the cache) of each prompt that
+    generates here and is computed.
     `progressed`: prompts that advanced without a token to emit yet (beam search).
     `interrupted`: (prompt_id, times swapped out, times dropped to token ids) of prompts preempted between two tokens.
     `num_tokens`: prompt and output tokens that the model computed. `seconds`: from the step's selection, or the end of
@@ -112,7 +114,7 @@ class StepResult:
     prefilled: tuple[Prefilled, ...] = ()
     failed: tuple[tuple[str, Exception], ...] = ()
     first_steps: tuple[tuple[str, float], ...] = ()
-    computed: tuple[tuple[str, float, int], ...] = ()
+    computed: tuple[tuple[str, float, int, int], ...] = ()
     seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     pooled: tuple[PooledPrompt, ...] = ()

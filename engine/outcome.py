@@ -18,7 +18,7 @@ class StepOutcome:
     prefilled: list[Prefilled] = field(default_factory=list)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     first_steps: list[tuple[str, float]] = field(default_factory=list)
-    computed: list[tuple[str, float, int]] = field(default_factory=list)
+    computed: list[tuple[str, float, int, int]] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     progressed: list[str] = field(default_factory=list)
     pooled: list[PooledPrompt] = field(default_factory=list)

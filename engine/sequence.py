@@ -24,10 +24,11 @@ class Sequence:
     token is sampled. Steps launched and not collected compute the `num_pending` tokens after these, and sample
     `num_awaited` tokens that are not in `token_ids` yet. Without blocks (not started, dropped, ended) it has only token
     ids. The first `num_named` of its blocks are full and in the prefix cache by their names in `chain`; the KV of its
-    first `num_cached` tokens came from there. Swapped out, it has copies in `saved` instead of blocks. Its KV is
-    rotated as if its prompt had at least `counted_prompt` tokens (rope_lengths.py). Tokens up to `num_writable` have
-    blocks it may write without a check by the pool. With a grammar, `matcher` has consumed its outputs and `mask` has
-    the tokens allowed next. `counts` are its token counts, if penalties need them.
+    first `num_cached` tokens came from there, and that of `num_written` was added to it. Swapped out, it has copies in
+    `saved` instead of blocks. Its KV is rotated as if its prompt had at least `counted_prompt` tokens
+    (rope_lengths.py). Tokens up to `num_writable` have blocks it may write without a check by the pool. With a grammar,
+    `matcher` has consumed its outputs and `mask` has the tokens allowed next. `counts` are its token counts, if
+    penalties need them.
     """
 
     token_ids: list[int]
@@ -38,6 +39,7 @@ class Sequence:
     num_awaited: int = 0
     num_named: int = 0
     num_cached: int = 0
+    num_written: int = 0
     num_writable: int = 0
     counted_prompt: int = 0
     block_ids: "array[int]" = field(default_factory=partial(array, "i"))
@@ -107,7 +109,8 @@ class Sequence:
         """Record that the KV of the next `count` tokens is computed, and name its full blocks in the prefix cache."""
         self.num_computed += count
         for index in range(self.num_named, self.chain.num_full(self.num_computed)):
-            blocks.name(self.block_ids[index], self.chain.name(index, self.token_ids))
+            is_new = blocks.name(self.block_ids[index], self.chain.name(index, self.token_ids))
+            self.num_written += self.chain.num_tokens(is_new)
             self.num_named = index + 1
 
     def share(self, stem: "Sequence", blocks: BlockPool) -> None:

@@ -32,7 +32,10 @@ class Workers:
     def on_step(self, result: StepResult) -> None:
         """Send all new tokens in one message (step_parts.py), then commit the prefilled prompts. Engine thread."""
         times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
-        times += [(id_, StageTimes(prefill_s=spent, cached_tokens=count)) for id_, spent, count in result.computed]
+        times += [
+            (prompt_id, StageTimes(prefill_s=seconds, cached_tokens=cached, written_tokens=written))
+            for prompt_id, seconds, cached, written in result.computed
+        ]
         times += [(id_, StageTimes(num_swaps=swaps, num_rebuilds=again)) for id_, swaps, again in result.interrupted]
         timed = {prompt_id for prompt_id, _ in times}
         times += [(prompt_id, StageTimes()) for prompt_id in result.progressed if prompt_id not in timed]

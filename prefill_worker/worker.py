@@ -42,6 +42,7 @@ class _HandOff:
     encode_s: float | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0
+    written_tokens: int = 0
     committed_at: float | None = None
 
     def take_embeddings(self) -> tuple[Embeddings, ...]:
@@ -116,7 +117,7 @@ class PrefillWorker:
             if hand_off is None:
                 return
             hand_off.prefill_s, hand_off.committed_at = prefilled.seconds, self._clock()
-            hand_off.cached_tokens = prefilled.cached_tokens
+            hand_off.cached_tokens, hand_off.written_tokens = prefilled.cached_tokens, prefilled.written_tokens
         try:
             if prefilled.finished:
                 self._end_early(prompt_id, prefilled)
@@ -156,6 +157,7 @@ class PrefillWorker:
             transport=stats.transport,
             kv_bytes_early=stats.early_bytes,
             cached_tokens=hand_off.cached_tokens,
+            written_tokens=hand_off.written_tokens,
         )
         self._emit(HandedOff(prompt_id, times))
 
@@ -198,7 +200,8 @@ class PrefillWorker:
         if hand_off is not None:  # else it ended in the meantime, and its event was emitted
             self.sender.abort(hand_off.ticket.ticket_id, "the first token ended every sequence")
             times = StageTimes(
-                encode_s=hand_off.encode_s, prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens
+                encode_s=hand_off.encode_s, prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens,
+                written_tokens=prefilled.written_tokens,
             )  # fmt: skip
             self._emit(HandedOff(prompt_id, times))
 

@@ -106,7 +106,7 @@ class PromptRun:
 
     @property
     def times(self) -> StageTimes:
-        """The known durations; the last report of each counts, but of the cached tokens that of the first attempt."""
+        """The known durations; the last report of each counts, but of tokens of the cache that of the first attempt."""
         return StageTimes(**self._times)
 
     @property
@@ -135,7 +135,7 @@ class PromptRun:
 
     def add_times(self, more: StageTimes) -> None:
         """Add the durations set in `more`."""
-        known = {"cached_tokens"} if self._knows_cached else ()
+        known = {"cached_tokens", "written_tokens"} if self._knows_cached else ()
         self._times |= {
             name: value for name, default in _TIMES if (value := getattr(more, name)) != default and name not in known
         }

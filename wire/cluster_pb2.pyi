@@ -423,7 +423,7 @@ class LoadSnapshot(_message.Message):
     def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., blocks_swapped: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., slowest_turn_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., prompts_recomputed: _Optional[int] = ..., images_waiting: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., images_sought: _Optional[int] = ..., images_found: _Optional[int] = ..., images_encoded: _Optional[int] = ..., decoding: _Optional[int] = ..., step_base_s: _Optional[float] = ..., step_sequence_s: _Optional[float] = ..., step_token_s: _Optional[float] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport", "kv_bytes_early", "cached_tokens", "num_swaps", "num_rebuilds", "encode_s")
+    __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport", "kv_bytes_early", "cached_tokens", "num_swaps", "num_rebuilds", "encode_s", "written_tokens")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     RESERVE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,7 @@ class StageTimes(_message.Message):
     NUM_SWAPS_FIELD_NUMBER: _ClassVar[int]
     NUM_REBUILDS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     reserve_s: float
     prefill_s: float
@@ -448,7 +449,8 @@ class StageTimes(_message.Message):
     num_swaps: int
     num_rebuilds: int
     encode_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., kv_bytes_early: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_swaps: _Optional[int] = ..., num_rebuilds: _Optional[int] = ..., encode_s: _Optional[float] = ...) -> None: ...
+    written_tokens: int
+    def __init__(self, queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., kv_bytes_early: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_swaps: _Optional[int] = ..., num_rebuilds: _Optional[int] = ..., encode_s: _Optional[float] = ..., written_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
     __slots__ = ("prompt_id", "sequence", "index", "token_id", "finish", "stop_token_id", "logprobs")

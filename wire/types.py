@@ -301,8 +301,9 @@ class StageTimes:
     """Durations of one prompt's stages in seconds, each measured where it runs, None where it did not run.
 
     P had sent `kv_bytes_early` of the `kv_bytes` before it had computed the prompt: the part hidden by the overlap.
-    The KV of `cached_tokens` of the prompt was cached and not computed. A full pool preempted the prompt `num_swaps`
-    times with copies of its KV, and `num_rebuilds` times with KV to recompute.
+    The KV of `cached_tokens` of the prompt was cached and not computed, that of `written_tokens` was added to the cache
+    (0 for workers of other engines). A full pool preempted the prompt `num_swaps` times with copies of its KV, and
+    `num_rebuilds` times with KV to recompute.
     """
 
     queue_s: float | None = None
@@ -317,6 +318,7 @@ class StageTimes:
     num_swaps: int = 0
     num_rebuilds: int = 0
     encode_s: float | None = None
+    written_tokens: int = 0
 
 
 STAGES = ("queue", "reserve", "encode", "prefill", "send", "first_step")

@@ -95,11 +95,11 @@ class BlockPool:
         with self._lock:
             return sum(not self._named.is_idle(block_id) for block_id in self._named.find(prefix))
 
-    def name(self, block_id: int, name: BlockName) -> None:
-        """Name a block in use, which is full and computed or verified, for reuse."""
+    def name(self, block_id: int, name: BlockName) -> bool:
+        """Name a block in use, which is full and computed or verified, for reuse; return whether it was not cached."""
         with self._lock:
             self._demand_used([block_id])
-            self._named.put(block_id, name)
+            return self._named.put(block_id, name)
 
     def retain(self, block_ids: Sequence[int]) -> None:
         """Add one reference to each block, which must be in use."""

@@ -37,11 +37,13 @@ class NamedBlocks:
             found.append(block_id)
         return found
 
-    def put(self, block_id: int, name: BlockName) -> None:
-        """Name a block in use, unless it has a name already or another block has this one."""
-        if name.digest not in self._block_by_digest and block_id not in self._name_by_block:
-            self._block_by_digest[name.digest] = block_id
-            self._name_by_block[block_id] = name
+    def put(self, block_id: int, name: BlockName) -> bool:
+        """Name a block in use and return True, unless it has a name already or another block has this one."""
+        if name.digest in self._block_by_digest or block_id in self._name_by_block:
+            return False
+        self._block_by_digest[name.digest] = block_id
+        self._name_by_block[block_id] = name
+        return True
 
     def has_name(self, block_id: int) -> bool:
         """Return whether the block has a name."""

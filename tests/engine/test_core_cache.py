@@ -180,23 +180,23 @@ def test_a_prompt_starts_in_a_full_pool_where_others_hold_most_of_it() -> None:
         assert answers.tokens["twin", 0] == wanted(replace(state, token_ids=state.token_ids[:49]), 0, CACHED)
 
 
-def _cached_tokens(result: StepResult) -> list[tuple[str, int]]:
-    assert all(seconds >= 0 for _, seconds, _ in result.computed)
-    return [(prompt_id, count) for prompt_id, _, count in result.computed]
+def _cache_use(result: StepResult) -> list[tuple[str, int, int]]:
+    assert all(seconds >= 0 for _, seconds, _, _ in result.computed)
+    return [(prompt_id, cached, written) for prompt_id, _, cached, written in result.computed]
 
 
-def test_cached_tokens_are_reported_with_the_first_token() -> None:
+def test_cached_and_written_tokens_come_with_the_first_token() -> None:
     with counting_engine() as (core, _):
         state = prompt("p", 40, max_tokens=3)
         core.add(state)
-        assert [_cached_tokens(core.step()) for _ in range(4)] == [[], [("p", 0)], [], []]
+        assert [_cache_use(core.step()) for _ in range(4)] == [[], [("p", 0, 32)], [], []]
         core.add(replace(state, prompt_id="q"))
-        assert [_cached_tokens(core.step()) for _ in range(4)] == [[("q", 32)], [], [], []]
+        assert [_cache_use(core.step()) for _ in range(4)] == [[("q", 32, 0)], [], [], []]
         core.add(replace(state, prompt_id="h"), hold=True)
         (held,) = core.step().prefilled
         core.release("h")
 
-        assert held.cached_tokens == 32
+        assert (held.cached_tokens, held.written_tokens) == (32, 0)
 
 
 def test_held_prompts_announce_cached_kv_with_the_first_chunk() -> None:

@@ -116,6 +116,7 @@ def test_three_turns_of_a_chat_compute_and_send_only_new_tokens(
     assert [turn.ticket.first_token for turn in turns] == [0, 48, 96]
     assert [turn.tokens_sent for turn in turns] == [40, 77 - 48, 114 - 96]
     assert [turn.times.cached_tokens for turn in turns] == [0, 32, 64]
+    assert [turn.times.written_tokens for turn in turns] == [32, 32, 48]
     assert [count[p] for count in counts] == [40, 77 - 32, 114 - 64]
     assert [count[d] for count in counts] == [19, 19, 19]
     # The first token depends on P's KV only, the others on what D held and what was sent: D's own KV is of its answers.
@@ -210,9 +211,9 @@ def test_a_cancelled_ticket_leaves_the_prefix_for_the_next(tmp_path: Path) -> No
     assert (first_token, turn.ticket.first_token, turn.tokens_sent) == (32, 32, 8)
 
 
-def test_a_combined_instance_reports_cached_tokens(tmp_path: Path) -> None:
-    async def run() -> list[int]:
-        counts: list[int] = []
+def test_a_combined_instance_reports_cached_and_written_tokens(tmp_path: Path) -> None:
+    async def run() -> list[tuple[int, int]]:
+        counts: list[tuple[int, int]] = []
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (_, client):
             for number in range(2):
                 await client.session.send(Generate(prompt(f"r/{number}", FIRST)))
@@ -221,7 +222,8 @@ def test_a_combined_instance_reports_cached_tokens(tmp_path: Path) -> None:
                     step = await client.next(Step, Failed)
                     assert isinstance(step, Step), step
                     steps.append(step)
-                counts.append(sum(times.cached_tokens for step in steps for _, times in step.times))
+                found = [times for step in steps for _, times in step.times]
+                counts.append((sum(one.cached_tokens for one in found), sum(one.written_tokens for one in found)))
             await wait_empty(client)
             beat = await client.next(Heartbeat)
             assert isinstance(beat, Heartbeat)
@@ -230,7 +232,7 @@ def test_a_combined_instance_reports_cached_tokens(tmp_path: Path) -> None:
             assert (beat.load.prefix_tokens_sought, beat.load.prefix_tokens_found) == (64, 32)
         return counts
 
-    assert asyncio.run(run()) == [0, 32]
+    assert asyncio.run(run()) == [(0, 32), (32, 0)]
 
 
 @pytest.mark.parametrize(("of_prefill", "of_decode"), [(2, 1), (1, 2), (2, 2)])

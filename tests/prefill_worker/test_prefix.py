@@ -54,7 +54,7 @@ def test_the_cached_prefix_is_sent_with_the_first_chunk_if_needed(
         assert handed_off.times.cached_tokens == 48
 
 
-def test_a_prompt_finished_by_its_first_token_reports_cached_tokens() -> None:
+def test_a_prompt_finished_by_its_first_token_reports_cache_use() -> None:
     with engine(CACHED) as (core, _):
         it = Half(core)
         state = prompt("p", 60, max_tokens=1)
@@ -62,4 +62,5 @@ def test_a_prompt_finished_by_its_first_token_reports_cached_tokens() -> None:
             it.worker.accept(state, ticket_for(state, number))
             it.turn_until_idle()
 
-        assert [event.times.cached_tokens for event in it.events if isinstance(event, HandedOff)] == [0, 48]
+        times = [event.times for event in it.events if isinstance(event, HandedOff)]
+        assert [(one.cached_tokens, one.written_tokens) for one in times] == [(0, 48), (48, 0)]

@@ -242,13 +242,14 @@ async def test_malformed_arguments_are_an_answer_too(serve: Any, arguments: str,
 
 @pytest.mark.covers("B.messages.7")
 async def test_usage_separates_what_was_cached(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripted_dispatcher, "TIMES", dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7))
+    times = dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7, written_tokens=2)
+    monkeypatch.setattr(scripted_dispatcher, "TIMES", times)
     whole, streamed, request = await answers(serve, "hello world")
 
     num_prompt = len(request.prompts[0])
     usage = whole["usage"]
-    assert usage["cache_read_input_tokens"] == 7
-    assert usage["input_tokens"] + 7 == num_prompt
+    assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (7, 2)
+    assert usage["input_tokens"] + 7 + 2 == num_prompt
     assert usage == streamed["usage"]
 
 

@@ -62,11 +62,11 @@ async def test_a_prompt_preempted_from_a_full_pool_waits_longer_and_goes_on() ->
 @virtual
 async def test_cached_tokens_are_those_of_the_first_placement(first: int) -> None:
     prompt, on_instance = started_prompt(short_of_blocks=False)
-    prompt.on_event(on_instance, HandedOff("p", StageTimes(prefill_s=0.5, cached_tokens=first)))
+    prompt.on_event(on_instance, HandedOff("p", StageTimes(prefill_s=0.5, cached_tokens=first, written_tokens=16)))
     prompt.requeue()
-    prompt.on_event(on_instance, HandedOff("p", StageTimes(prefill_s=0.25, cached_tokens=48)))
+    prompt.on_event(on_instance, HandedOff("p", StageTimes(prefill_s=0.25, cached_tokens=48, written_tokens=32)))
 
-    assert (prompt.times.cached_tokens, prompt.times.prefill_s) == (first, 0.25)
+    assert (prompt.times.cached_tokens, prompt.times.written_tokens, prompt.times.prefill_s) == (first, 16, 0.25)
 
 
 @virtual

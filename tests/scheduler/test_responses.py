@@ -238,11 +238,15 @@ async def test_texts_have_the_logprobs_of_their_tokens(serve: Any, text: str, nu
 
 @pytest.mark.covers("B.responses.7")
 async def test_usage_has_the_cached_tokens(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripted_dispatcher, "TIMES", dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7))
+    times = dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7, written_tokens=2)
+    monkeypatch.setattr(scripted_dispatcher, "TIMES", times)
     whole, streamed, request = await answers(serve, "hello world")
 
     usage, num_prompt = whole["usage"], len(request.prompts[0])
-    assert (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (num_prompt, 7)
+    assert (usage["input_tokens"], usage["input_tokens_details"]) == (
+        num_prompt,
+        {"cached_tokens": 7, "cache_write_tokens": 2},
+    )
     assert usage["total_tokens"] == num_prompt + usage["output_tokens"]
     assert usage == streamed["usage"]
 

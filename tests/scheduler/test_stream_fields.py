@@ -75,7 +75,7 @@ async def test_an_operator_can_force_usage_with_details(serve: Any) -> None:
 
         assert last["usage"] == whole["usage"]
         assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [*range(1, len(chunks) + 1)]
-        assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "created_cache_tokens": 0}
 
 
 @pytest.mark.parametrize(("path", "base"), SURFACES)

@@ -25,10 +25,7 @@ _PICTURES = (
 _BASE, _ADAPTER = "[HuggingFaceH4/zephyr-7b-beta]", "[zephyr-lora]"
 
 TEXT_FILES: dict[str, ServerFile] = {
-    "anthropic/test_messages.py": ServerFile(
-        6, SCRIPTED,
-        {"test_anthropic_streaming_cache_usage": "`cache_creation_input_tokens` is 0: what is cached is not counted"},
-    ),
+    "anthropic/test_messages.py": ServerFile(7, SCRIPTED),
     "launchers/api_server/test_multi_api_servers.py": ServerFile(2),
     "launchers/test_shutdown.py": ServerFile(7),
     f"{_CHAT}test_chat.py": ServerFile(

@@ -153,16 +153,17 @@ def _stop(reason: str | None, sequence: str | None) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return the counts; those of the prompt are separate: what was cached, and the rest."""
-    cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-    counts = _token_counts(usage["prompt_tokens"] - cached, cached, usage["completion_tokens"])
+    """Return the counts; those of the prompt are separate: what was cached, what was added to the cache, the rest."""
+    details = usage["prompt_tokens_details"] or {}
+    cached, created = details.get("cached_tokens", 0), details.get("created_cache_tokens", 0)
+    counts = _token_counts(usage["prompt_tokens"] - cached - created, cached, usage["completion_tokens"], created)
     if thoughts := usage.get("completion_tokens_details"):
         counts["output_tokens_details"] = {"thinking_tokens": thoughts["reasoning_tokens"]}
     return counts
 
 
-def _token_counts(num_input: int, num_cached: int, num_output: int) -> dict[str, Any]:
+def _token_counts(num_input: int, num_cached: int, num_output: int, num_created: int = 0) -> dict[str, Any]:
     return {
-        "input_tokens": num_input, "cache_creation_input_tokens": 0, "cache_read_input_tokens": num_cached,
+        "input_tokens": num_input, "cache_creation_input_tokens": num_created, "cache_read_input_tokens": num_cached,
         "output_tokens": num_output,
     }  # fmt: skip

@@ -212,11 +212,12 @@ def _status_of(finish_reason: str | None) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+    details = usage["prompt_tokens_details"] or {}
+    cached, created = details.get("cached_tokens", 0), details.get("created_cache_tokens", 0)
     thoughts = usage.get("completion_tokens_details") or {"reasoning_tokens": 0}
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": created},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": thoughts,
         "total_tokens": usage["total_tokens"],
