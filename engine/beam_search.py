@@ -10,18 +10,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wire.types import Beam, BeamSearch, SamplingParams
+from wire.types import Beam, BeamSearch, SamplingParams, TokenLogprobs
 
+Offer = tuple[int, float, TokenLogprobs | None]
+"""A candidate: its token id, its log probability after all processors, and what is reported of it."""
 _MAX_EXPONENT = 600.0  # exp(600) and exp(-600) are well inside a float's range
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Live beam `parent` extended by `token_id`; `score` is the sum of its log probabilities including that token."""
+    """Live beam `parent` extended by `token_id`; `score` is the sum of its log probabilities including that token.
+
+    `logprobs` are the token's, if the request has log probabilities.
+    """
 
     parent: int
     token_id: int
     score: float
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,8 @@ def num_candidates(params: SamplingParams) -> int:
     return params.num_beams + len(params.stop_token_ids)
 
 
-def advance(
-    search: Search, candidates: Sequence[Sequence[tuple[int, float]]], params: SamplingParams, *, limit: int
-) -> Advanced:
-    """Take one step. `candidates[i]`: (token id, log probability) of live beam i; `limit`: most output tokens.
+def advance(search: Search, candidates: Sequence[Sequence[Offer]], params: SamplingParams, *, limit: int) -> Advanced:
+    """Take one step. `candidates[i]` are those of live beam i; `limit`: most output tokens.
 
     Tokens that cannot be chosen (-inf) are ignored.
     """
@@ -104,13 +108,11 @@ def resume(beams: Sequence[Beam], params: SamplingParams, *, limit: int) -> Sear
     return Search(live, done, bool(live) and _can_improve(live, done, params, length=length, limit=limit))
 
 
-def _best_continuations(
-    live: Sequence[Beam], candidates: Sequence[Sequence[tuple[int, float]]], count: int
-) -> list[Continuation]:
+def _best_continuations(live: Sequence[Beam], candidates: Sequence[Sequence[Offer]], count: int) -> list[Continuation]:
     every = (
-        Continuation(parent, token_id, beam.score + logprob)
+        Continuation(parent, token_id, beam.score + logprob, described)
         for parent, (beam, offered) in enumerate(zip(live, candidates, strict=True))
-        for token_id, logprob in offered
+        for token_id, logprob, described in offered
         if not math.isinf(logprob)
     )
     return heapq.nsmallest(count, every, key=lambda one: (-one.score, one.parent, one.token_id))
@@ -118,7 +120,8 @@ def _best_continuations(
 
 def _extend_beam(search: Search, one: Continuation, params: SamplingParams, *, done: bool) -> Beam:
     stop = one.token_id if done and one.token_id in params.stop_token_ids else None
-    return Beam((*search.live[one.parent].token_ids, one.token_id), one.score, done, stop)
+    parent, described = search.live[one.parent], () if one.logprobs is None else (one.logprobs,)
+    return Beam((*parent.token_ids, one.token_id), one.score, done, stop, (*parent.logprobs, *described))
 
 
 def _may_add(search: Search, params: SamplingParams) -> bool:

@@ -5,8 +5,9 @@ every live beam computes its last token and gets candidates --> advance (beam_se
 """
 
 from dataclasses import dataclass, field
+from itertools import repeat
 
-from engine.beam_search import Search, advance, num_candidates, resume, winners
+from engine.beam_search import Offer, Search, advance, num_candidates, resume, winners
 from engine.kv.blocks import BlockPool
 from engine.prefix import PrefixChain
 from engine.sequence import Sequence
@@ -55,7 +56,7 @@ class Beams:
 
     def begin(self, candidates: Candidates, stem: Sequence) -> None:
         """Take the candidates for the prompt's first token; the beams share the blocks of `stem` once it forks."""
-        step = advance(self.search, [_pairs(candidates)], self.params, limit=self.limit)
+        step = advance(self.search, [_offers(candidates)], self.params, limit=self.limit)
         self.search, self.has_ended = step.search, step.has_ended
         self.sequences = [
             Sequence([*stem.token_ids, one.token_id], stem.prompt_length, stem.chain) for one in step.kept
@@ -66,7 +67,7 @@ class Beams:
         self.offered[index] = candidates
         if len(self.offered) < len(self.sequences):
             return
-        offered = [_pairs(self.offered[i]) for i in range(len(self.sequences))]
+        offered = [_offers(self.offered[i]) for i in range(len(self.sequences))]
         self.offered = {}
         step = advance(self.search, offered, self.params, limit=self.limit)
         parents, self.search, self.has_ended = self.sequences, step.search, step.has_ended
@@ -75,5 +76,6 @@ class Beams:
             parent.drop(blocks)
 
 
-def _pairs(candidates: Candidates) -> list[tuple[int, float]]:
-    return list(zip(candidates.token_ids, candidates.logprobs, strict=True))
+def _offers(candidates: Candidates) -> list[Offer]:
+    described = candidates.described or repeat(None, len(candidates.token_ids))
+    return list(zip(candidates.token_ids, candidates.scores, described, strict=True))

@@ -37,7 +37,9 @@ class DeviceStep:
         choice = choose(logits, self._rows, nucleus)
         searching = [i for i, row in enumerate(self._rows) if row.candidates]
         self._searches = _search(logits, self._rows, searching, self._download)
-        self._with_logprobs = [i for i, row in enumerate(self._rows) if row.params.logprobs is not None]
+        self._with_logprobs = [
+            i for i, row in enumerate(self._rows) if row.params.logprobs is not None and not row.candidates
+        ]
         self._logprobs = self._queue_logprobs(logits, choice.token_ids)
         self._scores, self._score_failure = self._queue_scores(batch.scores, scored)
         self._pooled = [take(values) for values in pooled]
@@ -105,11 +107,13 @@ class _SearchToRead:
     row: int
     token_ids: torch.Tensor  # [count] int64
     scores: torch.Tensor  # [count], best first: NaN first where there is one
+    described: list[LogprobsToRead]
 
     def read(self) -> Candidates:
         """Return the candidates that may be chosen."""
         pairs = [(t, s) for t, s in zip(self.token_ids.tolist(), self.scores.tolist(), strict=True) if s > _OFF]
-        return Candidates(tuple(token for token, _ in pairs), tuple(score for _, score in pairs))
+        token_ids = tuple(token for token, _ in pairs)
+        return Candidates(token_ids, tuple(score for _, score in pairs), tuple(_read(self.described))[: len(token_ids)])
 
 
 def _search(
@@ -122,8 +126,13 @@ def _search(
     scores = change_logits(picked, [rows[i] for i in searching])
     found = []
     for place, row in enumerate(searching):
-        top = scores[place].topk(min(rows[row].candidates, scores.shape[-1]))
-        found.append(_SearchToRead(row, download.take(top.indices), download.take(top.values)))
+        top, params = scores[place].topk(min(rows[row].candidates, scores.shape[-1])), rows[row].params
+        described: list[LogprobsToRead] = []
+        if params.logprobs is not None:
+            count = len(top.indices)
+            wanted = [params.wanted_logprobs] * count
+            described = queue_logprobs(logits[row].expand(count, -1), top.indices, wanted, download)
+        found.append(_SearchToRead(row, download.take(top.indices), download.take(top.values), described))
     return found
 
 

@@ -248,9 +248,13 @@ class Prompt:
             beam = winners[index] if index < len(winners) else Beam((), 0.0)
             stopped = beam.stop_token_id is not None
             sequence.finish = FinishReason.STOP if stopped else FinishReason.LENGTH
-            *before, last = beam.token_ids or (None,)
-            outputs.extend(TokenOutput(prompt_id, index, i, token_id) for i, token_id in enumerate(before))
-            outputs.append(TokenOutput(prompt_id, index, len(before), last, sequence.finish, beam.stop_token_id))
+            token_ids: Many[int | None] = beam.token_ids or (None,)
+            described = beam.logprobs or (None,) * len(token_ids)
+            outputs.extend(
+                TokenOutput(prompt_id, index, i, token_id, logprobs=logprobs)
+                for i, (token_id, logprobs) in enumerate(zip(token_ids, described, strict=True))
+            )
+            outputs[-1].finish, outputs[-1].stop_token_id = sequence.finish, beam.stop_token_id
         return outputs
 
     def cancel(self, index: int, blocks: BlockPool) -> TokenOutput:

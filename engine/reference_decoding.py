@@ -148,7 +148,20 @@ class ReferenceDecoder:
         rows = self._network.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, logits_processor=made
         )
-        return [Decoded(_until_stop(row[len(prompt) :].tolist(), params.stop_token_ids)) for row in rows]
+        found = (_until_stop(row[len(prompt) :].tolist(), params.stop_token_ids) for row in rows)
+        return [Decoded(outputs, self._describe(prompt, outputs, params)) for outputs in found]
+
+    def _describe(
+        self, prompt: Sequence[int], outputs: Sequence[int], params: SamplingParams
+    ) -> tuple[TokenLogprobs, ...]:
+        """Return the log probabilities of a hypothesis' tokens if they are requested."""
+        if params.logprobs is None:
+            return ()
+        logits = self._network(input_ids=torch.tensor([[*prompt, *outputs]]), use_cache=False).logits[0]
+        rows = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+        return tuple(
+            describe_token(row, token, params.wanted_logprobs) for row, token in zip(rows, outputs, strict=True)
+        )
 
 
 def _sequences_of(prompt: Sequence[int], params: SamplingParams) -> list[_Request]:

@@ -117,18 +117,23 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The best tokens of one row, best first, with their log probabilities after all processors."""
+    """The best tokens of one row, best first, with their log probabilities after all processors: their scores.
+
+    `described` has those of the raw logits, as for sampled tokens, if the row requests log probabilities.
+    """
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    scores: tuple[float, ...]
+    described: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """A step's output: one entry per SampleRow in the first three fields, one per ScoreRow in `scores`.
 
-    `logprobs` and `candidates` are empty if no row requested them, else None for rows that did not. `failures` are
-    (SampleRow's index, error) of rows for which no token could be chosen; their other entries are meaningless.
+    `logprobs` and `candidates` are empty if no row requested them, else None for rows that did not; a row with
+    candidates has its log probabilities there. `failures` are (SampleRow's index, error) of rows for which no token
+    could be chosen; their other entries are meaningless.
     `score_failure` is why `scores` are missing; it fails only prompts that requested them. `pooled` has a vector for
     each of the PoolingRows.
     """

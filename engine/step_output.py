@@ -53,7 +53,7 @@ def _choose_with_search(
     failures = [(others[place], reason) for place, reason in drawn.failures]
     scores = change_logits(logits[searching].float().log_softmax(dim=-1), [rows[i] for i in searching])
     for place, i in enumerate(searching):
-        found[i] = ranked = _candidates(scores[place], rows[i].candidates)
+        found[i] = ranked = _candidates(scores[place], logits[i], rows[i])
         if ranked.token_ids:
             token_ids[i] = ranked.token_ids[0]
         else:
@@ -61,17 +61,22 @@ def _choose_with_search(
     return Sampled(token_ids, tuple(failures)), found
 
 
-def _candidates(scores: torch.Tensor, count: int) -> Candidates:
-    top = scores.topk(min(count, len(scores)))
+def _candidates(scores: torch.Tensor, logits: torch.Tensor, row: SampleRow) -> Candidates:
+    top = scores.topk(min(row.candidates, len(scores)))
     pairs = [(t, s) for t, s in zip(top.indices.tolist(), top.values.tolist(), strict=True) if s > _EXCLUDED]
-    return Candidates(tuple(token for token, _ in pairs), tuple(score for _, score in pairs))
+    token_ids = tuple(token for token, _ in pairs)
+    described: list[TokenLogprobs] = []
+    if row.params.logprobs is not None and token_ids:
+        count = len(token_ids)
+        described = token_logprobs(logits.expand(count, -1), token_ids, [row.params.wanted_logprobs] * count)
+    return Candidates(token_ids, tuple(score for _, score in pairs), tuple(described))
 
 
 def _logprobs(
     logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
 ) -> Sequence[TokenLogprobs | None]:
     """Return the sampled tokens' log probabilities from the raw logits; empty if no row requested them."""
-    places = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    places = [i for i, row in enumerate(rows) if row.params.logprobs is not None and not row.candidates]
     if not places:
         return ()
     picked = logits if len(places) == len(rows) else logits[places]

@@ -104,14 +104,14 @@ def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
     drawn: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.7, "seed": 4}
     search = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, n=2, best_of=4, stop_token_ids=vocabulary.eos_token_ids,
-        beam_search=BeamSearch(),
+        beam_search=BeamSearch(), logprobs=2,
     )  # fmt: skip
     return [
         FeatureCase("n", _case_prompts(prompts, SamplingParams(n=3, **drawn)), equal_tokens),
         FeatureCase(
             "best_of", _case_prompts(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), best_of_all
         ),
-        FeatureCase("use_beam_search", _case_prompts(prompts, search), equal_tokens),
+        FeatureCase("use_beam_search", _case_prompts(prompts, search), equal_logprobs),
     ]
 
 

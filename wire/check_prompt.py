@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from wire.errors import InvalidGrammar, InvalidRequest
-from wire.parameter_rules import MAX_BIAS, MAX_COUNT, Bounds, rules_of
+from wire.parameter_rules import MAX_BEAM_LOGPROBS, MAX_BIAS, MAX_COUNT, Bounds, rules_of
 from wire.prompt_images import check_images
 from wire.types import (
     WITH_BEAMS,
@@ -152,7 +152,10 @@ def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
         *((name, value, value == off, f"{off} with beam search") for name, value, off in given),
         ("structured", "set", params.structured is None, "unset with beam search"),
         ("thinking_token_budget", "set", params.thinking is None, "unset with beam search"),
-        ("logprobs", params.logprobs, params.logprobs is None, "unset with beam search"),
+        (
+            "logprobs", params.logprobs, (params.logprobs or 0) <= MAX_BEAM_LOGPROBS,
+            f"at most {MAX_BEAM_LOGPROBS} with beam search",
+        ),
         ("repetition_detection", "set", params.repetition_detection is None, "unset with beam search"),
         ("early_stopping", repr(early)[:20], isinstance(early, bool) or early == "never", "true, false or never"),
     ))  # fmt: skip

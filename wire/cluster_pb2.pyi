@@ -291,16 +291,18 @@ class Pooling(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., how: _Optional[str] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., second_text: _Optional[int] = ...) -> None: ...
 
 class Beam(_message.Message):
-    __slots__ = ("token_ids", "score", "done", "stop_token_id")
+    __slots__ = ("token_ids", "score", "done", "stop_token_id", "logprobs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     score: float
     done: bool
     stop_token_id: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., done: _Optional[bool] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., done: _Optional[bool] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("ticket_id", "epoch", "instance_id", "num_tokens", "first_token", "lease_s", "endpoints")

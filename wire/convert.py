@@ -10,8 +10,9 @@ from google.protobuf.message import DecodeError
 from wire import cluster_pb2 as pb
 from wire.check_prompt import check_prompt
 from wire.convert_params import (
-    BEAM,
     POOLING,
+    beam_from_pb,
+    beam_to_pb,
     logprobs_from_pb,
     logprobs_to_pb,
     params_from_pb,
@@ -55,7 +56,7 @@ def prompt_to_pb(state: PromptState, *, announces_files: bool = False) -> pb.Pro
         state,
         params=params_to_pb(state.params),
         outputs=[pb.Output(token_ids=output) for output in state.outputs],
-        beams=map(BEAM.to_pb, state.beams),
+        beams=map(beam_to_pb, state.beams),
         pooling=None if state.pooling is None else POOLING.to_pb(state.pooling),
         images=[
             _IMAGE.to_pb(image, grid=image.grid, data_bytes=len(image.data) if announces_files else 0)
@@ -70,7 +71,7 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
         message,
         params=params_from_pb(message.params),
         outputs=tuple(tuple(output.token_ids) for output in message.outputs),
-        beams=tuple(map(BEAM.from_pb, message.beams)),
+        beams=tuple(map(beam_from_pb, message.beams)),
         pooling=POOLING.from_pb(message.pooling) if message.HasField("pooling") else None,
         images=tuple(map(_image_from_pb, message.images)),
     )

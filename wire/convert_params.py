@@ -20,7 +20,7 @@ _STRUCTURED = PlainMessage(StructuredOutput, pb.StructuredOutput)
 _THINKING = PlainMessage(Thinking, pb.Thinking)
 _REPETITION = PlainMessage(RepetitionDetection, pb.RepetitionDetection)
 _BEAM_SEARCH = PlainMessage(BeamSearch, pb.BeamSearch)
-BEAM = PlainMessage(Beam, pb.Beam)
+_BEAM = PlainMessage(Beam, pb.Beam)
 POOLING = PlainMessage(Pooling, pb.Pooling)
 _EARLY_STOPPING: dict[bool | str, str] = {True: "true", False: "false", "never": "never"}
 _EARLY_STOPPING_NAMED = {name: value for value, name in _EARLY_STOPPING.items()}
@@ -65,6 +65,16 @@ def logprobs_to_pb(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
 def logprobs_from_pb(message: pb.TokenLogprobs) -> TokenLogprobs:
     """Convert one position's log probabilities."""
     return TokenLogprobs(message.logprob, message.rank, tuple(message.top_ids), tuple(message.top_logprobs))
+
+
+def beam_to_pb(beam: Beam) -> pb.Beam:
+    """Convert a hypothesis of a beam search."""
+    return _BEAM.to_pb(beam, logprobs=map(logprobs_to_pb, beam.logprobs))
+
+
+def beam_from_pb(message: pb.Beam) -> Beam:
+    """Convert a hypothesis of a beam search."""
+    return _BEAM.from_pb(message, logprobs=tuple(map(logprobs_from_pb, message.logprobs)))
 
 
 def prompt_logprobs_to_pb(part: PromptLogprobs) -> pb.PromptLogprobs:

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 MAX_COUNT = 2**31 - 1  # tokens, and also the largest token id: the message's fields are 32 bits
 MAX_LISTED_TOKENS = 300_000  # the engine also refuses ids outside the model's vocabulary
+MAX_BEAM_LOGPROBS = 128  # at each position of each hypothesis, all of which are kept until the search has ended
 MAX_LOGPROBS = MAX_LISTED_TOKENS  # at each position; a step over the message limit is split (instance/step_parts.py)
 MAX_BIAS = 100.0  # added to a token's logit, in either direction
 _METADATA = "parameter"

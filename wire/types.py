@@ -188,13 +188,15 @@ class TokenLogprobs:
 class Beam:
     """A hypothesis of a beam search: its output ids and the sum of their log probabilities.
 
-    A `done` one has finished, by the stop token `stop_token_id`, the last of its ids, or by its length.
+    A `done` one has finished, by the stop token `stop_token_id`, the last of its ids, or by its length. `logprobs` has
+    an entry for each id if the request has log probabilities, else none.
     """
 
     token_ids: tuple[int, ...]
     score: float
     done: bool = False
     stop_token_id: int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
-"""Beam search: the server searches, then scores each output with one more request."""
+"""Beam search: the server searches, and returns the log probabilities of each output."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from pdserve.offline.answers import scored
+from pdserve.offline.answers import output_logprobs
 from pdserve.offline.bounded import bounded
 from pdserve.offline.http_api import HttpApi
 from pdserve.offline.lengths import token_ids
-from pdserve.offline.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
+from pdserve.offline.outputs import BeamSearchOutput, BeamSearchSequence
 from pdserve.offline.progress import ProgressBar
 from pdserve.offline.prompts import PromptInput
 from pdserve.offline.sampling_params import BeamSearchParams
@@ -28,10 +28,8 @@ async def beam_search(
 
     async def check(index: int) -> list[int]:
         ids = await token_ids(api, index, prompts[index])
-        if len(ids) + 2 > api.max_model_len:
-            raise ValueError(
-                f"prompt {index} has {len(ids)} tokens; two of the model's {api.max_model_len} must stay free"
-            )
+        if len(ids) >= api.max_model_len:
+            raise ValueError(f"prompt {index} has {len(ids)} tokens: the model's {api.max_model_len} leave no room")
         return ids
 
     async def work(index: int) -> BeamSearchOutput:
@@ -47,11 +45,10 @@ async def beam_search(
 
 
 async def _search_prompt(api: HttpApi, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
-    # One position stays free: scoring an output sends it as a prompt, and a server generates at least one token.
-    maximum = min(params.max_tokens, api.max_model_len - len(prompt) - 1)
+    maximum = min(params.max_tokens, api.max_model_len - len(prompt))
     body = _GREEDY | {
         "prompt": prompt, "max_tokens": maximum, "ignore_eos": params.ignore_eos, "return_token_ids": True,
-        "include_stop_str_in_output": params.include_stop_str_in_output,
+        "include_stop_str_in_output": params.include_stop_str_in_output, "logprobs": 0,
     }  # fmt: skip
     if params.beam_width > 1:
         body |= {"use_beam_search": True, "n": params.beam_width, "length_penalty": params.length_penalty}
@@ -60,16 +57,7 @@ async def _search_prompt(api: HttpApi, prompt: list[int], params: BeamSearchPara
 
 
 async def _scored_sequence(api: HttpApi, prompt: list[int], choice: Any) -> BeamSearchSequence:
-    ids = choice["token_ids"]
-    tokens = [*prompt, *ids]
-    found = await _score(api, tokens, len(prompt))
+    tokens, found = [*prompt, *choice["token_ids"]], output_logprobs(choice["logprobs"])
     text = (await api.post("/detokenize", {"tokens": tokens}))["prompt"]
-    total = sum(one[token_id].logprob for token_id, one in zip(ids, found, strict=True))
+    total = sum(one[token_id].logprob for token_id, one in zip(choice["token_ids"], found, strict=True))
     return BeamSearchSequence(tokens, found, total, text, choice["finish_reason"], choice.get("stop_reason"))
-
-
-async def _score(api: HttpApi, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
-    """Return the log probabilities of the tokens from `begin` on."""
-    body = _GREEDY | {"prompt": tokens, "max_tokens": 0, "prompt_logprobs": 0}
-    choice = (await api.post("/v1/completions", body))["choices"][0]
-    return [one for one in scored(choice["prompt_logprobs"])[begin:] if one is not None]

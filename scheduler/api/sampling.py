@@ -13,7 +13,7 @@ from scheduler.config import SchedulerOptions
 from scheduler.tokens import Tokens
 from wire.check_prompt import check_repetition
 from wire.errors import InvalidRequest, PromptTooLong
-from wire.types import PARAMETERS, RepetitionDetection, SamplingParams
+from wire.types import PARAMETERS, WITH_BEAMS, RepetitionDetection, SamplingParams
 
 _MIN_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 is greedy
 _ALL = -1
@@ -33,9 +33,9 @@ async def read_sampling(
     default_max_tokens: int | None, param: str,
 ) -> SamplingParams:  # fmt: skip
     """Return the parameters; `default_max_tokens` None means the rest of the context. Raises InvalidRequest."""
-    options, tokens, defaults = context.config.options, context.tokens, context.defaults
-    longest = max(map(len, prompts))
-    beams = read_beam_search(body, defaults)
+    options, tokens, longest = context.config.options, context.tokens, max(map(len, prompts))
+    beams = read_beam_search(body)
+    defaults = context.defaults if beams is None else {**context.defaults, **WITH_BEAMS}
     temperature = defaults["temperature"] if body.temperature is None else body.temperature
     top_k = defaults["top_k"] if body.top_k is None else body.top_k
     top_k = top_k if 0 < top_k < tokens.vocab_size else -1

@@ -49,7 +49,9 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
     token_ids = [token_id or 0 for token_id in chosen]
     rows = list(zip(batch.samples, token_ids, checksums, strict=False))
     logprobs = [
-        None if row.params.logprobs is None else logprobs_of(c, token_id, row.params.wanted_logprobs, vocab_size)
+        None
+        if row.params.logprobs is None or row.candidates
+        else logprobs_of(c, token_id, row.params.wanted_logprobs, vocab_size)
         for row, token_id, c in rows
     ]
     candidates = [_candidates(c, row, vocab_size) if row.candidates else None for row, _, c in rows]
@@ -96,7 +98,10 @@ def _vector(checksums: Iterable[int]) -> tuple[float, float]:
 
 def _candidates(checksum: int, sample: SampleRow, vocab_size: int) -> Candidates:
     token_ids = tuple(islice(_choices(hash64(checksum, 0), sample, vocab_size), sample.candidates))
-    return Candidates(token_ids, tuple(logprobs_of(checksum, one, 0, vocab_size).logprob for one in token_ids))
+    wanted = sample.params.wanted_logprobs
+    found = tuple(logprobs_of(checksum, one, wanted, vocab_size) for one in token_ids)
+    described = () if sample.params.logprobs is None else found
+    return Candidates(token_ids, tuple(one.logprob for one in found), described)
 
 
 def _choices(first: int, sample: SampleRow, vocab_size: int) -> Iterator[int]:

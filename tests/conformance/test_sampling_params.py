@@ -28,9 +28,16 @@ def test_best_of_returns_the_likeliest(compared: Compared) -> None:
 
 @pytest.mark.covers("A3.44")
 def test_beam_search_is_transformers_own(served: Served, oracle: Oracle) -> None:
-    texts = [choice["text"] for choice in served.completion(use_beam_search=True, n=3)["choices"]]
+    fields: dict[str, Any] = {"temperature": None, "return_token_ids": True, "logprobs": 2}
+    choices = served.completion(use_beam_search=True, n=3, **fields)["choices"]
 
-    assert texts == oracle.generate(num_beams=3, num_return_sequences=3)
+    assert [choice["text"] for choice in choices] == oracle.generate(num_beams=3, num_return_sequences=3)
+    prompt = oracle.ids(PROMPT)
+    for choice in choices:
+        written = choice["token_ids"]
+        likely = oracle.logprobs([*prompt, *written])[len(prompt) - 1 : -1]
+        own = [row[token_id].item() for row, token_id in zip(likely, written, strict=True)]
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(own, abs=1e-3)
     assert len(served.chat(use_beam_search=True, best_of=2)["choices"]) == 1
     beams = {"use_beam_search": True, "n": 2, "temperature": 0}
     assert served.refused(**beams | {"n": 1})["param"] == "n"

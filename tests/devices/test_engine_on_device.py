@@ -46,7 +46,8 @@ def test_requests_of_every_kind_are_answered_as_on_the_cpu(
         outputs = run(core)
 
     assert outputs.tokens == outputs_on_cpu.tokens
-    assert outputs.logprobs.keys() == outputs_on_cpu.logprobs.keys() == {("likely", 0), ("scored", 0)}
+    described = {("likely", 0), ("scored", 0), ("searched", 0), ("searched", 1)}
+    assert outputs.logprobs.keys() == outputs_on_cpu.logprobs.keys() == described
     for key, likely in outputs.logprobs.items():
         check_same(likely, outputs_on_cpu.logprobs[key])
     check_same(outputs.prompts["scored"], outputs_on_cpu.prompts["scored"])

@@ -101,7 +101,7 @@ def every_sort() -> list[PromptState]:
         plain("bad", 6, bad_words=((40,), (41, 42)), stop_token_ids=(50, 51), min_tokens=6, **drawn),
         plain("likely", 15, logprobs=4, **drawn),
         plain("scored", 40, logprobs=1, prompt_logprobs=3),
-        plain("searched", 11, n=2, best_of=4, beam_search=BeamSearch()),
+        plain("searched", 11, n=2, best_of=4, beam_search=BeamSearch(), logprobs=2),
         *(
             PromptState(how, f"request-{how}", ids(50, seed), SamplingParams(max_tokens=1), pooling=Pooling(how=how))
             for seed, how in enumerate(("last", "mean", "cls"))

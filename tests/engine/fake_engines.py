@@ -19,6 +19,7 @@ class Answers:
     """What came out of an engine, by (prompt id, sequence)."""
 
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    logprobs: dict[tuple[str, int], list[TokenLogprobs]] = field(default_factory=dict)
     finish: dict[tuple[str, int], FinishReason] = field(default_factory=dict)
     prefilled: list[Prefilled] = field(default_factory=list)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
@@ -32,6 +33,8 @@ class Answers:
             if output.token_id is not None:
                 assert output.index == len(self.tokens.setdefault(key, [])), f"{output} is out of order"
                 self.tokens[key].append(output.token_id)
+            if output.logprobs is not None:
+                self.logprobs.setdefault(key, []).append(output.logprobs)
             if output.finish is not None:
                 self.finish[key] = output.finish
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from engine.beam_search import Search, advance, describe, num_candidates, ranking_score, resume, winners
+from engine.beam_search import Offer, Search, advance, describe, num_candidates, ranking_score, resume, winners
 from wire.types import Beam, BeamSearch, SamplingParams
 
 VOCABULARY, EOS = 24, (3, 7, 12, 18)
 # No id 0: transformers takes it for the padding and masks it.
 PROMPTS = tuple(tuple(1 + (7 * i + 5 * j * j) % (VOCABULARY - 1) for j in range(3 + i)) for i in range(8))
 SHARPNESS = 1.5  # of the random model's logits: far from ties, near enough for stop tokens to be likely
-Candidates = Callable[[tuple[int, ...]], list[tuple[int, float]]]
+Candidates = Callable[[tuple[int, ...]], list[Offer]]
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,10 @@ def network() -> Any:
 
 def offered_by(network: Any, prompt: tuple[int, ...], count: int) -> Candidates:
     @torch.inference_mode()
-    def offer(outputs: tuple[int, ...]) -> list[tuple[int, float]]:
+    def offer(outputs: tuple[int, ...]) -> list[Offer]:
         logits = network(torch.tensor([[*prompt, *outputs]])).logits[0, -1].float() * SHARPNESS
         best = logits.log_softmax(-1).topk(min(count, VOCABULARY))
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return [(t, value, None) for t, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
     return offer
 
@@ -107,7 +107,7 @@ def test_a_search_continues_from_its_description(network: Any) -> None:
 
 def test_tokens_that_cannot_be_chosen_leave_fewer_beams() -> None:
     params = SamplingParams(max_tokens=2, temperature=0.0, n=2, best_of=3, beam_search=BeamSearch())
-    only = [(4, -0.5), (5, -1.0), (6, float("-inf"))]
+    only: list[Offer] = [(4, -0.5, None), (5, -1.0, None), (6, float("-inf"), None)]
 
     first = advance(Search(), [only], params, limit=2)
     last = advance(first.search, [only, only], params, limit=2)

@@ -1,7 +1,7 @@
 """Beam search in the whole engine equals transformers' own: in a batch, across a hand-off, and after preemption."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.engine.fake_engines import CONFIG, Answers, prompt, run
 from tests.engine.fake_engines import engine as fake_engine
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
 from wire.errors import InvalidRequest
-from wire.types import Beam, BeamSearch, FinishReason, PromptState, SamplingParams
+from wire.types import Beam, BeamSearch, FinishReason, PromptState, SamplingParams, TokenLogprobs
 
 STOPS = tuple(range(4, 60, 5))
 PROMPTS = [
@@ -58,12 +58,16 @@ def beam_prompt(name: str, token_ids: tuple[int, ...], max_tokens: int = 16, **s
 
 
 def states() -> list[PromptState]:
-    return [
+    """Of "b" the log probabilities of the three best tokens are requested, of "c" those of two listed ones."""
+    made = [
         beam_prompt("a", PROMPTS[0]),
         beam_prompt("b", PROMPTS[1], early_stopping=True),
         beam_prompt("c", PROMPTS[2], length_penalty=0.0, early_stopping="never"),
         beam_prompt("d", PROMPTS[3], length_penalty=2.0),
     ]
+    for at, described in ((1, {"logprobs": 3}), (2, {"logprobs": 0, "logprob_token_ids": (9, 17)})):
+        made[at] = replace(made[at], params=replace(made[at].params, **described))
+    return made
 
 
 def hypotheses(answers: Answers, name: str) -> list[list[int]]:
@@ -73,11 +77,20 @@ def hypotheses(answers: Answers, name: str) -> list[list[int]]:
 def assert_equal(answers: Answers, decoder: ReferenceDecoder) -> None:
     assert answers.failed == []
     for state in states():
-        wanted = [list(one.token_ids) for one in decoder.decode(state.token_ids, state.params)]
+        decoded = decoder.decode(state.token_ids, state.params)
+        wanted = [list(one.token_ids) for one in decoded]
         assert hypotheses(answers, state.prompt_id) == wanted, state.prompt_id
+        for index, one in enumerate(decoded):
+            assert_described(answers.logprobs.get((state.prompt_id, index), []), one.logprobs)
         for index, tokens in enumerate(wanted):
             stopped = tokens[-1] in STOPS
             assert answers.finish[state.prompt_id, index] is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+def assert_described(found: Sequence[TokenLogprobs], wanted: Sequence[TokenLogprobs]) -> None:
+    assert [(one.rank, one.top_ids) for one in found] == [(one.rank, one.top_ids) for one in wanted]
+    values, expected = ([[one.logprob, *one.top_logprobs] for one in every] for every in (found, wanted))
+    assert values == [pytest.approx(one, abs=1e-4) for one in expected]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +197,7 @@ def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float
         ((Beam((1,), float("nan")),), "must be finite"),
         ((Beam((1,), -2.0), Beam((2,), -1.0)), "sorted by score"),
         ((Beam((1,), -1.0, done=True),), "every beam has finished already"),
+        ((Beam((1,), -1.0, logprobs=(TokenLogprobs(-1.0, 1),)),), "must have log probabilities if they are requested"),
     ],
 )
 def test_beams_that_no_search_can_continue_from_are_refused(beams: tuple[Beam, ...], words: str) -> None:

@@ -81,7 +81,9 @@ def test_tokens_and_logprobs_equal_those_computed_at_once(chosen: Any, dtype: to
 
 
 def test_candidates_are_those_computed_at_once() -> None:
-    rows = rows_of([{"temperature": 0.0}, {"temperature": 0.0, "repetition_penalty": 1.3}] * 2, candidates=(1, 2))
+    rows = rows_of(
+        [{"temperature": 0.0, "logprobs": 2}, {"temperature": 0.0, "repetition_penalty": 1.3}] * 2, candidates=(1, 2)
+    )
     batch, logits = StepBatch((), (), rows), logits_of(4)
 
     got, expected = launch_output(logits, batch), at_once(logits, batch)
@@ -91,7 +93,10 @@ def test_candidates_are_those_computed_at_once() -> None:
         assert (mine is None) == (theirs is None)
         if mine is not None and theirs is not None:
             assert mine.token_ids == theirs.token_ids
-            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
+            assert mine.scores == pytest.approx(theirs.scores, abs=1e-6)
+            assert len(mine.described) == len(theirs.described)
+            for described in zip(mine.described, theirs.described, strict=True):
+                assert_same(*described)
 
 
 @pytest.mark.parametrize("candidates", [(), (1, 2), (3, 5)])

@@ -48,7 +48,7 @@ def test_logprobs_are_of_the_raw_logits_whatever_shapes_them() -> None:
 
 def test_candidates_are_ranked_as_transformers_beam_search_does() -> None:
     logits = _logits(3)
-    rows = (_row(), _row(candidates=6, repetition_penalty=1.4, history=(4, 9)), _row(candidates=4))
+    rows = (_row(), _row(candidates=6, repetition_penalty=1.4, history=(4, 9)), _row(candidates=4, logprobs=2))
     ranked = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([[4, 9]]), logits[1:2].log_softmax(dim=-1))
 
     output = make_output(logits, StepBatch((), (), rows))
@@ -58,8 +58,11 @@ def test_candidates_are_ranked_as_transformers_beam_search_does() -> None:
     assert second is not None
     assert third is not None
     assert second.token_ids == tuple(ranked[0].topk(6).indices.tolist())
-    assert second.logprobs == pytest.approx(tuple(ranked[0].topk(6).values.tolist()), abs=1e-6)
+    assert second.scores == pytest.approx(tuple(ranked[0].topk(6).values.tolist()), abs=1e-6)
     assert third.token_ids == tuple(logits[2].topk(4).indices.tolist())
+    assert (second.described, output.logprobs) == ((), ())
+    assert [one.logprob for one in third.described] == pytest.approx(third.scores, abs=1e-6)
+    assert [(one.rank, one.top_ids) for one in third.described] == [(i + 1, third.token_ids[:2]) for i in range(4)]
     assert output.token_ids == [int(logits[0].argmax()), second.token_ids[0], third.token_ids[0]]
 
 

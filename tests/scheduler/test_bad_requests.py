@@ -63,7 +63,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": []}, "tools"),
     ({"use_beam_search": True, "temperature": 0}, "n"),
     ({"use_beam_search": True, "temperature": 0, "n": 1}, "n"),
-    ({"use_beam_search": True, "n": 2}, "temperature"),
+    ({"use_beam_search": True, "n": 2, "logprobs": 21}, "logprobs"),
     ({"use_beam_search": True, "n": 2, "temperature": 0.5}, "temperature"),
     ({"use_beam_search": True, "n": 2, "temperature": 0, "top_p": 0.9}, "top_p"),
     ({"use_beam_search": True, "n": 2, "temperature": 0, "top_k": 3}, "top_k"),

@@ -37,8 +37,8 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"beam_search": BeamSearch(1.0, False), "n": 1, "best_of": 2, "temperature": 0.0},
     ),
     (
-        {"use_beam_search": True, "n": 3, "temperature": 0, "length_penalty": 2, "early_stopping": "never"},
-        {"beam_search": BeamSearch(2.0, "never"), "n": 3},
+        {"use_beam_search": True, "n": 3, "length_penalty": 2, "early_stopping": "never"},
+        {"beam_search": BeamSearch(2.0, "never"), "n": 3, "temperature": 0.0},
     ),
     ({"guided_json": '{"type":"object"}'}, {"structured": StructuredOutput("json", '{"type":"object"}')}),
     ({"guided_json": {"type": "object"}}, {"structured": StructuredOutput("json", '{"type": "object"}')}),

@@ -88,7 +88,7 @@ SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_sear
 PAIR = PromptState(
     "r/2", "r", (1, 2, 3), SamplingParams(max_tokens=1), pooling=Pooling("token_classify", "cls", True, 5, 2)
 )
-BEAMS = (Beam((4, 5), -1.5), Beam((6,), -0.5, done=True, stop_token_id=2))
+BEAMS = (Beam((4, 5), -1.5), Beam((6,), -0.5, True, 2, (TokenLogprobs(-0.5, 1, (6, 7), (-0.5, -1.0)),)))
 PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6), (7,)), probe=True, cache_salt="tenant")
 SEARCHED = PromptState("r/1", "r", (1, 2), SEARCH, beams=BEAMS)
 IMAGES = (PromptImage(0, 4, b"a" * 32, (1, 2, 2), b"GIF"), PromptImage(5, 2, b"b" * 32, (1, 1, 2), b"123", "float16"))
@@ -246,7 +246,7 @@ def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value
     [
         ("best_of", 1), ("temperature", 1.0), ("top_p", 0.5), ("top_k", 1), ("min_p", 0.1),
         ("structured", StructuredOutput("regex", "a")), ("early_stopping", "perhaps"),
-        ("repetition_detection", RepetitionDetection(2, 1, 2)),
+        ("repetition_detection", RepetitionDetection(2, 1, 2)), ("logprobs", 129),
     ],
 )  # fmt: skip
 def test_beam_search_refuses_incompatible_parameters(field: str, value: object) -> None:
