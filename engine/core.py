@@ -173,7 +173,7 @@ class EngineCore:
             blocks_cached=blocks.num_cached,
             prefix_tokens_sought=blocks.tokens_queried,
             prefix_tokens_found=blocks.tokens_found,
-            running=len(state.running),
+            running=sum(not prompt.state.probe for prompt in state.running.copy().values()),
             waiting=len(state.waiting),
             uncomputed_tokens=sum(prompt.uncomputed_tokens for prompt in state.prompts()),
             held_prompts=len(state.held),
@@ -240,12 +240,13 @@ class EngineCore:
             self._fail_all(schedule, error, outcome)
             return
         num_chunk_tokens = sum(one.count for one in schedule if one.sequence is one.prompt.stem)
+        num_served = sum(one.num_served for one in schedule if not one.prompt.state.probe)
         samples = samples_of(schedule) if runs_ahead else {}
         if runs_ahead:
             for scheduled in schedule:
                 scheduled.sequence.launch(scheduled.count, awaits=scheduled.sequence in samples)
         self._launched.append(
-            LaunchedStep(schedule, batch, pending, announcer, now, samples, block_ids, num_chunk_tokens)
+            LaunchedStep(schedule, batch, pending, announcer, now, samples, block_ids, num_chunk_tokens, num_served)
         )
 
     def _masked(self, schedule: list[ScheduledTokens], outcome: StepOutcome) -> list[ScheduledTokens]:
@@ -263,6 +264,7 @@ class EngineCore:
     def _collect(self, step: LaunchedStep, outcome: StepOutcome) -> None:
         """Wait for a step and apply its output to each prompt, except those that have ended since the launch."""
         outcome.num_tokens += len(step.batch.token_ids)
+        outcome.num_served += step.num_served
         try:
             try:
                 output = step.pending.collect()

@@ -106,7 +106,8 @@ class StepResult:
     generates here and is computed.
     `progressed`: prompts that advanced without a token to emit yet (beam search).
     `interrupted`: (prompt_id, times swapped out, times dropped to token ids) of prompts preempted between two tokens.
-    `num_tokens`: prompt and output tokens that the model computed. `seconds`: from the step's selection, or the end of
+    `num_tokens`: prompt and output tokens that the model computed. `num_served`: prompt tokens that it computed and
+    output tokens that it sampled, without those of probes. `seconds`: from the step's selection, or the end of
     the previous step if it was launched behind that one, to its own end; they never overlap.
     """
 
@@ -121,6 +122,7 @@ class StepResult:
     progressed: tuple[str, ...] = ()
     interrupted: tuple[tuple[str, int, int], ...] = ()
     num_tokens: int = 0
+    num_served: int = 0
 
 
 class Blocks(Protocol):

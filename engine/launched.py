@@ -15,7 +15,7 @@ class LaunchedStep:
 
     `samples`: the index of each sequence's sample. `block_ids`: the blocks it writes, each once. `since`: when it was
     started, or when the previous step ended; its duration is measured from there. `num_chunk_tokens`: tokens of prompts
-    that it computes.
+    that it computes. `num_served`: these and the tokens that it samples, without those of probes.
     """
 
     schedule: list[ScheduledTokens]
@@ -26,6 +26,7 @@ class LaunchedStep:
     samples: Mapping[Sequence, int]
     block_ids: tuple[int, ...] = ()
     num_chunk_tokens: int = 0
+    num_served: int = 0
 
     @property
     def composition(self) -> tuple[int, int]:

@@ -24,6 +24,7 @@ class StepOutcome:
     pooled: list[PooledPrompt] = field(default_factory=list)
     interrupted: list[tuple[str, int, int]] = field(default_factory=list)
     num_tokens: int = 0
+    num_served: int = 0
 
     def fail(self, state: PromptState, error: Exception) -> None:
         """Record and log a failed prompt: InvalidRequest and NoCapacity as they are, others as an InternalError."""
@@ -51,4 +52,5 @@ class StepOutcome:
             pooled=tuple(self.pooled),
             interrupted=tuple(self.interrupted),
             num_tokens=self.num_tokens,
+            num_served=self.num_served,
         )

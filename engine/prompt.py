@@ -40,6 +40,12 @@ class ScheduledTokens:
     count: int = 0
     reaches_end: bool = False
 
+    @property
+    def num_served(self) -> int:
+        """Tokens of the prompt that are computed, and tokens that are sampled."""
+        computed = self.count if self.sequence is self.prompt.stem else 0
+        return computed + (len(self.sampled) if self.reaches_end else 0)
+
 
 @dataclass(slots=True, eq=False)
 class Prompt:

@@ -117,8 +117,8 @@ class EngineLoop:
         self._measure_turns(result.num_tokens)
         self.steps += 1
         self.step_seconds += result.seconds
-        if result.num_tokens:
-            self.step_tokens.observe(result.num_tokens)
+        if result.num_served:
+            self.step_tokens.observe(result.num_served)
         self._on_step(result)
 
     def _record_turn(self) -> None:

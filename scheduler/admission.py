@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 from typing import Protocol
 
+from scheduler.finished_requests import OF_FIRST_TOKEN
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
@@ -79,7 +80,8 @@ class Admission:
         """Raise Overloaded if these prompts do not fit into the queue, or if their first token would come too late."""
         refusal = self._room.refusal(tenant, num_prompts, num_tokens)
         if refusal is not None:
-            raise Overloaded(refusal, self._retry_after_s())
+            message, limit = refusal
+            raise Overloaded(message, self._retry_after_s(), limit=limit)
         if self._ttft_limit_s:
             self._check_first_token(num_tokens)
 
@@ -98,7 +100,7 @@ class Admission:
         else:
             self._retries_left -= 1
         message = f"the first token is expected {when} (limit {limit_s:g} s, --ttft-limit)"
-        raise Overloaded(message, retry_after_s, is_final=is_final)
+        raise Overloaded(message, retry_after_s, is_final=is_final, limit=OF_FIRST_TOKEN)
 
     def enter(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Put a prompt into the queue at its turn, or back at the front."""

@@ -53,10 +53,10 @@ class Dispatch:
         """Raise Overloaded if not even a one-token prompt may wait; `run` reports all other errors."""
         try:
             self.admission.check_room(1, 1, tenant)
-        except Overloaded:
+        except Overloaded as error:
             if self._draining or not self._registry.has_path():
                 return
-            self.ledger.rejected += 1
+            self.ledger.reject(error)
             raise
 
     async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
@@ -100,8 +100,8 @@ class Dispatch:
             if not (self._registry.has_path(prefill_only=request.prefill_only) or self._registry.awaits_path()):
                 raise self._registry.no_path()
             self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)), request.tenant)
-        except (Overloaded, Unavailable):
-            self.ledger.rejected += 1
+        except (Overloaded, Unavailable) as error:
+            self.ledger.reject(error)
             raise
 
     async def _run_accepted(self, request: GenerationRequest, prompts: list[PromptRun], sink: TokenSink) -> None:

@@ -2,14 +2,20 @@
 
 from dataclasses import dataclass
 
+from wire.errors import Overloaded, PdserveError
+
+OF_PROMPTS, OF_TOKENS, OF_FIRST_TOKEN = QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "ttft_limit")
+"""The limits of the queue, the first two in vLLM's spelling."""
+
 
 @dataclass(slots=True)
 class FinishedRequests:
     """Counters since the start. Written only by dispatch and its attempts.
 
-    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; probes are not
-    counted. `retried_tokens` are those of the `retried_prompts` and of their outputs so far; `delayed_retries` had to
-    wait for the budget. `differing_outputs` were generated again, and differed from what the client had.
+    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted, those over one of the
+    QUEUE_LIMITS are in `rejected_by` too; probes are not counted. `retried_tokens` are those of the `retried_prompts`
+    and of their outputs so far; `delayed_retries` had to wait for the budget. `differing_outputs` were generated again,
+    and differed from what the client had.
     """
 
     received: int = 0
@@ -21,6 +27,18 @@ class FinishedRequests:
     retried_tokens: int = 0
     differing_outputs: int = 0
     delayed_retries: int = 0
+    rejected_by: tuple[int, ...] = (0,) * len(QUEUE_LIMITS)
+
+    def reject(self, error: PdserveError) -> None:
+        """Count a request that is not accepted."""
+        self.rejected += 1
+        limit = error.limit if isinstance(error, Overloaded) else ""
+        self.rejected_by = tuple(n + (name == limit) for name, n in self.rejections.items())
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """The number of requests over each limit of the queue."""
+        return dict(zip(QUEUE_LIMITS, self.rejected_by, strict=True))
 
     @property
     def inflight(self) -> int:

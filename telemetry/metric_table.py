@@ -19,6 +19,7 @@ from telemetry.bucket_bounds import (
     TOKENS,
     VLLM_FIRST_TOKEN,
     VLLM_N,
+    VLLM_PREEMPTIONS,
     VLLM_REQUEST,
     VLLM_STEP,
 )
@@ -83,6 +84,10 @@ CLUSTER = (
     _row(_COUNTER, "ledger.failed", "requests_failed", "Requests that failed"),
     _row(_COUNTER, "ledger.cancelled", "requests_cancelled", "Requests cancelled because the client disconnected"),
     _row(_COUNTER, "ledger.rejected", "requests_rejected", "Requests never accepted"),
+    _vllm(
+        _COUNTER, "ledger.rejections", "admission_rejections", "Requests over a limit of the queue",
+        labels=("reason",),
+    ),
     _row(_COUNTER, "ledger.retried_prompts", "prompts_retried", "Prompts tried a second time"),
     _row(
         _COUNTER, "ledger.retried_tokens", "tokens_retried", "Tokens of prompts tried again and of their outputs",
@@ -142,6 +147,10 @@ REQUESTS = (
     _row(
         _HISTOGRAM, "request_output_tokens", "request_generation_tokens", "Output tokens of a request", TOKENS,
         vllm=Exposed("request_generation_tokens", "Output tokens of a request", None),
+    ),
+    _vllm(
+        _HISTOGRAM, "preemptions", "request_num_preemptions", "Times that a request was preempted between two tokens",
+        VLLM_PREEMPTIONS,
     ),
     _vllm(_HISTOGRAM, "max_tokens", "request_params_max_tokens", "The max_tokens of a request", None),
     _vllm(_HISTOGRAM, "n", "request_params_n", "The n of a request", VLLM_N),

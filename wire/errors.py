@@ -58,12 +58,16 @@ class UnknownModel(PdserveError):
 
 
 class Overloaded(PdserveError):
-    """No request like this is accepted now; retry after `retry_after_s`, unless it `is_final`: a retry cannot help."""
+    """No request like this is accepted now; retry after `retry_after_s`, unless it `is_final`: a retry cannot help.
 
-    def __init__(self, message: str, retry_after_s: int = 1, *, is_final: bool = False) -> None:
+    `limit` names the limit of the queue that it exceeds, if it is one.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 1, *, is_final: bool = False, limit: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.is_final = is_final
+        self.limit = limit
 
 
 class NoCapacity(PdserveError):

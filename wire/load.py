@@ -46,7 +46,7 @@ class LoadSnapshot:
     blocks_swapped: int = gauge("KV blocks of preempted prompts swapped out of the pool", "kv_blocks_swapped")
     blocks_total: int = gauge("KV blocks of the pool", "kv_blocks_total")
     blocks_probe: int = gauge("KV blocks used by probes", "kv_blocks_probe")
-    running: int = gauge("Sequences in the batch")
+    running: int = gauge("Prompts in the batch, without probes")
     waiting: int = gauge("Sequences waiting in the instance")
     held_prompts: int = gauge("Prefilled prompts whose KV is not yet handed off")
     uncomputed_tokens: int = gauge("Prompt tokens accepted and not yet computed")
@@ -64,7 +64,7 @@ class LoadSnapshot:
     prefix_tokens_found: int = counter("Tokens found in the prefix cache", vllm="prefix_cache_hits")
     steps: int = counter("Steps of the instance")
     step_seconds: float = counter("Seconds spent in its steps")
-    tokens_computed: int = counter("Tokens computed by its model")
+    tokens_computed: int = counter("Prompt tokens computed and output tokens sampled, without probes")
     starved_s: float = counter("Time for which the machine kept the instance from running", "starved_seconds")
     prompts_recomputed: int = counter("Prompts that a worker computed although another one held their KV for it")
     images_waiting: int = gauge("Images that wait to be encoded, or are being encoded", "images_waiting")
@@ -94,7 +94,9 @@ _GAUGE, _COUNTER, _ = MetricKind
 LOADS = (
     MetricRow(_GAUGE, "blocks_in_use", Exposed("kv_blocks_used", "KV blocks used by sequences and tickets")),
     MetricRow(_GAUGE, "blocks_used", instance=Exposed("blocks_used", "KV blocks in use, including those of probes")),
-    MetricRow(_GAUGE, "running", vllm=Exposed("num_requests_running", "Sequences in the instance's batch")),
+    MetricRow(
+        _GAUGE, "running", vllm=Exposed("num_requests_running", "Prompts in the instance's batch, without probes")
+    ),
     MetricRow(_GAUGE, "share_used", vllm=Exposed("kv_cache_usage_perc", "Share of the KV pool in use; 1 is all")),
     *metrics_of(LoadSnapshot),
     MetricRow(_COUNTER, "preemptions", vllm=Exposed("num_preemptions", "Prompts preempted for lack of blocks")),

@@ -31,6 +31,7 @@ class SchedulerCounters:
     request_output_tokens: BucketHistogram
     max_tokens: BucketHistogram
     n: BucketHistogram
+    preemptions: BucketHistogram
     hop: BucketHistogram
     hop_bytes: BucketHistogram
     overlap: BucketHistogram
@@ -96,6 +97,7 @@ class SchedulerCounters:
         cached = sum(prompt.times.cached_tokens for prompt in done.served)
         self.request_computed_tokens.observe(max(0, done.num_prompt_tokens - cached))
         if not done.request.poolings:
+            self.preemptions.observe(sum(one.times.num_swaps + one.times.num_rebuilds for one in done.served))
             self.n.observe(done.request.params.n)
             self.max_tokens.observe(done.request.params.max_tokens)
             self.request_output_tokens.observe(done.num_output_tokens)

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from scheduler.observability.counters import SchedulerCounters
 from scheduler.view import ClusterView, InstanceView
 from telemetry.metric_families import Namespace, families
+from telemetry.metric_table import CLUSTER as CLUSTER_ROWS
 from telemetry.metric_table import OUTCOMES, REQUESTS
 from wire.load import LOADS, STEP_TOKEN_BUCKETS, LoadSnapshot
 
@@ -43,20 +44,29 @@ class VllmCollector:
             view = self._view()
             instances = _by_engine(view.instances)
             loads = [(self._labels(engine), load) for engine, _, load in instances]
-            yield self._waiting_by_reason(view, instances)
+            yield from self._waiting(view, instances)
+            yield from families(CLUSTER_ROWS, Namespace.VLLM, [((self._model_name,), view)], labels=_LABELS[:1])
             yield from families(LOADS, Namespace.VLLM, loads, labels=_LABELS)
             yield self._iteration_tokens(instances)
             yield _cache_config(instances)
 
-    def _waiting_by_reason(
+    def _waiting(
         self, view: ClusterView, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]
-    ) -> Metric:
-        """Return the waiting prompts: the cluster's are in the scheduler's queue, an instance's wait there."""
-        family = GaugeMetricFamily("vllm:num_requests_waiting", "Prompts waiting", labels=_LABELS)
-        family.add_metric(self._labels(CLUSTER), view.queued_prompts)
-        for engine, _, load in instances:
-            family.add_metric(self._labels(engine), load.waiting)
-        return family
+    ) -> Iterator[Metric]:
+        """Yield the waiting prompts: the cluster's are in the scheduler's queue, an instance's wait there.
+
+        All wait for room (`capacity`): one whose KV or images are on their way is not counted, in vLLM as `deferred`.
+        """
+        waiting = [(self._labels(CLUSTER), view.queued_prompts)]
+        waiting += [(self._labels(engine), load.waiting) for engine, _, load in instances]
+        name, reasons = "vllm:num_requests_waiting", (*_LABELS, "reason")
+        whole = GaugeMetricFamily(name, "Prompts waiting", labels=_LABELS)
+        parts = GaugeMetricFamily(f"{name}_by_reason", "Prompts waiting, by reason", labels=reasons)
+        for labels, count in waiting:
+            whole.add_metric(labels, count)
+            parts.add_metric((*labels, "capacity"), count)
+            parts.add_metric((*labels, "deferred"), 0)
+        yield from (whole, parts)
 
     def _iteration_tokens(self, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
         """Return the instances' histograms; an instance that reports no counts is left out."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from scheduler.finished_requests import OF_PROMPTS, OF_TOKENS
 from scheduler.limits import ControlLimits
 
 
@@ -29,26 +30,28 @@ class QueueRoom:
         if not self._prompts[tenant]:
             del self._prompts[tenant], self._tokens[tenant]
 
-    def refusal(self, tenant: str, num_prompts: int, num_tokens: int) -> str | None:
-        """Return why these prompts cannot wait; None if they can. An empty queue accepts anything."""
+    def refusal(self, tenant: str, num_prompts: int, num_tokens: int) -> tuple[str, str] | None:
+        """Return why these prompts cannot wait, and by which limit; None if they can. An empty queue accepts all."""
         prompts, tokens = self.num_prompts + num_prompts, self.num_tokens + num_tokens
         max_prompts, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
         if not self.num_prompts:
             return None
         if prompts > max_prompts or tokens > most_tokens:
-            return (
+            message = (
                 f"the queue is full: with this request {prompts} prompts (limit {max_prompts}) and {tokens} prompt "
                 f"tokens (limit {most_tokens}) would wait"
             )
+            return message, OF_PROMPTS if prompts > max_prompts else OF_TOKENS
         if self._limits.num_tenants == 1 or tenant not in self._prompts:
             return None
         own_prompts, own_tokens = self._prompts[tenant] + num_prompts, self._tokens[tenant] + num_tokens
         if own_prompts <= max_prompts - prompts and own_tokens <= most_tokens - tokens:
             return None
-        return (
+        message = (
             f"this key's share of the queue is full: with this request {own_prompts} prompts and {own_tokens} prompt "
             f"tokens would wait, but only {max_prompts - prompts} and {most_tokens - tokens} would be left for others"
         )
+        return message, OF_PROMPTS if own_prompts > max_prompts - prompts else OF_TOKENS
 
     def _count(self, tenant: str, num_prompts: int, num_tokens: int) -> None:
         self._prompts[tenant] += num_prompts

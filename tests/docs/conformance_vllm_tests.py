@@ -12,8 +12,8 @@ _HEAD = """
 
 The tests of vLLM {version} that start its server (folder `entrypoints` of the tests in its sdist, which is downloaded,
 and not a part of this repository), run against `pdserve up` with a P and a D, by `scripts/test --all=vllm-tests`:
-**{passed} of {ran} pass** ({share:.0%}). Where the last column has two ways, the file runs once more against `pdserve
-serve`, with the same results. The tests are unchanged; what they import from vLLM is replaced
+**{passed} of {ran} pass** ({share:.0%}). A file that reads the metrics of one engine runs against `pdserve serve`
+instead, as the last column says. The tests are unchanged; what they import from vLLM is replaced
 ([tests/vllm_server_tests][vllm-tests]): their server is ours, with a model and images that are made here, and the flags
 for adapters are taken off. A test that needs what one model answers, or its vocabulary, is left out. A run that differs
 from this record fails, also where a test passes that is on record as a failure.

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -71,11 +72,16 @@ def test_an_engine_that_raises_is_retried_without_spinning(what: str, monkeypatc
 def test_the_tokens_of_each_step_are_counted() -> None:
     finished = threading.Event()
 
-    with looping(lambda result: finished.set() if any(token.finish for token in result.tokens) else None) as loop:
+    def note(result: StepResult) -> None:
+        if any(token.prompt_id == "p" and token.finish for token in result.tokens):
+            finished.set()
+
+    with looping(note) as loop:
+        loop.post(lambda core: core.add(replace(prompt("probe", 7, max_tokens=2), probe=True)))
         loop.post(lambda core: core.add(prompt("p", 3, max_tokens=5)))
         assert finished.wait(DEADLINE_S)
 
-    assert loop.step_tokens.sum == 3 + 4, "must count the prompt, then each output token but the last"
+    assert loop.step_tokens.sum == 3 + 5, "must count the prompt and each output token, as vLLM does, and no probe"
     assert loop.step_tokens.buckets((1, 8)) == [("1.0", 4), ("8.0", 5), ("+Inf", 5)]
 
 

@@ -29,8 +29,8 @@ def _served(**times: Any) -> PromptDone:
 
 
 DONE = RequestDone(
-    _request(100), (_served(queue_s=0.5, cached_tokens=64),), "finished", seconds=4.0, dispatched_s=0.25,
-    first_token_s=1.0, last_token_s=3.5, num_output_tokens=6, reasons=("length",),
+    _request(100), (_served(queue_s=0.5, cached_tokens=64, num_swaps=1, num_rebuilds=2),), "finished", seconds=4.0,
+    dispatched_s=0.25, first_token_s=1.0, last_token_s=3.5, num_output_tokens=6, reasons=("length",),
 )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_a_requests_outcome_is_under_vllms_metric_names() -> None:
         "request_queue_time_seconds": 0.5, "request_prefill_time_seconds": 0.25, "request_decode_time_seconds": 2.5,
         "request_inference_time_seconds": 2.75, "request_time_per_output_token_seconds": 0.5,
         "request_prompt_tokens": 100, "request_generation_tokens": 6, "request_params_n": 1,
-        "request_params_max_tokens": 16, "request_prefill_kv_computed_tokens": 36,
+        "request_params_max_tokens": 16, "request_prefill_kv_computed_tokens": 36, "request_num_preemptions": 3,
     }  # fmt: skip
     assert {name: value(f"{name}_sum") for name in sums} == sums
     assert value("inter_token_latency_seconds_bucket", 'le="0.5"') == 5
@@ -157,6 +157,8 @@ def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
     engine = 'engine="2",model_name="m"'
     assert {name: value for name, value in found.items() if 'engine="2"' in name} == {
         f"vllm:num_requests_running{{{engine}}}": 3, f"vllm:num_requests_waiting{{{engine}}}": 1,
+        f'vllm:num_requests_waiting_by_reason{{{engine},reason="capacity"}}': 1,
+        f'vllm:num_requests_waiting_by_reason{{{engine},reason="deferred"}}': 0,
         f"vllm:kv_cache_usage_perc{{{engine}}}": 0.3, f"vllm:prefix_cache_queries_total{{{engine}}}": 96,
         f"vllm:prefix_cache_hits_total{{{engine}}}": 64, f"vllm:num_preemptions_total{{{engine}}}": 5,
         f"vllm:mm_cache_queries_total{{{engine}}}": 4, f"vllm:mm_cache_hits_total{{{engine}}}": 3,
@@ -164,6 +166,7 @@ def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
         'kv_cache_size_tokens="1600",num_gpu_blocks="100"}': 1,
     }  # fmt: skip
     assert found['vllm:num_requests_waiting{engine="cluster",model_name="m"}'] == 4
+    assert found['vllm:admission_rejections_total{model_name="m",reason="max_num_queued_reqs"}'] == 0
 
 
 def test_each_instance_reports_the_tokens_of_its_steps() -> None:

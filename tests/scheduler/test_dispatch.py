@@ -30,9 +30,12 @@ async def test_without_a_path_a_refusal_names_what_is_missing() -> None:
     running.cancel()
 
 
-@pytest.mark.parametrize("limits", [ControlLimits(max_queued_requests=2), ControlLimits(max_queued_tokens=250)])
+@pytest.mark.parametrize(
+    ("limits", "counts"),
+    [(ControlLimits(max_queued_requests=2), [1, 0, 0]), (ControlLimits(max_queued_tokens=250), [0, 1, 0])],
+)
 @virtual
-async def test_a_full_queue_is_refused_with_retry_after(limits: ControlLimits) -> None:
+async def test_a_full_queue_is_refused_with_retry_after(limits: ControlLimits, counts: list[int]) -> None:
     async with FakeCluster("PD", limits=limits).serving() as cluster:
         cluster.instances[0].get_stuck()
         dispatch = cluster.control.dispatch
@@ -43,6 +46,7 @@ async def test_a_full_queue_is_refused_with_retry_after(limits: ControlLimits) -
         with pytest.raises(Overloaded, match=r"limit 2|limit 250") as caught:
             await collect(dispatch, request(LONG))
         assert caught.value.retry_after_s >= 1
+        assert list(dispatch.ledger.rejections.values()) == counts
         for reader in readers:
             reader.cancel()
 

@@ -18,7 +18,9 @@ def test_without_keys_anyone_may_use_the_whole_queue() -> None:
 
     assert filled(room, "") == 100
     assert room.refusal("", 1, 10) == (
-        "the queue is full: with this request 101 prompts (limit 100) and 1010 prompt tokens (limit 4000000) would wait"
+        "the queue is full: with this request 101 prompts (limit 100) and 1010 prompt tokens (limit 4000000) would "
+        "wait",
+        "max_num_queued_reqs",
     )
 
 
@@ -34,7 +36,7 @@ def test_one_key_leaves_as_much_room_as_it_takes() -> None:
     assert filled(room, "a") == 50
     refusal = room.refusal("a", 1, 10)
     assert refusal is not None
-    assert refusal.startswith("this key's share of the queue is full: with this request 51 prompts and 510 prompt ")
+    assert refusal[0].startswith("this key's share of the queue is full: with this request 51 prompts and 510 prompt ")
 
 
 def test_a_key_that_comes_last_always_finds_room() -> None:
@@ -62,7 +64,7 @@ def test_tokens_are_shared_like_prompts() -> None:
 
     assert filled(room, "a", 100) == 5
     assert room.refusal("b", 1, 500) is None
-    assert room.refusal("b", 1, 501) is not None
+    assert (room.refusal("b", 1, 501) or "")[1:] == ("max_num_queued_tokens",)
 
 
 def test_finished_prompts_free_their_room() -> None:

@@ -3,10 +3,6 @@
 from tests.vllm_server_tests.server_file import ADAPTERS, ROUTES, VOCABULARY
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
-    "it reads the first sample of each metric, here of one instance (the label engine), and expects three that are "
-    "missing: num_requests_waiting_by_reason, admission_rejections_total, request_num_preemptions": (
-        "serve/instrumentator/test_metrics.py",
-    ),
     "it starts its server with --pooler-config or --uds, which are refused with the reason": (
         "pooling/embed/test_online_long_text.py",
         "serve/instrumentator/test_uds.py",

@@ -5,6 +5,7 @@ All have the tokenizer of the default model, whose vocabulary is as large as tho
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -32,6 +34,9 @@ from tests.vllm_server_tests.plugin_variables import MODELS
 _VOCABULARY = 250_002
 """Of the vectors' model: tests send ids of its vocabulary."""
 _NO_END = 49_151
+_MANY_LAYERS = 200
+"""Of models whose answers take seconds: a test looks at running requests."""
+_TEXT_LAYER = re.compile(r"language_model.*\.layers\.(\d+)\.")
 _LIKELY = {'"': 4.5, "}": 3.4, "]": 2.8, ",": 2.3, "<think>": 0.9}
 """Of the scripted model: what a grammar forces ends soon, since requests of calls have no max_tokens."""
 
@@ -48,7 +53,7 @@ def model_folder(name: str) -> Path:
 def _made(kind: str) -> Path:
     if kind == "small":
         return _small()
-    folder = Path(tempfile.mkdtemp(prefix=f"{kind}-")) / kind
+    folder = Path(tempfile.mkdtemp(prefix=f"{kind.replace(' ', '-')}-")) / kind
     _MAKERS[kind](folder)
     return folder
 
@@ -71,10 +76,28 @@ def _make_images(folder: Path) -> None:
     _edit(folder / "config.json", lambda content: content["text_config"].update(max_position_embeddings=32_768))
 
 
-def _make_random(folder: Path) -> None:
+def _make_deep_images(folder: Path) -> None:
+    """Write a model of images that answers slowly: its last layer of text is repeated."""
+    _make_images(folder)
+    weights = load_file(folder / "model.safetensors")
+    last = max(int(found[1]) for name in weights if (found := _TEXT_LAYER.search(name)))
+    for name, values in [*weights.items()]:
+        if (found := _TEXT_LAYER.search(name)) and int(found[1]) == last:
+            before, after = name[: found.start(1)], name[found.end(1) :]
+            weights |= {f"{before}{layer}{after}": values.clone() for layer in range(last + 1, _MANY_LAYERS)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    _edit(folder / "config.json", lambda content: content["text_config"].update(num_hidden_layers=_MANY_LAYERS))
+
+
+def _make_deep(folder: Path) -> None:
+    """Write a model that answers slowly."""
+    _make_random(folder, num_layers=_MANY_LAYERS)
+
+
+def _make_random(folder: Path, num_layers: int = 2) -> None:
     """Write a Llama that never ends an answer, and whose id 0 is text."""
     config = LlamaConfig(
-        vocab_size=49_152, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=49_152, hidden_size=64, num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=96, max_position_embeddings=32_768, bos_token_id=1, eos_token_id=_NO_END, pad_token_id=2,
     )  # fmt: skip
     _save(AutoModelForCausalLM, config, folder)
@@ -155,7 +178,9 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "scripted": _make_scripted,
     "tiny": _make_tiny,
     "images": _make_images,
+    "deep images": _make_deep_images,
     "random": _make_random,
+    "deep": _make_deep,
     "vectors": _make_vectors,
     "vectors768": _make_wide_vectors,
     "classes": _make_classes,

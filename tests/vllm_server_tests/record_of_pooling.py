@@ -8,7 +8,6 @@ from tests.vllm_server_tests.server_file import (
     ERROR_TYPE,
     VECTORS,
     VOCABULARY,
-    WORDS,
     ServerFile,
 )
 
@@ -53,9 +52,8 @@ POOLING_FILES: dict[str, ServerFile] = {
         12, {"*": "vectors768"}, _other_type(("classify", "token_classify", "plugin"))
     ),
     "pooling/scoring/test_cross_encoder_online.py": ServerFile(
-        12, {"*": "pairs"},
+        13, {"*": "pairs"},
         {
-            "test_rerank_max_tokens_per_doc_validation": WORDS,
             **_other_type(("embed", "token_embed", "token_classify", "plugin")),
         },
         {"test_basic": VOCABULARY, "test_rerank_api_texts": ANSWER, "test_rerank_api_top_n": ANSWER},

@@ -112,6 +112,12 @@ TEXT_FILES: dict[str, ServerFile] = {
     "serve/instrumentator/test_basic.py": ServerFile(
         4, left_out={"test_show_version": "the version is pdserve's own"}, num_left_out=1
     ),
+    "serve/instrumentator/test_metrics.py": ServerFile(
+        15, {"*": "deep", "HuggingFaceTB/SmolVLM-256M-Instruct": "deep images"},
+        left_out={"test_metrics_counts[multimodal": "it skips them itself"},
+        num_left_out=3,
+        ways=("combined",),
+    ),
     "serve/instrumentator/test_orca_metrics.py": ServerFile(3),
     "serve/middleware/test_optional_middleware.py": ServerFile(9, VECTORS),
     "scale_out/token_in_token_out/test_serving_tokens.py": ServerFile(

@@ -9,7 +9,6 @@ ERROR_TYPE = "the type of an error is OpenAI's `invalid_request_error`, in vLLM 
 WORDS = "the same refusal (400) in other words"
 ADAPTERS = "adapters are not served"
 ROUTES = "its routes are not served, by decision (docs/http-api.md)"
-BOTH = ("P/D", "combined")
 
 
 @dataclass(frozen=True, slots=True)
