@@ -21,7 +21,7 @@ from wire.errors import InvalidRequest
 from wire.types import Pooling
 
 Ids = tuple[int, ...]
-_TokenLimit = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenLimit = Annotated[int, Field(ge=-(2**31), lt=2**31, json_schema_extra={"minimum": 0})]
 
 
 class PairsBody(PoolingBody):
@@ -85,11 +85,12 @@ async def _shortened(
     context: AppContext, texts: tuple[str, ...], limit: int | None, limit_name: str, param: str
 ) -> tuple[str, ...]:
     """Return the texts, each cut to its first `limit` tokens."""
+    longest = context.tokens.max_model_len
     if not limit:
         return texts
-    if limit >= context.tokens.max_model_len:
+    if not 0 < limit < longest:
         raise InvalidRequest(
-            f"{limit_name} is {limit}, must be less than the model's {context.tokens.max_model_len}", limit_name
+            f"{limit_name} must be a non-negative integer less than the model's {longest}, got {limit}", limit_name
         )
     return tuple([await context.tokens.shorten(text, limit) for text in texts])
 
