@@ -1,10 +1,12 @@
 """Answers of each API in one form: a stream, joined, is the whole answer. Fails where a stream ends twice or never."""
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.conformance.route_table import GENERATE
 from tests.scheduler.test_responses import events as response_events
 from tests.scheduler.test_responses import joined as joined_response
 
@@ -37,12 +39,23 @@ def joined_answer(route: str, text: str) -> Answer:
     if route.endswith("/responses"):
         found = response_events(text)
         return Answer(_shown_response(joined_response(found)), [], found[-1]["pdserve"])
+    if route == GENERATE:
+        return _joined_texts(text)
     frames = [frame.split("\n") for frame in text.split("\n\n") if frame]
     events = [line.removeprefix("data: ") for frame in frames for line in frame if line.startswith("data: ")]
     if route.endswith("/messages"):
         return _joined_message([json.loads(event) for event in events])
     assert (events.count("[DONE]"), events[-1]) == (1, "[DONE]")
     return _joined_choices([json.loads(event) for event in events[:-1]])
+
+
+def _joined_texts(text: str) -> Answer:
+    *frames, rest = text.split("\0")
+    assert rest == ""
+    texts: list[list[str]] = [json.loads(frame)["text"] for frame in frames]
+    for before, after in itertools.pairwise(texts):
+        assert all(now.startswith(known) for known, now in zip(before, after, strict=True))
+    return Answer({"text": texts[-1]})
 
 
 def _joined_choices(chunks: Sequence[Json]) -> Answer:

@@ -14,7 +14,7 @@ from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import START_TIMEOUT_S, GuideCluster
 from tests.conformance.conftest import serving
 from tests.conformance.joined_answers import Answer, joined_answer, whole_answer
-from tests.conformance.route_table import CHAT, COMPLETIONS, TOKENS, RouteRow
+from tests.conformance.route_table import CHAT, COMPLETIONS, INVOCATIONS, TOKENS, RouteRow
 from tests.faults.cluster import launcher
 
 _SCHEDULER_FLAGS = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3", "--enable-mm-embeds")
@@ -33,7 +33,8 @@ class RouteClient:
 
     def streamed(self, row: RouteRow) -> Answer:
         """Return what the stream of this row joins to."""
-        usage = {"stream_options": {"include_usage": True}} if row.route in (CHAT, COMPLETIONS, TOKENS) else {}
+        with_usage = row.route in (CHAT, COMPLETIONS, INVOCATIONS, TOKENS)
+        usage = {"stream_options": {"include_usage": True}} if with_usage else {}
         return joined_answer(row.route, self._post(row, {"stream": True} | usage).text)
 
     def whole(self, row: RouteRow) -> Answer:
@@ -95,9 +96,9 @@ class KillingClient(RouteClient):
 
 
 @contextlib.contextmanager
-def clients_of(way: str, model: Path, folder: Path) -> Iterator[RouteClient]:
-    """Start a cluster that serves in this way; yield its client."""
-    scheduler_flags = (*_SCHEDULER_FLAGS, f"--responses-store={folder / 'responses'}")
+def clients_of(way: str, model: Path, folder: Path, *more: str) -> Iterator[RouteClient]:
+    """Start a cluster that serves in this way, with `more` flags of its scheduler; yield its client."""
+    scheduler_flags = (*_SCHEDULER_FLAGS, f"--responses-store={folder / 'responses'}", *more)
     if way == "combined":
         with serving(model, folder, (*scheduler_flags, _FLAGS[-1])) as url:
             yield RouteClient(way, url)

@@ -26,7 +26,7 @@ class RouteRow:
 
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
-TOKENS = "/inference/v1/generate"
+TOKENS, INVOCATIONS, GENERATE = "/inference/v1/generate", "/invocations", "/generate"
 BUDGET = 10
 """Tokens of thinking."""
 CUT = 30
@@ -115,12 +115,20 @@ ROWS = (
         "token_ids": [30, 40, 50], "output_mode": "text",
         "sampling_params": {"max_tokens": 30, "temperature": 0, "ignore_eos": True, "logprobs": 1},
     }, 9),
+    RouteRow("invocations", INVOCATIONS, "a chat with calls that the model decides on", _ASK | {"tools": _TOOLS}, 27),
     RouteRow("embeddings", "/v1/embeddings", "vectors of two texts", {"input": ["hello", "the quick brown fox"]}, None),
     RouteRow("cohere", "/v2/embed", "vectors as numbers and as bits", {
         "texts": ["hello", "the quick brown fox"], "embedding_types": ["float", "ubinary"],
     }, None),
     RouteRow("score", "/v1/score", "a text against two", {"text_1": "hello", "text_2": ["hello", "the fox"]}, None),
+    RouteRow("other-score", "/score", "two pairs", {"data_1": ["a", "fox"], "data_2": ["hello", "the fox"]}, None),
     RouteRow("rerank", "/v2/rerank", "two documents", {"query": "hello", "documents": ["the fox", "hello"]}, None),
+    *(
+        RouteRow(name, route, "the best of two documents", {
+            "query": "hello", "documents": ["the fox", {"text": "hello"}], "top_n": 1,
+        }, None)
+        for name, route in (("rerank-v1", "/v1/rerank"), ("rerank-bare", "/rerank"))
+    ),
     RouteRow("pooling", "/pooling", "a vector for each token", {"input": "hello", "task": "token_embed"}, None),
 )  # fmt: skip
 _PNG = "data:image/png;base64," + base64.b64encode(file_of(image_of(30, 20))).decode()
@@ -162,3 +170,21 @@ CLASSIFIER_ROWS = (
     RouteRow("classify", "/classify", "the classes of two prompts", {"input": [[3, 40, 5, 9], [7, 8]]}, None),
 )
 """Rows of a model that classifies."""
+GENERATE_ROWS = (
+    RouteRow(
+        "generate",
+        GENERATE,
+        "two texts, sampled with a seed",
+        {
+            "prompt": "the quick brown fox",
+            "n": 2,
+            "temperature": 1,
+            "seed": 3,
+            "max_tokens": 30,
+            "ignore_eos": True,
+        },
+        20,
+    ),
+)
+"""Rows of a scheduler with USE_OPENAI=0."""
+ALL_ROWS = (*ROWS, *IMAGE_ROWS, *CLASSIFIER_ROWS, *GENERATE_ROWS)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conformance.route_table import CLASSIFIER_ROWS, IMAGE_ROWS, ROWS, WAYS, RouteRow
+from tests.conformance.route_table import ALL_ROWS, WAYS, RouteRow
 from tests.docs.client_rows import client_rows
 from tests.docs.conformance_lines import LINES as CHECKLIST
 from tests.docs.conformance_surfaces import READINGS, SURFACES
@@ -93,7 +93,7 @@ def page(found: dict[str, list[CoveringTest]]) -> str:
 
 def _route_rows() -> Iterator[str]:
     yield f"| route | request | {' | '.join(WAYS.values())} |\n|---|---|{'---|' * len(WAYS)}\n"
-    for row in (*ROWS, *IMAGE_ROWS, *CLASSIFIER_ROWS):
+    for row in ALL_ROWS:
         yield f"| {row.route} | {row.what} | {' | '.join(_route_cell(row, way) for way in WAYS)} |\n"
 
 
