@@ -1,5 +1,6 @@
 """Chats whose thinking and tool calls are parsed from the ids of vLLM workers, and whose decode worker is lost."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from scheduler.tokens import Tokens
 from scheduler.tools.parsers.registry import CALL_FORMATS
 from testing.vllm_worker.continuation import FakeContinuation
 from testing.vllm_worker.faults import Action, Fault
+from tests.conformance.joined_answers import joined_answer, whole_answer
 from tests.scheduler.reasoning_chats import FORCED, TOOLS, joined, shown, write_reasoning_model
 from tests.scheduler.test_chat import events
 from tests.scheduler.test_tool_history import USER
@@ -111,6 +113,48 @@ async def test_what_workers_generate_is_parsed_and_goes_on(
                 assert answer["usage"]["completion_tokens"] == whole.json()["usage"]["completion_tokens"]
         ledger = cluster.control.dispatch.ledger
     assert (ledger.retried_prompts, ledger.differing_outputs) == (3, 0)
+
+
+_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+_TOOLS = [{"name": "weather", "input_schema": _SCHEMA}]
+APIS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "messages": ("/v1/messages", "/count_tokens", {"messages": [USER], "max_tokens": 200, "tools": _TOOLS}),
+    "responses": ("/v1/responses", "/input_tokens", {
+        "input": "hello", "max_output_tokens": 200, "store": False,
+        "tools": [{"type": "function", "name": "weather", "parameters": _SCHEMA}],
+    }),
+}  # fmt: skip
+"""Each other API: its route, the part of the path that counts the prompt's tokens, and a body with a tool."""
+
+
+@pytest.mark.covers("B.tools.7")
+@pytest.mark.parametrize(("path", "counts", "fields"), APIS.values(), ids=APIS)
+@pytest.mark.usefixtures("one_renderer")
+@pytest.mark.anyio
+async def test_calls_in_other_apis_go_on_over_workers(
+    path: str, counts: str, fields: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, text = Tokens(read_model_files(str(folder))), f"<think>Hm, so.</think>{CALL}"
+    script = (*tokens._encode(text, add_special_tokens=False), tokens.eos_token_ids[0])
+    headers, body = {"x-request-id": "mine"}, fields | {"temperature": 0}
+    async with served(folder, "PDD", NO_PROBES, **HERMES, **THINKING) as (client, cluster):
+        num_prompt = (await client.post(path + counts, json=body)).json()["input_tokens"]
+        _write(script, num_prompt, monkeypatch)
+        for _ in range(2):  # later ones find the prompt cached
+            answer = await client.post(path, json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+        whole = whole_answer(path, answer.json()).shown
+        fault = Fault("die", "during", "decode", len(script) // 2)
+        cluster.workers[1].faults.add(fault)
+        while fault.times:  # the other worker was chosen
+            stream = await client.post(path, json=body | {"stream": True}, headers=headers)
+            assert joined_answer(path, stream.text).shown == whole
+        ledger = cluster.control.dispatch.ledger
+
+    blocks = whole.get("blocks") or whole["output"]
+    (call,) = (one for one in blocks if one.get("name") == "weather")
+    assert call.get("input", call.get("arguments")) in (ARGUMENTS, json.loads(ARGUMENTS))
+    assert (ledger.retried_prompts, ledger.differing_outputs) == (1, 0)
 
 
 def _write(script: tuple[int, ...], num_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
