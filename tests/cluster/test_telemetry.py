@@ -19,7 +19,8 @@ NAMES = (
     "e2e_request_latency_seconds_bucket", "request_queue_time_seconds_bucket", "request_inference_time_seconds_bucket",
     "request_prefill_time_seconds_bucket", "request_decode_time_seconds_bucket", "request_prompt_tokens_bucket",
     "request_generation_tokens_bucket", "request_params_n_bucket", "request_params_max_tokens_bucket",
-    "iteration_tokens_total_bucket", "cache_config_info",
+    "iteration_tokens_total_bucket", "cache_config_info", "num_requests_waiting_by_reason",
+    "admission_rejections_total", "request_num_preemptions_bucket",
 )  # fmt: skip
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -34,8 +34,9 @@ def test_nothing_is_found_in_the_prefix_cache_after_a_reset(compared: Compared) 
         if reset:
             assert compared.http.post("/reset_prefix_cache").json() == {"success": True}
         answer = compared.completion(prompt, return_token_ids=True)
-        found.append((answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["token_ids"]))
+        found.append((answer["usage"]["prompt_tokens_details"], answer["choices"][0]["token_ids"]))
 
-    cached, outputs = zip(*found, strict=True)
-    assert cached == (0, 96, 0, 96)
+    details, outputs = zip(*found, strict=True)
+    counts = [(one["cached_tokens"], one["created_cache_tokens"]) for one in details]
+    assert counts == [(0, 96), (96, 0), (0, 96), (96, 0)]
     assert len(set(map(tuple, outputs))) == 1
