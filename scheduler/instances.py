@@ -332,4 +332,6 @@ def _split(step: Step) -> Collection[PromptStep]:
         part.tokens.append(token)
     for scored in step.prompt_logprobs:
         parts.setdefault(scored.prompt_id, PromptStep(scored.prompt_id, [])).prompt_logprobs += (scored,)
+    for prompt_id, ids in step.prompt_ids:
+        parts.setdefault(prompt_id, PromptStep(prompt_id, [])).prompt_ids = ids
     return parts.values()

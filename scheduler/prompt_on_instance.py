@@ -18,6 +18,7 @@ class PromptStep:
     tokens: list[TokenOutput]
     times: StageTimes | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

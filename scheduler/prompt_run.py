@@ -14,7 +14,7 @@ from scheduler.prompt_on_instance import PromptEvent, PromptOnInstance, PromptSt
 from scheduler.queue.queue_entry import QueueEntry
 from scheduler.request import GenerationRequest, TokenSink
 from scheduler.wakeup import Wakeup
-from wire.errors import DeadlineExceeded
+from wire.errors import DeadlineExceeded, InvalidRequest
 from wire.messages import HandedOff, Pooled
 from wire.types import PromptState, StageTimes
 
@@ -72,7 +72,7 @@ class PromptRun:
             self._new_id(), request.request_id, request.prompts[index], request.params_of(index), self.output.so_far,
             request.probe, cache_salt=request.cache_salt,
             pooling=request.poolings[index] if request.poolings else None, traceparent=request.traceparent,
-            images=request.images_of(index),
+            images=request.images_of(index), chat=request.chat,
         )  # fmt: skip
         self.stage, self._computes = "waiting in the queue", False
         self.queue_entry = QueueEntry(
@@ -145,8 +145,10 @@ class PromptRun:
     ) -> PromptOnInstance:
         """Receive an instance's events; leaving the result's `with` block ends the prompt there.
 
-        `on_start` is called before its first token.
+        `on_start` is called before its first token. Raises InvalidRequest if the instance would not see the images.
         """
+        if self.state.chat is not None and not self.state.images and instance.description.worker is None:
+            raise InvalidRequest(f"an image, but {instance} takes text only", "messages")
 
         def close(on_instance: PromptOnInstance) -> None:
             self._on_instances.remove(on_instance)
@@ -200,7 +202,7 @@ class PromptRun:
             if step.tokens and not on_instance.started:
                 on_instance.on_start()
                 on_instance.started = True
-            if step.prompt_logprobs or step.times is not None:
+            if step.prompt_logprobs or step.prompt_ids or step.times is not None:
                 self._take_report(step)
         except Exception as error:  # noqa: BLE001 - the caller is the session of all the instance's prompts
             self.fail(error)
@@ -236,6 +238,8 @@ class PromptRun:
         self._sink.vector(self.index, values)
 
     def _take_report(self, step: PromptStep) -> None:
+        if step.prompt_ids:
+            self._sink.prompt_ids(self.index, step.prompt_ids)
         for part in step.prompt_logprobs:
             if (new := self._scores.add(part)) is not None:
                 self._sink.prompt_logprobs(self.index, new.tokens)

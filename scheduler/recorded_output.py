@@ -13,6 +13,7 @@ class RecordedOutput:
 
     outputs: dict[tuple[int, int], list[TokenOutput]] = field(default_factory=dict)
     scored: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
+    rendered: dict[int, tuple[int, ...]] = field(default_factory=dict)
     vectors: dict[int, tuple[float, ...]] = field(default_factory=dict)
     done: dict[int, PromptDone] = field(default_factory=dict)
 
@@ -20,6 +21,10 @@ class RecordedOutput:
         """Keep a token; all are wanted."""
         self.outputs.setdefault((prompt_index, token.sequence), []).append(token)
         return True
+
+    def prompt_ids(self, prompt_index: int, token_ids: tuple[int, ...]) -> None:
+        """Keep the ids of a prompt that a worker has rendered."""
+        self.rendered[prompt_index] = token_ids
 
     def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
         """Keep log probabilities."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from wire.cheap_dataclass import cheap_dataclass
-from wire.types import Pooling, PromptImage, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
+from wire.types import Pooling, PromptImage, SamplingParams, StageTimes, TokenLogprobs, TokenOutput, WorkerChat
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class GenerationRequest:
     generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same one.
     `traceparent` is the trace that workers of other engines continue, empty without one.
     `tenant` is whose share of the cluster it uses, the name of an API key or empty; a lower `priority` runs earlier.
-    `images`, if given, has those of each prompt.
+    `images`, if given, has those of each prompt; `chat` is the only prompt as workers of other engines get it.
     """
 
     request_id: str
@@ -36,6 +36,7 @@ class GenerationRequest:
     tenant: str = ""
     traceparent: str = ""
     images: tuple[tuple[PromptImage, ...], ...] = ()
+    chat: WorkerChat | None = None
 
     @property
     def prefill_only(self) -> bool:
@@ -77,6 +78,10 @@ class TokenSink(Protocol):
 
         Per sequence the indices ascend without gap or repeat; `finish` is set on its last token, exactly once.
         """
+        ...
+
+    def prompt_ids(self, prompt_index: int, token_ids: tuple[int, ...]) -> None:
+        """Take the ids of a prompt that a worker of another engine has rendered, before its first output."""
         ...
 
     def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:

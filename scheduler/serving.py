@@ -130,7 +130,7 @@ async def open_serving(
         traces=traces,
         keys=keys,
         defaults=defaults,
-        images=open_images(options, model, files.vision),
+        images=open_images(options, model, files.vision, lambda: _has_workers(control.registry)),
         responses=await _open_responses(options),
     )
     tasks = _tasks_of(cluster, control, context)
@@ -175,10 +175,15 @@ async def _close(context: AppContext) -> None:
         await asyncio.to_thread(context.traces.close)
 
 
-def open_images(options: SchedulerOptions, model: str, vision: VisionCheckpoint | None) -> ImageLoader | None:
-    """Return what loads the images of chats by the options, None for a model that takes text only."""
-    if vision is None:
-        return None
+def _has_workers(registry: Registry) -> bool:
+    return any(member.expected.is_worker for member in registry.members)
+
+
+def open_images(
+    options: SchedulerOptions, model: str, vision: VisionCheckpoint | None,
+    has_workers: Callable[[], bool] = lambda: False,
+) -> ImageLoader:  # fmt: skip
+    """Return what loads the images of chats by the options; without `vision` for workers of other engines alone."""
     folder = options.allowed_local_media_path
     sources = ImageSources(
         AddressRules.of(options.allow_private_urls), options.allowed_media_domains,
@@ -186,8 +191,9 @@ def open_images(options: SchedulerOptions, model: str, vision: VisionCheckpoint 
     )  # fmt: skip
     budget = ImageBudget(options.max_image_bytes)
     return ImageLoader(
-        model, vision, options.limit_mm_per_prompt, sources, budget, HeaderReader(), options.enable_mm_embeds
-    )
+        model, vision, options.limit_mm_per_prompt, sources, budget, HeaderReader(), options.enable_mm_embeds,
+        has_workers,
+    )  # fmt: skip
 
 
 async def _open_responses(options: SchedulerOptions) -> ResponseStore | None:

@@ -1,6 +1,7 @@
 """Convert a running request's tokens to pieces of text per choice, the best ones if more are generated."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -74,9 +75,10 @@ class TextOutput:
         self._first_token_s: float | None = None
         self.served: list[PromptDone] = []
 
-    def prompt_ids(self, prompt_index: int) -> tuple[int, ...]:
-        """Return the token ids of the prompt."""
-        return self._request.prompts[prompt_index]
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """The token ids of the prompts."""
+        return self._request.prompts
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -137,6 +139,10 @@ class TextOutput:
                 self._put(released)
             self._num_open -= choice.finished
         return not choice.finished
+
+    def prompt_ids(self, prompt_index: int, token_ids: tuple[int, ...]) -> None:
+        """Count the prompt, the only one, as the worker that has rendered it does."""
+        self._request = dataclasses.replace(self._request, prompts=(token_ids,))
 
     def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
         """Keep the log probabilities of a prompt's tokens."""

@@ -53,6 +53,9 @@ class Served:
         self.num_tokens += 1
         return True
 
+    def prompt_ids(self, prompt_index: int, token_ids: tuple[int, ...]) -> None:
+        """Take nothing: instances get ids."""
+
     def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
         """Take nothing: none are requested."""
 

@@ -188,13 +188,15 @@ class Refused:
 class Step:
     """All new tokens of one step over all prompts, and the load after it; split when it exceeds the message limit.
 
-    A worker of another engine does not report its load with a step.
+    A worker of another engine does not report its load with a step. `prompt_ids` are those of prompts that such a
+    worker has rendered, before the prompt's first token.
     """
 
     tokens: tuple[TokenOutput, ...]
     load: LoadSnapshot | None
     times: tuple[tuple[str, StageTimes], ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    prompt_ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @cheap_dataclass(frozen=True, slots=True)

@@ -217,6 +217,18 @@ class PromptImage:
     dtype: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerChat:
+    """A conversation with images, for workers of other engines: they render it, and compute the images, themselves.
+
+    `json` has the fields of a body of /v1/chat/completions, cut where the data URL of each image belongs. `images` are
+    the media types and files.
+    """
+
+    json: tuple[bytes, ...] = field(repr=False)
+    images: tuple[tuple[str, bytes], ...] = field(repr=False)
+
+
 @cheap_dataclass(frozen=True, slots=True)
 class PromptState:
     """A prompt and its sequences so far: all that an instance needs to admit it.
@@ -224,8 +236,8 @@ class PromptState:
     `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search uses `beams`
     instead, live and done ones, empty before its first step. With `pooling` nothing is generated: the result is the
     values of its kind. Commit, retry and resume carry this state; all else is rebuilt
-    from it. Prompts with different `cache_salt` never share cached KV. `traceparent` goes to workers of other engines
-    only. `images` ascend and do not overlap.
+    from it. Prompts with different `cache_salt` never share cached KV. `images` ascend and do not overlap.
+    `traceparent` and `chat` go to workers of other engines only; `chat` is what they get in place of the ids.
     """
 
     prompt_id: str
@@ -239,6 +251,7 @@ class PromptState:
     pooling: Pooling | None = None
     traceparent: str = ""
     images: tuple[PromptImage, ...] = ()
+    chat: WorkerChat | None = None
 
 
 @dataclass(frozen=True, slots=True)

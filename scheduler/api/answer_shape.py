@@ -76,5 +76,5 @@ class AnswerShape(Protocol):
 
 
 def prompt_reports(output: TextOutput) -> list[PromptReport]:
-    """Return the reports of a running request's prompts; their log probabilities are complete before their pieces."""
-    return [PromptReport(output.prompt_ids(prompt), scored) for prompt, scored in enumerate(output.scored)]
+    """Return the reports of a running request's prompts, which are complete before their pieces."""
+    return [PromptReport(ids, scored) for ids, scored in zip(output.prompts, output.scored, strict=True)]

@@ -48,10 +48,10 @@ class Generation:
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = self._text_output(scope)
-        prompts = prompt_reports(output)
-        collector = ChoiceCollector(self.shape, self.options, prompts, self.context.config.options.max_answer_bytes)
+        limit = self.context.config.options.max_answer_bytes
+        collector = ChoiceCollector(self.shape, self.options, prompt_reports(output), limit)
         await output.run(self.context.dispatcher, collector.add)
-        answer = self.shape.whole(collector.choices(), prompts, self._usage_of(output))
+        answer = self.shape.whole(collector.choices(), prompt_reports(output), self._usage_of(output))
         if "metrics" in answer:
             answer["metrics"] = self._metrics_of(output)
         response = json_response(answer, 200, served_headers(output.served))

@@ -18,21 +18,25 @@ HELD = "held_image_bytes"
 
 
 async def load_images(
-    context: AppContext, request: Request, messages: Sequence[Message], salt: str | None = None
-) -> Sequence[Message]:
+    context: AppContext, request: Request, messages: Sequence[Message], salt: str | None = None, *,
+    counts: bool = False,
+) -> Sequence[Message]:  # fmt: skip
     """Return the conversation with its images loaded; `salt` is the body's cache_salt.
 
-    Raises InvalidRequest that names the part, Overloaded, Unavailable.
+    `counts`: the route needs their number of tokens. Raises InvalidRequest that names the part, Overloaded,
+    Unavailable.
     """
-    paths = [image.path for image in images_in(messages)]
-    if not paths:
+    path, images = next((image.path for image in images_in(messages)), None), context.images
+    if path is None:
         return messages
-    if context.images is None:
-        model = context.config.engine.served_names()[0]
-        raise InvalidRequest(f"{paths[0]}: an image, but the model {model} takes text only", paths[0])
+    model = context.config.engine.served_names()[0]
+    if images is None or (images.vision is None and not images.has_workers()):
+        raise InvalidRequest(f"{path}: an image, but the model {model} takes text only", path)
+    if images.vision is None and counts:
+        raise InvalidRequest(f"{path}: how many tokens an image of {model} has is known to its workers only", path)
     state = request.scope["state"]
-    held = state.setdefault(HELD, HeldImageBytes(context.images.budget))
-    return await context.images.load(messages, held, cache_salt_of(context, str(state.get("tenant", "")), salt))
+    held = state.setdefault(HELD, HeldImageBytes(images.budget))
+    return await images.load(messages, held, cache_salt_of(context, str(state.get("tenant", "")), salt))
 
 
 async def image_prompt(
@@ -50,7 +54,7 @@ async def image_prompt(
         raise InvalidRequest("multi_modal_data needs a prompt that is one text", "prompt")
     fields = [f"multi_modal_data.image.{index}" for index in range(len(urls))]
     content = [image_part(url, field, field) for url, field in zip(urls, fields, strict=True)]
-    loaded = await load_images(context, request, [{"role": "user", "content": content}], salt)
+    loaded = await load_images(context, request, [{"role": "user", "content": content}], salt, counts=True)
     request.scope["state"]["image_paths"] = {f"images.{index}": field for index, field in enumerate(fields)}
     return await context.tokens.text_prompt(
         prompt, list(images_in(loaded)), add_special_tokens=add_special_tokens

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from scheduler.api.answer_options import AnswerOptions
-from scheduler.api.answer_shape import AnswerShape, prompt_reports
+from scheduler.api.answer_shape import AnswerShape, PromptReport, prompt_reports
 from scheduler.api.answer_writer import AnswerWriter
 from scheduler.api.usage import token_usage, usage_at_start
 from scheduler.text.pieces import TextPiece
@@ -22,7 +22,7 @@ class PieceWriter:
     def __init__(self, shape: AnswerShape, options: AnswerOptions, output: TextOutput, answer: AnswerWriter) -> None:
         self.started = False
         self._shape, self._options, self._output, self._answer = shape, options, output, answer
-        self._prompts = prompt_reports(output)
+        self._prompts: list[PromptReport] = []
         self._is_open = False
         self._held = b""
         self._clock = asyncio.get_running_loop().time
@@ -31,6 +31,8 @@ class PieceWriter:
 
     def put(self, piece: TextPiece) -> None:
         """Write a piece."""
+        if not self._is_open:
+            self._prompts = prompt_reports(self._output)
         prompt = self._prompts[piece.index // self._options.n]
         usage = token_usage(self._output) if self._options.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)

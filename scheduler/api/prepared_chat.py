@@ -16,6 +16,7 @@ from scheduler.api.structured import Constraint
 from scheduler.api.tool_calls import call_options, forced_constraint
 from scheduler.app_context import AppContext
 from scheduler.images.image_part import images_in
+from scheduler.images.worker_chat import worker_chat
 from scheduler.reasoning.options import ReasoningOptions
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.tools.call_options import CallOptions
@@ -66,7 +67,9 @@ async def prepare_conversation(
     paths = {f"images.{index}": image.path for index, image in enumerate(images_in(messages))}
     request.scope["state"]["image_paths"] = paths  # instances name images by their index
     made = await context.tokens.chat_prompt(messages, conversation.options)
-    prompt = made.token_ids
+    prompt, chat = made.token_ids, None
+    if paths and context.images is not None and context.images.has_workers():
+        chat = worker_chat(messages, conversation.options, context.tokens.default_kwargs)
     if not prompt:
         raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
     start = await chat_start(context, messages, conversation.options, prompt)
@@ -74,7 +77,7 @@ async def prepare_conversation(
         context, body, request, [prompt],
         default_max_tokens=context.max_output(len(prompt), body.best_of or body.n or 1),
         param="messages", continues_prompt=False, forced=forced_constraint(choice) or conversation.constraint,
-        chat=start, images=made.images,
+        chat=start, images=made.images, worker_chat=chat,
     )  # fmt: skip
     request_id = new_id(id_kind)
     answer_id = shown_id(request_id, request, body.request_id)

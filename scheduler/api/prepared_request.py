@@ -25,7 +25,7 @@ from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.tools.call_options import CallOptions
 from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import InvalidRequest
-from wire.types import PromptImage, SamplingParams
+from wire.types import PromptImage, SamplingParams, WorkerChat
 
 _PRIORITY_HEADER = "x-vllm-priority"
 
@@ -45,6 +45,7 @@ class PreparedRequest:
     priority: int
     traceparent: str
     images: tuple[PromptImage, ...] = ()
+    worker_chat: WorkerChat | None = None
 
     def generation(
         self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = (),
@@ -58,7 +59,7 @@ class PreparedRequest:
         request = GenerationRequest(
             request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
-            traceparent=self.traceparent, images=(self.images,) if self.images else (),
+            traceparent=self.traceparent, images=(self.images,) if self.images else (), chat=self.worker_chat,
         )  # fmt: skip
         text = self.text
         if echo or calls is not None or reasoning is not None:
@@ -70,16 +71,17 @@ async def prepare_generation(
     context: AppContext, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
     default_max_tokens: int | None, param: str, continues_prompt: bool,
     forced: Constraint | None = None, chat: ChatStart | None = None, images: tuple[PromptImage, ...] = (),
+    worker_chat: WorkerChat | None = None,
 ) -> PreparedRequest:  # fmt: skip
     """Check everything that needs the model, the prompts or the config. Raises InvalidRequest.
 
     `forced` is the constraint of an answer that must be calls. `chat`: how the prompt of a chat ends.
-    `images` are those of the only prompt.
+    `images` are those of the only prompt, `worker_chat` is that prompt for workers of other engines.
     """
     room = max(1, context.tokens.max_model_len - (body.max_output or 1))
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
     cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
-    if images and cut[0] != prompts[0]:
+    if (images or worker_chat) and cut[0] != prompts[0]:
         raise InvalidRequest(
             f"truncate_prompt_tokens: a prompt with images is not cut, and it has {len(prompts[0])} tokens",
             "truncate_prompt_tokens",
@@ -100,7 +102,7 @@ async def prepare_generation(
             listed=bool(params.logprob_token_ids),
         ),
         tenant, cache_salt_of(context, tenant, body.cache_salt), priority_of(body.priority, request),
-        traceparent_of(context.traces, request.scope["headers"]), images,
+        traceparent_of(context.traces, request.scope["headers"]), images, worker_chat,
     )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ async def _encode(context: AppContext, body: TokenizeBody, request: Request) -> 
     if body.prompt is not None:
         return await context.tokens.encode(body.prompt, add_special_tokens=add_special)
     options = chat_options(body, read_tools(body.tools, body.functions))
-    messages = await load_images(context, request, read_messages(body.messages))
+    messages = await load_images(context, request, read_messages(body.messages), counts=True)
     return await context.tokens.encode_chat(messages, options)
 
 

@@ -1,7 +1,7 @@
 """From a conversation's images as sent to their files, sizes and digests, within the limits of a request."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from images.byte_cache import ByteCache
@@ -25,15 +25,19 @@ def _named_images() -> ByteCache[tuple[str, str], LoadedImage]:
 
 @dataclass(frozen=True, slots=True)
 class ImageLoader:
-    """Loads the images of all requests to a model. `named` has those with a uuid, by the salt of their tenant."""
+    """Loads the images of all requests to a model. `named` has those with a uuid, by the salt of their tenant.
+
+    `vision` is None for a model whose images no instance of ours can compute; `has_workers`: others may.
+    """
 
     model: str
-    vision: VisionCheckpoint
+    vision: VisionCheckpoint | None
     max_images: int
     sources: ImageSources
     budget: ImageBudget
     headers: HeaderReader
     takes_embeds: bool = False
+    has_workers: Callable[[], bool] = lambda: False
     named: ByteCache[tuple[str, str], LoadedImage] = field(default_factory=_named_images)
 
     async def load(self, messages: Sequence[Message], held: HeldImageBytes, salt: str) -> Sequence[Message]:
@@ -73,15 +77,22 @@ class ImageLoader:
                     return await self._load_embeds(part, held, salt)
                 data = await self._read(part, held)
                 header = await self.headers.read(data)
+                loaded = LoadedImage(
+                    data, 0, (1, 1, 1), b"", part.path, media_type=f"image/{header.format.lower()}", detail=part.detail
+                )
+                if self.vision is None:
+                    return loaded
                 tokens = self.vision.family.tokens(header.width, header.height)
             except InvalidRequest as error:
                 raise InvalidRequest(f"{part.path}: {error}", part.path) from None
         digest = await self._digest(data, self.vision.settings_digest, salt)
-        return LoadedImage(data, tokens.count, tokens.grid, digest, part.path)
+        return replace(loaded, count=tokens.count, grid=tokens.grid, digest=digest)
 
     async def _load_embeds(self, part: ImagePart, held: HeldImageBytes, salt: str) -> LoadedImage:
         if not self.takes_embeds:
             raise InvalidRequest("image_embeds parts are off: start the scheduler with --enable-mm-embeds")
+        if self.vision is None:
+            raise InvalidRequest("image_embeds are not available over workers of other engines: they unpickle them")
         sent = read_embeds(part.embeds, self.vision)
         data = await self.sources.decode(sent.data, held.take, "image_embeds.data")
         await asyncio.to_thread(sent.check, data)
@@ -101,7 +112,7 @@ class ImageLoader:
             known = f"{part.path}: no image with the uuid {part.uuid[:80]!r} is stored: send its URL"
             raise InvalidRequest(known, part.path)
         held.take(len(image.data))
-        return replace(image, path=part.path)
+        return replace(image, path=part.path, detail=part.detail)
 
     async def _read(self, part: ImagePart, held: HeldImageBytes) -> bytes:
         """Return the file; that a server fails is the request's fault here."""

@@ -16,13 +16,14 @@ DETAILS = ("auto", "low", "high", "original")
 class ImagePart:
     """An image as sent: at a URL, as embeddings, or without both, as a `uuid` named it before.
 
-    `path` is its part's JSON path; `embeds` is the value of `image_embeds`, not yet checked.
+    `path` is its part's JSON path; `embeds` is the value of `image_embeds`, not yet checked. `detail` is "" if unset.
     """
 
     url: str
     path: str
     uuid: str = ""
     embeds: Any = None
+    detail: str = ""
 
     @property
     def is_named(self) -> bool:
@@ -34,7 +35,8 @@ class ImagePart:
 class LoadedImage:
     """An image whose header was read: its file, its tokens in a prompt and their extent, and its digest.
 
-    With `dtype`, `data` has its embeddings, which are values of this type.
+    With `dtype`, `data` has its embeddings, which are values of this type. Without a `digest` no instance of ours can
+    compute it, and `count` is unknown.
     """
 
     data: bytes
@@ -43,6 +45,8 @@ class LoadedImage:
     digest: bytes
     path: str
     dtype: str = ""
+    media_type: str = ""
+    detail: str = ""
 
 
 def read_image_part(part: Message, path: str) -> dict[str, Any]:
@@ -56,7 +60,7 @@ def read_image_part(part: Message, path: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} is {str(detail)[:40]!r}; must be {', '.join(DETAILS)}", where)
     if not named and uuid:
         return {"type": "image", "image": ImagePart("", path, uuid)}
-    return image_part(url, path, f"{path}.image_url.url", uuid)
+    return image_part(url, path, f"{path}.image_url.url", uuid, detail or "")
 
 
 def read_embeds_part(part: Message, path: str) -> dict[str, Any]:
@@ -67,11 +71,11 @@ def read_embeds_part(part: Message, path: str) -> dict[str, Any]:
     return {"type": "image", "image": ImagePart("", path, uuid, given)}
 
 
-def image_part(url: Any, path: str, field: str, uuid: str = "") -> dict[str, Any]:
+def image_part(url: Any, path: str, field: str, uuid: str = "", detail: str = "") -> dict[str, Any]:
     """Return the part of the image at `url`, which the body has in `field`. Raises InvalidRequest."""
     if not isinstance(url, str) or not url:
         raise InvalidRequest(f"{field} must be a data:, https:, http: or file: URL", path)
-    return {"type": "image", "image": ImagePart(url, path, uuid)}
+    return {"type": "image", "image": ImagePart(url, path, uuid, detail=detail)}
 
 
 def _uuid(part: Message, path: str) -> str:

@@ -66,7 +66,9 @@ class HandoffPath:
 
     async def _reserve(self, on_decode: PromptOnInstance) -> Ticket | None:
         """Return the ticket; None if D, a worker of another engine, has generated everything without the KV."""
-        prompt, compiles = self._prompt, self._prompt.state.params.structured is not None
+        prompt, state = self._prompt, self._prompt.state
+        reads_images = state.chat is not None and self._decode.description.worker is not None
+        compiles = state.params.structured is not None or reads_images  # before it can call back
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         prompt.enter(f"reserving blocks on {self._decode}")
         on_decode.post(Reserve(prompt.state))

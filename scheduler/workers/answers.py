@@ -23,17 +23,20 @@ class SequenceStream:
 
     `start` is the output position of its first token. Tokens that the client already has are compared and dropped:
     a sequence that is generated again from its start must be the same one. `was_recomputed`: part of the prompt was
-    neither fetched nor cached, as far as the worker reports it.
+    neither fetched nor cached, as far as the worker reports it. `rendered_ids` are those of a conversation's prompt,
+    once they are known.
     """
 
     def __init__(self, prompt: PromptState, sequence: int, start: int) -> None:
         self.was_recomputed = False
         self.finished = False
+        self.rendered_ids: tuple[int, ...] = ()
         self._prompt = prompt
         self._sequence = sequence
         self._index = start
         self._delivered = prompt.outputs[sequence] if prompt.outputs else ()
         self._rest = b""
+        self._read_logprobs = _logprobs if prompt.chat is None else _chat_logprobs
 
     def feed(self, data: bytes) -> list[TokenOutput]:
         """Return the tokens that `data` completes. Raises what the worker reports, or OutputDiffers."""
@@ -61,6 +64,8 @@ class SequenceStream:
         if usage := chunk.get("usage"):
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
             self.was_recomputed = cached is not None and cached < usage["prompt_tokens"] - 1
+        if self._prompt.chat is not None and chunk.get("prompt_token_ids"):
+            self.rendered_ids = tuple(chunk["prompt_token_ids"])
         for choice in chunk.get("choices") or ():
             self._take_choice(choice, tokens)
 
@@ -78,7 +83,7 @@ class SequenceStream:
                 continue
             token = TokenOutput(self._prompt.prompt_id, self._sequence, index, token_id)
             if logprobs:
-                token.logprobs = _logprobs(logprobs, at, self._prompt.params.wanted_logprobs)
+                token.logprobs = self._read_logprobs(logprobs, at, self._prompt.params.wanted_logprobs)
             tokens.append(token)
         if reason is not None:
             self._finish(_FINISHES[reason], choice.get("stop_reason"), tokens)
@@ -124,11 +129,14 @@ def cached_tokens(answer: dict[str, Any]) -> int:
 
 def prompt_logprobs(answer: dict[str, Any], prompt: PromptState) -> PromptLogprobs | None:
     """Return the log probabilities of the prompt's tokens from a prefill's answer, None if it has none."""
-    found = answer["choices"][0].get("prompt_logprobs")
+    holder, ids = answer["choices"][0], prompt.token_ids
+    if prompt.chat is not None:
+        holder, ids = answer, answer.get("prompt_token_ids") or ()
+    found = holder.get("prompt_logprobs")
     if found is None:
         return None
     wanted = prompt.params.prompt_logprobs or 0
-    tokens = [_scored(one, token_id, wanted) for one, token_id in zip(found, prompt.token_ids, strict=True)]
+    tokens = [_scored(one, token_id, wanted) for one, token_id in zip(found, ids, strict=True)]
     return PromptLogprobs(prompt.prompt_id, 0, tuple(tokens))
 
 
@@ -142,11 +150,22 @@ def _scored(found: dict[str, Any] | None, token_id: int, wanted: int) -> TokenLo
 
 
 def _logprobs(found: dict[str, Any], at: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
-    """Return the log probabilities of the token `at` a chunk; a token below the best has a rank after them."""
-    value, name = found["token_logprobs"][at], found["tokens"][at]
+    """Return the log probabilities of the token `at` a chunk of a completion."""
     top = {int(one[_TOKEN_ID:]): logprob for one, logprob in (found["top_logprobs"][at] or {}).items()}
+    return _ranked(int(found["tokens"][at][_TOKEN_ID:]), found["token_logprobs"][at], top, wanted)
+
+
+def _chat_logprobs(found: dict[str, Any], at: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
+    """Return the same for a chunk of a chat."""
+    entry = found["content"][at]
+    top = {int(one["token"][_TOKEN_ID:]): one["logprob"] for one in entry["top_logprobs"]}
+    return _ranked(int(entry["token"][_TOKEN_ID:]), entry["logprob"], top, wanted)
+
+
+def _ranked(token_id: int, value: float, top: dict[int, float], wanted: int | tuple[int, ...]) -> TokenLogprobs:
+    """Return the log probabilities of a token; one below the best has a rank after them."""
     best = sorted(top.items(), key=lambda item: -item[1])
-    rank = next((number for number, (one, _) in enumerate(best, 1) if one == int(name[_TOKEN_ID:])), len(best) + 1)
+    rank = next((number for number, (one, _) in enumerate(best, 1) if one == token_id), len(best) + 1)
     best = [(one, top[one]) for one in wanted if one in top] if isinstance(wanted, tuple) else best[:wanted]
     return TokenLogprobs(value, rank, tuple(one for one, _ in best), tuple(logprob for _, logprob in best))
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from scheduler.workers.http_connection import AnswerCut, AnswerRefused, HttpAnswer, HttpConnection
+from scheduler.workers.http_connection import AnswerCut, AnswerRefused, Body, HttpAnswer, HttpConnection
 from wire.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -60,12 +60,12 @@ class WorkerHttp:
         """Return the JSON object of a GET. Raises a PdserveError, Incompatible if it is something else."""
         return self._object(path, await self.get(path, timeout_s))
 
-    async def post_json(self, path: str, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    async def post_json(self, path: str, body: Body, headers: Mapping[str, str]) -> dict[str, Any]:
         """Return the JSON object that answers a POST. Raises a PdserveError."""
         return self._object(path, await self._whole("POST", path, body, headers))
 
     async def post_stream(
-        self, path: str, body: bytes, headers: Mapping[str, str], feed: Callable[[bytes], None]
+        self, path: str, body: Body, headers: Mapping[str, str], feed: Callable[[bytes], None]
     ) -> None:
         """Pass the event stream that answers a POST to `feed` as it arrives; leaving early aborts the request there.
 
@@ -79,7 +79,7 @@ class WorkerHttp:
             connection.close()
         self._idle.clear()
 
-    async def _whole(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    async def _whole(self, method: str, path: str, body: Body, headers: Mapping[str, str]) -> bytes:
         found = bytearray()
 
         def take(data: bytes) -> None:
@@ -91,17 +91,18 @@ class WorkerHttp:
         return bytes(found)
 
     async def _request(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer: HttpAnswer
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], answer: HttpAnswer
     ) -> None:
         """Send a request and pass on its answer. Raises a PdserveError, also if it is not the wanted one."""
         own = {"Content-Type": "application/json", "Content-Length": len(body), **headers} if body else headers
-        request = f"{method} {path} HTTP/1.1\r\n".encode() + self._head + _lines(own) + b"\r\n" + body
+        request = f"{method} {path} HTTP/1.1\r\n".encode() + self._head + _lines(own) + b"\r\n"
+        request, pieces = (request + body, ()) if isinstance(body, bytes) else (request, body)
         try:
             while True:
                 idle = self._take_idle()
                 connection = idle or await self._connect()
                 try:
-                    await connection.exchange(request, answer)
+                    await connection.exchange(request, answer, pieces)
                     break
                 except AnswerCut as cut:
                     if idle is None or method != "GET" or not cut.is_empty:

@@ -1,12 +1,23 @@
 """One HTTP/1.1 connection to a worker: one request at a time, whose answer is passed on as it arrives."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, cast
 
 import httptools
 
 MAX_REFUSED_BYTES = 4096
+
+
+class Pieces(Protocol):
+    """A body that is made while it is sent; `len` is its number of bytes."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+Body = bytes | Pieces
 
 
 class AnswerCut(ConnectionError):
@@ -61,28 +72,41 @@ class HttpConnection(asyncio.Protocol):
         self._ended: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
         self._has_length = self._keeps_alive = self._is_empty = self._is_complete = False
+        self._can_write = asyncio.Event()
+        self._can_write.set()
 
     @property
     def is_usable(self) -> bool:
         """Whether it is open and runs no request."""
         return self._is_idle and not self._transport.is_closing()
 
-    async def exchange(self, request: bytes, answer: HttpAnswer) -> None:
+    async def exchange(self, request: bytes, answer: HttpAnswer, more: Iterable[bytes] = ()) -> None:
         """Send a request and pass on its answer to the end; leaving early closes the connection, which aborts it there.
 
-        Raises ConnectionError, and what `answer` raises.
+        `more` of its body is made as the peer reads it. Raises ConnectionError, and what `answer` raises.
         """
         loop = asyncio.get_running_loop()
         self._answer, self._ended, self._is_idle = answer, loop.create_future(), False
         self._has_length, self._is_empty, self._is_complete = False, True, False
         self._transport.write(request)
         try:
+            is_sent = await self._send(more, self._ended)
             await self._ended
-            self._is_idle, self.used_at = self._keeps_alive, loop.time()
+            self._is_idle, self.used_at = self._keeps_alive and is_sent, loop.time()
         finally:
             self._answer = self._ended = None
             if not self._is_idle:
                 self.close()
+
+    async def _send(self, pieces: Iterable[bytes], ended: "asyncio.Future[None]") -> bool:
+        """Write the pieces, each in a turn of the loop of its own; return whether all were, before the answer ended."""
+        for piece in pieces:
+            await asyncio.sleep(0)
+            await self._can_write.wait()
+            if ended.done():
+                return False
+            self._transport.write(piece)
+        return True
 
     def close(self) -> None:
         """Close the connection at once."""
@@ -92,6 +116,14 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
+
+    def pause_writing(self) -> None:
+        """Wait with further pieces."""
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        """Go on with them."""
+        self._can_write.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data and pass on the body's part of it; unexpected data closes the connection."""
@@ -151,6 +183,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_complete = self._answer is not None and self._answer.status >= 200
 
     def _end(self, error: Exception | None) -> None:
+        self._can_write.set()  # nothing more is written
         if self._ended is not None and not self._ended.done():
             if error is None:
                 self._ended.set_result(None)

@@ -11,7 +11,7 @@ from scheduler.workers.answers import cached_tokens, prompt_logprobs
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.legs import LEASE_S, WorkerRequest, headers_of, new_request_id, requests_of
 from scheduler.workers.progress import Progress
-from scheduler.workers.request_body import COMPLETIONS, check_prompt, prefill_body, unfinished
+from scheduler.workers.request_body import check_prompt, path_of, prefill_body, unfinished
 from scheduler.workers.transfers import Transfer
 from wire.errors import HandoffFailed, NoCapacity
 from wire.messages import Event, HandedOff, PrefillBegun, PrefillHeld, Step
@@ -74,8 +74,8 @@ class PrefillLegs:
 
     async def score(self, prompt: PromptState) -> None:
         """Compute the prompt for its log probabilities alone."""
-        body, headers = prefill_body(self._model, prompt, 0), headers_of(prompt, new_request_id())
-        self._emit_scores(await self._post(body, headers, len(prompt.token_ids)), prompt)
+        answer = await self._post(prompt, 0, WorkerRequest(new_request_id()), len(prompt.token_ids))
+        self._emit_scores(answer, prompt)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
         """Do the work even if the prompt is cancelled, until the session ends.
@@ -102,32 +102,34 @@ class PrefillLegs:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
-        bodies = [
-            (prefill_body(self._model, prompt, sequence, request.params), headers_of(prompt, request.request_id))
-            for sequence, request in zip(unfinished(prompt), requests, strict=True)
-        ]
-        first = await self._post(*bodies[0], len(prompt.token_ids))
-        self._emit_scores(first, prompt)
-        answers = [first]
-        if len(bodies) > 1:
-            answers += await self._post_all(bodies[1:], lease_s)
-        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(first))
+        first, *others = zip(unfinished(prompt), requests, strict=True)
+        answers = [await self._post(prompt, *first, len(prompt.token_ids))]
+        self._emit_scores(answers[0], prompt)
+        if others:
+            answers += await self._post_all(prompt, others, lease_s)
+        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(answers[0]))
         return answers, times
 
     async def _post_all(
-        self, bodies: Sequence[tuple[bytes, dict[str, str]]], lease_s: float | None
+        self, prompt: PromptState, others: Sequence[tuple[int, WorkerRequest]], lease_s: float | None
     ) -> list[dict[str, Any]]:
         """Compute the other sequences of a prompt that the worker has cached."""
         try:
             async with asyncio.timeout(lease_s), asyncio.TaskGroup() as tasks:
-                posted = [tasks.create_task(self._post(*one, 0)) for one in bodies]
+                posted = [tasks.create_task(self._post(prompt, *one, 0)) for one in others]
         except TimeoutError:
             raise HandoffFailed("it did not compute all sequences while it held the KV of the first") from None
         return [one.result() for one in posted]
 
-    async def _post(self, body: bytes, headers: dict[str, str], num_tokens: int) -> dict[str, Any]:
-        with self._progress.leg(num_tokens) as leg:
-            answer = await self._http.post_json(COMPLETIONS, body, headers)
+    async def _post(
+        self, prompt: PromptState, sequence: int, request: WorkerRequest, num_tokens: int
+    ) -> dict[str, Any]:  # fmt: skip
+        body, headers = (
+            prefill_body(self._model, prompt, sequence, request.params),
+            headers_of(prompt, request.request_id),
+        )
+        with self._progress.leg(num_tokens, has_images=prompt.chat is not None) as leg:
+            answer = await self._http.post_json(path_of(prompt), body, headers)
             leg.heard(cached_tokens(answer))
             return answer
 

@@ -12,6 +12,8 @@ from wire.shared_limits import progress_limit
 
 _FIRST_ANSWER_S = 15.0
 """The time allowed for the first prompt: some workers compile kernels then."""
+_IMAGES_S = 15.0
+"""The time expected for the images of a chat: four times as long may pass, as with --image-timeout of an instance."""
 _MAX_STEP_S = 2.0
 """The most that one check adds to a silence: if more time has passed, this process could not run in between."""
 
@@ -19,15 +21,18 @@ _MAX_STEP_S = 2.0
 class Leg(AbstractContextManager["Leg"]):
     """One request on the worker: for how long it has been silent, and its `num_tokens` to compute or to fetch first.
 
-    One that `receives` waits for another worker's prefill until its first answer. Runs as a block in one task, which
+    One that `receives` waits for another worker's prefill until its first answer; with `has_images` these are encoded
+    before it. Runs as a block in one task, which
     raises InstanceLost once the request was ended.
     """
 
     def __init__(
-        self, running: "set[Leg]", rates: deque[float], clock: Callable[[], float], num_tokens: int, *, receives: bool
-    ) -> None:
+        self, running: "set[Leg]", rates: deque[float], clock: Callable[[], float], num_tokens: int, *, receives: bool,
+        has_images: bool = False,
+    ) -> None:  # fmt: skip
         self.num_tokens = num_tokens
         self.receives = receives
+        self.has_images = has_images
         self.silent_s = 0.0
         self._running = running
         self._rates = rates
@@ -45,10 +50,10 @@ class Leg(AbstractContextManager["Leg"]):
 
     def heard(self, num_cached: int = 0) -> None:
         """Record that a part of the answer arrived: nothing is left to compute before the next."""
-        if self.num_tokens > num_cached:
+        if self.num_tokens > num_cached and not self.has_images:
             seconds = self._clock() - self._began
             self._rates.append((self.num_tokens - num_cached) / max(1e-3, seconds))
-        self.silent_s, self.num_tokens, self.receives = 0.0, 0, False
+        self.silent_s, self.num_tokens, self.receives, self.has_images = 0.0, 0, False, False
 
     def end(self) -> None:
         """End the request, which has been silent for too long. Idempotent."""
@@ -78,9 +83,9 @@ class Progress:
         self._legs: set[Leg] = set()
         self._rates: deque[float] = deque(maxlen=32)
 
-    def leg(self, num_tokens: int, *, receives: bool = False) -> Leg:
+    def leg(self, num_tokens: int, *, receives: bool = False, has_images: bool = False) -> Leg:
         """Return one request to watch. Raises InstanceLost if the worker is silent for too long."""
-        return Leg(self._legs, self._rates, self._clock, num_tokens, receives=receives)
+        return Leg(self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images)
 
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
         """Return the load with this side's view of the worker's progress; end the requests that it has lost.
@@ -96,6 +101,8 @@ class Progress:
             self.steps, self._moved_at = load.steps, now
         uncomputed = sum(leg.num_tokens for leg in self._legs)
         expected_s = uncomputed / min(self._rates) if self._rates else _FIRST_ANSWER_S
+        if any(leg.has_images for leg in self._legs):
+            expected_s = max(expected_s, _IMAGES_S)
         for leg in [leg for leg in self._legs if not (waiting or leg.receives)]:
             leg.silent_s += elapsed_s
             if leg.silent_s > progress_limit(expected_s if leg.num_tokens else 0.0, least_s=self._least_s):

@@ -1,15 +1,21 @@
-"""The body of POST /v1/completions for one sequence of a prompt: ids in, ids out. Pure."""
+"""The body of the request for one sequence of a prompt: ids in, ids out, or a conversation with images. Pure.
+
+A conversation goes to /v1/chat/completions, which is the only route that takes images; ids come out of it too.
+"""
 
 import dataclasses
 from typing import Any
 
 import orjson
 
+from scheduler.workers.chat_body import ChatBody
+from scheduler.workers.http_connection import Body
 from wire.errors import InvalidRequest
 from wire.types import PromptState, SamplingParams, StructuredOutput
 
-COMPLETIONS = "/v1/completions"
+_COMPLETIONS, _CHATS = "/v1/completions", "/v1/chat/completions"
 _MAX_SEED = 2**63 - 1
+_MAX_BEST = 20  # --max-logprobs of a worker by default
 _ALWAYS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "stop_token_ids",
@@ -21,8 +27,12 @@ def check_prompt(prompt: PromptState) -> None:
     params = prompt.params
     if prompt.pooling is not None:
         raise InvalidRequest("vectors and scores are not available over workers of other engines")
-    if prompt.images:
-        raise InvalidRequest("images are not available over workers of other engines", "messages")
+    if prompt.images and prompt.chat is None:
+        raise InvalidRequest(
+            "image_embeds, and images beside a text prompt, are not available over workers of other engines: they "
+            "take images in chats, and embeddings only if pickled",
+            "messages",
+        )
     if params.beam_search is not None:
         raise InvalidRequest("beam search is not available over workers of other engines", "use_beam_search")
     if params.bad_words:
@@ -33,7 +43,12 @@ def check_prompt(prompt: PromptState) -> None:
         )
 
 
-def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> bytes:
+def path_of(prompt: PromptState) -> str:
+    """Return the path that a prompt's requests go to."""
+    return _COMPLETIONS if prompt.chat is None else _CHATS
+
+
+def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> Body:
     """Return the body that computes the prompt of a sequence, its output so far included.
 
     It ends by length: vllm-ascend holds no KV of a request that ended otherwise (mooncake_connector,
@@ -45,10 +60,11 @@ def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_par
         body["kv_transfer_params"] = kv_transfer_params
     if params.prompt_logprobs is not None and not prompt.outputs:
         body["prompt_logprobs"] = params.prompt_logprobs
-    return orjson.dumps(body)
+        body |= {} if prompt.chat is None else {"return_token_ids": True}
+    return _packed(prompt, body)
 
 
-def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> bytes:
+def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> Body:
     """Return the body that generates a sequence to its end, from the KV that `kv_transfer_params` names if given."""
     params, ids = prompt.params, continued_ids(prompt, sequence)
     done = len(ids) - len(prompt.token_ids)
@@ -65,25 +81,26 @@ def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_pa
     if kv_transfer_params is not None:
         body["kv_transfer_params"] = kv_transfer_params
     if params.logprobs is not None or params.logprob_token_ids:
-        body["logprobs"] = params.logprobs or 0
+        body |= _logprobs(params.logprobs or 0, is_chat=prompt.chat is not None)
     if params.logprob_token_ids:
         body["logprob_token_ids"] = params.logprob_token_ids
     if params.structured is not None:
         body["structured_outputs"] = _structured(params.structured)
     if params.thinking is not None:
         body["thinking_token_budget"] = _budget(params, len(ids))
-    return orjson.dumps(body)
+    return _packed(prompt, body)
 
 
 def continued_ids(prompt: PromptState, sequence: int) -> tuple[int, ...]:
     """Return the prompt's ids, with the output so far where continuing it gives the same as one uninterrupted run.
 
     That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar, budget of
-    thinking or repetition detection, which count outputs and prompt differently. Elsewhere the sequence is generated
-    again from its start.
+    thinking or repetition detection, which count outputs and prompt differently. Elsewhere, and where ids cannot follow
+    a conversation, the sequence is generated again from its start.
     """
     output = prompt.outputs[sequence] if prompt.outputs else ()
-    return (*prompt.token_ids, *output) if output and _appends(prompt.params) else prompt.token_ids
+    appends = prompt.chat is None and _appends(prompt.params)
+    return (*prompt.token_ids, *output) if output and appends else prompt.token_ids
 
 
 def unfinished(prompt: PromptState) -> list[int]:
@@ -108,8 +125,13 @@ def _appends(params: SamplingParams) -> bool:
 
 
 def _body(model: str, prompt: PromptState, ids: tuple[int, ...]) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "prompt": ids, "temperature": 0.0}
+    body: dict[str, Any] = {"model": model, "temperature": 0.0} | ({"prompt": ids} if prompt.chat is None else {})
     return body | ({"cache_salt": prompt.cache_salt} if prompt.cache_salt else {})
+
+
+def _packed(prompt: PromptState, body: dict[str, Any]) -> Body:
+    packed = orjson.dumps(body)
+    return packed if prompt.chat is None else ChatBody(packed, prompt.chat)
 
 
 def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
@@ -123,6 +145,13 @@ def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
     if params.repetition_detection is not None:
         body["repetition_detection"] = dataclasses.asdict(params.repetition_detection)
     return body
+
+
+def _logprobs(best: int, *, is_chat: bool) -> dict[str, Any]:
+    """Return the fields for the `best` tokens; a chat counts the chosen one among them, up to vLLM's default limit."""
+    if not is_chat:
+        return {"logprobs": best}
+    return {"logprobs": True, "top_logprobs": max(best, min(best + 1, _MAX_BEST)) if best else 0}
 
 
 def _budget(params: SamplingParams, num_tokens: int) -> int:

@@ -24,7 +24,7 @@ from scheduler.workers.http import WorkerHttp
 from scheduler.workers.legs import LEASE_S, WorkerRequest, asking, headers_of, new_request_id, ticket_of, unpack
 from scheduler.workers.prefill_legs import PrefillLegs
 from scheduler.workers.progress import Progress
-from scheduler.workers.request_body import COMPLETIONS, check_prompt, continued_ids, generate_body, unfinished
+from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, path_of, unfinished
 from scheduler.workers.transfers import HeldKv, Transfer
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
@@ -224,7 +224,8 @@ class WorkerSession:
         start = len(continued_ids(prompt, sequence)) - len(prompt.token_ids)
         stream = SequenceStream(prompt, sequence, start)
         waits = reserved is not None or request.is_early
-        with self._progress.leg(0 if waits else len(prompt.token_ids), receives=waits) as leg:
+        images = prompt.chat is not None and not waits
+        with self._progress.leg(0 if waits else len(prompt.token_ids), receives=waits, has_images=images) as leg:
 
             def take(data: bytes) -> None:
                 leg.heard()
@@ -234,9 +235,12 @@ class WorkerSession:
                         "it generated before it had requested the KV: does it run MooncakeLayerwiseConnector? "
                         "(--connector)"
                     )
+                if stream.rendered_ids:
+                    self._emit_rendered(prompt, stream.rendered_ids)
+                    stream.rendered_ids = ()
                 self._emit_tokens(tokens)
 
-            await self._http.post_stream(COMPLETIONS, body, headers_of(prompt, request.request_id), take)
+            await self._http.post_stream(path_of(prompt), body, headers_of(prompt, request.request_id), take)
         stream.end()
         if request.params and stream.was_recomputed:
             self._progress.prompts_recomputed += 1
@@ -247,6 +251,11 @@ class WorkerSession:
 
     def _emit(self, event: Event) -> None:
         self._events.put(event)
+
+    def _emit_rendered(self, prompt: PromptState, token_ids: tuple[int, ...]) -> None:
+        """Report the prompt's ids before any of its tokens: these are in a later step."""
+        self._emit(Step((), None, prompt_ids=((prompt.prompt_id, token_ids),)))
+        self._step = []
 
     def _emit_tokens(self, tokens: list[TokenOutput]) -> None:
         """Add to the step not yet read: the tokens that arrive in one turn of the loop are one step."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from testing.vllm_worker.answer_body import AnswerBody, FakeChoice, event
+from testing.vllm_worker.chat_answer import ChatAnswer
 from testing.vllm_worker.faults import ENDLESS, FAILED, Fault, Faults
 from testing.vllm_worker.generation import FakeGeneration
 from testing.vllm_worker.push import LoadFailed
 from testing.vllm_worker.rank import WorkerRank
+from testing.vllm_worker.request import FakeBody
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -25,7 +27,8 @@ class FakeAnswer:
 
     request: web.Request
     rank: WorkerRank
-    form: AnswerBody
+    body: FakeBody
+    form: AnswerBody | ChatAnswer
     generations: list[FakeGeneration]
     faults: Faults
     fault: Fault | None = None
@@ -35,7 +38,7 @@ class FakeAnswer:
 
     async def send(self) -> web.StreamResponse:
         """Return the response, complete unless a fault prevents that."""
-        answer = await (self._stream() if self.form.body.stream else self._whole())
+        answer = await (self._stream() if self.body.stream else self._whole())
         reasons = self.rank.counts.requests  # an aborted request is in none of vLLM's counts
         for reason in self.finished or ["error"]:
             reasons[reason] = reasons.get(reason, 0) + 1
@@ -67,7 +70,7 @@ class FakeAnswer:
                     is_full = len(waiting[piece.index].token_ids) >= self.tokens_per_chunk
                     if is_full or piece.prompt is not None or piece.finish_reason is not None:
                         await response.write(self.form.chunk(waiting.pop(piece.index)))
-            if self.form.body.include_usage:
+            if self.body.include_usage:
                 await response.write(self.form.last_chunk(self.form.usage(self.num_tokens, self._cached)))
             await response.write(_DONE)
         except LoadFailed:
@@ -91,7 +94,7 @@ class FakeAnswer:
                     for piece in step:
                         await self._check("during")
                         self.num_tokens += 1
-                        piece.index += number * self.form.body.params.n
+                        piece.index += number * self.body.params.n
                         if piece.finish_reason is not None:
                             self.finished.append(piece.finish_reason)
                         yield piece

@@ -34,7 +34,7 @@ class AnswerBody:
 
     def chunk(self, choice: FakeChoice) -> bytes:
         """Return an SSE event with a piece of a sequence. Fields that vLLM does not set are left out."""
-        values: dict[str, Any] = {"index": choice.index, "text": _text(choice), "logprobs": self._logprobs(choice)}
+        values: dict[str, Any] = {"index": choice.index, "text": text_of(choice), "logprobs": self._logprobs(choice)}
         values |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
         first = self.body.return_token_ids and choice.prompt is not None
         values["prompt_token_ids"] = choice.prompt if first else None
@@ -50,12 +50,12 @@ class AnswerBody:
         rows = [
             {
                 "index": one.index,
-                "text": _text(one),
+                "text": text_of(one),
                 "logprobs": self._logprobs(one),
                 "finish_reason": one.finish_reason,
                 "stop_reason": one.stop_reason,
                 "token_ids": one.token_ids if self.body.return_token_ids else None,
-                "prompt_logprobs": _scores(one),
+                "prompt_logprobs": scores_of(one),
                 "prompt_token_ids": one.prompt if self.body.return_token_ids else None,
                 "routed_experts": None,
             }
@@ -99,7 +99,8 @@ def error_body(message: str, kind: str, status: int, param: str | None = None) -
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def _text(choice: FakeChoice) -> str:
+def text_of(choice: FakeChoice) -> str:
+    """Return the text of a piece of a sequence."""
     stop = choice.finish_reason == "stop"
     shown = choice.token_ids[:-1] if stop else choice.token_ids  # a stop token has no text
     return "".join(f" {token_id}" for token_id in shown)
@@ -110,7 +111,8 @@ def _top(token_id: int, scores: TokenLogprobs) -> dict[str, float]:
     return {f"token_id:{token_id}": scores.logprob} | {f"token_id:{one}": value for one, value in best}
 
 
-def _scores(choice: FakeChoice) -> list[dict[str, Any] | None] | None:
+def scores_of(choice: FakeChoice) -> list[dict[str, Any] | None] | None:
+    """Return the log probabilities of its prompt's tokens."""
     if choice.prompt_logprobs is None or choice.prompt is None:
         return None
     return [

@@ -74,7 +74,7 @@ class FakeGeneration:
         else:
             kv = await self._compute()
             if self.body.leg == "prefill":
-                self.cached_tokens = self.rank.note_prompt(self.prompt, self.body.cache_salt)
+                self.cached_tokens = self.rank.note_prompt(self.prompt, f"{self.body.cache_salt} {self.body.marks}")
             return kv
         self.cached_tokens = len(self.prompt)
         return kv
@@ -93,7 +93,8 @@ class FakeGeneration:
         fake = self.settings.fake
         await self.rank.pause(fake.step_seconds + fake.token_seconds * len(self.prompt))
         self.rank.counts.computed_tokens += len(self.prompt)
-        return [(token_id, fake.salt) for token_id in self.prompt]
+        marks = self.body.marks
+        return [(token_id, fake.salt + marks.get(at, 0)) for at, token_id in enumerate(self.prompt)]
 
     def _piece(self, sequence: FakeContinuation, index: int, position: int) -> FakeChoice:
         params = self.body.params

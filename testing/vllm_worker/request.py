@@ -1,11 +1,13 @@
-"""The body of a completion as vLLM reads it, for prompts of token ids."""
+"""The body of a completion as vLLM reads it, for prompts of token ids, and that of a chat."""
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from testing.engine.fake_model import FakeConfig
+from testing.vllm_worker.bad_request import BadRequest
+from testing.vllm_worker.conversation import render_chat
 from wire.types import SamplingParams
 
 Leg = Literal["prefill", "decode", "local"]
@@ -14,17 +16,12 @@ _NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"
 _COPIED = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "min_tokens")
 
 
-class BadRequest(Exception):
-    """vLLM refuses the body with `status` and this message."""
-
-    def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None):
-        super().__init__(message)
-        self.status, self.kind, self.param = status, kind, param
-
-
 @dataclass(frozen=True, slots=True)
 class FakeBody:
-    """A validated body. `params` are those of the model; `transfer` is `kv_transfer_params`, forwarded unread."""
+    """A validated body. `params` are those of the model; `transfer` is `kv_transfer_params`, forwarded unread.
+
+    That of a chat has one prompt; `marks` are those of its images, by position.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
@@ -33,6 +30,8 @@ class FakeBody:
     return_token_ids: bool
     transfer: dict[str, Any]
     cache_salt: str = ""
+    is_chat: bool = False
+    marks: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def leg(self) -> Leg:
@@ -46,7 +45,7 @@ class FakeBody:
         return all(self.transfer.get(name) for name in (*_NEEDED, *more))
 
 
-def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> FakeBody:
+def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig, *, is_chat: bool = False) -> FakeBody:
     """Return the body of a request for `model`. Raises BadRequest."""
     if (body.get("model") or model) != model:
         message = f"The model `{body['model']}` does not exist. Valid aliases: {model}."
@@ -54,9 +53,14 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> FakeBody
     stream = bool(body.get("stream"))
     if body.get("stream_options") and not stream:
         raise BadRequest("Stream options can only be defined when `stream=True`.", param="stream_options")
-    prompts, max_tokens = _prompts(body.get("prompt")), body.get("max_tokens")
+    chat = render_chat(body, takes_images=fake.takes_images) if is_chat else None
+    prompts, max_tokens = _prompts(body.get("prompt")) if chat is None else (chat.token_ids,), body.get("max_tokens")
     room = fake.max_model_len - max(map(len, prompts))
-    params = _params(body, _max_tokens(16 if max_tokens is None else max_tokens, room, fake.max_model_len), fake)
+    params = _params(
+        body,
+        _max_tokens((room if is_chat else 16) if max_tokens is None else max_tokens, room, fake.max_model_len),
+        fake,
+    )
     if params.n > 1 and params.temperature == 0:
         raise BadRequest(f"n must be 1 when using greedy sampling, got {params.n}.")
     if body.get("thinking_token_budget", -1) not in (None, -1):
@@ -72,6 +76,8 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig) -> FakeBody
         return_token_ids=bool(body.get("return_token_ids")),
         transfer=dict(body.get("kv_transfer_params") or {}),
         cache_salt=body.get("cache_salt") or "",
+        is_chat=is_chat,
+        marks={} if chat is None else chat.marks,
     )
 
 
@@ -92,10 +98,16 @@ def _params(body: Mapping[str, Any], max_tokens: int, fake: FakeConfig) -> Sampl
         seed=secrets.randbits(63) if seed is None else seed % 2**64,
         stop_token_ids=stops,
         allowed_token_ids=tuple(body.get("allowed_token_ids") or ()),
-        logprobs=body.get("logprobs"),
+        logprobs=_num_logprobs(body),
         prompt_logprobs=body.get("prompt_logprobs"),
         **given,
     )
+
+
+def _num_logprobs(body: Mapping[str, Any]) -> int | None:
+    """Return how many log probabilities each output token has; chats count them in a field of their own."""
+    given: int | None = body.get("logprobs")
+    return given if "messages" not in body else int(body.get("top_logprobs") or 0) if given else None
 
 
 def _max_tokens(max_tokens: int, room: int, limit: int) -> int:

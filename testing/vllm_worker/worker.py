@@ -23,15 +23,18 @@ from aiohttp import web
 
 from testing.vllm_worker.answer import FakeAnswer
 from testing.vllm_worker.answer_body import AnswerBody, error_body
+from testing.vllm_worker.bad_request import BadRequest
+from testing.vllm_worker.chat_answer import ChatAnswer
 from testing.vllm_worker.faults import Fault, Faults
 from testing.vllm_worker.generation import FakeGeneration
 from testing.vllm_worker.push import LoadFailed, engines
 from testing.vllm_worker.rank import WorkerRank
-from testing.vllm_worker.request import BadRequest, FakeBody, Leg, read_body
+from testing.vllm_worker.request import FakeBody, Leg, read_body
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.side_channel import RemoteBlocks, serve_rank
 from testing.vllm_worker.worker_metrics import metrics_text
 
+_CHATS = "/v1/chat/completions"
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _MAX_BODY = 64 * 2**20
 _NEEDED = {"nixl": "remote_block_ids", "nixl-push": "tp_size"}
@@ -159,6 +162,7 @@ class FakeVllmWorker:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post(_CHATS, self._completions)
         app.router.add_post("/testing/faults", self._add_fault)
         return app
 
@@ -196,7 +200,7 @@ class FakeVllmWorker:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         raw = await request.json()
         try:
-            body = read_body(raw, self.settings.model, self.settings.fake)
+            body = read_body(raw, self.settings.model, self.settings.fake, is_chat=request.path == _CHATS)
             rank = self._rank(request.headers.get("X-data-parallel-rank"))
         except BadRequest as error:
             await self._free_remote(raw.get("kv_transfer_params"))
@@ -220,13 +224,24 @@ class FakeVllmWorker:
     ) -> FakeAnswer:
         session, settings = self._session, self.settings
         assert session is not None, "it is started"
-        request_id = f"cmpl-{request.headers.get('X-Request-Id') or raw.get('request_id') or uuid.uuid4().hex}"
+        own_id = request.headers.get("X-Request-Id") or raw.get("request_id") or uuid.uuid4().hex
+        request_id = f"chatcmpl-{own_id}" if body.is_chat else f"cmpl-{own_id}"
+        ids = [request_id] if body.is_chat else [f"{request_id}-{number}" for number in range(len(body.prompts))]
         generations = [
-            FakeGeneration(settings, rank, session, f"{request_id}-{number}-{uuid.uuid4().hex[:8]}", body, prompt)
-            for number, prompt in enumerate(body.prompts)
+            FakeGeneration(settings, rank, session, f"{one}-{uuid.uuid4().hex[:8]}", body, prompt)
+            for one, prompt in zip(ids, body.prompts, strict=True)
         ]
         form = AnswerBody(request_id, settings.model, body)
-        return FakeAnswer(request, rank, form, generations, self.faults, fault, settings.tokens_per_chunk)
+        return FakeAnswer(
+            request,
+            rank,
+            body,
+            ChatAnswer(form) if body.is_chat else form,
+            generations,
+            self.faults,
+            fault,
+            settings.tokens_per_chunk,
+        )
 
     def _rank(self, named: str | None) -> WorkerRank:
         if named is None or not named.isdecimal():

@@ -17,7 +17,10 @@ from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.limits import ControlLimits
 from scheduler.model.files import read_model_files
 from scheduler.observability.metrics import Metrics
+from scheduler.serving import open_images
 from scheduler.tokens import Tokens
+from testing.vllm_worker.settings import WorkerSettings
+from tests.scheduler.vision_model import chat, data_url, image_part
 from tests.scheduler.worker_cluster import WorkerCluster, leg_id, with_fake
 
 CHAT = "/v1/chat/completions"
@@ -25,7 +28,7 @@ COMPLETIONS = "/v1/completions"
 TEXT = "the quick brown fox jumps over the lazy dog"
 SAMPLED = {"temperature": 0.8, "seed": 5}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-PICTURE = {"type": "image_url", "image_url": {"url": "http://192.0.2.1/cat.png"}}
+PICTURED = {"messages": chat(TEXT, image_part(data_url(), detail="low"))}
 NO_VECTORS = "vectors and scores are not available over workers"
 ABSENT, PRESENT = "absent", "present"
 """What is checked of a key in place of its value."""
@@ -33,19 +36,25 @@ ABSENT, PRESENT = "absent", "present"
 
 @asynccontextmanager
 async def served(
-    model_folder: Path, roles: str = "PD", limits: ControlLimits | None = None, **options: Any
+    model_folder: Path, roles: str = "PD", limits: ControlLimits | None = None,
+    settings: WorkerSettings | None = None, **options: Any,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, WorkerCluster]]:  # fmt: skip
     """The HTTP API over workers, by default one of each role."""
-    async with WorkerCluster(roles, with_fake(vocab_size=400, max_model_len=512), limits=limits).serving() as cluster:
+    settings = settings or with_fake(vocab_size=400, max_model_len=512, takes_images=True)
+    async with WorkerCluster(roles, settings, limits=limits).serving() as cluster:
         config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions(**options))
         tokens = Tokens(read_model_files(str(model_folder)), config.options.chat_settings(keyed=False))
-        context = AppContext(config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True))
+        images = open_images(config.options, str(model_folder), tokens.files.vision, lambda: True)
+        context = AppContext(
+            config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True), images=images
+        )  # fmt: skip
         transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 yield client, cluster
         finally:
             await tokens.close()
+            await images.close()
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,32 @@ FIELDS = {
         {"tools": [TOOL], "tool_choice": "required"}, {"tools": ABSENT, "structured_outputs": ABSENT},
         {"tools": ABSENT, "tool_choice": ABSENT, "structured_outputs": PRESENT}, path=CHAT,
     ),
+    "an image": Field(
+        PICTURED, PICTURED | {"prompt": ABSENT, "max_tokens": 1, "min_tokens": 1, "add_generation_prompt": True},
+        PICTURED | {"prompt": ABSENT, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}, path=CHAT,
+    ),
+    "an image, several sequences": Field(
+        PICTURED | {"n": 2, **SAMPLED}, PICTURED | {"n": ABSENT}, PICTURED | {"n": ABSENT}, num_legs=2, num_choices=2,
+        path=CHAT,
+    ),
+    "an image, log probabilities": Field(
+        PICTURED | {"logprobs": True, "top_logprobs": 2}, {"logprobs": ABSENT}, {"logprobs": True, "top_logprobs": 3},
+        path=CHAT,
+    ),
+    "an image, prompt_logprobs": Field(
+        PICTURED | {"prompt_logprobs": 1}, {"prompt_logprobs": 1, "return_token_ids": True},
+        {"prompt_logprobs": ABSENT}, path=CHAT,
+    ),
+    "an image, tools": Field(
+        PICTURED | {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": PRESENT, "tool_choice": "none", "structured_outputs": ABSENT},
+        {"tools": PRESENT, "tool_choice": "none", "structured_outputs": PRESENT}, path=CHAT,
+    ),
+    "an image, a template's variables": Field(
+        PICTURED | {"chat_template_kwargs": {"a": 1}, "cache_salt": "s"},
+        {"chat_template_kwargs": {"a": 1}, "cache_salt": PRESENT},
+        {"chat_template_kwargs": {"a": 1}, "cache_salt": PRESENT}, path=CHAT,
+    ),
 }  # fmt: skip
 
 
@@ -107,8 +142,15 @@ async def test_each_field_reaches_the_legs_that_need_it(row: Field, model_folder
         answer, legs = response.json(), [worker.received for worker in cluster.workers]
         assert len(answer["choices"]) == row.num_choices
         assert answer["choices"][0].get("text", "").startswith(row.text)
-        num_prompt = len(legs[0][0].body["prompt"])
-        assert answer["usage"]["prompt_tokens"] == num_prompt
+        if "messages" not in row.body:
+            assert answer["usage"]["prompt_tokens"] == len(legs[0][0].body["prompt"])
+        if "prompt_logprobs" in row.body:
+            scored = answer.get("prompt_logprobs") or answer["choices"][0]["prompt_logprobs"]
+            assert len(scored) == answer["usage"]["prompt_tokens"]
+        if "top_logprobs" in row.body:
+            for one in answer["choices"][0]["logprobs"]["content"]:
+                assert [one["logprob"]] == [best["logprob"] for best in one["top_logprobs"]][:1], "greedy"
+                assert len(one["top_logprobs"]) == 2
         assert answer["usage"]["completion_tokens"] == 8 * row.num_legs
         for found, expected in zip(legs, (row.prefill, row.decode), strict=True):
             assert len({leg_id(one) for one in found}) == len(found) == row.num_legs
@@ -135,10 +177,6 @@ def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
         (
             COMPLETIONS, {"prompt": TEXT, "kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params",
             "kv_transfer_params",
-        ),
-        (
-            CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, "an image, but the model",
-            "messages.0.content.0",
         ),
         ("/v1/embeddings", {"input": TEXT}, NO_VECTORS, "input"),
         ("/pooling", {"input": TEXT}, NO_VECTORS, "input"),

@@ -46,7 +46,7 @@ async def count_tokens(context: AppContext, request: Request) -> Response:
     context.model_named(body.model)
     messages = read_conversation(body.messages, body.system)
     options = _options(body, messages, _tools(body))
-    prompt = await context.tokens.encode_chat(await load_images(context, request, messages), options)
+    prompt = await context.tokens.encode_chat(await load_images(context, request, messages, counts=True), options)
     return json_response({"input_tokens": len(prompt)})
 
 

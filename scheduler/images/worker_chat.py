@@ -1,0 +1,61 @@
+"""A conversation with images as a body of /v1/chat/completions, for workers of other engines. Pure."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from scheduler.images.image_part import LoadedImage, Message, images_in
+from scheduler.templates.chat_options import ChatOptions
+from wire.types import WorkerChat
+
+
+def worker_chat(
+    messages: Sequence[Message], options: ChatOptions, default_kwargs: Mapping[str, Any]
+) -> WorkerChat | None:  # fmt: skip
+    """Return the conversation and how to render it; None with embeddings, which workers read only if pickled.
+
+    An image has its `detail`, and never its `uuid`: that would name it for clients with other keys too.
+    """
+    images: list[LoadedImage] = list(images_in(messages))
+    if any(image.dtype for image in images):
+        return None
+    hole = secrets.token_hex(16)
+    fields: dict[str, Any] = {
+        "messages": [_message(one, hole) for one in messages],
+        "add_generation_prompt": options.add_generation_prompt,
+        "continue_final_message": options.continue_final_message,
+        "add_special_tokens": options.add_special_tokens,
+    }
+    if kwargs := {**default_kwargs, **options.template_kwargs}:
+        fields["chat_template_kwargs"] = kwargs
+    if options.template is not None:
+        fields["chat_template"] = options.template
+    if options.documents:
+        fields["documents"] = options.documents
+    if options.tools:  # for the template: the calls are read from the token ids here
+        fields |= {"tools": options.tools, "tool_choice": "none"}
+    json = orjson.dumps(fields)[1:-1].split(hole.encode())
+    return WorkerChat(tuple(json), tuple((image.media_type, image.data) for image in images))
+
+
+def _message(message: Message, hole: str) -> dict[str, Any]:
+    """Return a message in the form of the API: arguments of calls are texts there."""
+    made, content = dict(message), message["content"]
+    if isinstance(content, list):
+        made["content"] = [_part(part, hole) for part in content] or None
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [call | {"function": _function(call["function"])} for call in calls]
+    return made
+
+
+def _part(part: Message, hole: str) -> Message:
+    if "image" not in part:
+        return part
+    detail = part["image"].detail
+    return {"type": "image_url", "image_url": {"url": hole} | ({"detail": detail} if detail else {})}
+
+
+def _function(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": orjson.dumps(function["arguments"]).decode()}

@@ -1,0 +1,321 @@
+"""Images in chats over vLLM workers: one data URL for both legs in each order, and the worker's count of the prompt."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scheduler.limits import ControlLimits
+from scheduler.workers.chat_body import ChatBody
+from scheduler.workers.http import WorkerHttp
+from testing.vllm_worker.conversation import PLACEHOLDER, TOKENS_OF_IMAGE
+from testing.vllm_worker.faults import Fault
+from testing.vllm_worker.settings import Connector
+from testing.vllm_worker.worker import Received
+from tests.images.image_files import file_of, image_of
+from tests.remote_files.raw_server import in_turn, ok, raw_server
+from tests.scheduler.fake_cluster import FakeCluster, collect, request
+from tests.scheduler.test_worker_fields import CHAT, served
+from tests.scheduler.test_worker_http import OK, scripted
+from tests.scheduler.virtual_time import virtual
+from tests.scheduler.vision_model import PNG, chat, data_url, embeds_part, image_part, write_vision_model
+from tests.scheduler.worker_cluster import WorkerCluster, leg_id, with_fake
+from wire.errors import InvalidRequest
+from wire.types import WorkerChat
+
+HERE = {"allow_private_urls": ("127.0.0.1/32",)}
+NO_PROBES = ControlLimits(probe_after_s=3600.0)  # a probe would take the fault
+ORDERS: list[tuple[str, Connector]] = [
+    ("PD", "nixl"), ("PD", "ascend-layerwise"), ("PD", "nixl-push"), ("PD", "mooncake"), ("C", "nixl"),
+]  # fmt: skip
+OTHER = file_of(image_of(8, 8, seed=1), "JPEG")
+GREEDY = {"temperature": 0, "max_tokens": 8, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a vision model that instances of ours can serve too: it counts four tokens an image."""
+    return write_vision_model(tmp_path_factory.mktemp("vision"))
+
+
+@asynccontextmanager
+async def over(
+    model: Path, roles: str = "PD", connector: Connector = "nixl", **options: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, WorkerCluster]]:  # fmt: skip
+    """The HTTP API over workers that take images."""
+    fake = with_fake(vocab_size=400, max_model_len=512, takes_images=True, step_seconds=0.002)
+    settings = dataclasses.replace(fake, connector=connector)
+    async with served(model, roles, NO_PROBES, settings, **options) as opened:
+        yield opened
+
+
+def urls_in(one: Received) -> list[str]:
+    """Return the URLs of the images of a request."""
+    contents = [message["content"] for message in one.body["messages"] if isinstance(message["content"], list)]
+    return [part["image_url"]["url"] for content in contents for part in content if part["type"] == "image_url"]
+
+
+def legs_of(cluster: WorkerCluster) -> list[Received]:
+    """Return the conversations that workers got."""
+    return [one for worker in cluster.workers for one in worker.received if "messages" in one.body]
+
+
+async def alone(cluster: WorkerCluster, one: Received) -> dict[str, Any]:
+    """Return the answer of the last worker by itself to the conversation of a request."""
+    body = {
+        key: value for key, value in one.body.items() if key not in ("kv_transfer_params", "stream", "stream_options")
+    }
+    async with httpx.AsyncClient() as client:
+        response = await client.post(f"{cluster.workers[-1].url}{CHAT}", json=body, timeout=60.0)
+    assert response.status_code == 200, response.text
+    cluster.workers[-1].received.pop()
+    return dict(response.json())
+
+
+@pytest.mark.parametrize(("roles", "connector"), ORDERS)
+@pytest.mark.anyio
+async def test_an_image_reaches_both_legs_in_every_order(roles: str, connector: Connector, folder: Path) -> None:
+    async with over(folder, roles, connector) as (client, cluster):
+        body = GREEDY | {"messages": chat("ab", image_part(data_url(), detail="low"), image_part(data_url(OTHER)), "c")}
+        answers = [(await client.post(CHAT, json=body)).json() for _ in range(2)]  # the first shows a push its engine
+
+        legs = legs_of(cluster)
+        content = [
+            {"type": "text", "text": "ab"}, image_part(data_url(), detail="low"),
+            image_part(data_url(OTHER, "image/jpeg")), {"type": "text", "text": "c"},
+        ]  # fmt: skip
+        assert len(legs) == 2 * len(roles)
+        assert len({leg_id(one) for one in legs}) == 2
+        assert [one.body["messages"] for one in legs] == [[{"role": "user", "content": content}]] * len(legs)
+        expected = await alone(cluster, legs[-1])
+        for answer in answers:
+            assert answer["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+            assert answer["prompt_token_ids"] == expected["prompt_token_ids"]
+            assert answer["prompt_token_ids"].count(PLACEHOLDER) == 2 * TOKENS_OF_IMAGE
+            assert answer["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+            assert answer["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.anyio
+async def test_equal_texts_with_other_images_have_other_answers(folder: Path) -> None:
+    async with over(folder) as (client, _):
+        bodies = [GREEDY | {"messages": chat("ab", image_part(url))} for url in (data_url(), data_url(OTHER))]
+        first, other = [(await client.post(CHAT, json=body)).json() for body in bodies]
+
+        assert first["prompt_token_ids"] == other["prompt_token_ids"]
+        assert first["choices"][0]["token_ids"] != other["choices"][0]["token_ids"]
+
+
+FORMS: dict[str, tuple[str, Callable[[str], dict[str, Any]], str]] = {
+    "chat": (CHAT, lambda url: {"messages": chat("ab", image_part(url), "c"), "max_tokens": 8}, "prompt_tokens"),
+    "messages": (
+        "/v1/messages",
+        lambda url: {
+            "messages": chat("ab", {"type": "image", "source": {"type": "url", "url": url}}, "c"), "max_tokens": 8,
+        },
+        "input_tokens",
+    ),
+    "responses": (
+        "/v1/responses",
+        lambda url: {
+            "input": [{"role": "user", "content": [
+                {"type": "input_text", "text": "ab"}, {"type": "input_image", "image_url": url},
+                {"type": "input_text", "text": "c"},
+            ]}],
+            "max_output_tokens": 8,
+        },
+        "input_tokens",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body_of", "counted"), FORMS.values(), ids=FORMS)
+@pytest.mark.anyio
+async def test_a_url_is_fetched_once_and_no_worker_sees_it(
+    path: str, body_of: Callable[[str], dict[str, Any]], counted: str, folder: Path
+) -> None:
+    async with raw_server(in_turn(ok(PNG))) as server, over(folder, **HERE) as (client, cluster):
+        body = body_of(server.url("/a.png")) | {"temperature": 0}
+        response = await client.post(path, json=body)
+
+        assert response.status_code == 200, response.text
+        legs = legs_of(cluster)
+        assert [urls_in(one) for one in legs] == [[data_url()]] * 2
+        assert len(server.requests) == 1
+        assert response.json()["usage"][counted] == (await alone(cluster, legs[-1]))["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.anyio
+async def test_a_model_of_an_unknown_family_is_counted_by_its_workers(stream: bool, model_folder: Path) -> None:
+    body = GREEDY | {"messages": chat("ab", image_part(data_url())), "stream": stream}
+    async with over(model_folder) as (client, cluster):
+        response = await client.post(CHAT, json=body | ({"stream_options": {"include_usage": True}} if stream else {}))
+
+        assert response.status_code == 200, response.text
+        expected = await alone(cluster, cluster.workers[1].received[0])
+        assert f'"prompt_tokens":{expected["usage"]["prompt_tokens"]},' in response.text
+        assert f'"prompt_token_ids":{expected["prompt_token_ids"]}'.replace(" ", "") in response.text
+
+
+RETRIES: list[tuple[str, Connector, Fault]] = [
+    *(
+        ("PPDD", connector, fault)
+        for connector in ("nixl", "ascend-layerwise", "nixl-push", "mooncake")
+        for fault in (Fault("error", "before", "prefill"), Fault("cut", "during", "decode", after_tokens=3))
+    ),
+    ("CC", "nixl", Fault("cut", "during", "local", after_tokens=3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("roles", "connector", "fault"), RETRIES, ids=[f"{one[1]} {one[2].leg}" for one in RETRIES])
+@pytest.mark.anyio
+async def test_a_retry_sends_the_same_data_url(roles: str, connector: Connector, fault: Fault, folder: Path) -> None:
+    async with (
+        raw_server(in_turn(*[ok(PNG)] * 9)) as server,
+        over(folder, roles, connector, **HERE) as (client, cluster),
+    ):
+        body, answers = GREEDY | {"messages": chat("ab", image_part(server.url()), "c")}, list[dict[str, Any]]()
+        while len({leg_id(one) for one in legs_of(cluster)}) == len(answers):  # no request has met the fault
+            cluster.workers[2 if fault.leg == "decode" else 0].faults.add(dataclasses.replace(fault))
+            answers.append((await client.post(CHAT, json=body)).json())
+
+        legs = legs_of(cluster)
+        expected = await alone(cluster, legs[-1])
+        for answer in answers:
+            assert answer["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+            assert answer["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+        assert len({leg_id(one) for one in legs}) == len(answers) + 1
+        assert [urls_in(one) for one in legs] == [[data_url()]] * len(legs)
+        assert len(server.requests) == len(answers)
+
+
+@pytest.mark.anyio
+async def test_a_uuid_reaches_no_worker_and_names_images_of_one_key(folder: Path) -> None:
+    named, again = image_part(data_url()) | {"uuid": "cat"}, {"type": "image_url", "image_url": None, "uuid": "cat"}
+    async with over(folder) as (client, cluster):
+        for part in (named, again):
+            assert (await client.post(CHAT, json=GREEDY | {"messages": chat("a", part)})).status_code == 200
+        other = await client.post(CHAT, json=GREEDY | {"messages": chat("a", again), "cache_salt": "other"})
+
+        legs = legs_of(cluster)
+        assert [urls_in(one) for one in legs] == [[data_url()]] * 4
+        assert not any("uuid" in part for one in legs for part in one.body["messages"][0]["content"])
+        assert (other.status_code, other.json()["error"]["param"]) == (400, "messages.0.content.1")
+
+
+EMBEDS = {"messages": chat("a", embeds_part())}
+BESIDE_TEXT = {"prompt": "a<image>", "multi_modal_data": {"image": [data_url()]}}
+REFUSED: dict[str, tuple[bool, str, dict[str, Any], str, str]] = {
+    "a private address": (
+        True, CHAT, {"messages": chat("a", image_part("http://127.0.0.1:9/a.png"))}, "127.0.0.1",
+        "messages.0.content.1",
+    ),
+    "no image": (True, CHAT, {"messages": chat(image_part(data_url(b"text")))}, "PNG", "messages.0.content.0"),
+    "too many": (True, CHAT, {"messages": chat(*[image_part(data_url())] * 3)}, "at most 2", "messages.0.content.2"),
+    "embeddings": (True, CHAT, EMBEDS, "image_embeds, and images beside a text", "messages"),
+    "embeddings of an unknown family": (False, CHAT, EMBEDS, "they unpickle them", "messages.0.content.1"),
+    "beside a text prompt": (True, "/v1/completions", BESIDE_TEXT, "images beside a text prompt, are not", "messages"),
+    "an unknown family beside a text prompt": (
+        False, "/v1/completions", BESIDE_TEXT, "known to its workers only", "multi_modal_data.image.0",
+    ),
+    "counting an unknown family": (
+        False, "/tokenize", {"messages": chat(image_part(data_url()))}, "known to its workers only",
+        "messages.0.content.0",
+    ),
+    "cutting the prompt": (
+        True, CHAT, {"messages": chat("a" * 300, image_part(data_url())), "truncate_prompt_tokens": 9}, "is not cut",
+        "truncate_prompt_tokens",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_known", "path", "body", "message", "param"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.anyio
+async def test_what_is_refused_reaches_no_worker(
+    is_known: bool, path: str, body: dict[str, Any], message: str, param: str, folder: Path, model_folder: Path
+) -> None:
+    options = {"limit_mm_per_prompt": 2, "enable_mm_embeds": True}
+    async with over(folder if is_known else model_folder, **options) as (client, cluster):
+        response = await client.post(path, json=body)
+
+        assert response.status_code == 400, response.text
+        assert message in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == param
+        assert not any(worker.received for worker in cluster.workers)
+
+
+@pytest.mark.parametrize("roles", ["PD", "C"])
+@pytest.mark.anyio
+async def test_what_a_worker_refuses_is_the_clients_error(roles: str, folder: Path) -> None:
+    room_for_one = {"max_image_bytes": len(PNG) + 9}
+    async with served(folder, roles, None, with_fake(vocab_size=400), **room_for_one) as (client, _):
+        for _ in range(2):
+            response = await client.post(CHAT, json=GREEDY | {"messages": chat("a", image_part(data_url()))})
+
+            assert response.status_code == 400, response.text
+            assert "At most 0 image(s) may be provided" in response.json()["error"]["message"]
+        assert (await client.post(CHAT, json=GREEDY | {"messages": chat("a")})).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_a_prompt_too_long_by_its_images_is_the_clients_error(model_folder: Path) -> None:
+    async with over(model_folder, limit_mm_per_prompt=32) as (client, cluster):
+        parts = [image_part(data_url())] * 30
+        response = await client.post(CHAT, json=GREEDY | {"messages": chat(*parts)})
+
+        assert response.status_code == 400, response.text
+        assert "maximum context length" in response.json()["error"]["message"]
+        assert not cluster.workers[1].received
+
+
+@virtual
+async def test_an_instance_of_ours_never_answers_without_the_image() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        chat_only = dataclasses.replace(
+            request((5, 6, 7)), chat=WorkerChat((b'"messages":[', b"]"), (("image/png", PNG),))
+        )
+        with pytest.raises(InvalidRequest, match="an image, but decode-0 takes text only"):
+            await collect(cluster.control.dispatch, chat_only)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 3 * 2**17, 2**20 + 1])
+@pytest.mark.anyio
+async def test_a_body_is_sent_in_pieces_as_long_as_it_says(size: int) -> None:
+    chat = WorkerChat((b'"messages":["', b'","', b'"]'), (("image/png", bytes(size)), ("image/gif", b"ab")))
+    body = ChatBody(b'{"model":"m"}', chat)
+    urls = [data_url(bytes(size)), data_url(b"ab", "image/gif")]
+    async with scripted(OK) as (script, http):
+        await http.post_json(CHAT, body, {})
+
+        sent = script.requests[0].partition(b"\r\n\r\n")[2]
+        assert len(sent) == len(body)
+        assert json.loads(sent) == {"model": "m", "messages": urls}
+
+
+@pytest.mark.anyio
+async def test_an_answer_before_the_whole_body_ends_its_connection() -> None:
+    ended = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.transport.abort()
+        ended.set()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        http = WorkerHttp(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        body = ChatBody(b'{"model":"m"}', WorkerChat((b'"messages":["', b'"]'), (("image/png", bytes(2**24)),)))
+        with pytest.raises(InvalidRequest, match=r"^no$"):
+            await asyncio.wait_for(http.post_json(CHAT, body, {}), 30.0)
+        assert not http._idle
+        await asyncio.wait_for(ended.wait(), 30.0)
