@@ -9,7 +9,7 @@ _PIECE_BYTES = 3 * 2**17  # whole groups of base64; below a millisecond
 _END = b"}"
 
 
-class ChatBody:
+class WorkerChatBody:
     """The same bytes each time: `fields`, a JSON object, and the conversation with its images."""
 
     def __init__(self, fields: bytes, chat: WorkerChat) -> None:

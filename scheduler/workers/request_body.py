@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from scheduler.workers.chat_body import ChatBody
+from scheduler.workers.chat_body import WorkerChatBody
 from scheduler.workers.http_connection import Body
 from wire.errors import InvalidRequest
 from wire.types import PromptState, SamplingParams, StructuredOutput
@@ -131,7 +131,7 @@ def _body(model: str, prompt: PromptState, ids: tuple[int, ...]) -> dict[str, An
 
 def _packed(prompt: PromptState, body: dict[str, Any]) -> Body:
     packed = orjson.dumps(body)
-    return packed if prompt.chat is None else ChatBody(packed, prompt.chat)
+    return packed if prompt.chat is None else WorkerChatBody(packed, prompt.chat)
 
 
 def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def render_chat(body: Mapping[str, Any], *, takes_images: bool) -> RenderedChat:
                 ids += _characters(part)
                 continue
             if not takes_images:
-                raise BadRequest("At most 0 image(s) may be provided in one prompt.")
+                raise BadRequest("model is not a multimodal model")
             marks |= dict.fromkeys(range(len(ids), len(ids) + TOKENS_OF_IMAGE), 1 + zlib.crc32(part) % 2**15)
             ids += [PLACEHOLDER] * TOKENS_OF_IMAGE
     for name in _RENDERED:

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER
 from tests.faults.results import note
 from tests.faults.stream_request import StreamResult, request_stream
+from tests.images.image_files import file_of, image_of
+from tests.scheduler.vision_model import chat, data_url, image_part
 from tests.testing.vllm_contract import PUSH_ROWS, REFUSED, ROWS, Row, refusal, run_row
-from tests.workers.real_pair import RealPair, Routed, warm
+from tests.workers.real_pair import FIRST_ANSWER_S, RealPair, Routed, warm
+from tests.workers.tiny_vision import make_tiny_vision
 from wire.errors import ConfigError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(2400)]
@@ -61,9 +65,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def started(model: Path) -> Iterator[RealPair]:
-    """A pair that this run starts."""
+@contextmanager
+def running(model: Path) -> Iterator[RealPair]:
+    """Start a pair, and end it."""
     try:
         program = find_program("vllm", os.environ)
     except ConfigError as error:
@@ -75,6 +79,13 @@ def started(model: Path) -> Iterator[RealPair]:
         yield pair
     finally:
         pair.end()
+
+
+@pytest.fixture(scope="module")
+def started(model: Path) -> Iterator[RealPair]:
+    """A pair that this run starts."""
+    with running(model) as pair:
+        yield pair
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +193,46 @@ def test_a_killed_worker_costs_no_answer(role: str, kill: Kill, routed: Routed, 
     assert (after.outcome, after.text) == (ANSWER, right), after.message
     assert routed.pair.gauge("decode", "vllm:external_prefix_cache_hits_total") > fetched, "the pair served it"
     note(f"| real vLLM: {kill.__name__} | killed | {result.outcome} | {took_s:.1f} |")
+
+
+def test_images_through_a_real_pair_are_those_of_decode_alone(tmp_path: Path) -> None:
+    """The scheduler does not know the model's family: the workers alone count its images."""
+    fetched, outputs = "vllm:external_prefix_cache_hits_total", list[Any]()
+    with running(make_tiny_vision(tmp_path / "vision")) as pair, pair.routed(*LOCAL[4:]) as routed:
+        for seed in range(2):
+            image = data_url(file_of(image_of(60, 40, seed=seed)))
+            body = {
+                "model": "tiny", "messages": chat("what is ", image_part(image, detail="low"), "?"), "temperature": 0,
+                "max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "logprobs": True, "top_logprobs": 2,
+            }  # fmt: skip
+            before = pair.gauge("decode", fetched)
+            through = _chat(routed.client.base_url, body)
+            assert pair.gauge("decode", fetched) - before == through["usage"]["prompt_tokens"]
+            alone = _chat(pair.url("decode"), body)
+            (mine,), (theirs,) = through["choices"], alone["choices"]
+
+            assert mine["token_ids"] == theirs["token_ids"]
+            assert [one["logprob"] for one in mine["logprobs"]["content"]] == pytest.approx(
+                [one["logprob"] for one in theirs["logprobs"]["content"]], abs=1e-3
+            )
+            assert through["prompt_token_ids"] == alone["prompt_token_ids"]
+            assert through["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+            outputs.append(mine["token_ids"])
+    assert outputs[0] != outputs[1]
+
+
+def test_an_image_to_a_real_text_model_is_the_clients_error(routed: Routed) -> None:
+    body = {"model": "tiny", "messages": chat(image_part(data_url()))}
+    response = httpx.post(f"{routed.client.base_url}/v1/chat/completions", json=body, timeout=FIRST_ANSWER_S)
+
+    assert response.status_code == 400, response.text
+    assert "is not a multimodal model" in response.json()["error"]["message"]
+
+
+def _chat(base_url: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=FIRST_ANSWER_S)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
 
 
 async def _ask(routed: Routed, on_token: Callable[[int], None] = lambda count: None) -> StreamResult:
