@@ -1,16 +1,20 @@
-"""Seconds from `pdserve up --detach` to the first answer, or from `kill -9` of an instance to the next one.
+"""Seconds from `pdserve up --detach` or `pdserve route` to the first answer, or from `kill -9` to the next one.
 
     python benchmarks/start.py --runs 3
     python benchmarks/start.py --model MODEL --prefill 2 --decode 2
+    python benchmarks/start.py --route 1 1 --runs 3                      over doubles of vLLM workers
     python benchmarks/start.py --replace decode-0 prefill-0 --runs 3     also with --no-spare
 
 Each run starts a cluster, requests one token, and stops it. The stages are read from the processes' log lines, in
-seconds after the command's start; the slowest instance counts. With --replace each named instance is killed once the
-spare is warm; the phases are the supervisor's (docs/operations.md), with the CPU seconds of the new process in each,
-which other load does not change. JSON: one line per measurement with the machine's load, then the medians.
+seconds after the command's start; the slowest instance counts. With --route so many doubles for prefill and for decode
+run already, and the CPU seconds are those of all processes of `pdserve route`. With --replace each named instance is
+killed once the spare is warm; the phases are the supervisor's (docs/operations.md), with the CPU seconds of the new
+process in each, which other load does not change. JSON: one line per measurement with the machine's load, then the
+medians.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -25,6 +29,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.hop import command_output
 
 START_S, ANSWER_S, POLL_S = 300, 60, 0.05
 PORT = 9300
@@ -42,7 +50,12 @@ def main() -> None:
         "--replace", nargs="+", default=[], metavar="NAME", help="kill these and time their replacement"
     )
     parser.add_argument("--no-spare", action="store_true", help="with --replace: use new processes")
+    parser.add_argument("--route", type=int, nargs=2, metavar=("PREFILL", "DECODE"), help="start `pdserve route`")
     args = parser.parse_args()
+    if args.route:
+        model = args.model or command_output("model", "path")
+        summarise("route", [measure_route(model, *args.route) for _ in range(args.runs)])
+        return
     flags = ["--prefill", str(args.prefill), "--decode", str(args.decode)]
     flags += ["--model", args.model] if args.model else []
     flags += ["--no-spare"] if args.no_spare else []
@@ -129,6 +142,46 @@ def measure(flags: Sequence[str]) -> dict[str, float]:
     row = {key: round(value, 2) for key, value in row.items()}
     print(json.dumps(row), flush=True)
     return row
+
+
+def measure_route(model: str, num_prefill: int, num_decode: int) -> dict[str, float]:
+    """Start `pdserve route` in front of doubles, and stop it; return the seconds to its first answer."""
+    settings = json.dumps({"model": model, "fake": {"vocab_size": 40_000, "max_model_len": 2048}})
+    double = [sys.executable, "-P", "-m", "testing.vllm_worker", "--settings", settings]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        doubles = [
+            subprocess.Popen(double, env=env, stdout=subprocess.PIPE, text=True)
+            for _ in range(num_prefill + num_decode)
+        ]
+        for one in doubles:
+            stack.callback(one.kill)
+        urls = [one.stdout.readline().strip() for one in doubles if one.stdout is not None]
+        command = [sys.executable, "-P", "-m", "pdserve", "route", "--prefill", *urls[:num_prefill]]
+        command += ["--decode", *urls[num_prefill:], "--port", str(PORT), "--run-dir", folder]
+        load, began = os.getloadavg()[0], time.monotonic()
+        route = subprocess.Popen(
+            command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            wait(answers)
+            row = {"first_answer": time.monotonic() - began, "cpu_s": cpu_s(route.pid), "load": load}
+        finally:
+            route.send_signal(signal.SIGINT)
+            route.wait(START_S)
+    row = {key: round(value, 2) for key, value in row.items()}
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def cpu_s(session: int) -> float:
+    """Return the CPU seconds of a session's processes, with those of their children that have ended."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(") ")[2].split()
+            ticks += sum(map(int, fields[11:15])) if int(fields[3]) == session else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def stages(logs: Path, began: float) -> dict[str, float]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ranktable_tools.addresses import HostComparer, canonical
 from ranktable_tools.worker_urls import url_place
@@ -11,11 +12,13 @@ from scheduler.config import SchedulerOptions
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.member import Member, MemberState
 from scheduler.membership.worker_ranks import split_address
-from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
 from scheduler.workers.connectors import MOONCAKE
 from wire.errors import ConfigError, Incompatible
 from wire.types import Role
+
+if TYPE_CHECKING:
+    from scheduler.workers.callbacks import Callbacks
 
 
 class WorkerAccess:
@@ -26,7 +29,7 @@ class WorkerAccess:
         self._connector = options.connector
         self._api_key = read_worker_key(options)
         self._place = options.callback_place()
-        self._callbacks = Callbacks(*self._place or ())
+        self._callbacks = None if self._place is None else _callbacks_at(*self._place)
         self._members: Callable[[], Sequence[Member]] = tuple
 
     def follow(self, members: Callable[[], Sequence[Member]]) -> None:
@@ -74,7 +77,14 @@ class WorkerAccess:
 
     async def close(self) -> None:
         """Close the listener."""
-        await self._callbacks.close()
+        if self._callbacks is not None:
+            await self._callbacks.close()
+
+
+def _callbacks_at(host: str, port: int) -> "Callbacks":
+    from scheduler.workers.callbacks import Callbacks  # aiohttp: a tenth of the start, for one connector
+
+    return Callbacks(host, port)
 
 
 def _goes_before(member: Member, one: ExpectedInstance) -> bool:

@@ -6,7 +6,8 @@ decode worker --POST http://HOST:PORT/<random> {block ids, remote_host, ...}--> 
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,11 +24,6 @@ _MAX_BYTES = 16 * 2**20
 _READ_S = 5.0
 _FOREIGN_PEER = "it is not from the worker that got the request"
 _FOREIGN_HOST = "it wants the KV sent to another host than that of its URL"
-
-
-async def hosts_of(host: str) -> frozenset[str]:
-    """Return every known name and address of a worker's host."""
-    return await asyncio.to_thread(lambda: HostComparer().resolved(host))
 
 
 class Callback:
@@ -69,6 +65,9 @@ class Callback:
         return found
 
 
+Expect = Callable[[], contextlib.AbstractAsyncContextManager[Callback]]
+
+
 class Callbacks:
     """Owner of the listener, which is opened at the first use, and of the calls that are expected."""
 
@@ -79,6 +78,10 @@ class Callbacks:
         self._expected: dict[str, Callback] = {}
         self._runner: web.AppRunner | None = None
         self._opening = asyncio.Lock()
+
+    async def from_host(self, host: str) -> Expect:
+        """Return `expect` for calls from any known name or address of a worker's host."""
+        return partial(self.expect, await asyncio.to_thread(lambda: HostComparer().resolved(host)))
 
     @contextlib.asynccontextmanager
     async def expect(self, hosts: frozenset[str]) -> AsyncIterator[Callback]:

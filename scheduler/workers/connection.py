@@ -9,9 +9,9 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from scheduler.membership.worker_ranks import split_address
-from scheduler.workers.callbacks import Callbacks, hosts_of
 from scheduler.workers.connectors import (
     AUTO,
     BOOTSTRAP_PORT,
@@ -24,12 +24,15 @@ from scheduler.workers.connectors import (
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load, started_at
 from scheduler.workers.served_model import read_cards
-from scheduler.workers.session import Expect, WorkerSession
+from scheduler.workers.session import WorkerSession
 from scheduler.workers.transfers import HeldKv, MooncakeKv, PushedKv, Transfer
 from wire.errors import ConfigError, Incompatible, InstanceLost
 from wire.load import LoadSnapshot
 from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, ForeignWorker, InstanceDescription, KvEndpoint, ModelIdentity, Role
+
+if TYPE_CHECKING:
+    from scheduler.workers.callbacks import Callbacks, Expect
 
 _RANK = "X-data-parallel-rank"
 """Counts the worker's own ranks from 0, even if the labels of its metrics begin with a higher number."""
@@ -46,7 +49,7 @@ class WorkerConnection:
     """A connection to one data-parallel rank of a worker. Implements wire.connection.Connection."""
 
     def __init__(
-        self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: Callbacks | None = None,
+        self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: "Callbacks | None" = None,
         bootstrap_port: int | None = None, check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         """`callbacks` are needed if the connector's decode workers get requests first; `check` raises Incompatible for
@@ -93,7 +96,7 @@ class WorkerConnection:
         engine = f"vLLM {version}"
         host, _, port = self._url.rpartition("//")[2].rpartition(":")
         if self._path == DECODE_FIRST and self._callbacks is not None:
-            self._expect = partial(self._callbacks.expect, await hosts_of(host.strip("[]")))
+            self._expect = await self._callbacks.from_host(host.strip("[]"))
         self._description = InstanceDescription(
             instance_id=f"worker-{secrets.token_hex(4)}",
             epoch=random.SystemRandom().getrandbits(63),

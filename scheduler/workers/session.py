@@ -14,11 +14,10 @@ each second       GET /metrics                          -> Heartbeat(load)
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduler.mailbox import Mailbox
 from scheduler.workers.answers import SequenceStream
-from scheduler.workers.callbacks import Callback
 from scheduler.workers.failure import failure_of
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.legs import LEASE_S, WorkerRequest, asking, headers_of, new_request_id, ticket_of, unpack
@@ -56,6 +55,9 @@ from wire.messages import (
 )
 from wire.types import InstanceDescription, PromptState, TokenOutput
 
+if TYPE_CHECKING:
+    from scheduler.workers.callbacks import Callback, Expect
+
 _log = EventLogger("workers")
 
 _POLL_S = 1.0
@@ -64,15 +66,13 @@ _POLL_TIMEOUT_S = 60.0
 _LOOK_S = 1.0
 """How long a prompt whose connection broke waits to learn whether its worker is gone."""
 
-Expect = Callable[[], contextlib.AbstractAsyncContextManager[Callback]]
-
 
 class WorkerSession:
     """One session with a worker. Implements wire.connection.Session."""
 
     def __init__(
         self, description: InstanceDescription, model: str, http: WorkerHttp,
-        read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot, expect: Expect | None = None,
+        read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot, expect: "Expect | None" = None,
         transfer: Transfer | None = None,
     ) -> None:  # fmt: skip
         """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError.
@@ -185,7 +185,7 @@ class WorkerSession:
             await self._generate(prompt, requests, reserved)
 
     async def _reserve(
-        self, prompt: PromptState, requests: Sequence[WorkerRequest], callbacks: Sequence[Callback],
+        self, prompt: PromptState, requests: Sequence[WorkerRequest], callbacks: "Sequence[Callback]",
         reserved: asyncio.Event,
     ) -> None:  # fmt: skip
         began = asyncio.get_running_loop().time()
