@@ -83,6 +83,17 @@ def test_what_cannot_work_is_refused_before_the_start(words: tuple[str, ...], me
         _cluster(words, tmp_path)
 
 
+def test_a_file_names_the_workers_as_the_flags_do(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "prefill: [http://127.0.0.1:8100]\ndecode: http://127.0.0.1:8200\nconnector: nixl-push\nport: 9100\n"
+    )
+    routes, engine, options = parse(("--config", str(file), "--decode", "http://127.0.0.1:8300"))
+
+    assert (routes.prefill, routes.decode) == (("http://127.0.0.1:8100",), ("http://127.0.0.1:8300",))
+    assert (engine.port, options.connector) == (9100, "nixl-push")
+
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -198,6 +198,17 @@ async def test_a_retry_sends_the_same_data_url(roles: str, connector: Connector,
 
 
 @pytest.mark.anyio
+async def test_a_file_reaches_workers_as_a_data_url(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    body = GREEDY | {"messages": chat(image_part(f"file://{tmp_path}/a.png"))}
+    async with over(folder, allowed_local_media_path=str(tmp_path)) as (client, cluster):
+        response = await client.post(CHAT, json=body)
+
+        assert response.status_code == 200, response.text
+        assert [urls_in(one) for one in legs_of(cluster)] == [[data_url()]] * 2
+
+
+@pytest.mark.anyio
 async def test_a_uuid_reaches_no_worker_and_names_images_of_one_key(folder: Path) -> None:
     named, again = image_part(data_url()) | {"uuid": "cat"}, {"type": "image_url", "image_url": None, "uuid": "cat"}
     async with over(folder) as (client, cluster):

@@ -340,19 +340,21 @@ def test_the_load_is_that_of_one_engine_or_of_all(engine: bytes, num_blocks: int
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "rate", "waiting", "receiving", "look_s", "ends_after_s"),
+    ("num_tokens", "rate", "has_images", "waiting", "receiving", "look_s", "ends_after_s"),
     [
-        (100, 1000.0, 0, 0, 1.0, 9),
-        (100, 10.0, 0, 0, 1.0, 41),
-        (0, 1.0, 0, 0, 1.0, 9),
-        (100, 1000.0, 1, 0, 1.0, None),
-        (100, 1000.0, 1, 1, 1.0, 9),
-        (100, 1000.0, 2, 1, 1.0, None),
-        (100, 1000.0, 0, 0, 30.0, 150),
+        (100, 1000.0, False, 0, 0, 1.0, 9),
+        (100, 10.0, False, 0, 0, 1.0, 41),
+        (100, 1000.0, True, 0, 0, 1.0, 60),
+        (0, 1.0, False, 0, 0, 1.0, 9),
+        (100, 1000.0, False, 1, 0, 1.0, None),
+        (100, 1000.0, False, 1, 1, 1.0, 9),
+        (100, 1000.0, False, 2, 1, 1.0, None),
+        (100, 1000.0, False, 0, 0, 30.0, 150),
     ],
     ids=[
         "fast worker",
         "slow worker",
+        "a chat with images",
         "in mid-stream",
         "requests wait there",
         "one waits for its KV",
@@ -362,7 +364,13 @@ def test_the_load_is_that_of_one_engine_or_of_all(engine: bytes, num_blocks: int
 )
 @virtual
 async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
-    num_tokens: int, rate: float, waiting: int, receiving: int, look_s: float, ends_after_s: int | None
+    num_tokens: int,
+    rate: float,
+    has_images: bool,
+    waiting: int,
+    receiving: int,
+    look_s: float,
+    ends_after_s: int | None,
 ) -> None:
     clock = asyncio.get_running_loop().time
     progress = Progress(clock)
@@ -372,7 +380,7 @@ async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
     began = clock()
 
     async def wait_for_an_answer() -> float:
-        with pytest.raises(InstanceLost, match="no answer for"), progress.leg(num_tokens):
+        with pytest.raises(InstanceLost, match="no answer for"), progress.leg(num_tokens, has_images=has_images):
             await asyncio.sleep(3600.0)
         return clock() - began
 
