@@ -14,6 +14,7 @@ from scheduler.membership.member import Member, MemberState
 from scheduler.membership.worker_ranks import split_address
 from scheduler.workers.connection import WorkerConnection
 from scheduler.workers.connectors import MOONCAKE
+from scheduler.workers.engine_ids import EngineIds
 from wire.errors import ConfigError, Incompatible
 from wire.types import Role
 
@@ -30,6 +31,7 @@ class WorkerAccess:
         self._api_key = read_worker_key(options)
         self._place = options.callback_place()
         self._callbacks = None if self._place is None else _callbacks_at(*self._place)
+        self._engine_ids = EngineIds()
         self._members: Callable[[], Sequence[Member]] = tuple
 
     def follow(self, members: Callable[[], Sequence[Member]]) -> None:
@@ -47,7 +49,7 @@ class WorkerAccess:
         """Return a connection to one data-parallel rank of a worker."""
         return WorkerConnection(
             address, api_key=self._api_key, connector=self._connector, callbacks=self._callbacks,
-            check=partial(self._check, split_address(address)[0]),
+            check=partial(self._check, split_address(address)[0]), engine_ids=self._engine_ids,
         )  # fmt: skip
 
     async def _check(self, url: str) -> None:

@@ -21,6 +21,7 @@ from scheduler.workers.connectors import (
     NIXL_PUSH,
     PATHS,
 )
+from scheduler.workers.engine_ids import EngineIds
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load, started_at
 from scheduler.workers.served_model import read_cards
@@ -51,13 +52,17 @@ class WorkerConnection:
     def __init__(
         self, address: str, *, api_key: str = "", connector: str = AUTO, callbacks: "Callbacks | None" = None,
         bootstrap_port: int | None = None, check: Callable[[], Awaitable[None]] | None = None,
+        engine_ids: EngineIds | None = None,
     ) -> None:  # fmt: skip
         """`callbacks` are needed if the connector's decode workers get requests first; `check` raises Incompatible for
         a worker that must not be used.
 
+        `engine_ids` are shared by the connections to all workers.
+
         `bootstrap_port` is that of a prefill worker with MooncakeConnector; VLLM_MOONCAKE_BOOTSTRAP_PORT, as there, is
         its default. Raises ConfigError.
         """
+        self._address, self._engine_ids = address, engine_ids
         self._url, self._rank = split_address(address)
         self._api_key = api_key
         self._connector = connector
@@ -130,8 +135,9 @@ class WorkerConnection:
         headers = {_RANK: str(self._rank)} if len(self._engines) > 1 else {}
         http = WorkerHttp(self._url, api_key=self._api_key, headers=headers)
         session = WorkerSession(
-            self._description, self._model, http, self._read_load, load, self._expect, self._transfer()
-        )
+            self._description, self._model, http, self._read_load, load, self._expect, self._transfer(),
+            self._engine_ids, self._address,
+        )  # fmt: skip
         self._control.on_idle_lost = http.on_idle_lost = session.look_now
         return session
 

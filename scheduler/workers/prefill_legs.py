@@ -25,15 +25,19 @@ class PrefillLegs:
 
     def __init__(
         self, model: str, http: WorkerHttp, transfer: Transfer, progress: Progress, emit: Callable[[Event], None], *,
-        max_abandoned_tokens: int,
+        max_abandoned_tokens: int, claim: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`max_abandoned_tokens`: with more tokens of cancelled prompts in progress it accepts no new prompt."""
+        """`max_abandoned_tokens`: with more tokens of cancelled prompts in progress it accepts no new prompt.
+
+        `claim` raises HandoffFailed for an engine id that another worker has.
+        """
         self._model = model
         self._http = http
         self._transfer = transfer
         self._progress = progress
         self._emit = emit
         self._max_abandoned_tokens = max_abandoned_tokens
+        self._claim = claim
         self._uncancelled: dict[asyncio.Task[Any], int] = {}  # prompt tokens; 0 while placement counts them
 
     @property
@@ -52,19 +56,25 @@ class PrefillLegs:
             raise NoCapacity(f"it still computes {abandoned} tokens of prompts that were cancelled")
         transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
         await transfer.prepare()
-        work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids], LEASE_S)
         early = [WorkerRequest(one, transfer.early_reference(one), is_early=True) for one in ids]
         is_early = len(early) == 1 and early[0].params is not None and prompt.params.prompt_logprobs is None
+        if is_early:
+            self._claim_all(early)
+        work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids], LEASE_S)
         if is_early:
             self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
             work = self._to_its_end(work, len(prompt.token_ids))
         answers, times = await work
-        references = [transfer.reference(one, answer) for one, answer in zip(ids, answers, strict=True)]
+        held = [WorkerRequest(one, transfer.reference(one, answer)) for one, answer in zip(ids, answers, strict=True)]
         if is_early:
             self._emit(HandedOff(prompt.prompt_id, times))
         else:
-            held = (WorkerRequest(*one).pack() for one in zip(ids, references, strict=True))
-            self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
+            self._claim_all(held)
+            self._emit(PrefillHeld(prompt.prompt_id, tuple(one.pack() for one in held), LEASE_S, times))
+
+    def _claim_all(self, references: Sequence[WorkerRequest]) -> None:
+        for one in references:
+            self._claim((one.params or {})["remote_engine_id"])
 
     async def send(self, prompt: PromptState, ticket: Ticket) -> None:
         """Compute the prompt for the decode worker that called back."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.mailbox import Mailbox
 from scheduler.workers.answers import SequenceStream
+from scheduler.workers.engine_ids import EngineIds
 from scheduler.workers.failure import failure_of
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.legs import LEASE_S, WorkerRequest, asking, headers_of, new_request_id, ticket_of, unpack
@@ -73,9 +74,11 @@ class WorkerSession:
     def __init__(
         self, description: InstanceDescription, model: str, http: WorkerHttp,
         read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot, expect: "Expect | None" = None,
-        transfer: Transfer | None = None,
+        transfer: Transfer | None = None, engine_ids: EngineIds | None = None, address: str = "",
     ) -> None:  # fmt: skip
         """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError.
+
+        `engine_ids` has those of all workers, of this one by its `address`.
 
         `expect` a callback of this worker, where decode workers get the first request; `transfer` is HeldKv by default.
         """
@@ -85,9 +88,11 @@ class WorkerSession:
         self._http = http
         self._read_load = read_load
         self._progress = Progress(asyncio.get_running_loop().time)
+        self._engine_ids, self._address = engine_ids or EngineIds(), address
         self._prefill_legs = PrefillLegs(
             model, http, transfer or HeldKv(), self._progress, self._emit,
             max_abandoned_tokens=description.prefill_chunk_size,
+            claim=lambda engine_id: self._engine_ids.claim(engine_id, address),
         )  # fmt: skip
         self._step: list[TokenOutput] = []
         self._events = Mailbox[Event | list[TokenOutput] | InstanceLost | None]()
@@ -130,6 +135,7 @@ class WorkerSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._events.put(None)
+        self._engine_ids.release(self._address)
         await self._http.close()
 
     def _handle(self, command: Command) -> None:

@@ -37,7 +37,7 @@ class FakeGeneration:
         params, fake = self.body.params, self.settings.fake
         room = len(self.prompt) + params.max_tokens * params.n
         is_remote = self.body.leg == "decode" and self.settings.connector == "nixl"
-        remote = RemoteBlocks(self.session, self.body.transfer) if is_remote else None
+        remote = RemoteBlocks(self.session, self.body.transfer, self.rank.peers) if is_remote else None
         try:
             async with self.rank.run(room) as block_ids:
                 kv = await self._kv(remote, block_ids)

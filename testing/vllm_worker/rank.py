@@ -63,6 +63,7 @@ class WorkerRank:
         self.registrations: dict[str, dict[str, Any]] = {}
         self.offers: dict[str, tuple[str, Sequence[KvEntry]]] = {}
         self.known_engines: set[str] = set()
+        self.peers: dict[str, str] = {}
         self._prefixes: set[int] = set()
         self._freed = asyncio.Event()
         self._goes_on = asyncio.Event()

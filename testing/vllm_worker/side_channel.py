@@ -38,10 +38,14 @@ async def serve_rank(
 
 
 class RemoteBlocks:
-    """The blocks that one reference names, from the decode worker's side."""
+    """The blocks that one reference names, from the decode worker's side.
 
-    def __init__(self, session: aiohttp.ClientSession, reference: dict[str, Any]) -> None:
-        self._session, self._reference = session, reference
+    `peers` are the side channels by engine id: vLLM connects to the first address that it meets with an id, and reads
+    there what later references with this id name, until that fails (NixlBaseConnectorWorker._remote_agents).
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, reference: dict[str, Any], peers: dict[str, str]) -> None:
+        self._session, self._reference, self._peers = session, reference, peers
 
     async def read(self, num_tokens: int) -> list[KvEntry]:
         """Read the KV of `num_tokens` tokens, even of reused blocks, and free the blocks."""
@@ -53,18 +57,22 @@ class RemoteBlocks:
         await self._post("end")
 
     async def _post(self, verb: str) -> Sequence[Any]:
-        reference = self._reference
+        reference, engine_id = self._reference, self._reference["remote_engine_id"]
         message = {
             "verb": verb,
-            "engine_id": reference["remote_engine_id"],
+            "engine_id": engine_id,
             "request_id": reference["remote_request_id"],
             "block_ids": [block_id for group in reference["remote_block_ids"] for block_id in group],
         }
-        url = f"http://{reference['remote_host']}:{reference['remote_port']}/"
+        url = self._peers.setdefault(engine_id, f"http://{reference['remote_host']}:{reference['remote_port']}/")
         try:
             async with self._session.post(url, json=message, timeout=_LIMIT) as answer:
                 if answer.status != 200:
                     raise LoadFailed(await answer.text())
                 return list((await answer.json())["kv"])
+        except LoadFailed:
+            self._peers.pop(engine_id, None)
+            raise
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError) as error:
+            self._peers.pop(engine_id, None)
             raise LoadFailed(str(error)) from error

@@ -254,4 +254,4 @@ class FakeVllmWorker:
         """Free what a prefill worker holds for a request that this one has refused."""
         if reference and reference.get("do_remote_prefill") and self._session is not None:
             with suppress(LoadFailed, KeyError):
-                await RemoteBlocks(self._session, reference).end()
+                await RemoteBlocks(self._session, reference, self.ranks[0].peers).end()

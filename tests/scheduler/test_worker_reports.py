@@ -14,6 +14,7 @@ from scheduler.workers.answers import SequenceStream
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.session import WorkerSession
 from testing.vllm_worker.faults import Fault
+from testing.vllm_worker.settings import Connector
 from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import Answer, Running, describe, request
 from tests.scheduler.virtual_time import until, virtual
@@ -65,7 +66,8 @@ async def unknown_request_id() -> None:
     decode = dataclasses.replace(with_fake(step_seconds=0.02), max_num_seqs=1)
     wanted = [_wanted(1, max_tokens=60), _wanted(2)]
     right = await _right(*wanted)
-    async with WorkerCluster("PPD", prefill, prefill, decode).serving() as cluster:
+    other = dataclasses.replace(prefill, engine_id="typed too")
+    async with WorkerCluster("PPD", prefill, other, decode).serving() as cluster:
         *starts, end = cluster.workers
         tasks = [asyncio.create_task(cluster.answer(wanted[0]))]
         await until(lambda: end.ranks[0].running)
@@ -86,7 +88,8 @@ async def unknown_request_id_of_a_second_sequence() -> None:
     decode = dataclasses.replace(with_fake(step_seconds=0.02), max_num_seqs=1)
     wanted = _wanted(n=2, temperature=0.8)
     right = await _right(wanted)
-    async with WorkerCluster("PPD", prefill, prefill, decode).serving() as cluster:
+    other = dataclasses.replace(prefill, engine_id="typed too")
+    async with WorkerCluster("PPD", prefill, other, decode).serving() as cluster:
         *starts, end = cluster.workers
         running = Running(cluster.control.dispatch, wanted)
         await until(lambda: running.tokens and end.ranks[0].waiting)
@@ -323,3 +326,29 @@ async def test_a_failure_waits_for_a_check_that_began_after_it(monkeypatch: pyte
         await read_events()
     assert events == [SessionOpen, Heartbeat]
     await session.close()
+
+
+@pytest.mark.parametrize("connector", ["nixl", "nixl-push", "mooncake"])
+@pytest.mark.anyio
+async def test_two_workers_with_one_engine_id_give_no_wrong_answer(connector: Connector) -> None:
+    """Decode finds KV by the id alone; a proof of the second pair passes while the first worker has that prompt too."""
+    typed = dataclasses.replace(with_fake(), engine_id="typed", connector=connector)
+    cluster, wanted = (
+        WorkerCluster("PPD", typed, typed, dataclasses.replace(typed, engine_id=None)),
+        [*map(_wanted, range(6))],
+    )
+    right = await _right(*wanted)
+    serving = asyncio.create_task(_serve(cluster))
+    try:
+        await until(lambda: any("engine_id typed_dp0 is also that of http" in str(gap) for gap in cluster.gaps()))
+        answers = await asyncio.gather(*map(cluster.answer, wanted))
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
+    assert _tokens(answers) == right
+    assert len({answer.done[0].prefill_instance for answer in answers}) == 1
+
+
+async def _serve(cluster: WorkerCluster) -> None:
+    async with cluster.serving():
+        await asyncio.Event().wait()

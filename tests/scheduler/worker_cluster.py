@@ -14,6 +14,7 @@ from scheduler.membership.worker_ranks import split_address
 from scheduler.request import GenerationRequest
 from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.connection import WorkerConnection
+from scheduler.workers.engine_ids import EngineIds
 from testing.engine.fake_model import FakeConfig
 from testing.vllm_worker.faults import Action, Point
 from testing.vllm_worker.settings import WorkerSettings
@@ -50,6 +51,7 @@ class WorkerCluster:
         self._limits = limits or ControlLimits()
         self.connector: str = self.workers[0].settings.connector
         self.callbacks = Callbacks()
+        self._engine_ids = EngineIds()
         self.control: Control
 
     async def answer(self, requested: GenerationRequest) -> Answer:
@@ -69,7 +71,7 @@ class WorkerCluster:
         ports = {worker.url: worker.settings.bootstrap_port for worker in self.workers}
         return WorkerConnection(
             address, connector=self.connector, callbacks=self.callbacks,
-            bootstrap_port=ports[split_address(address)[0]],
+            bootstrap_port=ports[split_address(address)[0]], engine_ids=self._engine_ids,
         )  # fmt: skip
 
     @asynccontextmanager
