@@ -1,5 +1,6 @@
 """A conversation with images as a body of /v1/chat/completions, for workers of other engines. Pure."""
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,8 +37,8 @@ def worker_chat(
         fields["documents"] = options.documents
     if options.tools:  # for the template: the calls are read from the token ids here
         fields |= {"tools": options.tools, "tool_choice": "none"}
-    json = orjson.dumps(fields)[1:-1].split(hole.encode())
-    return WorkerChat(tuple(json), tuple((image.media_type, image.data) for image in images))
+    between = orjson.dumps(fields)[1:-1].split(hole.encode())
+    return WorkerChat(tuple(between), tuple((image.media_type, image.data) for image in images))
 
 
 def _message(message: Message, hole: str) -> dict[str, Any]:
@@ -58,4 +59,4 @@ def _part(part: Message, hole: str) -> Message:
 
 
 def _function(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {**function, "arguments": orjson.dumps(function["arguments"]).decode()}
+    return {**function, "arguments": json.dumps(function["arguments"])}  # they may have integers beyond 64 bits

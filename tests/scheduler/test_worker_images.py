@@ -198,6 +198,25 @@ async def test_a_retry_sends_the_same_data_url(roles: str, connector: Connector,
 
 
 @pytest.mark.anyio
+async def test_the_history_of_a_chat_reaches_workers_in_openais_form(folder: Path) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": f'{{"n": {2**70}}}'}}
+    history = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "12"}]},
+    ]
+    async with over(folder) as (client, cluster):
+        body = GREEDY | {"messages": [*chat("a", image_part(data_url())), *history]}
+        response = await client.post(CHAT, json=body)
+
+        assert response.status_code == 200, response.text
+        made = [call], "12"
+        for leg in legs_of(cluster):
+            _, assistant, tool = leg.body["messages"]
+            assert (assistant["tool_calls"], tool["content"]) == made
+            assert assistant["content"] is None
+
+
+@pytest.mark.anyio
 async def test_a_file_reaches_workers_as_a_data_url(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     body = GREEDY | {"messages": chat(image_part(f"file://{tmp_path}/a.png"))}
