@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from scheduler.api.route_entry import Route
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.images.header_reader import HeaderReader
 from scheduler.model.files import ModelFiles, read_model_files
 from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
@@ -137,6 +139,21 @@ async def one_renderer(anyio_backend: str) -> AsyncIterator[TemplateRenderer]:
     await TemplateRenderer.close(renderer)
 
 
+class KeptHeaderReader(HeaderReader):
+    """Outlives the image loaders that use it."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture(scope="module")
+async def one_header_reader(anyio_backend: str) -> AsyncIterator[HeaderReader]:
+    """One process for the headers of all images of a module that uses this."""
+    reader = KeptHeaderReader()
+    yield reader
+    await HeaderReader.close(reader)
+
+
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
@@ -166,6 +183,9 @@ def serve(
         )
         dispatcher = ScriptedDispatcher(answer if callable(answer) else _repeat(tokens, answer))
         report = readiness or ReadyReport(True)
+        images = open_images(config.options, str(folder), tokens.files.vision)
+        if images is not None and "one_header_reader" in request.fixturenames:
+            images = replace(images, headers=request.getfixturevalue("one_header_reader"))
         context = AppContext(
             config,
             dispatcher,
@@ -175,7 +195,7 @@ def serve(
             health or (lambda: None),
             lambda length, n: maximum,
             defaults=defaults,
-            images=open_images(config.options, str(folder), tokens.files.vision),
+            images=images,
         )
         transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
         try:
@@ -183,8 +203,8 @@ def serve(
                 yield Served(client, context, dispatcher)
         finally:
             await tokens.close()
-            if context.images is not None:
-                await context.images.close()
+            if images is not None:
+                await images.close()
 
     return opened
 

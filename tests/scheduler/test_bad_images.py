@@ -31,7 +31,7 @@ from tests.scheduler.vision_model import (
 )
 from wire.errors import InvalidRequest
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer", "one_header_reader")]
 
 PATH = "/v1/chat/completions"
 GOOD = image_part(data_url())

@@ -22,7 +22,7 @@ from tests.scheduler.vision_model import (
     write_vision_model,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer", "one_header_reader")]
 
 HERE = {"allow_private_urls": ("127.0.0.1/32",)}
 OTHER = file_of(image_of(8, 8, seed=1), "JPEG")
