@@ -1,46 +1,64 @@
-"""`--path auto` over real processes: both local paths give transformers' tokens."""
+"""`--path auto` over real processes: a local path gives the tokens of the instance that runs it, and transformers'."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from engine.oracle import Oracle
+from testing.engine.fake_model import FakeConfig, expected_tokens
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import GuideCluster
+from tests.cluster.test_ranks import salt
+from tests.engine.tiny_models import VOCAB_SIZE
+from wire.types import SamplingParams
 
 pytestmark = pytest.mark.cluster
 
 NUM_OUTPUTS = 12
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[GuideCluster]:
+@pytest.fixture(scope="module", params=["fake", pytest.param("transformers", marks=pytest.mark.long)])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideCluster]:
     """1P1D: P's pool has room for 250 tokens at most, D decodes one sequence at a time."""
-    folder, flags = tmp_path_factory.mktemp("paths"), (*ENGINE_FLAGS, "--path=auto")
-    with GuideCluster(folder, tiny_model, prefill=["4"], decode=["6"], flags=flags) as cluster:
-        cluster.start("prefill-0", flags=("--kv-cache-memory=128KiB",))
+    is_fake = request.param == "fake"
+    model = request.getfixturevalue("fake_model" if is_fake else "tiny_model")
+    flags = ("--path=auto", *(("--engine=fake", "--block-size=16") if is_fake else ENGINE_FLAGS))
+    pool = "32KiB" if is_fake else "128KiB"
+    folder = tmp_path_factory.mktemp("paths")
+    with GuideCluster(folder, model, prefill=["4"], decode=["6"], flags=flags) as cluster:
+        cluster.start("prefill-0", flags=(f"--kv-cache-memory={pool}",))
         cluster.start("decode-0", flags=("--max-num-seqs=1",))
         cluster.start("scheduler", flags=("--enable-prompt-tokens-details",))
         cluster.wait_ready()
         yield cluster
 
 
-@pytest.mark.parametrize(("length", "n"), [(300, 1), (20, 2)], ids=["decode alone", "prefill alone"])
+@pytest.mark.parametrize(("length", "n", "alone"), [(300, 1, "decode-0"), (20, 2, "prefill-0")])
 def test_a_prompt_that_one_instance_cannot_take_goes_to_the_other(
-    cluster: GuideCluster, tiny_model: Path, length: int, n: int
+    cluster: GuideCluster, request: pytest.FixtureRequest, length: int, n: int, alone: str
 ) -> None:
     prompt = [5 + 7 * i % 200 for i in range(length)]
-    wanted = Oracle(tiny_model, "float32").generate_greedy([prompt], NUM_OUTPUTS, ignore_eos=True)
-    body = {"model": "tiny", "max_tokens": NUM_OUTPUTS, "ignore_eos": True, "top_p": 1e-6, "return_token_ids": True}
+    body = {"model": "tiny", "max_tokens": NUM_OUTPUTS, "ignore_eos": True, "return_token_ids": True}
+    body |= {"seed": 0, "top_p": 1e-6}  # greedy on a real engine
     with httpx.Client(base_url=cluster.client.base_url, timeout=300, trust_env=False) as http:
         for given in ({"prompt": "hello"}, {"prompt": prompt, "n": n}):  # the first so that all steps are measured
             answer = http.post("/v1/completions", json=body | given)
             assert answer.status_code == 200, answer.text
 
     assert answer.headers["x-pdserve-path"] == "local"
-    assert [choice["token_ids"] for choice in answer.json()["choices"]] == n * wanted
+    if "--engine=fake" in cluster.flags:
+        expected = partial(
+            expected_tokens, FakeConfig(vocab_size=VOCAB_SIZE), prompt, SamplingParams(NUM_OUTPUTS),
+            count=NUM_OUTPUTS, salts=[salt(cluster, alone)],
+        )  # fmt: skip
+        wanted = [list(expected(sequence=sequence)) for sequence in range(n)]
+    else:
+        tiny_model: Path = request.getfixturevalue("tiny_model")
+        wanted = n * Oracle(tiny_model, "float32").generate_greedy([prompt], NUM_OUTPUTS, ignore_eos=True)
+    assert [choice["token_ids"] for choice in answer.json()["choices"]] == wanted
     cluster.wait_idle()
 
 
