@@ -21,12 +21,17 @@ from native.cache import NoNative
 from pdserve import ports
 from scheduler import loop
 from tests.combinations import mark_second_loops_long, mark_the_rest_long, mark_the_unnamed_long
+from tests.examples import num_examples
 
 # A busy machine is not a defect. CI draws the same examples each time, so that a change is judged by its own effect;
 # new ones are drawn on developers' machines and by `scripts/test --all`.
 _IN_CI = bool(os.environ.get("CI")) and not os.environ.get("PDSERVE_TEST_ALL")
 settings.register_profile(
-    "no deadlines", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=_IN_CI
+    "no deadlines",
+    max_examples=num_examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=_IN_CI,
 )
 settings.load_profile("no deadlines")
 

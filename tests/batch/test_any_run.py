@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batch.backend import Answer
@@ -14,6 +14,7 @@ from batch.job import BatchJob
 from batch.prepared_job import prepare
 from batch.runner import BatchProgress, run_batch
 from tests.batch.scripted import AT_ONCE, Scripted, echo, ignore, json_answer, line, read_lines, write_lines
+from tests.examples import examples
 from wire.errors import Unavailable
 
 STATUSES = st.sampled_from([200, 200, 200, 201, 400, 404, 408, 429, 500, 502, 503, 504, 0])
@@ -25,7 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("examples")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(st.tuples(STATUSES, st.integers(1, 4), st.booleans()), max_size=12), st.integers(1, 5), st.data())
 def test_l4_every_line_is_answered_once_in_order(
     place: Path, plan: list[tuple[int, int, bool]], inflight: int, data: st.DataObject

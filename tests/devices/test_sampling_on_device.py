@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.interface import Device
@@ -14,6 +14,7 @@ from engine.sampling.sampler import TorchChooser, sample
 from engine.step import SampleRow, ScoreRow, StepBatch
 from engine.step_output import make_output
 from tests.devices.every_device import open_device
+from tests.examples import examples
 from wire.types import SamplingParams
 
 VOCAB = 50
@@ -60,7 +61,7 @@ def card() -> Device:
     return open_device("card")
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(rows=some_rows(), seed=st.integers(0, 999))
 def test_a_card_samples_and_reports_logprobs_like_the_cpu(card: Device, rows: list[SampleRow], seed: int) -> None:
     scores = scores_of(len(rows), seed)

@@ -1,23 +1,22 @@
 """A pool of a tenth of the needed size, random work: every answer equals the unbounded pool's, and none starves."""
 
-import os
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core import EngineCore
 from engine.prompt import Prompt
 from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens
 from tests.engine.fake_engines import Answers
+from tests.examples import examples
 from wire.types import FinishReason, PromptState, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("runs_ahead")
 
 CONFIG = FakeConfig(salt=5, num_layers=1, heads=1, head_dim=2, block_size=16, vocab_size=90, max_model_len=400)
 BLOCK_BYTES = 16 * 2 * 2 * 4
-_NUM_EXAMPLES = 25 if os.environ.get("PDSERVE_TEST_ALL") else 15
 STARTS = (tuple(range(50)), tuple(range(40, 90)), tuple(range(16)))
 
 prompts = st.builds(
@@ -72,7 +71,7 @@ def progress(prompt: Prompt | None) -> tuple[int, bool, int]:
     return outputs, prompt.stem is None, sum(sequence.num_computed for sequence in prompt.holders)
 
 
-@settings(max_examples=_NUM_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 @given(
     st.lists(prompts, min_size=2, max_size=9), st.integers(0, 40), st.booleans(), st.integers(3, 40),
     st.integers(1, 3),

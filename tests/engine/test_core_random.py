@@ -7,7 +7,6 @@ launched step still writes it, is overwritten then, and answers differ.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -15,6 +14,7 @@ from engine.core import EngineCore
 from engine.interface import Chunk, Prefilled
 from engine.step import PendingStep, StepBatch, StepOutput
 from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens
+from tests.examples import examples
 from wire.errors import NoCapacity
 from wire.types import FinishReason, PromptState, SamplingParams, TokenOutput
 
@@ -253,7 +253,7 @@ class CachingAheadDriver(CachingDriver):
 
 TestDriver, TestAheadDriver = Driver.TestCase, AheadDriver.TestCase
 TestCachingDriver, TestCachingAheadDriver = CachingDriver.TestCase, CachingAheadDriver.TestCase
-TestDriver.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestDriver.settings = examples(150, steps=30)
 TestAheadDriver.settings = TestDriver.settings
-TestCachingDriver.settings = settings(TestDriver.settings, max_examples=80)
+TestCachingDriver.settings = examples(80, steps=30)
 TestCachingAheadDriver.settings = TestCachingDriver.settings

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
@@ -22,6 +22,7 @@ from engine.finish import banned_tokens
 from engine.sampling.logits import change_logits, has_logit_changes
 from engine.step import SampleRow
 from tests.engine.both_choosers import sample
+from tests.examples import examples
 from wire.errors import InternalError, InvalidRequest
 from wire.types import SamplingParams
 
@@ -62,7 +63,7 @@ def _ids(*token_ids: int) -> torch.Tensor:
     return torch.tensor([list(token_ids)])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     prompt=st.lists(st.integers(0, _VOCAB - 1), min_size=1, max_size=12),
     outputs=st.lists(st.integers(0, _VOCAB - 1), max_size=12),
@@ -78,7 +79,7 @@ def test_repetition_penalty_is_that_of_transformers(
     assert torch.equal(_changed_logits(logits, _row(prompt, outputs, repetition_penalty=penalty)), expected)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     prompt=st.lists(st.integers(0, _VOCAB - 1), min_size=1, max_size=12),
     outputs=st.lists(st.integers(0, 9), max_size=30),
@@ -101,7 +102,7 @@ def test_logit_bias_is_a_sequence_bias_of_single_tokens() -> None:
     assert torch.equal(_changed_logits(logits, _row([1], logit_bias=((3, 2.5), (17, -100.0)))), expected)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     words=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8, unique=True),
     history=st.lists(st.integers(0, 4), min_size=1, max_size=8),
@@ -170,7 +171,7 @@ def test_order_is_bias_then_repetition_then_counts() -> None:
     torch.testing.assert_close(_changed_logits(logits, row), expected, rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(seed=st.integers(0, 10_000), chosen=st.lists(st.sampled_from(sorted(_MIXED)), max_size=8, unique=True))
 def test_a_row_is_processed_the_same_alone_and_among_others(seed: int, chosen: list[str]) -> None:
     numbers = random.Random(seed)

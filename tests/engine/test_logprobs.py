@@ -4,18 +4,19 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling import logprobs
 from engine.sampling.logprobs import rows_at_once, token_logprobs
+from tests.examples import examples
 
 
 def _logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     vocab_size=st.sampled_from([3, 40, 1000]),
     seed=st.integers(0, 999),

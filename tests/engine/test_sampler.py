@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -14,6 +14,7 @@ from engine.sampling import sampler
 from engine.sampling.sampler import TorchChooser, kept_weights
 from engine.step import SampleRow
 from tests.engine import both_choosers
+from tests.examples import examples
 from wire.types import SamplingParams
 
 _PARAMS = [
@@ -92,7 +93,7 @@ def test_frequencies_follow_the_probabilities(params: dict[str, Any]) -> None:
     assert chi_square < 40  # 11 degrees of freedom: one in 30,000 by chance; the draws are fixed by the seed
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     vocab_size=st.sampled_from([7, 33, 129, 1000, 4099]),
     seed=st.integers(0, 2**32),
@@ -107,7 +108,7 @@ def test_a_row_alone_is_the_same_as_in_a_batch(vocab_size: int, seed: int, choic
     assert together == [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(vocab_size=st.sampled_from([7, 33, 1000, 4099]), seed=st.integers(0, 999), params=st.sampled_from(_PARAMS))
 def test_weights_do_not_depend_on_neighbours(vocab_size: int, seed: int, params: dict[str, Any]) -> None:
     logits = _logits(5, vocab_size, seed)

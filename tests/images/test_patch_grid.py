@@ -4,19 +4,20 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from images.patch_grid import PatchGrid
+from tests.examples import examples
 from wire.errors import InvalidRequest
 
 sides = st.one_of(st.integers(1, 80), st.integers(1, 6000))
 
 
 @given(width=sides, height=sides, least=st.integers(1, 200_000), spread=st.integers(0, 20_000_000))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_the_count_is_that_of_the_processor(width: int, height: int, least: int, spread: int) -> None:
     size = {"shortest_edge": least, "longest_edge": least + spread}
     processor = Qwen2VLImageProcessorPil(size=size)

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instance.step_parts import MAX_BYTES, parts_of
 from rpc.channel import MAX_MESSAGE_BYTES
+from tests.examples import examples
 from wire.convert_messages import event_to_pb
 from wire.load import LoadSnapshot
 from wire.messages import Step
@@ -74,7 +75,7 @@ def test_a_step_too_large_for_a_message_is_split(step: Step) -> None:
     assert kinds == sorted(kinds, reverse=True)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(st.integers(1, 40), max_size=3), st.integers(0, 40), st.integers(0, 5), st.integers(0, 128),
     st.integers(200, 5000),

@@ -6,10 +6,10 @@ ticket or other state of it is left.
 
 from dataclasses import replace
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.examples import examples
 from tests.instance.two_halves import CONFIG, Link, Side
 from wire.errors import PdserveError
 from wire.messages import Cancel
@@ -215,5 +215,5 @@ class HandOffsAhead(HandOffs):
 
 
 TestHandOffs, TestHandOffsAhead = HandOffs.TestCase, HandOffsAhead.TestCase
-TestHandOffs.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestHandOffs.settings = examples(40, steps=40)
 TestHandOffsAhead.settings = TestHandOffs.settings

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtransfer.device_memory import DeviceRegion
@@ -15,6 +15,7 @@ from kvtransfer.mover import AnyMover, process_mover
 from kvtransfer.row_plan import plan_rows
 from kvtransfer.stream import LinkLost
 from kvtransfer.torch_mover import TorchMover, _Workspace
+from tests.examples import examples
 from tests.kvtransfer.lifted import LiftedMover
 from tests.kvtransfer.test_digest import (  # noqa: F401  the tests, run here with this file's `mover`
     DATA,
@@ -62,7 +63,7 @@ def block_tables(draw: st.DrawFn) -> tuple[int, int, int, int, list[tuple[int, i
     return draw(st.sampled_from([0, 4096, 40])), heads * unit, first * unit, count * unit, spans
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(block_tables(), st.sampled_from([64, 1000, 4096, 1 << 20]))
 def test_heads_of_any_block_table_are_moved_whatever_the_piece_size(
     table: tuple[int, int, int, int, list[tuple[int, int]]], piece_bytes: int

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtransfer.digest import (
@@ -22,6 +22,7 @@ from kvtransfer.digest import (
 )
 from kvtransfer.slots import SlotMap, window
 from native.move_library import Library, build
+from tests.examples import examples
 from wire.errors import ConfigError
 from wire.kv_layout import Heads, KvTensor, PoolLayout
 
@@ -115,7 +116,7 @@ def moves(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int, int]], list[t
     return draw(st.integers(0, 70)), draw(cuttings(num_bytes)), draw(cuttings(num_bytes))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(moves())
 def test_bytes_cut_differently_are_copied_in_order_and_digested(
     mover: Mover, move: tuple[int, list[tuple[int, int, int, int]], list[tuple[int, int, int, int]]]

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.examples import examples
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def clusters(draw: st.DrawFn) -> list[Communicator]:
     return sums + [Communicator(pair, draw(counts), is_link=True) for pair in links]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cluster=clusters(), queue_of=st.sampled_from([one, by_kind]), order=st.randoms(use_true_random=False))
 def test_shared_queues_cost_links_and_never_a_sum(
     cluster: list[Communicator], queue_of: Queues, order: random.Random
@@ -143,7 +145,7 @@ def test_shared_queues_cost_links_and_never_a_sum(
         assert devices.num_aborted > num_before, "sums wait for each other"
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cluster=clusters(), order=st.randoms(use_true_random=False))
 def test_no_order_deadlocks_if_each_group_has_its_queue(cluster: list[Communicator], order: random.Random) -> None:
     assert completes(Devices(cluster, own), order)

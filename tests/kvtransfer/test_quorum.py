@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -22,6 +21,7 @@ from kvtransfer.terms import Terms
 from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.ticket_table import TicketTable
 from processes.failpoints import Failpoints
+from tests.examples import examples
 from wire.errors import HandoffFailed, NoCapacity, PdserveError
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 
@@ -402,7 +402,7 @@ class Ranks(RuleBasedStateMachine):
 
 
 TestRanks = Ranks.TestCase
-TestRanks.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestRanks.settings = examples(150, steps=25)
 
 
 @pytest.mark.parametrize("mishap", ["a link is lost", "the sender aborts", "D aborts"])
@@ -463,4 +463,4 @@ class LongRanks(Ranks):
 
 
 TestLongRanks = pytest.mark.long(LongRanks.TestCase)
-TestLongRanks.settings = settings(max_examples=1_000, stateful_step_count=50, deadline=None)
+TestLongRanks.settings = examples(1_000, steps=50)

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
@@ -14,6 +13,7 @@ from kvtransfer.ranks import Senders
 from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.terms import RankHeads, Terms, seal_of
 from kvtransfer.ticket import ReceiverState, ReceiverTicket
+from tests.examples import examples
 from wire.errors import HandoffFailed
 from wire.kv_layout import ONLY_RANK, Heads, KvTensor, Rank
 
@@ -448,9 +448,9 @@ class SenderMachine(RuleBasedStateMachine):
 
 
 TestReceiverMachine = ReceiverMachine.TestCase
-TestReceiverMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestReceiverMachine.settings = examples(150, steps=40)
 TestSenderMachine = SenderMachine.TestCase
-TestSenderMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestSenderMachine.settings = examples(100, steps=30)
 
 
 def test_the_blocks_are_not_free_while_a_move_is_in_flight() -> None:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable_tools.convert import Conversion, convert
@@ -13,6 +13,7 @@ from ranktable_tools.document import Node
 from ranktable_tools.json_file import parse_json
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstance, TableServer
+from tests.examples import examples
 from tests.ranktable_tools.documents import Document, group, grouped
 
 HOSTS = [f"192.0.2.{number}" for number in range(1, 9)]
@@ -123,31 +124,31 @@ def _check(table: Table, name: str) -> None:
     assert dialect.write(reading.table) == text
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(table=_clusters())
 def test_the_guides_global_tables(table: Table) -> None:
     _check(table, "modelarts")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(table=_instances())
 def test_the_guides_local_tables(table: Table) -> None:
     _check(table, "modelarts")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(table=_instances(hccl=True))
 def test_hccl_1_0(table: Table) -> None:
     _check(table, "hccl-1.0")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(table=_instances(hccl=True, super_pods=True))
 def test_hccl_1_2(table: Table) -> None:
     _check(table, "hccl-1.2")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(table=_clusters(), merged=st.booleans())
 def test_omnis_table_becomes_the_same_cluster(table: Table, merged: bool) -> None:
     """The document is built by hand: a group per instance, prefill first, the proxy before them unless merged."""

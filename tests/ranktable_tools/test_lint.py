@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable_tools.cli import main
@@ -20,6 +20,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.lint import lint
 from ranktable_tools.table_file import read_global, read_local, read_part
 from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
+from tests.examples import examples
 from tests.ranktable_tools.documents import SAMPLES, A, B, Document, modelarts, server
 
 JSON = st.recursive(
@@ -79,7 +80,7 @@ def _refusal(read: Callable[[str], object], path: str) -> str:
     return ""
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(place=st.sampled_from(_places(GOOD)), value=JSON)
 def test_any_table_is_read_or_refused_with_one_line_per_fault(place: tuple[Any, ...], value: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +98,7 @@ def test_any_table_is_read_or_refused_with_one_line_per_fault(place: tuple[Any, 
             assert bool(lines) == bool(refusals[0])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data(), value=JSON | st.sampled_from(["0", "1", "2", "1.2", "10.**.**.1", "completed"]))
 def test_every_command_answers_any_table_of_any_dialect(data: st.DataObject, value: Any) -> None:
     name = data.draw(st.sampled_from(sorted(SAMPLES)))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable_tools import cli, guide
@@ -14,6 +14,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.merge_local import NamedInstance, merge_local
 from ranktable_tools.tables import TableDevice, TableInstance, TableServer
+from tests.examples import examples
 from tests.ranktable_tools.documents import A, B, C, local, modelarts, server
 
 Save = Callable[[str, object], str]
@@ -106,7 +107,7 @@ def test_a_list_of_the_other_mode_is_refused(capsys: Say, mode: str, flag: str) 
     assert f"{flag} belongs to --mode {other}, not to --mode {mode}" in capsys.readouterr().err
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 4)), min_size=2, max_size=6, unique_by=lambda s: s[0])
 )

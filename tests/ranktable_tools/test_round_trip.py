@@ -4,7 +4,7 @@ import itertools
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable_tools.commands import GenArguments, gen
@@ -14,6 +14,7 @@ from ranktable_tools.generate import Generated, GenRequest, check_request
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.merge_files import merge_files
 from ranktable_tools.table_file import read_global, read_local, read_part
+from tests.examples import examples
 
 
 @st.composite
@@ -40,7 +41,7 @@ def _gen(host: int, lists: tuple[list[list[str]], list[list[str]]], folder: str,
     return gen(arguments, lambda line: None, {})
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(hosts=st.lists(_instances(), min_size=2, max_size=3), with_ports=st.booleans())
 def test_gen_read_and_merge_lose_nothing(
     hosts: list[tuple[list[list[str]], list[list[str]]]], with_ports: bool

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from scheduler.model.files import ModelFiles, read_model_files
 from scheduler.text.detokenizer import WindowDecoder, detokenizer_of
 from scheduler.tokens import Tokens
+from tests.examples import examples
 
 
 @pytest.fixture(scope="session", params=["bytes", "window"])
@@ -123,7 +124,7 @@ def test_special_tokens_are_joined_without_spaces_if_configured(words: Tokens, s
     assert "".join(map(detokenizer.push, (1, 3, 4, 2, 3))) + detokenizer.flush() == text
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(ids=st.lists(st.integers(0, 322), max_size=40))
 def test_text_is_that_of_transformers_decode(tokens: Tokens, ids: list[int]) -> None:
     reference = PreTrainedTokenizerFast(tokenizer_file=str(tokens.files.folder / "tokenizer.json"))
@@ -133,7 +134,7 @@ def test_text_is_that_of_transformers_decode(tokens: Tokens, ids: list[int]) -> 
         assert "".join(_push_all(tokens, ids, skip_special_tokens=skip)) == expected
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(ids=st.lists(st.integers(0, 263), max_size=20))
 def test_added_tokens_decode_as_with_the_tokenizer(odd: Tokens, ids: list[int]) -> None:
     assert odd.byte_level is not None

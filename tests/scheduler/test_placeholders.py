@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -11,6 +11,7 @@ from images.families import VisionFamily
 from images.token_count import FixedCount
 from scheduler.images.image_part import LoadedImage
 from scheduler.images.placeholders import Placeholders
+from tests.examples import examples
 from wire.errors import ConfigError, InvalidRequest
 
 BEGIN, SOFT, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
@@ -47,7 +48,7 @@ def ids_of(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("family", "text", "whole"), FAMILIES, ids=["llava", "gemma3"])
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(texts=st.lists(_TEXTS, min_size=1, max_size=4), data=st.data())
 def test_ids_equal_those_of_the_expanded_text(family: Any, text: str, whole: str, texts: list[str], data: Any) -> None:
     images = [loaded(data.draw(st.integers(1, 5))) for _ in texts[1:]]
@@ -65,7 +66,7 @@ def test_ids_equal_those_of_the_expanded_text(family: Any, text: str, whole: str
 
 
 @pytest.mark.parametrize(("family", "text", "whole"), FAMILIES, ids=["llava", "gemma3"])
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(before=_TEXTS, after=_TEXTS)
 def test_typed_placeholders_are_spelled_and_lose_no_character(
     family: Any, text: str, whole: str, before: str, after: str

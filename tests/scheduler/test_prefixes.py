@@ -3,10 +3,11 @@
 import hashlib
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.load.prefixes import DIGEST_TOKENS, Chain, Prefixes, chain_of
+from tests.examples import examples
 from wire.types import PromptImage
 
 LONG = tuple(range(1000))
@@ -89,7 +90,7 @@ def chains(draw: st.DrawFn) -> Chain:
     return chain_of([int(letter) for letter in letters for _ in range(64)], "")
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 12), st.lists(chains(), max_size=12), chains())
 def test_the_known_prefix_is_the_chain_from_its_first_hash(maximum: int, noted: list[Chain], requested: Chain) -> None:
     it = Prefixes(maximum * DIGEST_TOKENS)

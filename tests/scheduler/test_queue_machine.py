@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -19,6 +18,7 @@ from scheduler.load.loads import PromptFacts
 from scheduler.load.path_costs import Expected
 from scheduler.queue.queue_entry import QueueEntry
 from simulation.virtual_time import VirtualTimeLoop
+from tests.examples import examples
 
 TENANTS = ("a", "b", "c")
 PRIORITIES = (-1, 0, 5)
@@ -204,4 +204,4 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueue.settings = examples(60, steps=40)

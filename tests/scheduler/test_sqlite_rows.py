@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduler.responses_store.response_store import StoredResponse
 from scheduler.responses_store.sqlite_rows import INTERRUPTED, SqliteRows, StoreLimits
+from tests.examples import examples
 from wire.errors import ConfigError, InvalidRequest, Overloaded
 
 LIMITS = StoreLimits(max_responses=5, max_bytes=600, ttl_s=100.0)
@@ -154,7 +154,7 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=40, stateful_step_count=25)
+TestStore.settings = examples(40, steps=25)
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.bench.load.drive import drive
 from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.timeline import Timeline
+from tests.examples import examples
 
 ASK = LoadRequest("a", 1)
 
@@ -28,7 +29,7 @@ class Time:
         await asyncio.sleep(0)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=20))
 def test_each_request_is_sent_when_it_is_due(due_ms: list[int]) -> None:
     time, times_s = Time(), sorted(ms / 1000 for ms in due_ms)
