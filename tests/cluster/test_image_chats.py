@@ -20,7 +20,7 @@ from tests.cluster.guide import CLONE, GuideCluster
 from tests.images.image_files import file_of, image_of
 from tests.instance.image_prompts import ImageModel, make_chat_model
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 CAT, DOG = file_of(image_of(30, 20)), file_of(image_of(41, 40, seed=2), "JPEG")
 NUM_TOKENS = 8
@@ -63,7 +63,6 @@ CASES: list[tuple[str, tuple[bytes, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.covers("A10.146", "B.images.1", "B.images.6")
 def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCluster, model: ImageModel) -> None:
     """The first P is killed within the first prompt of several chunks."""
@@ -88,7 +87,7 @@ def test_a_killed_p_loses_no_image_and_answers_are_transformers(cluster: GuideCl
 
 
 @pytest.mark.covers("B.images.9")
-@pytest.mark.parametrize("page", ["README.md", pytest.param("README.zh-CN.md", marks=pytest.mark.long)])
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
 def test_the_readmes_image_example_runs_as_printed(
     cluster: GuideCluster, model: ImageModel, tmp_path: Path, page: str
 ) -> None:
