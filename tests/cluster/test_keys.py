@@ -34,6 +34,7 @@ def _shown(pdserve: Pdserve) -> str:
     return "\n".join([*lines, *logs, *(one.stdout + one.stderr for one in reported)])
 
 
+@pytest.mark.long
 def test_a_key_by_flag_is_required_over_https_and_shown_nowhere(
     pdserve: Pdserve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

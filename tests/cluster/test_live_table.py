@@ -47,6 +47,7 @@ def _grow(cluster: LiveCluster) -> None:
     cluster.wait_states(dict.fromkeys(("prefill-0", "prefill-1", "decode-0", "decode-1"), "living"))
 
 
+@pytest.mark.long
 def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

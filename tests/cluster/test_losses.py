@@ -14,7 +14,7 @@ from tests.cluster.guide import GuideCluster
 pytestmark = pytest.mark.cluster
 
 ENDING_S = 3.0
-NUM_REQUESTS = 200
+NUM_REQUESTS = 100
 
 
 def _body(**fields: object) -> dict[str, object]:
@@ -47,6 +47,7 @@ async def _lose(cluster: GuideCluster, victim: str) -> tuple[list[str], float]:
     return endings, time.monotonic() - killed_at
 
 
+@pytest.mark.long
 def test_killing_decode_ends_every_request_with_a_reason(slow_cluster: GuideCluster) -> None:
     endings, seconds = asyncio.run(_lose(slow_cluster, "decode-0"))
 

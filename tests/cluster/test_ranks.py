@@ -23,6 +23,7 @@ def salt(cluster: GuideCluster, name: str) -> int:
     return zlib.crc32(f"{own.server_ip}|{own.device_ids}".encode())
 
 
+@pytest.mark.long
 def test_two_ranks_prefill_and_one_decodes(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     (model / "fake.json").write_text(json.dumps({"kv_tensors": KV, "num_layers": 3}))

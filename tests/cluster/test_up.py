@@ -140,7 +140,12 @@ def test_repeated_ctrl_c_ends_it_as_a_single_one_does(pdserve: Pdserve) -> None:
     ("wanted", "status", "words"),
     [
         ("starting", 130, "stopping"),
-        ("ready:", 0, "stopping; requests in progress have 30 s (Ctrl-C or SIGTERM again: at once)"),
+        pytest.param(
+            "ready:",
+            0,
+            "stopping; requests in progress have 30 s (Ctrl-C or SIGTERM again: at once)",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_ctrl_c_leaves_nothing_however_often_it_is_pressed(

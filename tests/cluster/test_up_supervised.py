@@ -54,6 +54,7 @@ def test_a_killed_instance_is_restarted_and_the_supervisor_logs_it(pdserve: Pdse
     assert line.split()[3:5] == [str(pdserve.record("decode-0").pid), "living"]
 
 
+@pytest.mark.long
 def test_the_warm_spare_replaces_an_instance_that_died(pdserve: Pdserve) -> None:
     assert pdserve.up().returncode == 0
     for name in ("decode-0", "prefill-0"):

@@ -31,9 +31,10 @@ _LENGTH = ("--max-model-len", "512")
 _BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "connector"),
-    [((), "NixlConnector"), pytest.param(("--connector", "nixl-push"), "NixlPushConnector", marks=pytest.mark.long)],
+    [((), "NixlConnector"), (("--connector", "nixl-push"), "NixlPushConnector")],
 )
 def test_the_guides_shells_start_and_serve_workers(
     tmp_path: Path, fake_model: Path, flags: tuple[str, ...], connector: str
@@ -161,6 +162,7 @@ def test_ctrl_c_ends_route_after_its_requests_not_its_workers(tmp_path: Path, fa
             assert list(map(float, running)) == [0.0]
 
 
+@pytest.mark.long
 def test_route_over_workers_that_cannot_serve_ends_with_status_2(tmp_path: Path, fake_model: Path) -> None:
     with _route(tmp_path / "run", fake_model, version="0.1") as (route, _, workers):
         output, _ = route.communicate(timeout=120)

@@ -45,8 +45,8 @@ ACTIONS = {"die": "killed", "stop": "stopped", "drop": "connection cut", "hang":
 ROWS = [(point, action) for point in POINTS for action in ACTIONS if action == "die" or "no request" not in point]
 PUSH_ROWS = [(point, "die") for point, (_, when, _) in POINTS.items() if when not in (None, "read")]
 """The rows that run with NixlPushConnector too."""
-OFTEN = frozenset({("D in mid-stream", "die"), ("P has computed, its answer unfinished", "drop")})
-"""The rows that run every time."""
+OFTEN = ("D in mid-stream", "die")
+"""The row that runs every time; tests/scheduler/test_worker_faults.py runs all of them in one process."""
 STARVED = ("prefill-0", "decode-0", "scheduler")
 
 
@@ -172,7 +172,7 @@ def _prompt(number: int) -> list[int]:
 @pytest.mark.parametrize(
     ("whole", "point", "action"),
     [
-        *(pytest.param("nixl", *row, marks=() if row in OFTEN else pytest.mark.long, id=" ".join(row)) for row in ROWS),
+        *(pytest.param("nixl", *row, marks=() if row == OFTEN else pytest.mark.long, id=" ".join(row)) for row in ROWS),
         *(pytest.param("nixl-push", *row, marks=pytest.mark.long, id=f"push {' '.join(row)}") for row in PUSH_ROWS),
     ],
     indirect=["whole"],
@@ -220,6 +220,7 @@ def test_a_process_stopped_nine_tenths_of_the_time_is_not_lost(whole: Whole, vic
     note(f"| {victim} | stopped 0.9 s of every second | {REQUESTS} | 0 | {took_s:.1f} |")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole", ["nixl"], indirect=True)
 def test_openais_client_and_run_batch_work_unchanged(whole: Whole, tmp_path: Path) -> None:
     url = whole.processes.client.base_url

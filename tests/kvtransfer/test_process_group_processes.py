@@ -97,6 +97,7 @@ def _far_process(sender: Node, name: str, progress_s: float = DEADLINE_S) -> Ite
         process.stdout.close()
 
 
+@pytest.mark.long
 def test_a_stopped_receiver_ends_only_its_own_link() -> None:
     p = make_node("p")
     with _far_process(p, "stopped", progress_s=2.0) as stopped, _far_process(p, "alive") as alive:

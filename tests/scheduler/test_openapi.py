@@ -48,14 +48,13 @@ def test_the_api_description_says_if_keys_are_needed() -> None:
             if route.path == "/openapi.json"
         ]  # fmt: skip
         document = asyncio.run(_body(front))
-        openapi_spec_validator.validate(document)
-
         assert document["servers"] == [{"url": "/llm"}]
         fields = {
             path for path in ("/health", "/metrics", "/load")
             if document["paths"][path]["get"].get("security", document.get("security", []))
         }  # fmt: skip
         assert fields == set(expected)
+    openapi_spec_validator.validate(document)
 
 
 async def _body(route: Route) -> Any:

@@ -177,6 +177,7 @@ def test_ctrl_c_cancels_the_run_and_leaves_a_working_llm(
     assert list(tmp_path.glob("pdserve-llm-*")) == []
 
 
+@pytest.mark.long
 def test_a_killed_script_leaves_no_process_and_no_folder(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
     with script(tmp_path, fake_model, "{'prefill': 1, 'decode': 1}") as process:
         process_fds = [os.pidfd_open(one.pid) for one in _processes(tmp_path)]
