@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.conftest import fake_model, slow_fake_model  # noqa: F401 - fixtures
 from tests.cluster.guide import GuideCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 ASKED: dict[str, Any] = {"prompt": "the quick brown fox", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 

@@ -89,7 +89,7 @@ def test_a_hostile_body_is_400_and_harms_no_later_request(served: Served, kind: 
 def test_expensive_grammars_end_within_their_limits(served: Served) -> None:
     """Backtracking engines hang on the first one; here a step takes no longer with it than with any other."""
     assert set(served.text(guided_regex="(a+)+b", max_tokens=30, seed=1, temperature=1.0)) <= {"a", "b"}
-    for number in range(40):
+    for number in range(12):
         fields = {"type": "object", "properties": {f"k{number}": {"const": number}}, "required": [f"k{number}"]}
         schema = fields | {"additionalProperties": False}
         reported = served.text(guided_json=schema, guided_whitespace_pattern="", max_tokens=40)

@@ -176,7 +176,8 @@ def test_libraries_of_the_image_are_found_and_owned_by_its_user(tmp_path: Path) 
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("engine", ["fake", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["fake", "torch"])
 def test_its_commands_serve_a_prefill_and_a_decode_instance(tmp_path: Path, engine: str) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

@@ -1,6 +1,7 @@
 """What a broken input is, for the tests of every package and for docs/broken-inputs.md, and how it is run."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -31,7 +32,7 @@ class Command:
 RANKTABLE = Command(cli.main, "ranktable: ")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Broken:
     """One broken input: what is broken, the files in the folder that it is tried in, the words typed there.
 
@@ -61,8 +62,9 @@ class Answer:
     new: tuple[str, ...]
 
 
+@functools.cache
 def answer(broken: Broken) -> Answer:
-    """Run one in its own folder; in the output the folder's path is left out, and times are the word TIME."""
+    """Run one, once, in its own folder; in the output the folder's path is left out, and times are the word TIME."""
     output = io.StringIO()
     environ = {"PATH": os.environ["PATH"], **broken.environ}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), patch.dict(os.environ, environ, clear=True):

@@ -16,6 +16,7 @@ from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.source import read_source
 from engine.grammar.tokenizer_file import TokenizerFile
 from tests.engine.tiny_models import VOCAB_SIZE
+from tests.examples import num_examples
 from wire.types import StructuredOutput
 
 EOS_ID = 2
@@ -52,7 +53,9 @@ def accepts(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
     return EOS_ID in allowed_ids(matcher)
 
 
-def random_texts(folder: Path, grammar: Grammar, *, count: int = 50, max_tokens: int = 500, seed: int = 0) -> list[str]:
+def random_texts(
+    folder: Path, grammar: Grammar, *, count: int = num_examples(50), max_tokens: int = 500, seed: int = 0
+) -> list[str]:
     """Return the texts of `count` sequences of the tiny random model at temperature 1, all of them ended."""
     network = _network(folder)
     chooser = torch.Generator().manual_seed(seed)

@@ -15,7 +15,9 @@ def test_only_nan_and_infinity_are_not_finite(dtype: str) -> None:
         edges = torch.tensor([0x7F7FFFFF, 0x7F800000, -0x00800000, 0x7FC00001, 0x7F800001, 0], dtype=torch.int32)
         values = torch.cat([patterns, edges]).view(kind)
     else:
-        values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(kind)
+        infinity = torch.tensor(torch.inf, dtype=kind).view(torch.int16)
+        edges = torch.cat([infinity + sign + near for sign in (0, -(2**15)) for near in torch.arange(-2, 3)[:, None]])
+        values = torch.cat([torch.arange(-(2**15), 2**15, 5), edges]).to(torch.int16).view(kind)
     width, finite = values.element_size(), torch.isfinite(values)
     good, bad = (values[chosen].view(torch.uint8).numpy().tobytes() for chosen in (finite, ~finite))
 

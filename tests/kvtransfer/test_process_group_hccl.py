@@ -109,7 +109,7 @@ def _refuse(stream: Stream, rules: HcclRules) -> None:
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (_kill, "its process ended with status -9"),
+        pytest.param(_kill, "its process ended with status -9", marks=pytest.mark.long),
         (_refuse, "the peer refused the link: a link needs 40 bytes of npu:1, which has 3 free"),
         (lambda stream, rules: stream.shutdown(), "the peer closed the connection"),
     ],

@@ -133,7 +133,8 @@ def test_a_killed_receivers_link_can_be_made_again() -> None:
     until(lambda: not group_threads())
 
 
-@pytest.mark.parametrize("longer", [len(PAYLOAD) + 1, pytest.param(MAX_PAYLOAD_BYTES, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("longer", [len(PAYLOAD) + 1, MAX_PAYLOAD_BYTES])
 def test_a_payload_longer_than_its_header_is_a_corrupt_frame(longer: int) -> None:
     with _far_process(make_node("p"), "lied-to") as far:
         far.send_and_hear(bytes(longer), due=b"!")

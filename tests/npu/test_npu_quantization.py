@@ -238,6 +238,7 @@ def _note(loaded: LoadedModel) -> str:
 
 
 @pytest.mark.usefixtures("kept_in_float32")
+@pytest.mark.often("awq-32", "gptq-4-32-ordered", "w8a8-group")
 @pytest.mark.parametrize(
     "scheme", [awq(32), gptq(4, 32, act_order=True), gptq(8, 32), packed(4, -1), w8a8("group")], ids=lambda s: s.name
 )
@@ -294,6 +295,7 @@ def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path, n
 
 
 @pytest.mark.usefixtures("kept_in_float32")
+@pytest.mark.often("awq-64", "w8a8-channel")
 @pytest.mark.parametrize("scheme", [awq(64), gptq(8, -1), w8a8("channel"), modelslim("W8A8_MIX")], ids=lambda s: s.name)
 def test_ranks_compute_with_their_cuts_of_the_codes(scheme: Scheme, tmp_path: Path, npu_ops: NpuOps) -> None:
     """A rank has 96 of 192 inner inputs: groups of 64 are divided, and those of all inputs are cut."""

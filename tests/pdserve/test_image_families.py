@@ -20,7 +20,7 @@ from tests.images.tiny_tokens import add_image_tokens
 from tests.instance.image_prompts import ImageModel, make_image_model
 from wire.types import PromptImage, PromptState, SamplingParams
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 WAIT_S, NUM_TOKENS = 300.0, 8
 WIDE, TALL = file_of(image_of(40, 20)), file_of(image_of(17, 41, seed=2), "JPEG")
@@ -72,7 +72,6 @@ def _expected(model: ImageModel, prompt: list[int], files: list[bytes]) -> list[
 
 
 @pytest.mark.covers("B.images.14")
-@pytest.mark.often("asyncio-qwen2_vl")
 async def test_chats_with_images_answer_as_transformers(model: ImageModel) -> None:
     engine = EngineOptions(
         model=str(model.folder), dtype="float32", served_model_name=("tiny",), kv_cache_memory=8 << 20, device="cpu",

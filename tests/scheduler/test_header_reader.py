@@ -35,6 +35,7 @@ async def test_every_format_is_read_after_the_process_gave_up_files(reader: Head
     assert await reader.read(file_of(image_of(20, 10), "JPEG", exif=sideways)) == ImageHeader("JPEG", 10, 20)
 
 
+@pytest.mark.long
 async def test_the_largest_webp_fits_into_its_memory(reader: HeaderReader) -> None:
     lossless = file_of(image_of(4, 4).resize((8192, 8192)), "WEBP", quality=1, method=0)
 

@@ -97,6 +97,7 @@ async def test_a_replaced_process_is_not_ready_by_old_hand_offs() -> None:
         assert control.ready()
 
 
+@pytest.mark.long
 @virtual
 async def test_an_hour_of_heartbeats_and_probes_with_a_hung_instance() -> None:
     loop = asyncio.get_running_loop()

@@ -52,6 +52,7 @@ def _late(served: Sequence[Served]) -> float:
 _BURST = [*([TraceRequest(0.0, 64, 256)] * 8), *([TraceRequest(1.0, 256, 8)] * 32)]
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("gap_limit_s", [0.1, 0.03])
 @pytest.mark.parametrize(
     "trace",
