@@ -41,9 +41,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fake_cluster(tmp_path_factory: pytest.TempPathFactory, fake_model: Path) -> Iterator[GuideCluster]:
-    """1P1D on the fake engine, ready; one for all tests that leave it unchanged."""
-    with GuideCluster(tmp_path_factory.mktemp("fake-cluster"), fake_model, flags=("--engine=fake",)) as cluster:
-        yield cluster.up()
+    """1P1D on the fake engine, ready, started from one file of flags; one for all tests that leave it unchanged."""
+    folder = tmp_path_factory.mktemp("fake-cluster")
+    file = folder / "cluster.yaml"
+    file.write_text("engine: fake\nmax-num-seqs: 128\nmax-queued-requests: 2000\nuse-v2-block-manager: true\n")
+    with GuideCluster(folder, fake_model, flags=("--config", str(file), "--trust-remote-code")) as cluster:
+        cluster.start("scheduler")
+        cluster.start("prefill-0", flags=("--kv-ip=127.0.0.1",))
+        cluster.start("decode-0", flags=("--chat-template=t",))
+        cluster.wait_ready()
+        yield cluster
 
 
 @pytest.fixture

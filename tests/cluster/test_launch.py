@@ -9,29 +9,20 @@ from tests.cluster.guide import GuideCluster
 pytestmark = pytest.mark.cluster
 
 
-def test_one_file_starts_every_role_and_each_prints_its_part(tmp_path: Path, fake_model: Path) -> None:
-    file = tmp_path / "cluster.yaml"
-    file.write_text("engine: fake\nmax-num-seqs: 8\nmax-queued-requests: 20\nuse-v2-block-manager: true\n")
-    flags = ("--config", str(file), "--trust-remote-code")
+def test_one_file_starts_every_role_and_each_prints_its_part(fake_cluster: GuideCluster) -> None:
+    logs = {name: process.log for name, process in fake_cluster.processes.items()}
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
 
-    with GuideCluster(tmp_path, fake_model, flags=flags) as cluster:
-        cluster.start("scheduler")
-        cluster.start("prefill-0", flags=("--kv-ip=127.0.0.1",))
-        cluster.start("decode-0", flags=("--chat-template=t",))
-        cluster.wait_ready()
-        logs = {name: process.log for name, process in cluster.processes.items()}
-        answer = cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 2})
-
-    assert answer.status == 200
+    assert fake_cluster.client.post("/v1/completions", body).status == 200
     for log in logs.values():
         assert log.count("without effect: --use-v2-block-manager") == 1
         assert "--trust-remote-code (a model's own code is never run)" in log
-    prefill, decode = cluster.ports
+    prefill, decode = fake_cluster.ports
     assert f"ports: control 0.0.0.0:{prefill}, KV any free port of 127.0.0.1, " in logs["prefill-0"]
     assert f"ports: control 0.0.0.0:{decode}, KV any free port of " in logs["decode-0"]
     assert "devices: rank 0 = device 4, rank 1 = device 5 on CPU cores" in logs["prefill-0"]
     assert "without effect on an instance: --chat-template (the scheduler serves the API)" in logs["decode-0"]
-    public = f"ports: OpenAI API 0.0.0.0:{cluster.port}"
+    public = f"ports: OpenAI API 0.0.0.0:{fake_cluster.port}"
     assert f"{public}\ndevices: none\nnext: it waits for prefill-0 " in logs["scheduler"]
 
 
