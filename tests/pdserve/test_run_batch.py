@@ -104,7 +104,7 @@ def test_an_empty_file_has_an_empty_output_and_loads_no_model(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "words",
     [
-        (Path(sys.executable).with_name("pdserve"), "run-batch"),
+        pytest.param((Path(sys.executable).with_name("pdserve"), "run-batch"), marks=pytest.mark.long),
         ("-m", "pdserve.entrypoints.openai.run_batch"),
         ("-m", "pdserve.endpoints.openai.run_batch"),
     ],

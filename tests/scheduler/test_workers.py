@@ -87,6 +87,7 @@ async def test_each_sequence_of_a_prompt_has_legs_of_its_own() -> None:
         assert len(set(legs)) == 6
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize(
     ("leg", "point", "action"),
     [
