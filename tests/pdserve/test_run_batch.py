@@ -99,12 +99,12 @@ def test_an_empty_file_has_an_empty_output_and_loads_no_model(tmp_path: Path) ->
     assert (ended.status, (tmp_path / "out.jsonl").read_bytes()) == (0, b""), ended.err
 
 
-@pytest.mark.often("script", "entrypoints")
+@pytest.mark.often("entrypoints")
 @pytest.mark.covers("A1.2", "A1.3")
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param((Path(sys.executable).with_name("pdserve"), "run-batch"), marks=pytest.mark.long),
+        (Path(sys.executable).with_name("pdserve"), "run-batch"),
         ("-m", "pdserve.entrypoints.openai.run_batch"),
         ("-m", "pdserve.endpoints.openai.run_batch"),
     ],
