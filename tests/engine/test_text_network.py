@@ -121,6 +121,7 @@ def test_a_text_model_is_not_for_images() -> None:
     assert image_support(AutoConfig.for_model("llama")) is None
 
 
+@pytest.mark.often("llava", "qwen2_vl")
 @pytest.mark.parametrize("name", VISION)
 def test_the_tower_is_not_read(name: str, tmp_path: Path) -> None:
     path = make_vision_model(name, tmp_path / name)

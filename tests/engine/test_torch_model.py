@@ -46,7 +46,7 @@ def _prompts(lengths: tuple[int, ...] = _LENGTHS) -> list[list[int]]:
     return [[numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.combinations(1)
+@pytest.mark.often("llama-reference", "mistral-sliding-reference", "llama3-cpu", "opt-reference")
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_is_that_of_transformers(checkpoint: MakeModel, kind: str, backend: str) -> None:

@@ -53,6 +53,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]
     return make
 
 
+@pytest.mark.often("gemma3", "qwen2_vl")
 @pytest.mark.parametrize("name", VISION)
 def test_every_image_changes_what_transformers_answers(family: Callable[[str], _Family], name: str) -> None:
     expected = [tuple(one) for one in family(name).expected]
@@ -60,6 +61,7 @@ def test_every_image_changes_what_transformers_answers(family: Callable[[str], _
     assert len(set(expected)) == len(expected)
 
 
+@pytest.mark.often("gemma3", "qwen2_vl")
 @pytest.mark.parametrize("name", VISION)
 def test_text_alone_equals_transformers(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)
@@ -127,6 +129,7 @@ def test_all_sequences_of_a_prompt_see_its_images(family: Callable[[str], _Famil
     assert [answers.tokens[state.prompt_id, index] for index in range(3)] == [it.expected[2]] * 3
 
 
+@pytest.mark.often("gemma3", "qwen2_vl")
 @pytest.mark.parametrize("name", VISION)
 def test_cached_kv_is_found_for_equal_images_alone(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)
@@ -144,6 +147,7 @@ def test_cached_kv_is_found_for_equal_images_alone(family: Callable[[str], _Fami
     assert found == [0, 0, cached, 2 * cached]
 
 
+@pytest.mark.often("gemma3", "qwen2_vl")
 @pytest.mark.parametrize("name", VISION)
 def test_handed_off_images_are_needed_by_the_prefill_alone(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)
@@ -215,6 +219,7 @@ def test_two_ranks_answer_the_same(family: Callable[[str], _Family], name: str) 
     assert (answers.failed, _outputs(answers)) == ([], it.expected)
 
 
+@pytest.mark.often("llava", "qwen2_vl")
 @pytest.mark.parametrize("name", VISION)
 def test_the_oracle_of_verify_is_the_text_network(family: Callable[[str], _Family], name: str) -> None:
     it = family(name)

@@ -34,10 +34,10 @@ def _completed(folder: Path, line: str, module: str = "pdserve", **environ: str)
         ("pdserve do", ["down"]),
         ("pdserve up --max-num-s", ["--max-num-seqs"]),
         ("pdserve up --model m --device ", ["auto", "cpu", "cuda", "npu"]),
-        ("pdserve bench en", ["engine"]),
+        pytest.param("pdserve bench en", ["engine"], marks=pytest.mark.long),
         ("pdserve bench engine --pee", ["--peer", "--peer-dtype"]),
-        ("pdserve down --t", ["--timeout"]),
-        ("pdserve logs --conf", ["--config"]),
+        pytest.param("pdserve down --t", ["--timeout"], marks=pytest.mark.long),
+        pytest.param("pdserve logs --conf", ["--config"], marks=pytest.mark.long),
     ],
 )
 def test_commands_flags_and_values_are_proposed(tmp_path: Path, line: str, proposed: list[str]) -> None:
