@@ -168,11 +168,17 @@ _LAUNCH = "import runpy; runpy.run_module('pdserve.launch', run_name='__main__')
 @pytest.mark.parametrize(
     ("script", "module"),
     [
-        (_LINKS, "ranktable_tools.errors"), (_LINKS, "wire.errors"), (_LINKS, "difflib"), (_LINKS, "pdserve.links"),
-        (_UP, "argparse"), (_UP, "typing"), (_UP, "pdserve.up_request"),
-        (_TABLES, "argparse"), (_TABLES, "ranktable_tools.cli"), (_TABLES, "ranktable_tools.any_file"),
-        (_GUIDE, "argparse"), (_GUIDE, "ranktable_tools.guide"), (_GUIDE, "ranktable_tools.generate"),
-        (_LAUNCH, "argparse"), (_LAUNCH, "pdserve.flags.parser"), (_LAUNCH, "ranktable_tools.launch_plan"),
+        (_LINKS, "wire.errors"), (_LINKS, "pdserve.links"), (_UP, "argparse"), (_UP, "pdserve.up_request"),
+        (_TABLES, "ranktable_tools.cli"), (_GUIDE, "argparse"), (_LAUNCH, "argparse"),
+        (_LAUNCH, "ranktable_tools.launch_plan"),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                (_LINKS, "ranktable_tools.errors"), (_LINKS, "difflib"), (_UP, "typing"), (_TABLES, "argparse"),
+                (_TABLES, "ranktable_tools.any_file"), (_GUIDE, "ranktable_tools.guide"),
+                (_GUIDE, "ranktable_tools.generate"), (_LAUNCH, "pdserve.flags.parser"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_ctrl_c_while_modules_are_imported_is_quiet(script: str, module: str) -> None:
