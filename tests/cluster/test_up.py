@@ -82,6 +82,7 @@ def test_while_one_starts_a_second_up_reports_that(pdserve: Pdserve) -> None:
     assert not pdserve.state.is_starting
 
 
+@pytest.mark.long
 def test_a_process_that_dies_at_start_is_named_with_line_and_log(pdserve: Pdserve, tmp_path: Path) -> None:
     bad = tmp_path / "bad-model"
     bad.mkdir()

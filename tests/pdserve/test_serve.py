@@ -30,6 +30,7 @@ sys.exit(main(["serve", sys.argv[1], "--engine", "fake", "--port", "0"]))
 """
 
 
+@pytest.mark.long
 def test_an_engine_lost_before_serving_ends_the_server(fake_model: Path) -> None:  # noqa: F811
     done = subprocess.run(
         [sys.executable, "-P", "-c", _LOST, str(fake_model)], capture_output=True, text=True, timeout=300
