@@ -53,6 +53,7 @@ def test_two_instances_of_each_role_serve(tmp_path: Path, fake_model: Path) -> N
         cluster.wait_idle()
 
 
+@pytest.mark.long
 def test_the_guides_commands_run_from_its_tools_path(tmp_path: Path, fake_model: Path) -> None:
     tool = CLONE / "deploy" / "PD_separate" / "pd_ranktable_tools.py"
     subprocess.run(

@@ -68,6 +68,7 @@ def answer(method: str, url: str, until: Any, **body: Any) -> Any:
     raise AssertionError(f"no such answer: {last and last.text}")
 
 
+@pytest.mark.long
 @pytest.mark.covers("B.responses.16")
 async def test_what_a_killed_scheduler_generated_has_failed(model_folder: Path, tmp_path: Path) -> None:
     (port,) = free_ports(1)

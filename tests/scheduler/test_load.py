@@ -36,12 +36,13 @@ async def _wait_small(scheduler: Serving, limit_mib: float) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 async def test_one_key_flooding_the_queue_blocks_no_other(model_folder: Path, tmp_path: Path) -> None:
     body: dict[str, object] = {"model": str(model_folder), "prompt": PROMPT, "max_tokens": 3}
     flags = ("--max-queued-requests", "50", "--api-key", "busy", "--api-key", "quiet")
     async with serving(tmp_path, model_folder, *flags) as scheduler:
         await request_all(scheduler.port, num_requests=4, num_connections=2, body=body, key="quiet")
-        busy = asyncio.create_task(_load(scheduler, body, num_requests=200, num_connections=100, key="busy"))
+        busy = asyncio.create_task(_load(scheduler, body, num_requests=500, num_connections=200, key="busy"))
         quiet = await request_all(scheduler.port, num_requests=10, num_connections=1, body=body, key="quiet")
 
         assert quiet == {"200": 10}

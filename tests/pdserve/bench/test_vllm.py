@@ -74,6 +74,7 @@ def test_a_vllm_that_exits_is_noticed_at_once(tmp_path: Path) -> None:
         Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("before")
 def test_ctrl_c_while_it_loads_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, process_fds, reply = _home(tmp_path, _LOADED), list[int](), Vllm._reply
