@@ -30,7 +30,7 @@ from tests.scheduler.worker_cluster import WorkerCluster, leg_id, with_fake
 from wire.errors import InvalidRequest
 from wire.types import WorkerChat
 
-HERE = {"allow_private_urls": ("127.0.0.1/32",)}
+HERE: dict[str, Any] = {"allow_private_urls": ("127.0.0.1/32",)}
 NO_PROBES = ControlLimits(probe_after_s=3600.0)  # a probe would take the fault
 ORDERS: list[tuple[str, Connector]] = [
     ("PD", "nixl"), ("PD", "ascend-layerwise"), ("PD", "nixl-push"), ("PD", "mooncake"), ("C", "nixl"),
@@ -272,7 +272,7 @@ REFUSED: dict[str, tuple[bool, str, dict[str, Any], str, str]] = {
 async def test_what_is_refused_reaches_no_worker(
     is_known: bool, path: str, body: dict[str, Any], message: str, param: str, folder: Path, model_folder: Path
 ) -> None:
-    options = {"limit_mm_per_prompt": 2, "enable_mm_embeds": True}
+    options: dict[str, Any] = {"limit_mm_per_prompt": 2, "enable_mm_embeds": True}
     async with over(folder if is_known else model_folder, **options) as (client, cluster):
         response = await client.post(path, json=body)
 

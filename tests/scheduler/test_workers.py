@@ -270,7 +270,9 @@ def test_a_decode_leg_keeps_every_parameter(
     params: dict[str, Any], outputs: tuple[tuple[int, ...], ...], body: dict[str, Any]
 ) -> None:
     state = dataclasses.replace(_STATE, params=dataclasses.replace(_STATE.params, **params), outputs=outputs)
-    made = orjson.loads(generate_body("m", state, 0, {"k": 1}))
+    body_sent = generate_body("m", state, 0, {"k": 1})
+    assert isinstance(body_sent, bytes)
+    made = orjson.loads(body_sent)
     assert {name: made[name] for name in body} == body
     assert made["kv_transfer_params"] == {"k": 1}
     assert made["stream"]
@@ -285,7 +287,9 @@ def test_a_decode_leg_keeps_every_parameter(
 )
 def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str, Any], extra: dict[str, Any]) -> None:
     state = dataclasses.replace(_STATE, params=dataclasses.replace(_STATE.params, **params), cache_salt="s", outputs=())
-    made = orjson.loads(prefill_body("m", state, 0, HeldKv().prefill_leg("a")))
+    body_sent = prefill_body("m", state, 0, HeldKv().prefill_leg("a"))
+    assert isinstance(body_sent, bytes)
+    made = orjson.loads(body_sent)
     assert made.pop("kv_transfer_params")["do_remote_decode"] is True
     plain = {"model": "m", "prompt": [1, 2, 3], "temperature": 0.0, "max_tokens": 1, "min_tokens": 1, "cache_salt": "s"}
     assert made == plain | extra
