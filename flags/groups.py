@@ -34,7 +34,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "waits": (
         "startup_timeout", "first_token_timeout", "stall_timeout", "client_timeout", "shutdown_timeout",
-        "sse_keep_alive_interval", "path", "when_prefill_is_gone", "when_decode_is_gone",
+        "sse_keep_alive_interval", "path", "roles", "when_prefill_is_gone", "when_decode_is_gone",
     ),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "ttft_limit", "retry_share", "min_retries", "max_body_bytes",

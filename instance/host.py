@@ -188,8 +188,8 @@ class InstanceHost:
             None if self._images is None else self._images.prepare, self._set_role,
         )  # fmt: skip
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
-        session.emit(TableRead(self.table_digest))  # the table may have changed since describe()
         session.emit(self._role.held)
+        session.emit(TableRead(self.table_digest))  # the table may have changed since describe()
         self._session = session  # only now: events of other threads follow the three above
         _log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
         return session

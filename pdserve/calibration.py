@@ -29,7 +29,7 @@ async def calibrate(send: Send, num_words: int, show: Callable[[str], None]) -> 
 
     Raises Unavailable for one that fails, ConfigError where the times do not show what a prompt token costs.
     """
-    words = random.Random(0)  # noqa: S311 - no secrets
+    words = random.Random()  # noqa: S311 - no secrets; other words each time, as the server caches those of the last
     prompts, streams = [], []
     await _send(send, [LoadRequest(_text(words, 8), 8)])
     for length in (num_words // 16, num_words // 4, num_words // 2, num_words):
@@ -57,6 +57,8 @@ def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Ti
             f"{best[0].input_len}, which alone vary by {1000 * noise_s:.1f} ms: give longer prompts (--longest-prompt)"
         )
     token_s, _ = statistics.linear_regression([line.input_len for line in best], [line.ttft_s for line in best])
+    if token_s <= 0:
+        raise ConfigError("first tokens do not take longer with more tokens: is the server serving others meanwhile?")
     times_s = {len(lines): [line.tpot_s for line in lines if line.tpot_s] for lines in streams}
     medians = {count: statistics.median(times) for count, times in times_s.items() if times}
     if len(medians) < 2:

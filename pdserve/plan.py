@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from pdserve import simulate
 from pdserve.bench.load.dialect import Chat, Completions
@@ -12,7 +13,7 @@ from pdserve.bench.load.session import get_json, open_session
 from pdserve.calibration import calibrate
 from pdserve.flags.parser import CommandParser
 from pdserve.status_line import StatusLine
-from pdserve.target_cluster import DEFAULT_URL, base_url
+from pdserve.target_cluster import DEFAULT_URL
 from wire.errors import ConfigError
 from wire.step_cost import StepCost
 
@@ -42,22 +43,30 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", default="", help="its model (default: the first in /v1/models)")
     parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions instead of /v1/completions")
     parser.add_argument("--longest-prompt", type=int, default=512, help="words, 64 or more (default: 512)")
-    arguments, rest = parser.parse_known_args(argv)
+    simulate.add_flags(parser)
+    arguments = parser.parse_args(argv)
     if arguments.longest_prompt < 64:
         raise ConfigError(f"--longest-prompt {arguments.longest_prompt}: at least 64")
-    given = simulate.parse([*rest, "--step-cost=1,1,1"])  # refuses other flags before anything is measured
-    cost = asyncio.run(_measure(base_url(arguments.base_url), arguments))
+    simulate.check(arguments)  # before anything is measured
+    cost = asyncio.run(_measure(arguments.base_url.rstrip("/").removesuffix("/v1"), arguments))
     base, sequence, token = (1000 * value for value in (cost.base_s, cost.sequence_s, cost.token_s))
-    if not given.json:
+    if not arguments.json:
         print(
             f"a step takes {base:.3g} ms, {sequence:.3g} ms for each sequence and {token:.3g} ms for each prompt token"
         )
-    return simulate.run(given, cost)
+    return simulate.run(arguments, cost)
 
 
 async def _measure(url: str, arguments: argparse.Namespace) -> StepCost:
     async with open_session({}, _TIMEOUT_S, os.environ) as http:
-        model = arguments.model or str((await get_json(http, f"{url}/v1/models"))["data"][0]["id"])
+        model = arguments.model or _first_model(url, await get_json(http, f"{url}/v1/models"))
         dialect = Chat(model) if arguments.chat else Completions(model)
         with StatusLine() as line:
             return await calibrate(Endpoint(http, url, dialect).send, arguments.longest_prompt, line.show)
+
+
+def _first_model(url: str, listed: Any) -> str:
+    match listed:
+        case {"data": [{"id": str(name)}, *_]}:
+            return name
+    raise ConfigError(f"{url}/v1/models lists no model: set --model")

@@ -65,12 +65,6 @@ class Row:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0."""
-    arguments = parse(argv)
-    return run(arguments, _step_cost(arguments))
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags. Raises ConfigError."""
     parser = CommandParser(
         prog="pdserve simulate", description="Simulate a trace on layouts of a cluster.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -78,6 +72,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     cost = parser.add_mutually_exclusive_group(required=True)
     cost.add_argument("--url", help="a scheduler whose instances have served requests: take their measured costs")
     cost.add_argument("--step-cost", metavar="B,S,T", help="ms of a step, of each sequence in it, of each prompt token")
+    add_flags(parser)
+    arguments = parser.parse_args(argv)
+    check(arguments)
+    return run(arguments, _step_cost(arguments))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the load, the layouts and the limits."""
     parser.add_argument("--trace", type=Path, help="requests in Mooncake's (JSON lines) or BurstGPT's (CSV) format")
     parser.add_argument("--requests", type=int, default=100, help="without a trace, how many (default: 100)")
     parser.add_argument("--rate", type=float, default=1.0, help="their arrivals per second, 0: at once (default: 1)")
@@ -92,10 +94,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
     parser.add_argument("--hand-off-ms", type=float, default=5.0, help="of KV beside its computation (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    arguments = parser.parse_args(argv)
-    _check(arguments)
-    arguments.load = _trace(arguments)
-    return arguments
 
 
 def run(arguments: argparse.Namespace, cost: StepCost) -> int:
@@ -108,12 +106,21 @@ def run(arguments: argparse.Namespace, cost: StepCost) -> int:
             line.show(f"simulating {len(trace)} requests on {name}")
             rows.append(_row(name, simulate(shape, trace), arguments.ttft_limit or float("inf")))
     best = choose(rows, 1000 * arguments.gap_limit)
-    _print(rows, best, as_json=arguments.json)
-    if not arguments.json:
-        chunk = min(arguments.prefill_chunk_size, cost.chunk_within(arguments.gap_limit, _STREAMS_SHOWN, 1))
+    if arguments.json:
+        costs = {name: getattr(cost, name) for name in ("base_s", "sequence_s", "token_s")}
+        layouts = [_as_json(row) for row in rows]
+        print(json.dumps({"best": best.layout, "step_cost": costs, "layouts": layouts}, indent=2))
+        return 0
+    _print(rows, best)
+    chunk, beside = cost.chunk_within(arguments.gap_limit, _STREAMS_SHOWN, 0), f"beside {_STREAMS_SHOWN} streams"
+    if chunk < 1:
+        step_ms = 1000 * cost.decode_s(_STREAMS_SHOWN)
         print(
-            f"beside {_STREAMS_SHOWN} streams, chunks of {chunk:.0f} tokens keep gaps below {arguments.gap_limit:g} s"
+            f"{beside}, a step alone takes {step_ms:.0f} ms: more than the limit of {1000 * arguments.gap_limit:g} ms"
         )
+    else:
+        chunk = min(arguments.prefill_chunk_size, chunk)
+        print(f"{beside}, chunks of {chunk:.0f} tokens keep gaps below {arguments.gap_limit:g} s")
     return 0
 
 
@@ -125,7 +132,8 @@ def choose(rows: Sequence[Row], gap_limit_ms: float) -> Row:
     return min((row for row in within if row.tokens_per_s >= _NEAR * most), key=lambda row: row.ttft_p95_ms)
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def check(arguments: argparse.Namespace) -> None:
+    """Check the flags and read the trace. Raises ConfigError."""
     for name in ("requests", "input_len", "output_len", "prefill_chunk_size", "max_num_seqs"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least 1")
@@ -136,6 +144,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--gap-limit {arguments.gap_limit:g}: more than 0")
     if not 2 <= arguments.instances <= _MOST_INSTANCES:
         raise ConfigError(f"--instances {arguments.instances} is not in 2..{_MOST_INSTANCES}")
+    arguments.load = _trace(arguments)
 
 
 def _trace(arguments: argparse.Namespace) -> list[TraceRequest]:
@@ -219,10 +228,7 @@ def _row(layout: str, trace: Sequence[Served], ttft_limit_s: float) -> Row:
     )
 
 
-def _print(rows: Sequence[Row], best: Row, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"best": best.layout, "layouts": [_as_json(row) for row in rows]}, indent=2))
-        return
+def _print(rows: Sequence[Row], best: Row) -> None:
     header = (
         "LAYOUT", "TOKENS/S", "TTFT P50", "TTFT P95", "TPOT P50", "LONGEST GAP P99", "REFUSED", "TRIES", "IN TIME/S",
         "PATHS",

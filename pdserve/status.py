@@ -75,7 +75,8 @@ def table(
     for process in processes:
         seen = by_address.get(process.address)
         pid, condition = _condition(process, seen)
-        rows.append(_row(process.name, process.role, process.address, pid, condition, str(process.restarts), seen))
+        role = process.role if seen is None else seen.role
+        rows.append(_row(process.name, role, process.address, pid, condition, str(process.restarts), seen))
     ours = {process.address for process in processes}
     others = [one for one in instances if one.address not in ours]
     rows += [_row(one.name, one.role, one.address, "-", one.state, "-", one) for one in others]

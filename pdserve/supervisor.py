@@ -182,7 +182,11 @@ class Supervisor:
         lines = last_lines(Path(place.child.record.log), _LAST_LINES)
         self._say("\n  ".join([f"{verdict}; its last lines:", *lines]))
         self._report()
-        if not any(one.plan.role == place.plan.role and one.note not in (_GIVEN_UP, _REMOVED) for one in self._places):
+        others = [one for one in self._places if one.note not in (_GIVEN_UP, _REMOVED)]
+        if any(one.plan.role == place.plan.role for one in others):
+            return
+        # others may have its role by now (`pdserve role`)
+        if not any(self._serves(one.child.record) for one in others if one.plan.role != "scheduler"):
             raise Unavailable(f"no {place.plan.role} process is running; stopping the cluster: {verdict}")
 
     def _report(self) -> None:

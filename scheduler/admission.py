@@ -106,7 +106,8 @@ class Admission:
         """Put a prompt into the queue at its turn, or back at the front."""
         entry.cost = self.costs.cost(entry.tenant, entry.facts)
         self._grants.refresh()
-        self._retries_left = min(_MOST_RETRIES, self._retries_left + _RETRIES_PER_PROMPT)
+        if not front:
+            self._retries_left = min(_MOST_RETRIES, self._retries_left + _RETRIES_PER_PROMPT)
         if not self._queue:
             if self._try_grant(entry):
                 return

@@ -71,7 +71,7 @@ class Instance:
     ) -> None:
         """Calls `changed` when its load changes, `suspicion_changed` when it is suspected, well again, or lost.
 
-        `role_held` gets the role at the start of the session, and the answer to each SetRole.
+        `role_held` gets the answer to each SetRole.
         """
         self.index = index
         self.name = name
@@ -93,7 +93,7 @@ class Instance:
         self._last_message_at = self._run_time()
         self._sending_since: float | None = None
         self._stepped_at = float("-inf")
-        self.is_suspect = self._is_role_known = False
+        self.is_suspect = False
         self._placement_load: InstanceLoad | None = None
         self._placed_version = -1
 
@@ -241,9 +241,7 @@ class Instance:
                 self.link_answers.deliver(event.peer_id, event)
             case RoleHeld():
                 self._role_held(event)
-                if self._is_role_known:  # else this is the session's start, no answer
-                    self.role_answers.deliver(self.name, event)
-                self._is_role_known = True
+                self.role_answers.deliver(str(event.answers), event)
             case TableRead(digest=digest):
                 self.table_digest = digest
             case SessionOpen():

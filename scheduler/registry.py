@@ -79,7 +79,8 @@ class Registry:
         self._same_host = same_host
         self._accepted: dict[int, InstanceDescription] = {}
         self.kv_pairs = KvPairs()
-        self._was_ready = False
+        self.changing_role = asyncio.Lock()  # one change at a time: each is checked against the roles that others left
+        self.was_ready = False  # a request or probe has succeeded
         self._path_found = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
@@ -159,7 +160,8 @@ class Registry:
 
     def would_have_path(self, index: int, role: Role) -> bool:
         """Whether living instances could serve requests with their hand-off if this one had another role."""
-        roles = {one.index: role if one.index == index else one.role for one in self.living()}
+        members = [member for member in self.members if member.is_living]
+        roles = {one.expected.index: role if one.expected.index == index else one.role for one in members}
         ends = [end for end, its in roles.items() if its is Role.DECODE]
         return any(
             its is Role.COMBINED or (its is Role.PREFILL and any(self.kv_pairs.may_pair(start, end) for end in ends))
@@ -204,7 +206,7 @@ class Registry:
 
     def confirm_ready(self) -> None:
         """Record that a request succeeded: from now on incompatible instances are refused while the rest serve."""
-        self._was_ready = True
+        self.was_ready = True
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a member's state or load changes."""
@@ -238,7 +240,7 @@ class Registry:
     def _reference(self, expected: ExpectedInstance) -> InstanceDescription | None:
         """Return the first accepted description to compare with: of an instance, or of a worker of another engine."""
         for index, accepted in sorted(self._accepted.items()):
-            if (accepted.worker is not None) == expected.is_worker and (self._was_ready or index != expected.index):
+            if (accepted.worker is not None) == expected.is_worker and (self.was_ready or index != expected.index):
                 return accepted
         return None
 
@@ -248,7 +250,7 @@ class Registry:
         Before that, a worker of another engine is left out too, while others can still serve.
         """
         can_serve = expected.is_worker and self._worker_groups.can_serve(self._unknown_roles())
-        if not self._was_ready and not can_serve:
+        if not self.was_ready and not can_serve:
             raise error
         _log.warning("instance_refused", error=error)
 
@@ -279,7 +281,8 @@ class Registry:
     def _assign_roles(self) -> None:
         """Let instances serve alone while the other role is lost, where it may be, and hand off again afterwards."""
         living = [member for member in self.members if member.is_living]
-        lost = self._limits.may_lack - {member.role for member in living}
+        roles = {member.role for member in living}
+        lost = frozenset() if Role.COMBINED in roles else self._limits.may_lack - roles
         for member in living:
             if member.instance is not None:
                 member.instance.role = Role.COMBINED if lost else member.role
@@ -289,7 +292,7 @@ class Registry:
 
         While serving it is ignored: a new table may not have reached each host yet. Raises Unavailable or Incompatible.
         """
-        if self._was_ready or description.table_digest in self._digests:
+        if self.was_ready or description.table_digest in self._digests:
             return
         now = asyncio.get_running_loop().time()
         since = self._different_since.setdefault((expected.index, description.table_digest), now)

@@ -11,29 +11,36 @@ from wire.types import Role
 ANSWER_S = 10.0
 
 
+class RoleRefused(InvalidRequest):
+    """The instance itself cannot have this role, whatever the others are."""
+
+
 async def change_role(registry: Registry, name: str, role: Role) -> tuple[Role, RoleHeld]:
     """Give the instance called `name`, such as `decode-0`, a role; return its last one and what it has now.
 
-    Raises InvalidRequest where there is no such instance, it is a worker of another engine, it cannot have the role,
-    or no path would be left; Unavailable where it is not connected, and DeadlineExceeded.
+    Raises InvalidRequest where there is no such instance, it is a worker of another engine, or no path would be left;
+    RoleRefused where it cannot have the role, Unavailable where it is not connected, and DeadlineExceeded.
     """
-    member = _member(registry, name)
-    instance, before = member.instance, member.role
-    if instance is None or not member.is_living:
-        raise Unavailable(f"{name} is {member.state}: {member.why}")
-    if role is before:
-        return before, RoleHeld(role, member.role_epoch)
-    if not registry.would_have_path(instance.index, role):
-        raise InvalidRequest(f"{name} as {role} would leave no path: {_roles(registry)}", "role")
-    with instance.role_answers.expect(name, f"the role of {name} is being changed") as answer:
-        instance.post(SetRole(role, member.role_epoch + 1))
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                held = await answer
-        except TimeoutError:
-            raise DeadlineExceeded(f"{name} did not answer within {ANSWER_S:g} s") from None
-    if held.error or held.role is not role:
-        raise InvalidRequest(f"{name} stays {held.role}: {held.error}", "role")
+    async with registry.changing_role:
+        member = _member(registry, name)
+        instance, before = member.instance, member.role
+        if instance is None or not member.is_living:
+            raise Unavailable(f"{name} is {member.state}: {member.why}")
+        if role is before:
+            return before, RoleHeld(role, member.role_epoch)
+        if not registry.would_have_path(instance.index, role):
+            raise InvalidRequest(f"{name} as {role} would leave no path: {_roles(registry)}", "role")
+        epoch = member.role_epoch + 1
+        with instance.role_answers.expect(str(epoch), f"the role of {name} is being changed") as answer:
+            instance.post(SetRole(role, epoch))
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    held = await answer
+            except TimeoutError:
+                raise DeadlineExceeded(f"{name} did not answer within {ANSWER_S:g} s") from None
+    if held.error:
+        kind = RoleRefused if held.epoch < epoch else InvalidRequest
+        raise kind(f"{name} stays {held.role}: {held.error}", "role")
     return before, held
 
 

@@ -1,7 +1,8 @@
 """`--roles auto`: every second, compare the split of roles with its neighbours; change one where it is worth it.
 
 A change needs the same result `_NUM_AGREEING` times in a row and a rest of `_REST_S` after the last one, so that a
-short burst changes little and roles do not swing (load/role_split.py has the margin).
+short burst changes little and roles do not swing (load/role_split.py has the margin). A role without living instances
+does not wait for the rest.
 """
 
 import asyncio
@@ -17,9 +18,9 @@ from scheduler.load.path_costs import known_cost
 from scheduler.load.role_split import Demand, better_split
 from scheduler.placement import HANDOFF
 from scheduler.registry import Registry
-from scheduler.role_changes import change_role
+from scheduler.role_changes import RoleRefused, change_role
 from telemetry.logs import EventLogger
-from wire.errors import InvalidRequest, PdserveError
+from wire.errors import PdserveError
 from wire.step_cost import StepCost
 from wire.types import Role
 
@@ -52,7 +53,8 @@ class RolePolicy:
             self._num_agreeing = self._num_agreeing + 1 if wanted * self._wanted > 0 else 1
             self._wanted = wanted
             rested_s = asyncio.get_running_loop().time() - self._changed_at
-            if wanted and self._num_agreeing >= _NUM_AGREEING and rested_s >= _REST_S:
+            may_change = rested_s >= _REST_S or not self._registry.has_path()
+            if wanted and self._num_agreeing >= _NUM_AGREEING and may_change:
                 await self._change(loads, abs(wanted), Role.PREFILL if wanted > 0 else Role.DECODE)
 
     def _better_split(self, loads: Sequence[InstanceLoad], costs: dict[int, StepCost]) -> int:
@@ -63,8 +65,8 @@ class RolePolicy:
         now = Demand((prompts - seen_prompts) / _ROUND_S, (tokens - seen_tokens) / _ROUND_S, outputs)
         self._demand = measured = self._demand.moved_to(now, _ROUND_S / _WINDOW_S)
         num_prefill = sum(one.role is Role.PREFILL for one in loads)
-        if not 0 < num_prefill < len(loads):
-            return 0
+        if not 0 < num_prefill < len(loads):  # a role is lost, unless its instances have not started yet
+            return 0 if len(loads) < 2 or not self._registry.was_ready else -1 if num_prefill else 1
         busiest = costs[max(loads, key=attrgetter("streams")).index]  # others have seen too few sequences at once
         cost = replace(busiest, token_s=fmean(cost.token_s for cost in costs.values()))
         waiting = self._admission.num_waiting / _WINDOW_S
@@ -83,7 +85,7 @@ class RolePolicy:
         for one in sorted(others, key=lambda one: (one.streams, one.outstanding_tokens))[:num]:
             try:
                 await change_role(self._registry, one.name, role)
-            except InvalidRequest as error:
+            except RoleRefused as error:
                 _log.info("role_kept", instance=one.name, role=one.role, why=error)
                 self._fixed.add(one.index)
             except PdserveError as error:

@@ -553,14 +553,16 @@ class SetRole(_message.Message):
     def __init__(self, role: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class RoleHeld(_message.Message):
-    __slots__ = ("role", "epoch", "error")
+    __slots__ = ("role", "epoch", "answers", "error")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     role: str
     epoch: int
+    answers: int
     error: str
-    def __init__(self, role: _Optional[str] = ..., epoch: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., epoch: _Optional[int] = ..., answers: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class TableRead(_message.Message):
     __slots__ = ("digest",)

@@ -136,7 +136,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
                 measured.link.CopyFrom(LINK.to_pb(event.link))
             return pb.EventMessage(link_measured=measured)
         case RoleHeld():
-            return pb.EventMessage(role_held=pb.RoleHeld(role=event.role, epoch=event.epoch, error=event.error))
+            held = pb.RoleHeld(role=event.role, epoch=event.epoch, answers=event.answers, error=event.error)
+            return pb.EventMessage(role_held=held)
         case TableRead():
             return pb.EventMessage(table_read=pb.TableRead(digest=event.digest))
         case Heartbeat():
@@ -179,7 +180,7 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             return LinkMeasured(measured.peer_id, link, measured.error)
         case "role_held":
             held = message.role_held
-            return RoleHeld(role_from_pb(held.role), held.epoch, held.error)
+            return RoleHeld(role_from_pb(held.role), held.epoch, held.answers, held.error)
         case "table_read":
             return TableRead(message.table_read.digest)
         case "heartbeat":

@@ -17,10 +17,10 @@ class HeldRole:
 
     def take(self, command: SetRole, obstacle: str = "") -> RoleHeld:
         """Return the answer to a command: the new role, or the current one with the reason, such as `obstacle`."""
-        held = self._held
+        held, answers = self._held, command.epoch
         if command.epoch <= held.epoch:
             obstacle = f"role epoch {command.epoch} is not above {held.epoch}, that of its role {held.role}"
         if obstacle:
-            return RoleHeld(held.role, held.epoch, obstacle)
+            return RoleHeld(held.role, held.epoch, answers, obstacle)
         self._held = RoleHeld(command.role, command.epoch)
-        return self._held
+        return RoleHeld(command.role, command.epoch, answers)

@@ -14,7 +14,7 @@
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
-       | -- SetRole -----------------------------> |  <- RoleHeld, also at the start
+       | -- SetRole -----------------------------> |  <- RoleHeld, also after SessionOpen
        | <---------------------------- TableRead -- |   at the start, and when its global table changes
 
 Every accepted prompt finishes exactly once: on P with HandedOff or Failed (HandedOff too when the first tokens finish
@@ -236,10 +236,14 @@ class LinkMeasured:
 
 @cheap_dataclass(frozen=True, slots=True)
 class RoleHeld:
-    """The role that the instance has now; epoch 0 is that of the table. `error` says why SetRole changed nothing."""
+    """The role that the instance has now; epoch 0 is that of the table.
+
+    `answers` is the epoch of the SetRole that it answers, 0 at the start; `error` says why that changed nothing.
+    """
 
     role: Role
     epoch: int
+    answers: int = 0
     error: str = ""
 
 

@@ -55,6 +55,6 @@ def better_split(demand: Demand, cost: StepCost, num_prefill: int, num_decode: i
     num = num_prefill + num_decode
     seconds = {k: seconds_of_prompt(demand, cost, k, num - k, max_num_seqs) for k in range(1, num)}
     best = min(seconds, key=seconds.__getitem__)
-    if seconds[best] > _WORTH_CHANGE * seconds[num_prefill]:
+    if seconds[best] >= _WORTH_CHANGE * seconds[num_prefill]:
         return 0
     return math.trunc((best - num_prefill) / 2) or (1 if best > num_prefill else -1)

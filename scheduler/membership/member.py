@@ -64,7 +64,7 @@ class Membership(Protocol):
 
 class Member:
     """Owner of the state of one table entry and, while it is connected, its Instance. `role` is the current one, and
-    `role_epoch` its epoch on the instance; 0 for that of the table.
+    `role_epoch` its epoch on the instance; -1 before that is known.
 
     Until `awaited_until`, in loop time, it is expected to become reachable soon: it was just added.
     """
@@ -74,7 +74,7 @@ class Member:
         rng: random.Random,
     ) -> None:  # fmt: skip
         self.expected = expected
-        self.role, self.role_epoch = expected.role, 0
+        self.role, self.role_epoch = expected.role, -1
         self.state = MemberState.CONNECTING
         self.why = "not reached yet"
         self.leaving = False
@@ -143,7 +143,8 @@ class Member:
             events = session.events()
             try:
                 load = await self._first_load(events, description)
-                await self._run_session(description, session, events, load)
+                change = None if self.expected.is_worker else self._begin_role(await self._first_role(events))
+                await self._run_session(description, session, events, load, change)
             finally:
                 await self._close(session)
         finally:
@@ -157,13 +158,7 @@ class Member:
 
     async def _first_load(self, events: AsyncIterator[Event], description: InstanceDescription) -> LoadSnapshot:
         """Return the load of SessionOpen. Raises InstanceLost if the instance is not the process that was described."""
-        try:
-            async with asyncio.timeout(self._limits.open_s):
-                first = await anext(events)
-        except TimeoutError:
-            raise DeadlineExceeded(f"no SessionOpen within {self._limits.open_s:g} s") from None
-        except StopAsyncIteration:
-            raise InstanceLost("the instance ended the session at once") from None
+        first = await self._next(events, SessionOpen)
         if not isinstance(first, SessionOpen):
             raise InstanceLost(f"the session began with {type(first).__name__}, not SessionOpen")
         if (first.instance_id, first.epoch) != (description.instance_id, description.epoch):
@@ -171,9 +166,25 @@ class Member:
         check_progress(first.load, self._limits)
         return first.load
 
+    async def _first_role(self, events: AsyncIterator[Event]) -> RoleHeld:
+        held = await self._next(events, RoleHeld)
+        if not isinstance(held, RoleHeld):
+            raise InstanceLost(f"{type(held).__name__} follows SessionOpen, not RoleHeld")
+        return held
+
+    async def _next(self, events: AsyncIterator[Event], wanted: type[Event]) -> Event:
+        try:
+            async with asyncio.timeout(self._limits.open_s):
+                return await anext(events)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no {wanted.__name__} within {self._limits.open_s:g} s") from None
+        except StopAsyncIteration:
+            raise InstanceLost("the instance ended the session at once") from None
+
     async def _run_session(
-        self, description: InstanceDescription, session: Session, events: AsyncIterator[Event], load: LoadSnapshot
-    ) -> None:
+        self, description: InstanceDescription, session: Session, events: AsyncIterator[Event], load: LoadSnapshot,
+        change: SetRole | None,
+    ) -> None:  # fmt: skip
         self.instance = Instance(
             self.expected.index,
             self.expected.name,
@@ -184,8 +195,10 @@ class Member:
             self._limits,
             self._registry.changed,
             self._suspicion_changed,
-            self._role_held,
+            self._take_role,
         )
+        if change is not None:
+            self.instance.post(change)
         self.description = description
         self._refused_s = min(self._limits.refused_first_s, self._limits.refused_retry_s)
         self._set_state(MemberState.LIVING, "")
@@ -199,15 +212,19 @@ class Member:
             self._note_life(asyncio.get_running_loop().time() - began)
             self.instance = None
 
-    def _role_held(self, event: RoleHeld) -> None:
-        """Adopt the role that the instance has; give a restarted one, which has the table's, its current role again."""
-        instance = self.instance
-        if instance is not None and not event.epoch and not event.error and self.role is not event.role:
-            self.role_epoch = 0
-            instance.post(SetRole(self.role, 1))
-            return
-        is_other, self.role_epoch = event.role is not self.role, event.epoch
-        self.role = event.role
+    def _begin_role(self, held: RoleHeld) -> SetRole | None:
+        """Adopt the role that an instance has at the start of a session, or return the command that gives it ours.
+
+        Its own counts if it was changed since, or if we never gave it one; a restarted process has the table's.
+        """
+        if held.role is self.role or held.epoch > self.role_epoch:
+            self._take_role(held)
+            return None
+        self.role_epoch = held.epoch + 1
+        return SetRole(self.role, self.role_epoch)
+
+    def _take_role(self, held: RoleHeld) -> None:
+        is_other, self.role, self.role_epoch = held.role is not self.role, held.role, held.epoch
         if is_other:
             _log.info("role_changed", instance=self.expected, role=self.role, epoch=self.role_epoch)
             self._registry.role_changed(self)

@@ -1,6 +1,7 @@
 """The members and their tasks: those of the table in use, and removed ones that are finishing their work."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 
 from scheduler.limits import ControlLimits
@@ -71,6 +72,7 @@ class Members:
 
     def _add_member(self, entry: ExpectedInstance) -> Member:
         member = self._make(entry)
+        member.role_epoch = sys.maxsize  # it begins with the table's role, whatever its process had before
         _log.info("instance_added", instance=entry)
         if self._group is not None:
             member.awaited_until = asyncio.get_running_loop().time() + self._limits.join_s

@@ -49,27 +49,35 @@ def test_a_prompt_that_one_instance_cannot_take_goes_to_the_other(
             assert answer.status_code == 200, answer.text
 
     assert answer.headers["x-pdserve-path"] == "local"
-    if "--engine=fake" in cluster.flags:
-        expected = partial(
-            expected_tokens, FakeConfig(vocab_size=VOCAB_SIZE), prompt, SamplingParams(NUM_OUTPUTS),
-            count=NUM_OUTPUTS, salts=[salt(cluster, alone)],
-        )  # fmt: skip
-        wanted = [list(expected(sequence=sequence)) for sequence in range(n)]
-    else:
-        tiny_model: Path = request.getfixturevalue("tiny_model")
-        wanted = n * Oracle(tiny_model, "float32").generate_greedy([prompt], NUM_OUTPUTS, ignore_eos=True)
+    wanted = _wanted(cluster, request, prompt, NUM_OUTPUTS, alone, n)
     assert [choice["token_ids"] for choice in answer.json()["choices"]] == wanted
     cluster.wait_idle()
 
 
-def test_the_next_turn_reuses_the_answer_where_it_was_generated(cluster: GuideCluster, tiny_model: Path) -> None:
+def test_the_next_turn_reuses_the_answer_where_it_was_generated(
+    cluster: GuideCluster, request: pytest.FixtureRequest
+) -> None:
     prompt = [6 + 7 * i % 200 for i in range(300)]  # which only the decode instance takes
-    body = {"model": "tiny", "max_tokens": 40, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+    body = {"model": "tiny", "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
+    body |= {"seed": 0, "top_p": 1e-6}
     with httpx.Client(base_url=cluster.client.base_url, timeout=300, trust_env=False) as http:
         turn = http.post("/v1/completions", json=body | {"prompt": prompt}).json()
         whole = [*prompt, *turn["choices"][0]["token_ids"], *range(20, 30)]
         after = http.post("/v1/completions", json=body | {"prompt": whole}).json()
 
     assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == (300 + 39) // 16 * 16
-    oracle = Oracle(tiny_model, "float32").generate_greedy([whole], 40, ignore_eos=True)
-    assert [after["choices"][0]["token_ids"]] == oracle
+    assert [after["choices"][0]["token_ids"]] == _wanted(cluster, request, whole, 40, "decode-0", 1)
+
+
+def _wanted(
+    cluster: GuideCluster, request: pytest.FixtureRequest, prompt: list[int], count: int, alone: str, n: int
+) -> list[list[int]]:
+    """Return the tokens of each sequence: of the fake engine of the instance `alone`, or of transformers."""
+    if "--engine=fake" in cluster.flags:
+        expected = partial(
+            expected_tokens, FakeConfig(vocab_size=VOCAB_SIZE), prompt, SamplingParams(count), count=count,
+            salts=[salt(cluster, alone)],
+        )  # fmt: skip
+        return [list(expected(sequence=sequence)) for sequence in range(n)]
+    tiny_model: Path = request.getfixturevalue("tiny_model")
+    return n * Oracle(tiny_model, "float32").generate_greedy([prompt], count, ignore_eos=True)

@@ -49,6 +49,14 @@ def test_the_cost_of_a_step_is_found_from_outside(cost: StepCost) -> None:
     assert len({request.prompt for request in server.requests}) == len(server.requests) == 1 + 12 + 15
 
 
+def test_a_second_measurement_sends_other_prompts() -> None:
+    server = _Server(COST)
+    for _ in range(2):
+        asyncio.run(calibrate(server.send, 64, lambda line: None))
+
+    assert len({request.prompt for request in server.requests}) == 2 * (1 + 12 + 15)
+
+
 def test_noise_of_a_few_milliseconds_changes_it_little() -> None:
     found = asyncio.run(calibrate(_Server(COST, noise_s=0.02).send, 512, lambda line: None))
 
@@ -66,6 +74,14 @@ def test_noise_of_a_few_milliseconds_changes_it_little() -> None:
 def test_times_that_show_nothing_are_refused_with_what_is_wanted(server: _Server, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         asyncio.run(calibrate(server.send, 512, lambda line: None))
+
+
+def test_first_tokens_that_take_no_longer_are_refused() -> None:
+    times_s = {32: 0.1, 128: 0.5, 256: 0.5, 512: 0.11}
+    prompts = [[Timeline(0.0, 0.0, (first_s,), first_s, length, 1)] for length, first_s in times_s.items()]
+
+    with pytest.raises(ConfigError, match="first tokens do not take longer with more tokens"):
+        cost_of(prompts, [])
 
 
 def test_a_request_that_fails_ends_it() -> None:
@@ -93,7 +109,9 @@ def test_steps_that_take_less_with_more_streams_cost_nothing_for_each() -> None:
         (["--longest-prompt=63"], 2, "--longest-prompt 63: at least 64"),
         (["--trace=/nonexistent"], 2, "/nonexistent: No such file or directory"),
         (["--bogus=1"], 2, "unknown flag --bogus"),
-        (["--url=http://127.0.0.1:1"], 2, "--step-cost"),
+        (["--url=http://127.0.0.1:1"], 2, "unknown flag --url"),
+        (["--step-cost=1,1,1"], 2, "unknown flag --step-cost"),
+        (["--base-url=https://127.0.0.1:1/v1"], 1, "https://127.0.0.1:1/v1/models does not answer"),
     ],
 )
 def test_bad_input_is_one_line(

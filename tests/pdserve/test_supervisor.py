@@ -116,6 +116,17 @@ def test_a_process_dying_too_often_is_given_up_with_its_log(cluster: _Cluster) -
     assert cluster.record("decode-1").alive
 
 
+def test_a_cluster_that_serves_without_the_last_of_a_role_goes_on(cluster: _Cluster) -> None:
+    cluster.start(prefill_0=_STAYS, decode_0=_DIES)
+    cluster.serves = True  # prefill-0 has the role combined by now
+    for now in (0.0, 1.0, 1.0, 3.0, 3.0):
+        cluster.wait_dead("decode-0")
+        cluster.supervisor.tick(now)
+
+    assert cluster.record("decode-0").note == "given up"
+    assert cluster.record("prefill-0").alive
+
+
 @pytest.mark.parametrize("name", ["decode_0", "scheduler"])
 def test_the_loss_of_the_last_of_a_role_ends_the_cluster(cluster: _Cluster, name: str) -> None:
     cluster.start(**{"prefill_0": _STAYS, name: _DIES})

@@ -129,7 +129,7 @@ EVENTS: list[Event] = [
     LinkMeasured("d", LINK),
     LinkMeasured("d", None, "no KV link"),
     RoleHeld(Role.DECODE, 0),
-    RoleHeld(Role.PREFILL, 2**62, "words"),
+    RoleHeld(Role.PREFILL, 2**62, 2**61, "words"),
     TableRead("7ab1e"),
     Heartbeat(LOAD),
     Heartbeat(),

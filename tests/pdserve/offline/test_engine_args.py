@@ -1,6 +1,7 @@
 """vLLM's EngineArgs and its parser of a script's flags, over LLM's keywords."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -71,8 +72,12 @@ def test_the_keywords_object_is_a_dataclass() -> None:
         EngineArgs(max_model_length=5)
 
 
+def _typed(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
 def test_an_llm_is_created_from_engine_args_in_each_way(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = [word for name, value in ENGINE.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    typed = [word for name, value in ENGINE.items() for word in (f"--{name.replace('_', '-')}", _typed(value))]
     args = parser().parse_args(["--model", str(model), *typed])
     del args.top_k
     params = SamplingParams(temperature=0, max_tokens=4)
