@@ -72,6 +72,20 @@ def test_every_split_and_all_combined_are_compared(capsys: pytest.CaptureFixture
     assert answer["layouts"][0]["paths"] == {"handoff": 6}
 
 
+@pytest.mark.parametrize(
+    ("cost", "line"),
+    [
+        ("13,0.9,1.4", "beside 8 streams, chunks of 57 tokens keep gaps below 0.1 s"),
+        ("150,1,1", "beside 8 streams, a step takes 0.158 s (limit 0.1 s)"),
+    ],
+)
+def test_the_last_line_is_the_chunk_that_keeps_the_limit(
+    cost: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert main([f"--step-cost={cost}", "--layout=1C", "--requests=2", "--output-len=4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == line
+
+
 class _Measured(Client):
     def __init__(self, **costs: float) -> None:
         super().__init__("http://127.0.0.1:1")

@@ -31,7 +31,7 @@ def _state() -> ClusterState:
 
 def test_the_table_shows_metrics_and_lost_processes() -> None:
     page = (
-        'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="prefill",state="living"} 1\n'
+        'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="combined",state="living"} 1\n'
         'pdserve_link_up{instance="p",peer="d",transport="shm"} 1\n'
         'pdserve_kv_blocks_used{instance="p"} 3\npdserve_kv_blocks_total{instance="p"} 64\n'
         'pdserve_running{instance="p"} 2\npdserve_waiting{instance="p"} 1\n'
@@ -40,6 +40,7 @@ def test_the_table_shows_metrics_and_lost_processes() -> None:
     lines = table(_state(), read_page(parse_metrics(page)))
 
     assert lines[0].split()[:4] == ["NAME", "ROLE", "ADDRESS", "PID"]
+    assert [line.split()[1] for line in lines[1:]] == ["combined", "decode"], "of the page first"
     assert lines[1].split()[4:] == ["living", "0", "3/64", "2", "1", "-", "shm", "to", "d", "up"]
     assert lines[2].split()[4:7] == ["gone", "0", "-"]
 
