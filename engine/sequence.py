@@ -106,11 +106,15 @@ class Sequence:
         self.num_awaited -= awaits
 
     def advance(self, count: int, blocks: BlockPool) -> None:
-        """Record that the KV of the next `count` tokens is computed, and name its full blocks in the prefix cache."""
+        """Record that the KV of the next `count` tokens is computed, and name its full blocks in the prefix cache.
+
+        Blocks that were full before, as after a swap, do not count as written again.
+        """
+        first_new = self.chain.num_full(self.num_computed)
         self.num_computed += count
         for index in range(self.num_named, self.chain.num_full(self.num_computed)):
             is_new = blocks.name(self.block_ids[index], self.chain.name(index, self.token_ids))
-            self.num_written += self.chain.num_tokens(is_new)
+            self.num_written += self.chain.num_tokens(is_new and index >= first_new)
             self.num_named = index + 1
 
     def share(self, stem: "Sequence", blocks: BlockPool) -> None:

@@ -12,11 +12,12 @@ from wire.types import STAGES, StageTimes
 def token_usage(output: TextOutput, *, details: bool = False) -> dict[str, Any]:
     """Return OpenAI's token counts; with `details`, known only at the end, how many of the prompt's were cached.
 
-    `created_cache_tokens`, as vLLM calls them, were added to the prefix cache.
+    `created_cache_tokens`, as vLLM calls them, were added to the prefix cache; cached ones that a recomputation or a
+    later try added again do not count.
     """
     num_prompt, num_output = output.num_prompt_tokens, output.num_output_tokens
     cached = sum(done.times.cached_tokens for done in output.served)
-    created = sum(done.times.written_tokens for done in output.served)
+    created = min(sum(done.times.written_tokens for done in output.served), max(num_prompt - cached, 0))
     of_cache = {"cached_tokens": cached, "created_cache_tokens": created}
     counts = _token_counts(num_prompt, num_output, of_cache if details else None)
     return counts | _completion_details(output.num_reasoning_tokens)

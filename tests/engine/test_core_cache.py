@@ -199,6 +199,25 @@ def test_cached_and_written_tokens_come_with_the_first_token() -> None:
         assert (held.cached_tokens, held.written_tokens) == (32, 0)
 
 
+@pytest.mark.parametrize(("num_cached", "num_written"), [(0, 48), (16, 32)])
+def test_tokens_named_again_after_a_swap_are_not_written_twice(num_cached: int, num_written: int) -> None:
+    young, results = prompt("young", 60, max_tokens=3), []
+    with counting_engine(config={"num_blocks": 7}, swap_bytes=1 << 20, chunk=1, tokens=8) as (core, _):
+        if num_cached:
+            answer(core, replace(young, prompt_id="start", token_ids=young.token_ids[: num_cached + 1]))
+        core.add(prompt("old", 4, max_tokens=100))
+        for _ in range(5):
+            results.append(core.step())
+        core.add(young)  # it is swapped out half computed, and its cached blocks are evicted
+        while core.has_work():
+            results.append(core.step())
+
+        assert core.load().preemptions == 1
+        assert [use for result in results for use in _cache_use(result)] == [
+            ("old", 0, 0), ("young", num_cached, num_written)
+        ]  # fmt: skip
+
+
 def test_held_prompts_announce_cached_kv_with_the_first_chunk() -> None:
     with counting_engine(chunk=10) as (core, _):
         answer(core, prompt("p", 40, max_tokens=1))

@@ -241,15 +241,16 @@ async def test_malformed_arguments_are_an_answer_too(serve: Any, arguments: str,
 
 
 @pytest.mark.covers("B.messages.7")
-async def test_usage_separates_what_was_cached(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7, written_tokens=2)
+@pytest.mark.parametrize("written", [2, 1000], ids=["once", "again by a later try"])
+async def test_usage_separates_what_was_cached(serve: Any, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+    times = dataclasses.replace(scripted_dispatcher.TIMES, cached_tokens=7, written_tokens=written)
     monkeypatch.setattr(scripted_dispatcher, "TIMES", times)
     whole, streamed, request = await answers(serve, "hello world")
 
     num_prompt = len(request.prompts[0])
-    usage = whole["usage"]
-    assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (7, 2)
-    assert usage["input_tokens"] + 7 + 2 == num_prompt
+    usage, created = whole["usage"], min(written, num_prompt - 7)
+    assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (7, created)
+    assert usage["input_tokens"] + 7 + created == num_prompt
     assert usage == streamed["usage"]
 
 
