@@ -13,7 +13,7 @@ from wire.types import SamplingParams
 
 _LOGPROB_BYTES = 64  # one token and its log probability as JSON; chat entries are larger, completion entries smaller
 _TOKEN_ID_BYTES = 7
-_HELD_BYTES = 300  # a token held until the best_of selection
+_HELD_BYTES = 300  # a token held until the best_of selection, or with log probabilities until the beam search ends
 
 
 def check_answer(
@@ -27,9 +27,11 @@ def check_answer(
         _check(name, num_tokens * (1 + params.prompt_logprobs) * _LOGPROB_BYTES, options)
     if answer.token_ids:
         _check("return_token_ids", num_tokens * _TOKEN_ID_BYTES, options)
-    if params.num_sequences > params.n:
-        held = params.num_sequences * params.max_tokens
-        _check("best_of", held * (_HELD_BYTES + _LOGPROB_BYTES * (params.logprobs or 0)), options)
+    describes_beams = params.beam_search is not None and params.logprobs is not None
+    if describes_beams or params.num_sequences > params.n:
+        num_logprobs = len(params.logprob_token_ids) or params.logprobs or 0
+        held = params.width * params.max_tokens * (_HELD_BYTES + _LOGPROB_BYTES * num_logprobs)
+        _check(body.num_logprobs_field if describes_beams else "best_of", held, options)
 
 
 def _check(name: str, num_bytes: int, options: SchedulerOptions) -> None:

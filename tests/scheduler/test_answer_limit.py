@@ -64,6 +64,9 @@ async def test_the_last_piece_counts_too(serve: Any, below: int, status: int) ->
         ({"prompt": [5] * 100, "n": 4, "echo": True, "logprobs": 20, "stream": True}, "logprobs"),
         ({"prompt": [[5] * 400] * 32, "return_token_ids": True, "max_tokens": 9}, "return_token_ids"),
         ({"best_of": 8, "logprobs": 20, "max_tokens": 100}, "best_of"),
+        ({"use_beam_search": True, "n": 8, "logprobs": 20, "max_tokens": 100}, "logprobs"),
+        ({"use_beam_search": True, "best_of": 8, "logprobs": 20, "max_tokens": 100}, "logprobs"),
+        ({"best_of": 8, "logprobs": 0, "logprob_token_ids": [*range(20)], "max_tokens": 20}, "best_of"),
     ],
 )
 async def test_an_answer_known_to_be_too_long_is_refused_first(serve: Any, fields: dict[str, Any], param: str) -> None:
