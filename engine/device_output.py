@@ -129,9 +129,7 @@ def _search(
         top, params = scores[place].topk(min(rows[row].candidates, scores.shape[-1])), rows[row].params
         described: list[LogprobsToRead] = []
         if params.logprobs is not None:
-            count = len(top.indices)
-            wanted = [params.wanted_logprobs] * count
-            described = queue_logprobs(logits[row].expand(count, -1), top.indices, wanted, download)
+            described = queue_logprobs(logits[row : row + 1], top.indices, [params.wanted_logprobs], download)
         found.append(_SearchToRead(row, download.take(top.indices), download.take(top.values), described))
     return found
 

@@ -67,8 +67,7 @@ def _candidates(scores: torch.Tensor, logits: torch.Tensor, row: SampleRow) -> C
     token_ids = tuple(token for token, _ in pairs)
     described: list[TokenLogprobs] = []
     if row.params.logprobs is not None and token_ids:
-        count = len(token_ids)
-        described = token_logprobs(logits.expand(count, -1), token_ids, [row.params.wanted_logprobs] * count)
+        described = token_logprobs(logits[None], token_ids, [row.params.wanted_logprobs])
     return Candidates(token_ids, tuple(score for _, score in pairs), tuple(described))
 
 

@@ -26,27 +26,28 @@ class _ExtraTokens:
 class LogprobsToRead:
     """Results for a slice of rows. All tensors are on the host, and valid once the download has ended."""
 
-    logprobs: torch.Tensor  # [num_rows]
-    num_better: torch.Tensor  # [num_rows] int64
+    logprobs: torch.Tensor  # [num_rows, tokens per row]
+    num_better: torch.Tensor  # [num_rows, tokens per row] int64
     best: tuple[_ExtraTokens, ...]
 
     def read(self) -> Iterator[TokenLogprobs]:
-        """Yield each row's log probabilities."""
+        """Yield the log probabilities of each row's tokens."""
         tops: dict[int, tuple[tuple[int, ...], tuple[float, ...]]] = {}
         for best in self.best:
             for row, ids, values in zip(best.rows, best.token_ids.tolist(), best.logprobs.tolist(), strict=True):
                 tops[row] = tuple(ids), tuple(values)
         pairs = zip(self.logprobs.tolist(), self.num_better.tolist(), strict=True)
-        for row, (logprob, num_better) in enumerate(pairs):
-            yield TokenLogprobs(logprob, 1 + num_better, *tops.get(row, ((), ())))
+        for row, of_row in enumerate(pairs):
+            for logprob, num_better in zip(*of_row, strict=True):
+                yield TokenLogprobs(logprob, 1 + num_better, *tops.get(row, ((), ())))
 
 
 def queue_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Wanted], download: Download
 ) -> list[LogprobsToRead]:
-    """Compute for each row of `logits` [num_rows, vocab_size] its token's logprob and the `wanted` ones, in slices.
+    """Compute for each row of `logits` [num_rows, vocab_size] its tokens' logprobs and the `wanted` ones, in slices.
 
-    `token_ids` [num_rows] int64 are on the same device.
+    `token_ids` [num_rows] or [num_rows, tokens per row] int64 are on the same device.
     """
     size = rows_at_once(logits.shape[-1])
     starts = range(0, len(wanted), size)
@@ -58,9 +59,10 @@ def queue_logprobs(
 def _slice_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Wanted], download: Download
 ) -> LogprobsToRead:
-    logits, own = logits.float(), token_ids[:, None]
+    logits, own = logits.float(), token_ids.reshape(len(wanted), -1)
     logprobs = logits.log_softmax(dim=-1)
-    num_better = (logits > logits.gather(1, own)).sum(dim=-1)
+    parts = torch.split(logits.gather(1, own), rows_at_once(logits.shape[-1]), dim=1)  # a row may have many tokens
+    num_better = torch.cat([(logits[:, None] > part[..., None]).sum(dim=-1) for part in parts], dim=1)
     best = []
     for what, rows in by_wanted(wanted).items():
         places = upload_ints(rows, logits.device)
@@ -70,4 +72,4 @@ def _slice_logprobs(
             ids = upload_ints(what, logits.device).expand(len(rows), -1)
         values = logprobs.index_select(0, places).gather(1, ids)
         best.append(_ExtraTokens(rows, download.take(ids), download.take(values)))
-    return LogprobsToRead(download.take(logprobs.gather(1, own).squeeze(1)), download.take(num_better), tuple(best))
+    return LogprobsToRead(download.take(logprobs.gather(1, own)), download.take(num_better), tuple(best))

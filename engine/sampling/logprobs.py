@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from wire.types import TokenLogprobs
@@ -29,29 +30,36 @@ def by_wanted(wanted: Sequence[Wanted]) -> dict[Wanted, list[int]]:
     return rows
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], wanted: Sequence[Wanted]) -> list[TokenLogprobs]:
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int] | Sequence[Sequence[int]], wanted: Sequence[Wanted]
+) -> list[TokenLogprobs]:
     """Return for each row of `logits` [num_rows, vocab_size] its token's logprob and rank, and the `wanted` logprobs.
 
+    Rows may have several tokens, all equally many: their results follow each other.
     Computed in slices, so that memory does not grow with the number of rows.
     """
     size = rows_at_once(logits.shape[-1])
     made: list[TokenLogprobs] = []
-    for start in range(0, len(token_ids), size):
+    for start in range(0, len(wanted), size):
         end = start + size
-        made += _of_slice(logits[start:end], token_ids[start:end], wanted[start:end])
+        made += _of_slice(logits[start:end], np.array(token_ids[start:end], np.int64), wanted[start:end])
     return made
 
 
-def _of_slice(logits: torch.Tensor, token_ids: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[TokenLogprobs]:
+def _of_slice(
+    logits: torch.Tensor, token_ids: npt.NDArray[np.int64], wanted: Sequence[Wanted]
+) -> Iterator[TokenLogprobs]:
     logits = logits.float()
     logprobs = logits.log_softmax(dim=-1)
-    own = torch.from_numpy(np.array(token_ids, np.int64)).to(logits.device)[:, None]
-    better = (logits > logits.gather(1, own)).cpu().numpy()  # numpy counts a hundred times faster than torch
+    own = torch.from_numpy(token_ids).to(logits.device).reshape(len(wanted), -1)
+    ranks = []  # by place in the row, then by row
+    for one in torch.split(logits.gather(1, own), 1, dim=1):
+        better = (logits > one).cpu().numpy()  # numpy counts a hundred times faster than torch
+        ranks.append([1 + int(np.count_nonzero(row)) for row in better])
     requested = _requested(logits, logprobs, wanted)
-    return (
-        TokenLogprobs(logprob, 1 + int(np.count_nonzero(better[i])), *requested.get(i, ((), ())))
-        for i, logprob in enumerate(logprobs.gather(1, own).flatten().tolist())
-    )
+    for i, values in enumerate(logprobs.gather(1, own).tolist()):
+        for logprob, by_row in zip(values, ranks, strict=True):
+            yield TokenLogprobs(logprob, by_row[i], *requested.get(i, ((), ())))
 
 
 def _requested(

@@ -1,6 +1,8 @@
 """A step's output from a device equals the one computed at once, row by row, and is not read too early."""
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +82,9 @@ def test_tokens_and_logprobs_equal_those_computed_at_once(chosen: Any, dtype: to
         assert_same(mine, theirs)
 
 
-def test_candidates_are_those_computed_at_once() -> None:
+@pytest.mark.parametrize("at_a_time", [1, 4, 1000])
+def test_candidates_are_those_computed_at_once(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.sampling.logprobs.SLICE_BYTES", at_a_time * 4 * VOCAB_SIZE)
     rows = rows_of(
         [{"temperature": 0.0, "logprobs": 2}, {"temperature": 0.0, "repetition_penalty": 1.3}] * 2, candidates=(1, 2)
     )
@@ -97,6 +101,29 @@ def test_candidates_are_those_computed_at_once() -> None:
             assert len(mine.described) == len(theirs.described)
             for described in zip(mine.described, theirs.described, strict=True):
                 assert_same(*described)
+
+
+class _Rows(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the rows of logits whose log probabilities or best tokens are computed."""
+
+    num_rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._log_softmax.default, torch.ops.aten.topk.default):
+            self.num_rows += args[0].numel() // VOCAB_SIZE
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("run", [launch_output, at_once])
+def test_candidates_share_the_log_probabilities_of_their_row(run: Callable[[torch.Tensor, StepBatch], Any]) -> None:
+    counted, (row,) = [], rows_of([{"temperature": 0.0, "logprobs": 3}], candidates=(0,))
+    for count in (1, 40):
+        with _Rows() as seen:  # type: ignore[no-untyped-call]
+            (found,) = run(logits_of(1), StepBatch((), (), (replace(row, candidates=count),))).candidates
+        counted.append(seen.num_rows)
+        assert len(found.described) == count
+
+    assert counted[0] == counted[1] > 0
 
 
 @pytest.mark.parametrize("candidates", [(), (1, 2), (3, 5)])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling import logprobs
-from engine.sampling.logprobs import rows_at_once, token_logprobs
+from engine.sampling.logprobs import Wanted, rows_at_once, token_logprobs
 from tests.examples import examples
 
 
@@ -56,6 +56,14 @@ def test_equal_logits_give_equal_logprobs_beside_any_rows() -> None:
 
     assert among == alone
     assert alone.rank == 201
+
+
+@pytest.mark.parametrize("wanted", [0, 4, (40, 2)])
+def test_several_tokens_of_a_row_equal_those_of_its_copies(wanted: Wanted) -> None:
+    logits, token_ids = _logits(2, 60), [*range(9), *range(20, 29)]
+    copies = token_logprobs(logits.repeat_interleave(9, dim=0), token_ids, [wanted] * 18)
+
+    assert token_logprobs(logits, [token_ids[:9], token_ids[9:]], [wanted] * 2) == copies
 
 
 def test_a_slice_has_at_least_one_row() -> None:
