@@ -1,13 +1,16 @@
-"""The two requests of a hand-off between workers, and the data that one needs of the other: opaque here. Pure."""
+"""The two requests of a hand-off between workers, and the data that one needs of the other: opaque here."""
 
+import asyncio
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 
 from wire.cheap_dataclass import cheap_dataclass
+from wire.errors import HandoffFailed
 from wire.types import KvEndpoint, PromptState, Ticket
 
 LEASE_S = 20.0
@@ -28,21 +31,48 @@ def headers_of(prompt: PromptState, request_id: str) -> dict[str, str]:
 class WorkerRequest:
     """One request to a worker: its id, and the `kv_transfer_params` of its body, None without a hand-off.
 
-    `is_early`: the other leg is computing the prompt.
+    `is_early`: the other leg is computing the prompt. `until` is the end of the lease, by the loop's clock.
     """
 
     request_id: str
     params: dict[str, Any] | None = None
     is_early: bool = False
+    until: float | None = None
 
     def pack(self) -> bytes:
         """Return it as bytes for the worker of the other leg."""
-        return orjson.dumps([self.request_id, self.params, self.is_early])
+        return orjson.dumps([self.request_id, self.params, self.is_early, self.until])
 
 
 def unpack(packed: bytes | str) -> WorkerRequest:
     """Return what `pack` packed."""
     return WorkerRequest(*orjson.loads(packed))
+
+
+@asynccontextmanager
+async def in_lease(until: float | None) -> AsyncIterator[Callable[[], None]]:
+    """Raise HandoffFailed unless the yielded function is called before `until`, by the loop's clock; None: no limit.
+
+    After it decode may have read blocks that hold another prompt's KV.
+    """
+    late = HandoffFailed("the KV that it should have read was held no longer: the images took too long")
+    clock = asyncio.get_running_loop().time
+
+    def fetched() -> None:
+        if (end := limit.when()) is None:
+            return
+        if clock() >= end:
+            raise late
+        limit.reschedule(None)
+
+    limit = asyncio.timeout_at(until)
+    try:
+        async with limit:
+            yield fetched
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise late from None
 
 
 def asking(request_id: str, callback_url: str) -> WorkerRequest:

@@ -64,8 +64,11 @@ class PrefillLegs:
         if is_early:
             self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
             work = self._to_its_end(work, len(prompt.token_ids))
-        answers, times = await work
-        held = [WorkerRequest(one, transfer.reference(one, answer)) for one, answer in zip(ids, answers, strict=True)]
+        answers, times, began = await work
+        held = [
+            WorkerRequest(one, transfer.reference(one, answer), until=began + LEASE_S)
+            for one, answer in zip(ids, answers, strict=True)
+        ]
         if is_early:
             self._emit(HandedOff(prompt.prompt_id, times))
         else:
@@ -79,7 +82,7 @@ class PrefillLegs:
     async def send(self, prompt: PromptState, ticket: Ticket) -> None:
         """Compute the prompt for the decode worker that called back."""
         check_prompt(prompt)
-        _, times = await self._prefill(prompt, requests_of(ticket))
+        _, times, _ = await self._prefill(prompt, requests_of(ticket))
         self._emit(HandedOff(prompt.prompt_id, times))
 
     async def score(self, prompt: PromptState) -> None:
@@ -105,20 +108,21 @@ class PrefillLegs:
 
     async def _prefill(
         self, prompt: PromptState, requests: Sequence[WorkerRequest], lease_s: float | None = None
-    ) -> tuple[list[dict[str, Any]], StageTimes]:
+    ) -> tuple[list[dict[str, Any]], StageTimes, float]:
         """Compute the prompt once for each sequence that needs more tokens: the first alone, then the others.
 
-        The worker holds the first one's KV for `lease_s`, counted from its own answer.
+        The worker holds the first one's KV for `lease_s`, counted from its own answer: when that came is returned too.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
         first, *others = zip(unfinished(prompt), requests, strict=True)
         answers = [await self._post(prompt, *first, len(prompt.token_ids))]
+        answered_at = clock()
         self._emit_scores(answers[0], prompt)
         if others:
             answers += await self._post_all(prompt, others, lease_s)
         times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(answers[0]))
-        return answers, times
+        return answers, times, answered_at
 
     async def _post_all(
         self, prompt: PromptState, others: Sequence[tuple[int, WorkerRequest]], lease_s: float | None

@@ -35,6 +35,8 @@ class FakeGeneration:
     async def pieces(self) -> AsyncGenerator[list[FakeChoice], None]:
         """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
         params, fake = self.body.params, self.settings.fake
+        if self.body.marks:  # vLLM's front end decodes them: its engine does not know the request yet
+            await self.rank.pause(self.settings.image_seconds)
         room = len(self.prompt) + params.max_tokens * params.n
         is_remote = self.body.leg == "decode" and self.settings.connector == "nixl"
         remote = RemoteBlocks(self.session, self.body.transfer, self.rank.peers) if is_remote else None

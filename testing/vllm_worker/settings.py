@@ -22,6 +22,7 @@ class WorkerSettings:
     `block_offset` further than those that it holds. A chunk of a stream carries `tokens_per_chunk`. With
     ascend-layerwise the decode leg is sent first (layerwise.py), and names `side_channel_host`, else `host`; with
     nixl-push and mooncake both legs are sent at once (push.py), mooncake's engines found at `bootstrap_port`.
+    The images of a chat take `image_seconds`, in each leg.
     """
 
     fake: FakeConfig = _FAKE
@@ -37,6 +38,7 @@ class WorkerSettings:
     wrong_200: bool = False
     engine_id: str | None = None
     block_offset: int = 0
+    image_seconds: float = 0.0
     tokens_per_chunk: int = 1
     side_channel_host: str | None = None
     bootstrap_port: int = 0

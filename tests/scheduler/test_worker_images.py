@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from scheduler.limits import ControlLimits
+from scheduler.workers import prefill_legs
 from scheduler.workers.chat_body import WorkerChatBody
 from scheduler.workers.http import WorkerHttp
 from testing.vllm_worker.conversation import PLACEHOLDER, TOKENS_OF_IMAGE
@@ -195,6 +196,36 @@ async def test_a_retry_sends_the_same_data_url(roles: str, connector: Connector,
         assert len({leg_id(one) for one in legs}) == len(answers) + 1
         assert [urls_in(one) for one in legs] == [[data_url()]] * len(legs)
         assert len(server.requests) == len(answers)
+
+
+@pytest.mark.parametrize(
+    ("roles", "n", "prefill_s", "decode_s"),
+    [("PDD", 1, 0.0, 3.0), ("PDD", 2, 0.0, 3.0), ("PDD", 2, 1.0, 1.8), ("PD", 1, 0.0, 3.0)],
+    ids=["one sequence", "two", "two, the first held for longer", "on the only decode worker"],
+)
+@pytest.mark.anyio
+async def test_images_that_outlast_the_lease_give_no_wrong_answer(
+    roles: str, n: int, prefill_s: float, decode_s: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_legs, "LEASE_S", 2.0)
+    body = GREEDY | {"messages": chat("ab", image_part(data_url())), "n": n, "temperature": 1, "seed": 1}
+    async with over(folder, roles) as (client, cluster):
+        start, slow = cluster.workers[:2]
+        expected = (await client.post(CHAT, json=body)).json()["choices"]
+        start.settings = dataclasses.replace(
+            start.settings, lease_s=2.5, image_seconds=prefill_s, wrong_200=True
+        )  # fmt: skip
+        slow.settings = dataclasses.replace(slow.settings, image_seconds=decode_s)
+        slow.received.clear()
+        while not slow.received:
+            response = await client.post(CHAT, json=body)
+            if roles == "PDD":
+                assert [one["token_ids"] for one in response.json()["choices"]] == [
+                    one["token_ids"] for one in expected
+                ]
+
+        assert roles == "PDD" or response.status_code == 500, response.text
+        assert start.ranks[0].counts.reads_after_expiry == 0
 
 
 @pytest.mark.anyio
