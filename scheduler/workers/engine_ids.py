@@ -6,22 +6,30 @@ The proof of the second pair does not show that if the first worker's blocks sti
 
 from wire.errors import HandoffFailed
 
+_MOST = 10_000
+
 
 class EngineIds:
-    """Owner of the ids of the living prefill workers, by the worker that had each first."""
+    """Owner of the last ids of the prefill workers, by the worker that had each first.
+
+    One that is lost or removed keeps its id, as decode workers do not forget it, and its process may live.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}
+        self._ids: dict[str, str] = {}  # by address: the latest that showed its own is the last
 
     def claim(self, engine_id: str, address: str) -> None:
-        """Record the engine id of the worker at `address`. Raises HandoffFailed if another living one has it."""
+        """Record the engine id of the worker at `address`. Raises HandoffFailed if that is the id of another one."""
         owner = self._owners.setdefault(engine_id, address)
         if owner != address:
             raise HandoffFailed(
                 f"its engine_id {engine_id[:80]} is also that of {owner}, whose KV decode would read: give each worker "
                 "its own in --kv-transfer-config"
             )
-
-    def release(self, address: str) -> None:
-        """Forget the ids of a worker whose session has ended."""
-        self._owners = {one: owner for one, owner in self._owners.items() if owner != address}
+        earlier = self._ids.pop(address, engine_id)
+        self._ids[address] = engine_id
+        if earlier != engine_id:  # another process
+            del self._owners[earlier]
+        if len(self._ids) > _MOST:
+            del self._owners[self._ids.pop(next(iter(self._ids)))]

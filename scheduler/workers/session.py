@@ -97,11 +97,11 @@ class WorkerSession:
         self._http = http
         self._read_load = read_load
         self._progress = Progress(asyncio.get_running_loop().time)
-        self._engine_ids, self._address = engine_ids or EngineIds(), address
+        claim = (engine_ids or EngineIds()).claim
         self._prefill_legs = PrefillLegs(
             model, http, transfer or HeldKv(), self._progress, self._emit,
             max_abandoned_tokens=description.prefill_chunk_size,
-            claim=lambda engine_id: self._engine_ids.claim(engine_id, address),
+            claim=lambda engine_id: claim(engine_id, address),
         )  # fmt: skip
         self._step: list[TokenOutput] = []
         self._events = Mailbox[Event | list[TokenOutput] | InstanceLost | None]()
@@ -144,7 +144,6 @@ class WorkerSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._events.put(None)
-        self._engine_ids.release(self._address)
         await self._http.close()
 
     def _handle(self, command: Command) -> None:

@@ -120,6 +120,10 @@ class FakeVllmWorker:
         if session is not None:
             await session.close()
 
+    async def hide(self) -> None:
+        """Close the API, as if its network had failed: the process lives, and decode workers can read its KV."""
+        await self._runners.pop().cleanup()
+
     def _die(self) -> None:
         self._death = asyncio.create_task(self.stop())
 

@@ -11,6 +11,7 @@ import pytest
 from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
 from scheduler.workers.answers import SequenceStream
+from scheduler.workers.engine_ids import EngineIds
 from scheduler.workers.http import WorkerHttp
 from scheduler.workers.session import WorkerSession
 from testing.vllm_worker.faults import Fault
@@ -19,7 +20,7 @@ from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import Answer, Running, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import WorkerCluster, with_fake
-from wire.errors import DeadlineExceeded, InstanceLost, InternalError, PdserveError
+from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InternalError, PdserveError
 from wire.load import LoadSnapshot
 from wire.messages import Heartbeat, PrefillAndHold, SessionOpen
 from wire.types import PromptState, Role, SamplingParams
@@ -334,19 +335,43 @@ async def test_two_workers_with_one_engine_id_give_no_wrong_answer(connector: Co
     """Decode finds KV by the id alone; a proof of the second pair passes while the first worker has that prompt too."""
     typed = dataclasses.replace(with_fake(), engine_id="typed", connector=connector)
     cluster, wanted = (
-        WorkerCluster("PPD", typed, typed, dataclasses.replace(typed, engine_id=None)),
+        WorkerCluster("PPD", typed, typed, dataclasses.replace(typed, engine_id=None), limits=SOON),
         [*map(_wanted, range(6))],
     )
     right = await _right(*wanted)
     serving = asyncio.create_task(_serve(cluster))
     try:
-        await until(lambda: any("engine_id typed_dp0 is also that of http" in str(gap) for gap in cluster.gaps()))
+        await until(lambda: _is_refused(cluster))
         answers = await asyncio.gather(*map(cluster.answer, wanted))
+        assert len({answer.done[0].prefill_instance for answer in answers}) == 1
+        (owner,) = [one for one in cluster.workers if f"also that of {one.url}" in str(cluster.gaps())]
+        await owner.hide()
+        await until(cluster.control.registry.missing)
+        await asyncio.sleep(10 * SOON.refused_retry_s)
+        assert _is_refused(cluster), "decode knows the first one by this id, and can still read its KV"
     finally:
         serving.cancel()
         await asyncio.wait({serving})
     assert _tokens(answers) == right
-    assert len({answer.done[0].prefill_instance for answer in answers}) == 1
+
+
+def test_an_engine_id_is_free_once_its_owner_has_another() -> None:
+    ids = EngineIds()
+    ids.claim("e", "first")
+    with pytest.raises(HandoffFailed, match="its engine_id e is also that of first"):
+        ids.claim("e", "second")
+    ids.claim("its next life's", "first")
+    ids.claim("e", "second")
+    for number in range(10_000):
+        ids.claim("e", "second")
+        ids.claim(f"e{number}", f"{number}")
+    ids.claim("its next life's", "third: the first was not seen for long")
+    with pytest.raises(HandoffFailed, match="is also that of second"):
+        ids.claim("e", "first")
+
+
+def _is_refused(cluster: WorkerCluster) -> bool:
+    return any("engine_id typed_dp0 is also that of http" in str(gap) for gap in cluster.gaps())
 
 
 async def _serve(cluster: WorkerCluster) -> None:
