@@ -105,7 +105,8 @@ class Progress:
             expected_s = max(expected_s, _IMAGES_S)
         for leg in [leg for leg in self._legs if not (waiting or leg.receives)]:
             leg.silent_s += elapsed_s
-            if leg.silent_s > progress_limit(expected_s if leg.num_tokens else 0.0, least_s=self._least_s):
+            needs_s = expected_s if leg.num_tokens or leg.has_images else 0.0
+            if leg.silent_s > progress_limit(needs_s, least_s=self._least_s):
                 leg.end()
         return dataclasses.replace(
             load,
