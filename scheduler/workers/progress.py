@@ -101,18 +101,19 @@ class Progress:
             self.steps, self._moved_at = load.steps, now
         uncomputed = sum(leg.num_tokens for leg in self._legs)
         expected_s = uncomputed / min(self._rates) if self._rates else _FIRST_ANSWER_S
-        if any(leg.has_images for leg in self._legs):
-            expected_s = max(expected_s, _IMAGES_S)
+        with_images_s = max(expected_s, _IMAGES_S)
         for leg in [leg for leg in self._legs if not (waiting or leg.receives)]:
             leg.silent_s += elapsed_s
-            needs_s = expected_s if leg.num_tokens or leg.has_images else 0.0
+            needs_s = with_images_s if leg.has_images else expected_s if leg.num_tokens else 0.0
             if leg.silent_s > progress_limit(needs_s, least_s=self._least_s):
                 leg.end()
+        unanswered = [leg for leg in self._legs if leg.num_tokens or leg.has_images]
+        only_images = unanswered and all(leg.has_images for leg in unanswered)
         return dataclasses.replace(
             load,
             waiting=waiting,
             uncomputed_tokens=uncomputed,
             progress_age_s=now - self._moved_at,
             prompts_recomputed=self.prompts_recomputed,
-            slowest_turn_s=expected_s,
+            slowest_turn_s=with_images_s if only_images else expected_s,
         )

@@ -408,6 +408,32 @@ async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
         assert await leg == pytest.approx(ends_after_s, abs=look_s)
 
 
+@pytest.mark.parametrize(("num_text", "turn_s"), [(1, 0.2), (0, 15.0)], ids=["beside a text", "alone"])
+@virtual
+async def test_an_images_time_is_that_of_its_own_leg(num_text: int, turn_s: float) -> None:
+    clock = asyncio.get_running_loop().time
+    progress = Progress(clock)
+    with progress.leg(100) as first:
+        await asyncio.sleep(0.1)
+        first.heard()
+
+    async def wait_for_an_answer(*, has_images: bool) -> float:
+        began = clock()
+        with pytest.raises(InstanceLost), progress.leg(100, has_images=has_images):
+            await asyncio.sleep(3600.0)
+        return clock() - began
+
+    legs = [asyncio.create_task(wait_for_an_answer(has_images=True))]
+    legs += [asyncio.create_task(wait_for_an_answer(has_images=False)) for _ in range(num_text)]
+    await asyncio.sleep(1.0)
+    load = progress.judged(LoadSnapshot(running=len(legs)))
+    assert load.slowest_turn_s == pytest.approx(turn_s, abs=0.01)
+    while not all(leg.done() for leg in legs):
+        await asyncio.sleep(1.0)
+        progress.judged(LoadSnapshot(running=1))
+    assert [await leg for leg in legs] == pytest.approx([60.0, 9.0][: 1 + num_text], abs=1.0)
+
+
 _ANSWER = {
     "do_remote_prefill": True, "remote_engine_id": "e", "remote_request_id": "r", "remote_host": "h", "remote_port": 1,
     "remote_block_ids": [[1]], "remote_prefill_cached_tokens": 0, "tp_size": 1,
