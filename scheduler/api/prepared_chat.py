@@ -21,7 +21,7 @@ from scheduler.reasoning.options import ReasoningOptions
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.tools.call_options import CallOptions
 from scheduler.tools.choice import ToolChoice
-from wire.errors import InvalidRequest
+from wire.errors import InvalidRequest, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ async def prepare_conversation(
     prompt, chat = made.token_ids, None
     if paths and context.images is not None and context.images.has_workers():
         chat = worker_chat(messages, conversation.options, context.tokens.default_kwargs)
+    if paths and chat is None and not made.images:
+        raise Unavailable("the workers that take images have left since the images were loaded")
     if not prompt:
         raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
     start = await chat_start(context, messages, conversation.options, prompt)

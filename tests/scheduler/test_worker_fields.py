@@ -37,14 +37,14 @@ ABSENT, PRESENT = "absent", "present"
 @asynccontextmanager
 async def served(
     model_folder: Path, roles: str = "PD", limits: ControlLimits | None = None,
-    settings: WorkerSettings | None = None, **options: Any,
+    settings: WorkerSettings | None = None, has_workers: Callable[[], bool] = lambda: True, **options: Any,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, WorkerCluster]]:  # fmt: skip
-    """The HTTP API over workers, by default one of each role."""
+    """The HTTP API over workers, by default one of each role; images are loaded while `has_workers`."""
     settings = settings or with_fake(vocab_size=400, max_model_len=512, takes_images=True)
     async with WorkerCluster(roles, settings, limits=limits).serving() as cluster:
         config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions(**options))
         tokens = Tokens(read_model_files(str(model_folder)), config.options.chat_settings(keyed=False))
-        images = open_images(config.options, str(model_folder), tokens.files.vision, lambda: True)
+        images = open_images(config.options, str(model_folder), tokens.files.vision, has_workers)
         context = AppContext(
             config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True), images=images
         )  # fmt: skip

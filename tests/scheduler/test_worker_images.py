@@ -272,6 +272,16 @@ async def test_a_uuid_reaches_no_worker_and_names_images_of_one_key(folder: Path
         assert (other.status_code, other.json()["error"]["param"]) == (400, "messages.0.content.1")
 
 
+@pytest.mark.anyio
+async def test_an_image_whose_workers_leave_is_not_dropped(model_folder: Path) -> None:
+    had_workers = iter([True])
+    async with over(model_folder, has_workers=lambda: next(had_workers, False)) as (client, cluster):
+        response = await client.post(CHAT, json=GREEDY | {"messages": chat("a", image_part(data_url()))})
+
+        assert response.status_code == 503, response.text
+        assert not any(worker.received for worker in cluster.workers)
+
+
 EMBEDS = {"messages": chat("a", embeds_part())}
 BESIDE_TEXT = {"prompt": "a<image>", "multi_modal_data": {"image": [data_url()]}}
 REFUSED: dict[str, tuple[bool, str, dict[str, Any], str, str]] = {
