@@ -2,7 +2,8 @@
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -24,7 +25,7 @@ def worker_chat(
         return None
     hole = secrets.token_hex(16)
     fields: dict[str, Any] = {
-        "messages": [_message(one, hole) for one in messages],
+        "messages": [_message(one, hole) for one in _with_call_ids(messages)],
         "add_generation_prompt": options.add_generation_prompt,
         "continue_final_message": options.continue_final_message,
         "add_special_tokens": options.add_special_tokens,
@@ -39,6 +40,26 @@ def worker_chat(
         fields |= {"tools": options.tools, "tool_choice": "none"}
     between = orjson.dumps(fields)[1:-1].split(hole.encode())
     return WorkerChat(tuple(between), tuple((image.media_type, image.data) for image in images))
+
+
+def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield the messages; a call without an id, which vLLM refuses, gets one, and its result the same: by their order.
+
+    The ids have nine digits: templates of Mistral refuse others.
+    """
+    named, unnamed = set[str](), deque[str]()
+    for at, message in enumerate(messages):
+        if message["role"] == "tool":
+            if unnamed and message.get("tool_call_id") not in named:
+                yield {**message, "tool_call_id": unnamed.popleft()}
+                continue
+        elif calls := message.get("tool_calls", ()):
+            made = [{"id": f"{at:05}{number:04}", **call} for number, call in enumerate(calls)]
+            named = {call["id"] for call in calls if "id" in call}
+            unnamed = deque(own["id"] for own, call in zip(made, calls, strict=True) if "id" not in call)
+            yield {**message, "tool_calls": made}
+            continue
+        yield message
 
 
 def _message(message: Message, hole: str) -> dict[str, Any]:

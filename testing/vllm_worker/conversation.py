@@ -52,6 +52,8 @@ def _parts(message: Mapping[str, Any]) -> Iterator[str | bytes]:
     for part in parts:
         yield part["text"] if part["type"] == "text" else _file(part["image_url"]["url"])
     if message.get("tool_calls"):
+        if any("id" not in call for call in message["tool_calls"]):
+            raise BadRequest("tool_calls.id: Field required")
         yield json.dumps(message["tool_calls"])
 
 

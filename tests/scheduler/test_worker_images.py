@@ -247,6 +247,37 @@ async def test_the_history_of_a_chat_reaches_workers_in_openais_form(folder: Pat
             assert assistant["content"] is None
 
 
+WEATHER = {"name": "weather", "arguments": "{}"}
+_FREE = {"type": "function", "function": WEATHER}
+NAMELESS: dict[str, tuple[dict[str, Any], list[str | None], list[str | None]]] = {
+    "the legacy form": ({"function_call": WEATHER}, [None], [None]),
+    "in order": ({"tool_calls": [_FREE, _FREE]}, [None, None], [None, None]),
+    "a result with another id": ({"tool_calls": [_FREE]}, [None], ["b"]),
+    "beside one with an id": ({"tool_calls": [_FREE | {"id": "a"}, _FREE]}, ["a", None], [None, "a"]),
+}
+
+
+@pytest.mark.parametrize(("calls", "ids", "results"), NAMELESS.values(), ids=NAMELESS)
+@pytest.mark.anyio
+async def test_a_call_without_an_id_gets_that_of_its_result(
+    calls: dict[str, Any], ids: list[str | None], results: list[str | None], folder: Path
+) -> None:
+    answers = [{"role": "tool", "content": "1"} | ({"tool_call_id": one} if one else {}) for one in results]
+    history = [{"role": "assistant", "content": None} | calls, *answers]
+    async with over(folder) as (client, cluster):
+        response = await client.post(CHAT, json=GREEDY | {"messages": [*chat("a", image_part(data_url())), *history]})
+
+        assert response.status_code == 200, response.text
+        prefill, decode = legs_of(cluster)
+        assert prefill.body["messages"] == decode.body["messages"]
+        _, assistant, *tools = decode.body["messages"]
+        made = [call["id"] for call in assistant["tool_calls"]]
+        assert len(set(made)) == len(made)
+        assert [own if given is None else given for own, given in zip(made, ids, strict=True)] == made
+        named = [one["tool_call_id"] for one in tools]
+        assert named == (made if results != [None, "a"] else made[::-1])
+
+
 @pytest.mark.anyio
 async def test_a_file_reaches_workers_as_a_data_url(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
