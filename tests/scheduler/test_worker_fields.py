@@ -14,6 +14,7 @@ from flags.options import EngineOptions
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.http.keys import Keys
 from scheduler.limits import ControlLimits
 from scheduler.model.files import read_model_files
 from scheduler.observability.metrics import Metrics
@@ -46,7 +47,8 @@ async def served(
         tokens = Tokens(read_model_files(str(model_folder)), config.options.chat_settings(keyed=False))
         images = open_images(config.options, str(model_folder), tokens.files.vision, has_workers)
         context = AppContext(
-            config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True), images=images
+            config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True), images=images,
+            keys=Keys(config.options.api_key),
         )  # fmt: skip
         transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
         try:

@@ -292,10 +292,14 @@ async def test_a_file_reaches_workers_as_a_data_url(folder: Path, tmp_path: Path
 @pytest.mark.anyio
 async def test_a_uuid_reaches_no_worker_and_names_images_of_one_key(folder: Path) -> None:
     named, again = image_part(data_url()) | {"uuid": "cat"}, {"type": "image_url", "image_url": None, "uuid": "cat"}
-    async with over(folder) as (client, cluster):
-        for part in (named, again):
-            assert (await client.post(CHAT, json=GREEDY | {"messages": chat("a", part)})).status_code == 200
-        other = await client.post(CHAT, json=GREEDY | {"messages": chat("a", again), "cache_salt": "other"})
+    async with over(folder, api_key=("one", "two")) as (client, cluster):
+
+        async def ask(key: str, part: dict[str, Any]) -> httpx.Response:
+            body = GREEDY | {"messages": chat("a", part)}
+            return await client.post(CHAT, json=body, headers={"Authorization": f"Bearer {key}"})
+
+        assert [(await ask("one", part)).status_code for part in (named, again)] == [200, 200]
+        other = await ask("two", again)
 
         legs = legs_of(cluster)
         assert [urls_in(one) for one in legs] == [[data_url()]] * 4
