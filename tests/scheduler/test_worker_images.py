@@ -16,6 +16,7 @@ from scheduler.limits import ControlLimits
 from scheduler.workers import prefill_legs
 from scheduler.workers.chat_body import WorkerChatBody
 from scheduler.workers.http import WorkerHttp
+from scheduler.workers.legs import in_lease
 from testing.vllm_worker.conversation import PLACEHOLDER, TOKENS_OF_IMAGE
 from testing.vllm_worker.faults import Fault
 from testing.vllm_worker.settings import Connector
@@ -28,7 +29,7 @@ from tests.scheduler.test_worker_http import OK, scripted
 from tests.scheduler.virtual_time import virtual
 from tests.scheduler.vision_model import PNG, chat, data_url, embeds_part, image_part, write_vision_model
 from tests.scheduler.worker_cluster import WorkerCluster, leg_id, with_fake
-from wire.errors import InvalidRequest
+from wire.errors import HandoffFailed, InvalidRequest
 from wire.types import WorkerChat
 
 HERE: dict[str, Any] = {"allow_private_urls": ("127.0.0.1/32",)}
@@ -228,6 +229,15 @@ async def test_images_that_outlast_the_lease_give_no_wrong_answer(
         assert start.ranks[0].counts.reads_after_expiry == 0
 
 
+@pytest.mark.parametrize("late_s", [0.0, -60.0], ids=["late", "in time"])
+@pytest.mark.anyio
+async def test_bytes_read_after_the_lease_are_refused(late_s: float) -> None:
+    """This process may have stood still: the limit has passed, and its timer has not run."""
+    with pytest.raises(HandoffFailed, match="held no longer") if late_s == 0 else contextlib.nullcontext():
+        async with in_lease(asyncio.get_running_loop().time() - late_s) as fetched:
+            fetched()
+
+
 @pytest.mark.anyio
 async def test_the_history_of_a_chat_reaches_workers_in_openais_form(folder: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": f'{{"n": {2**70}}}'}}
@@ -361,7 +371,7 @@ async def test_what_is_refused_reaches_no_worker(
 @pytest.mark.parametrize("roles", ["PD", "C"])
 @pytest.mark.anyio
 async def test_what_a_worker_refuses_is_the_clients_error(roles: str, folder: Path) -> None:
-    room_for_one = {"max_image_bytes": len(PNG) + 9}
+    room_for_one: dict[str, Any] = {"max_image_bytes": len(PNG) + 9}
     async with served(folder, roles, None, with_fake(vocab_size=400), **room_for_one) as (client, _):
         for _ in range(2):
             response = await client.post(CHAT, json=GREEDY | {"messages": chat("a", image_part(data_url()))})
