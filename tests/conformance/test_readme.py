@@ -30,7 +30,7 @@ def _examples(page: str) -> list[str]:
     return [block for block in blocks if "client" in block and "image_url" not in block]
 
 
-def test_both_pages_have_a_stream_a_tool_call_and_an_agent_in_ten_lines() -> None:
+def test_both_pages_show_a_stream_a_tool_call_and_an_agent_loop() -> None:
     _, call, agent = _examples("README.md")
 
     assert _examples("README.zh-CN.md") == _examples("README.md")

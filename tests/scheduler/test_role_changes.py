@@ -187,7 +187,7 @@ async def test_with_roles_auto_the_control_plane_follows_the_load() -> None:
 
 
 @virtual
-async def test_of_two_changes_at_once_the_one_that_would_leave_no_path_is_refused() -> None:
+async def test_the_second_of_two_changes_must_leave_a_path_too() -> None:
     async with FakeCluster("PDD").serving() as cluster:
         registry = cluster.control.registry
         changes = [change_role(registry, name, Role.PREFILL) for name in ("decode-0", "decode-1")]
