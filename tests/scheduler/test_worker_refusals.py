@@ -21,12 +21,14 @@ from scheduler.membership.worker_groups import WorkerGroups
 from scheduler.placement import Plan
 from scheduler.request import GenerationRequest, TokenSink
 from scheduler.workers.connection import WorkerConnection
+from scheduler.workers.session import WorkerSession
 from testing.vllm_worker.settings import WorkerSettings
 from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import TABLE_DIGEST, control_over, describe
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import ROLES, SETTINGS
 from wire.errors import Incompatible, NoCapacity, Unavailable
+from wire.messages import OpenSession, RoleHeld
 from wire.types import InstanceDescription, KvEndpoint, ModelIdentity, Role
 
 HTML = b"<html>It works!</html>"
@@ -187,6 +189,11 @@ class _OwnConnection(WorkerConnection):
         found = await super().describe(timeout_s)
         self._description = dataclasses.replace(found, worker=None, table_digest=TABLE_DIGEST)
         return self._description
+
+    async def open(self, hello: OpenSession, timeout_s: float) -> WorkerSession:
+        session = await super().open(hello, timeout_s)
+        session._emit(RoleHeld(Role.COMBINED, 0))  # as an instance does after SessionOpen
+        return session
 
 
 OURS = {
