@@ -5,6 +5,7 @@ Nearly always the best one is taken, so only it is searched for; the others are 
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
+from typing import Any
 
 from scheduler.load.loads import InstanceLoad, PromptFacts
 from wire.types import Role
@@ -18,7 +19,7 @@ _sequences = attrgetter("sequences")
 class _BestFirst:
     """Instances by a key, those of equal keys in the order given; may be iterated over repeatedly."""
 
-    def __init__(self, loads: Sequence[InstanceLoad], first: InstanceLoad | None, key: Callable[[InstanceLoad], float]):
+    def __init__(self, loads: Sequence[InstanceLoad], first: InstanceLoad | None, key: Callable[[InstanceLoad], Any]):
         self._loads, self._first, self._key = loads, first, key
         self._rest: list[InstanceLoad] | None = None
 
@@ -65,7 +66,6 @@ def _starts(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
 def _ends(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
     known, shared, length = prompt.known, prompt.shared, max(1, prompt.num_tokens)
     needed: dict[int, int] = {}
-    worst = 2.0 * max((load.sequences for load in loads), default=0) + 2 * _WORTH_SEQUENCES
 
     def lacks_room(load: InstanceLoad) -> bool:
         size = load.block_size
@@ -73,9 +73,8 @@ def _ends(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
             needed[size] = load.blocks_for_all(prompt)
         return needed[size] - shared.get(load.index, 0) // size > load.blocks_free
 
-    def key(load: InstanceLoad) -> float:
-        rank = load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length
-        return rank + worst if lacks_room(load) else rank
+    def key(load: InstanceLoad) -> tuple[bool, float]:
+        return lacks_room(load), load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length
 
     first = None if known else min(loads, key=_sequences, default=None)
     if first is None or lacks_room(first):

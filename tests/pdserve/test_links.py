@@ -255,7 +255,7 @@ def test_an_impossible_request_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "out", "err"),
+    ("arguments", "status", "out", "err"),
     [
         (["decode-1", "prefill"], 0, "decode-1: decode -> prefill\n", ""),
         (["decode-1", "decode"], 0, "decode-1 has the role decode already\n", ""),
@@ -273,10 +273,10 @@ def test_an_impossible_request_is_one_line(
     ],
 )
 def test_a_role_is_changed_or_the_reason_printed(
-    admin_socket: AdminSocket, words: list[str], status: int, out: str, err: str, capsys: pytest.CaptureFixture[str]
+    admin_socket: AdminSocket, arguments: list[str], status: int, out: str, err: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = [] if "--url" in words else ["--url", admin_socket.url]
-    assert cli.main(["role", *words, *url]) == status
+    url = [] if "--url" in arguments else ["--url", admin_socket.url]
+    assert cli.main(["role", *arguments, *url]) == status
     printed = capsys.readouterr()
     assert printed.out.startswith(out)
     assert bool(printed.out) == (status == 0)
