@@ -23,9 +23,9 @@ def worker_chat(
     images: list[LoadedImage] = list(images_in(messages))
     if any(image.dtype for image in images):
         return None
-    hole = secrets.token_hex(16)
+    placeholder = secrets.token_hex(16)
     fields: dict[str, Any] = {
-        "messages": [_message(one, hole) for one in _with_call_ids(messages)],
+        "messages": [_message(one, placeholder) for one in _with_call_ids(messages)],
         "add_generation_prompt": options.add_generation_prompt,
         "continue_final_message": options.continue_final_message,
         "add_special_tokens": options.add_special_tokens,
@@ -38,7 +38,7 @@ def worker_chat(
         fields["documents"] = options.documents
     if options.tools:  # for the template: the calls are read from the token ids here
         fields |= {"tools": options.tools, "tool_choice": "none"}
-    between = orjson.dumps(fields)[1:-1].split(hole.encode())
+    between = orjson.dumps(fields)[1:-1].split(placeholder.encode())
     return WorkerChat(tuple(between), tuple((image.media_type, image.data) for image in images))
 
 
@@ -62,21 +62,21 @@ def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:
         yield message
 
 
-def _message(message: Message, hole: str) -> dict[str, Any]:
+def _message(message: Message, placeholder: str) -> dict[str, Any]:
     """Return a message in the form of the API: arguments of calls are texts there."""
     made, content = dict(message), message["content"]
     if isinstance(content, list):
-        made["content"] = [_part(part, hole) for part in content] or None
+        made["content"] = [_part(part, placeholder) for part in content] or None
     if calls := message.get("tool_calls"):
         made["tool_calls"] = [call | {"function": _function(call["function"])} for call in calls]
     return made
 
 
-def _part(part: Message, hole: str) -> Message:
+def _part(part: Message, placeholder: str) -> Message:
     if "image" not in part:
         return part
     detail = part["image"].detail
-    return {"type": "image_url", "image_url": {"url": hole} | ({"detail": detail} if detail else {})}
+    return {"type": "image_url", "image_url": {"url": placeholder} | ({"detail": detail} if detail else {})}
 
 
 def _function(function: Mapping[str, Any]) -> dict[str, Any]:
