@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,8 +46,6 @@ SHARED = ("tests/conformance/", "tests/clients/", "tests/cluster/")
 """Folders whose files share clusters; each folder runs on one worker."""
 APART = "tests/vllm_server_tests/test_vllm_files.py"
 """Each test of it runs a file, in processes of its own, on any worker."""
-FIRST = (*SHARED, "tests/pdserve/", "tests/deploy/", "tests/faults/", "tests/instance/")
-"""Folders whose tests wait for processes: begun first, they share the cores with those that compute."""
 MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
 
@@ -165,10 +164,15 @@ def pytest_make_collect_report(
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort, the same in each worker, and mark, before `-m "not long"` selects."""
-    items.sort(key=lambda item: ([not item.nodeid.startswith(folder) for folder in FIRST], item.path))
+    items.sort(key=_place_in_order)
     mark_the_unnamed_long(items)
     mark_the_rest_long(items)
     mark_second_loops_long(items)
+
+
+def _place_in_order(item: pytest.Item) -> tuple[bool, int, Path]:
+    """Order folders that are one unit of work first, then files by chance: some wait while others compute."""
+    return not item.nodeid.startswith(SHARED), zlib.crc32(item.nodeid.split("::")[0].encode()), item.path
 
 
 @pytest.hookimpl(tryfirst=True)
