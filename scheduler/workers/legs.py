@@ -1,16 +1,13 @@
-"""The two requests of a hand-off between workers, and the data that one needs of the other: opaque here."""
+"""The two requests of a hand-off between workers, and the data that one needs of the other: opaque here. Pure."""
 
-import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from wire.cheap_dataclass import cheap_dataclass
-from wire.errors import HandoffFailed
 from wire.types import KvEndpoint, PromptState, Ticket
 
 LEASE_S = 20.0
@@ -47,32 +44,6 @@ class WorkerRequest:
 def unpack(packed: bytes | str) -> WorkerRequest:
     """Return what `pack` packed."""
     return WorkerRequest(*orjson.loads(packed))
-
-
-@asynccontextmanager
-async def in_lease(until: float | None) -> AsyncIterator[Callable[[], None]]:
-    """Raise HandoffFailed unless the yielded function is called before `until`, by the loop's clock; None: no limit.
-
-    After it decode may have read blocks that hold another prompt's KV.
-    """
-    late = HandoffFailed("the KV that it should have read was held no longer: the images took too long")
-    clock = asyncio.get_running_loop().time
-
-    def fetched() -> None:
-        if (end := limit.when()) is None:
-            return
-        if clock() >= end:
-            raise late
-        limit.reschedule(None)
-
-    limit = asyncio.timeout_at(until)
-    try:
-        async with limit:
-            yield fetched
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise late from None
 
 
 def asking(request_id: str, callback_url: str) -> WorkerRequest:

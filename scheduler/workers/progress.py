@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from wire.errors import InstanceLost
+from wire.errors import HandoffFailed, InstanceLost, NoCapacity, PdserveError
 from wire.load import LoadSnapshot
 from wire.shared_limits import progress_limit
 
@@ -22,22 +22,23 @@ class Leg(AbstractContextManager["Leg"]):
     """One request on the worker: for how long it has been silent, and its `num_tokens` to compute or to fetch first.
 
     One that `receives` waits for another worker's prefill until its first answer; with `has_images` these are encoded
-    before it. Runs as a block in one task, which
-    raises InstanceLost once the request was ended.
+    before it. That answer must come before `until`, by the clock: later, decode may have read blocks that hold another
+    prompt's KV. Runs as a block in one task, which raises the reason once the request was ended.
     """
 
     def __init__(
         self, running: "set[Leg]", rates: deque[float], clock: Callable[[], float], num_tokens: int, *, receives: bool,
-        has_images: bool = False,
+        has_images: bool = False, until: float | None = None,
     ) -> None:  # fmt: skip
         self.num_tokens = num_tokens
         self.receives = receives
         self.has_images = has_images
+        self.until = until
         self.silent_s = 0.0
         self._running = running
         self._rates = rates
         self._clock = clock
-        self._was_ended = False
+        self._reason: PdserveError | None = None
 
     def __enter__(self) -> "Leg":
         """Start to watch."""
@@ -49,25 +50,41 @@ class Leg(AbstractContextManager["Leg"]):
         return self
 
     def heard(self, num_cached: int = 0) -> None:
-        """Record that a part of the answer arrived: nothing is left to compute before the next."""
+        """Record that a part of the answer arrived: nothing is left to compute before the next.
+
+        Raises NoCapacity, or HandoffFailed with images, if it is the first and came too late.
+        """
+        if self.until is not None and self._clock() >= self.until:
+            raise self._late()
         if self.num_tokens > num_cached and not self.has_images:
             seconds = self._clock() - self._began
             self._rates.append((self.num_tokens - num_cached) / max(1e-3, seconds))
-        self.silent_s, self.num_tokens, self.receives, self.has_images = 0.0, 0, False, False
+        self.silent_s, self.num_tokens, self.receives, self.has_images, self.until = 0.0, 0, False, False, None
 
     def end(self) -> None:
         """End the request, which has been silent for too long. Idempotent."""
-        if not self._was_ended:
-            self._was_ended = True
+        self._end(InstanceLost(f"no answer for {self.silent_s:.1f} s, {self.num_tokens} tokens to compute or fetch"))
+
+    def end_late(self, now: float) -> None:
+        """End the request if its first answer would come too late. Idempotent."""
+        if self.until is not None and now >= self.until:
+            self._end(self._late())
+
+    def _end(self, reason: PdserveError) -> None:
+        if self._reason is None:
+            self._reason = reason
             self._task.cancel()
 
+    def _late(self) -> PdserveError:
+        if self.has_images:
+            return HandoffFailed("the KV that it should have read was held no longer: the images took too long")
+        return NoCapacity("it began no answer while the KV that it should have read was held")
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop watching. Raises InstanceLost if the request was ended, unless its task was also cancelled."""
+        """Stop watching. Raises the reason if the request was ended, unless its task was also cancelled."""
         self._running.discard(self)
-        if self._was_ended and self._task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError:
-            raise InstanceLost(
-                f"no answer for {self.silent_s:.1f} s, {self.num_tokens} tokens to compute or fetch"
-            ) from None
+        if self._reason and self._task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError:
+            raise self._reason from None
 
 
 class Progress:
@@ -83,9 +100,13 @@ class Progress:
         self._legs: set[Leg] = set()
         self._rates: deque[float] = deque(maxlen=32)
 
-    def leg(self, num_tokens: int, *, receives: bool = False, has_images: bool = False) -> Leg:
-        """Return one request to watch. Raises InstanceLost if the worker is silent for too long."""
-        return Leg(self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images)
+    def leg(
+        self, num_tokens: int, *, receives: bool = False, has_images: bool = False, until: float | None = None
+    ) -> Leg:
+        """Return one request to watch. Raises what ended it: a worker silent for too long, or KV held no longer."""
+        return Leg(
+            self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images, until=until
+        )
 
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
         """Return the load with this side's view of the worker's progress; end the requests that it has lost.
@@ -100,6 +121,8 @@ class Progress:
         if load.steps != self.steps or load.running + load.waiting <= receiving:
             self.steps, self._moved_at = load.steps, now
         uncomputed = sum(leg.num_tokens for leg in self._legs)
+        for leg in [*self._legs]:
+            leg.end_late(now)
         expected_s = uncomputed / min(self._rates) if self._rates else _FIRST_ANSWER_S
         with_images_s = max(expected_s, _IMAGES_S)
         for leg in [leg for leg in self._legs if not (waiting or leg.receives)]:

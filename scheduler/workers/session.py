@@ -26,7 +26,6 @@ from scheduler.workers.legs import (
     WorkerRequest,
     asking,
     headers_of,
-    in_lease,
     new_request_id,
     ticket_of,
     unpack,
@@ -238,26 +237,25 @@ class WorkerSession:
         start = len(continued_ids(prompt, sequence)) - len(prompt.token_ids)
         stream = SequenceStream(prompt, sequence, start)
         waits = reserved is not None or request.is_early
-        images = prompt.chat is not None and not waits
-        num_tokens, until = 0 if waits else len(prompt.token_ids), request.until if images else None
-        async with in_lease(until) as fetched:
-            with self._progress.leg(num_tokens, receives=waits, has_images=images) as leg:
+        with self._progress.leg(
+            0 if waits else len(prompt.token_ids), receives=waits, has_images=prompt.chat is not None and not waits,
+            until=request.until,
+        ) as leg:  # fmt: skip
 
-                def take(data: bytes) -> None:
-                    fetched()
-                    leg.heard()
-                    tokens = stream.feed(data)
-                    if tokens and reserved is not None and not reserved.is_set():
-                        raise HandoffFailed(
-                            "it generated before it had requested the KV: does it run MooncakeLayerwiseConnector? "
-                            "(--connector)"
-                        )
-                    if stream.rendered_ids:
-                        self._emit_rendered(prompt, stream.rendered_ids)
-                        stream.rendered_ids = ()
-                    self._emit_tokens(tokens)
+            def take(data: bytes) -> None:
+                leg.heard()
+                tokens = stream.feed(data)
+                if tokens and reserved is not None and not reserved.is_set():
+                    raise HandoffFailed(
+                        "it generated before it had requested the KV: does it run MooncakeLayerwiseConnector? "
+                        "(--connector)"
+                    )
+                if stream.rendered_ids:
+                    self._emit_rendered(prompt, stream.rendered_ids)
+                    stream.rendered_ids = ()
+                self._emit_tokens(tokens)
 
-                await self._http.post_stream(path_of(prompt), body, headers_of(prompt, request.request_id), take)
+            await self._http.post_stream(path_of(prompt), body, headers_of(prompt, request.request_id), take)
         stream.end()
         if request.params and stream.was_recomputed:
             self._progress.prompts_recomputed += 1

@@ -10,6 +10,8 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
+from scheduler.workers import prefill_legs
+from scheduler.workers import session as worker_session
 from scheduler.workers.answers import SequenceStream
 from scheduler.workers.engine_ids import EngineIds
 from scheduler.workers.http import WorkerHttp
@@ -161,6 +163,27 @@ CASES = [
 @pytest.mark.anyio
 async def test_vllm_52234_no_answer_from_a_stale_reference(case: Callable[[], Awaitable[None]]) -> None:
     await case()
+
+
+@pytest.mark.anyio
+async def test_vllm_52234_a_lease_that_ends_on_a_full_decode_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D begins with the prompt only when P has freed its blocks: D is full until then."""
+    monkeypatch.setattr(prefill_legs, "LEASE_S", 0.6)
+    monkeypatch.setattr(worker_session, "_POLL_S", 0.1)
+    prefill = dataclasses.replace(WRONG_200, lease_s=1.0)
+    decode = dataclasses.replace(with_fake(step_seconds=0.02), max_num_seqs=1)
+    wanted = [_wanted(1, max_tokens=100), _wanted(2)]
+    right = await _right(*wanted)
+    async with WorkerCluster("PD", prefill, decode).serving() as cluster:
+        start, end = cluster.workers
+        first = asyncio.create_task(cluster.answer(wanted[0]))
+        await until(partial(_runs, end))
+        second = await cluster.answer(wanted[1])
+
+        assert _tokens([await first, second]) == right
+        assert second.done[0].tries == 1, "no failure: the worker was full"
+        assert len(set(_references(end))) == len(_references(end)) > 2
+        assert start.ranks[0].counts.reads_after_expiry == 0
 
 
 @pytest.mark.anyio

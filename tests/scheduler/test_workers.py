@@ -22,7 +22,15 @@ from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import SETTINGS, WorkerCluster, leg_id, with_fake
-from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InvalidRequest, OutputDiffers
+from wire.errors import (
+    DeadlineExceeded,
+    HandoffFailed,
+    InstanceLost,
+    InvalidRequest,
+    NoCapacity,
+    OutputDiffers,
+    PdserveError,
+)
 from wire.load import LoadSnapshot
 from wire.types import (
     BeamSearch,
@@ -406,6 +414,29 @@ async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
         leg.cancel()
     else:
         assert await leg == pytest.approx(ends_after_s, abs=look_s)
+
+
+@pytest.mark.parametrize(("has_images", "kind"), [(False, NoCapacity), (True, HandoffFailed)], ids=["text", "images"])
+@virtual
+async def test_kv_must_be_read_while_it_is_held(has_images: bool, kind: type[PdserveError]) -> None:
+    clock = asyncio.get_running_loop().time
+    progress, began = Progress(clock), clock()
+
+    async def read(after_s: float) -> float:
+        with progress.leg(100, has_images=has_images, until=began + 20.0) as leg:
+            await asyncio.sleep(after_s)
+            leg.heard()
+            await asyncio.sleep(2.0)
+        return clock() - began
+
+    in_time, never = asyncio.create_task(read(19.0)), asyncio.create_task(read(3600.0))
+    with pytest.raises(kind, match="held"):  # this process may have stood still, so that nobody looked
+        await read(20.0)
+    assert not never.done()
+    progress.judged(LoadSnapshot(waiting=1))
+    with pytest.raises(kind, match="held"):
+        await never
+    assert await in_time == pytest.approx(21.0)
 
 
 @pytest.mark.parametrize(("num_text", "turn_s"), [(1, 0.2), (0, 15.0)], ids=["beside a text", "alone"])
