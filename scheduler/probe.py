@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import secrets
 
 from scheduler.dispatch import Dispatch
 from scheduler.limits import ControlLimits
@@ -12,7 +11,7 @@ from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.recorded_output import RecordedOutput
 from scheduler.request import GenerationRequest
-from scheduler.workers.proof import difference, next_proofs, proof_request
+from scheduler.workers.proof import difference, next_proofs, proof_prompt, proof_request
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, InstanceLost, NoCapacity, PdserveError
@@ -148,13 +147,12 @@ class PathProbe:
     async def _difference(self, first: Plan, second: Plan, by: str) -> str | None:
         """Return how the answers of two plans differ, None if they do not. Raises PdserveError."""
         ends = [self._readiness.description(plan.decode) for plan in (first, second)]
-        longest, block_size = min(end.max_model_len for end in ends), ends[1].block_size
+        prompt = proof_prompt(ends[1].block_size, min(end.max_model_len for end in ends))
 
         async def answer(plan: Plan) -> list[TokenOutput]:
             timeout_s = self._limits.proof_timeout_s * self._readiness.slowness(plan)
             output = RecordedOutput()
-            request = proof_request(block_size, longest, secrets.token_hex(8), timeout_s)
-            await self._dispatch.probe(request, plan, output)
+            await self._dispatch.probe(proof_request(prompt, timeout_s), plan, output)
             return output.outputs[0, 0]
 
         return difference(await answer(first), await answer(second), by)

@@ -46,7 +46,7 @@ def cluster_of(plan: LaunchPlan, trust: Trust, options: SchedulerOptions) -> Clu
         return workers.connect(address) if is_url(address) else GrpcConnection(address, trust)
 
     async def follow(registry: Registry) -> None:
-        workers.follow(lambda: registry.members)
+        workers.follow(lambda: registry.members, lambda: registry.leaving)
         try:
             await TableWatch(plan, registry).run()
         finally:

@@ -31,12 +31,16 @@ class WorkerAccess:
         self._api_key = read_worker_key(options)
         self._place = options.callback_place()
         self._callbacks = None if self._place is None else _callbacks_at(*self._place)
-        self._engine_ids = EngineIds()
+        self._engine_ids = EngineIds(self._is_listed)
         self._members: Callable[[], Sequence[Member]] = tuple
+        self._leaving: Callable[[], Sequence[Member]] = tuple
 
-    def follow(self, members: Callable[[], Sequence[Member]]) -> None:
-        """Judge each worker that is connected from now on together with the members at that time."""
-        self._members = members
+    def follow(self, members: Callable[[], Sequence[Member]], leaving: Callable[[], Sequence[Member]] = tuple) -> None:
+        """Judge each worker that is connected from now on together with the members at that time.
+
+        The engine ids of `leaving` ones are still theirs.
+        """
+        self._members, self._leaving = members, leaving
 
     def check_reach(self, expected: Sequence[ExpectedInstance]) -> None:
         """Raise ConfigError for a worker of a table that cannot reach the address that it would be given."""
@@ -51,6 +55,9 @@ class WorkerAccess:
             address, api_key=self._api_key, connector=self._connector, callbacks=self._callbacks,
             check=partial(self._check, split_address(address)[0]), engine_ids=self._engine_ids,
         )  # fmt: skip
+
+    def _is_listed(self, address: str) -> bool:
+        return any(member.expected.address == address for member in (*self._members(), *self._leaving()))
 
     async def _check(self, url: str) -> None:
         """Raise Incompatible if the worker at this URL cannot reach the address that it would be given."""

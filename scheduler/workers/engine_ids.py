@@ -1,8 +1,11 @@
 """Which prefill worker has which engine id: decode workers find KV by the id alone (NixlBaseConnectorWorker).
 
-With one id on two workers a decode worker would read the memory of the first one that it has met, and answer from it.
-The proof of the second pair does not show that if the first worker's blocks still hold the same prompt.
+With one id on two workers a decode worker reads the memory of the first one that it has met, until that fails: then it
+may meet the other. A worker that is no longer listed is never met again: another one may have its id, and is refused by
+the proof of its pair while decode still reads the memory of the first.
 """
+
+from collections.abc import Callable
 
 from wire.errors import HandoffFailed
 
@@ -12,16 +15,21 @@ _MOST = 10_000
 class EngineIds:
     """Owner of the last ids of the prefill workers, by the worker that had each first.
 
-    One that is lost or removed keeps its id, as decode workers do not forget it, and its process may live.
+    One that is lost keeps its id, as it may return.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_listed: Callable[[str], bool] = lambda _: True) -> None:
+        """`is_listed`: whether an address is that of a member, or of one that is leaving."""
+        self._is_listed = is_listed
         self._owners: dict[str, str] = {}
         self._ids: dict[str, str] = {}  # by address: the latest that showed its own is the last
 
     def claim(self, engine_id: str, address: str) -> None:
         """Record the engine id of the worker at `address`. Raises HandoffFailed if that is the id of another one."""
         owner = self._owners.setdefault(engine_id, address)
+        if owner != address and not self._is_listed(owner):
+            del self._ids[owner]
+            self._owners[engine_id] = owner = address
         if owner != address:
             raise HandoffFailed(
                 f"its engine_id {engine_id[:80]} is also that of {owner}, whose KV decode would read: give each worker "

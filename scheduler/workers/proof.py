@@ -1,8 +1,9 @@
-"""Prove a pair of workers: through it, a prompt must be answered as by its decode worker alone. Pure.
+"""Prove a pair of workers: through it, a prompt must be answered as by its decode worker alone.
 
 Both answers come from the same process, so they differ only by rounding, unless KV was read from a wrong place.
 """
 
+import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -37,10 +38,15 @@ def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[K
     return found
 
 
-def proof_request(block_size: int, max_model_len: int, salt: str, timeout_s: float) -> GenerationRequest:
-    """Return a request whose prompt fills two blocks and part of a third; `salt` keeps it out of others' caches."""
+def proof_prompt(block_size: int, max_model_len: int) -> tuple[int, ...]:
+    """Return a random prompt of two blocks and part of a third: no worker holds the KV of an earlier one like it."""
     count = min(2 * block_size + 5, max_model_len - _PARAMS.max_tokens)
-    prompt = tuple(1 + 7 * index % _SMALL_VOCABULARY for index in range(count))
+    return tuple(1 + byte % _SMALL_VOCABULARY for byte in secrets.token_bytes(count))
+
+
+def proof_request(prompt: tuple[int, ...], timeout_s: float) -> GenerationRequest:
+    """Return a request with this prompt, kept out of others' caches."""
+    salt = secrets.token_hex(8)
     return GenerationRequest("proof", (prompt,), _PARAMS, timeout_s, timeout_s, probe=True, cache_salt=salt)
 
 

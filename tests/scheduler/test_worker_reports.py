@@ -372,14 +372,22 @@ async def test_two_workers_with_one_engine_id_give_no_wrong_answer(connector: Co
         await until(cluster.control.registry.missing)
         await asyncio.sleep(10 * SOON.refused_retry_s)
         assert _is_refused(cluster), "decode knows the first one by this id, and can still read its KV"
+
+        cluster.control.registry.change(cluster.without(cluster.workers.index(owner)), "the worker has moved")
+        if connector == "nixl":  # of the others decode asks the address that the reference names
+            await until(lambda: "have not answered like decode-0 alone: token 0" in str(cluster.gaps()))
+        await owner.stop()
+        await until(cluster.control.registry.has_path)
+        answers += await asyncio.gather(*map(cluster.answer, wanted))
     finally:
         serving.cancel()
         await asyncio.wait({serving})
-    assert _tokens(answers) == right
+    assert _tokens(answers) == right * 2
 
 
-def test_an_engine_id_is_free_once_its_owner_has_another() -> None:
-    ids = EngineIds()
+def test_an_engine_id_is_free_once_its_owner_has_another_or_moved() -> None:
+    listed = {"first", "second", "moved"}
+    ids = EngineIds(listed.__contains__)
     ids.claim("e", "first")
     with pytest.raises(HandoffFailed, match="its engine_id e is also that of first"):
         ids.claim("e", "second")
@@ -391,6 +399,10 @@ def test_an_engine_id_is_free_once_its_owner_has_another() -> None:
     ids.claim("its next life's", "third: the first was not seen for long")
     with pytest.raises(HandoffFailed, match="is also that of second"):
         ids.claim("e", "first")
+    listed.remove("second")
+    ids.claim("e", "moved")
+    with pytest.raises(HandoffFailed, match="is also that of moved"):
+        ids.claim("e", "second")
 
 
 def _is_refused(cluster: WorkerCluster) -> bool:

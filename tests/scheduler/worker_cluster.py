@@ -51,7 +51,7 @@ class WorkerCluster:
         self._limits = limits or ControlLimits()
         self.connector: str = self.workers[0].settings.connector
         self.callbacks = Callbacks()
-        self._engine_ids = EngineIds()
+        self._engine_ids = EngineIds(self._is_listed)
         self.control: Control
 
     async def answer(self, requested: GenerationRequest) -> Answer:
@@ -61,6 +61,14 @@ class WorkerCluster:
     def gaps(self) -> list[KvGap]:
         """Return the pairs that do not serve, once the control plane runs."""
         return self.control.registry.gaps() if hasattr(self, "control") else []
+
+    def without(self, number: int) -> list[ExpectedInstance]:
+        """Return the members other than the worker with this number."""
+        return [one for one in self._expected if one.index != number]
+
+    def _is_listed(self, address: str) -> bool:
+        registry = self.control.registry
+        return any(one.expected.address == address for one in (*registry.members, *registry.leaving))
 
     def kv_usage(self, role: Role) -> float:
         """Return the sum of the shares of KV caches in use, over the workers of a role."""
@@ -79,11 +87,11 @@ class WorkerCluster:
         """Start the workers and the control plane; on exit nothing may be left on a worker that lives."""
         for worker in self.workers:
             await worker.start()
-        expected = [
+        self._expected = [
             ExpectedInstance(at, f"{ROLES[one]}-{self._roles[:at].count(one)}", ROLES[one], worker.url, "", ())
             for at, (one, worker) in enumerate(zip(self._roles, self.workers, strict=True))
         ]
-        self.control = control = control_over(expected, self._connect, self._limits)
+        self.control = control = control_over(self._expected, self._connect, self._limits)
         running = asyncio.create_task(control.run())
         try:
             await control.registry.wait_path(path_s)
