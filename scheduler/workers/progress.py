@@ -103,7 +103,7 @@ class Progress:
     def leg(
         self, num_tokens: int, *, receives: bool = False, has_images: bool = False, until: float | None = None
     ) -> Leg:
-        """Return one request to watch. Raises what ended it: a worker silent for too long, or KV held no longer."""
+        """Return one request to watch. Raises why it was ended: silence, or KV held no longer."""
         return Leg(
             self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images, until=until
         )

@@ -29,8 +29,8 @@ _ROOT = str(Path(__file__).parents[2])
 class RealPair:
     """Owner of the two workers, each a process group: vLLM's engine survives the process that serves HTTP."""
 
-    def __init__(self, program: Sequence[str], folder: Path, model: Path) -> None:
-        self._program, self._folder, self._model = program, folder, model
+    def __init__(self, program: Sequence[str], folder: Path, model: Path, dtype: str = "float32") -> None:
+        self._program, self._folder, self._model, self._dtype = program, folder, model, dtype
         *ports, self.port = free_ports(5)
         self._ports = dict(zip(ROLES, ports[:2], strict=True))
         self._side_ports = dict(zip(ROLES, ports[2:], strict=True))
@@ -101,7 +101,7 @@ class RealPair:
         }  # fmt: skip
         return [
             *self._program, "serve", str(self._model), "--served-model-name", "tiny", "--host", "127.0.0.1",
-            "--port", str(self._ports[role]), "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "64",
+            "--port", str(self._ports[role]), "--dtype", self._dtype, "--max-model-len", "2048", "--max-num-seqs", "64",
             "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", "128", "--enforce-eager",
             "--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer),
         ]  # fmt: skip
@@ -150,11 +150,12 @@ class Routed:
     async def until_running(self) -> None:
         """Wait until the scheduler runs a request."""
         async with asyncio.timeout(60.0):
-            while not self._num_running():  # noqa: ASYNC110 - it is another process
+            while not self.gauge("pdserve_requests_inflight"):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(_POLL_S)
 
-    def _num_running(self) -> float:
-        return sum(one.value for one in self.client.metrics() if one.name == "pdserve_requests_inflight")
+    def gauge(self, name: str) -> float:
+        """Return a metric of the scheduler, summed over its labels."""
+        return sum(one.value for one in self.client.metrics() if one.name == name)
 
 
 def _sum(page: str, name: str) -> float:

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pdserve.verify_endpoints import verify_endpoints
+from pdserve.verify_endpoints import Position, compare, positions, verify_endpoints
 from pdserve.workers.program import find_program
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER
@@ -66,13 +67,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def running(model: Path) -> Iterator[RealPair]:
+def running(model: Path, dtype: str = "float32") -> Iterator[RealPair]:
     """Start a pair, and end it."""
     try:
         program = find_program("vllm", os.environ)
     except ConfigError as error:
         pytest.skip(f"{error}; docs/route.md has the commands")
-    pair = RealPair(program, model.parent, model)
+    pair = RealPair(program, model.parent, model, dtype)
     try:
         pair.start("prefill", "decode")
         warm(pair)
@@ -195,6 +196,28 @@ def test_a_killed_worker_costs_no_answer(role: str, kill: Kill, routed: Routed, 
     note(f"| real vLLM: {kill.__name__} | killed | {result.outcome} | {took_s:.1f} |")
 
 
+def test_in_bfloat16_a_continued_answer_diverges_within_the_gap(model: Path) -> None:
+    """Decode is killed in mid-stream, and prefill goes on alone: it rounds otherwise."""
+    body = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "logprobs": 5,
+        "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    with running(model, "bfloat16") as pair, pair.routed(*LOCAL) as routed, ThreadPoolExecutor(1) as thread:
+        alone = _completion(pair.url("decode"), body)
+        before = pair.gauge("decode", "vllm:generation_tokens_total")
+        asking = thread.submit(_completion, routed.client.base_url, body)
+        while pair.gauge("decode", "vllm:generation_tokens_total") < before + IN_MID_STREAM:
+            assert not asking.done(), asking.result()
+        pair.send("decode", signal.SIGKILL)
+        found = compare(alone, asking.result())
+
+        assert found.is_close, found
+        assert routed.gauge("pdserve_prompts_retried_total") == 1
+    note(
+        f"| real vLLM in bfloat16: decode in mid-stream | killed | gap {found.largest_gap:.3g}, {found.divergence} | |"
+    )
+
+
 def test_images_through_a_real_pair_are_those_of_decode_alone(tmp_path: Path) -> None:
     """The scheduler does not know the model's family: the workers alone count its images."""
     fetched, outputs = "vllm:external_prefix_cache_hits_total", list[Any]()
@@ -227,6 +250,12 @@ def test_an_image_to_a_real_text_model_is_the_clients_error(routed: Routed) -> N
 
     assert response.status_code == 400, response.text
     assert "is not a multimodal model" in response.json()["error"]["message"]
+
+
+def _completion(base_url: str, body: dict[str, Any]) -> list[Position]:
+    response = httpx.post(f"{base_url}/v1/completions", json=body, timeout=FIRST_ANSWER_S)
+    assert response.status_code == 200, response.text
+    return positions(response.json()["choices"][0]["logprobs"])
 
 
 def _chat(base_url: str, body: dict[str, Any]) -> dict[str, Any]:
