@@ -126,8 +126,8 @@ class KvPairs:
     def disprove(self, sender: int, receiver: int, why: str, kind: GapKind = GapKind.DISPROVEN) -> None:
         """Record that this pair does not answer like its decode worker alone, or is not known to."""
         start, end = self._accepted[sender][0], self._accepted[receiver][0]
-        text = f"{start.name} and {end.name} have not answered like {end.name} alone: {why}"
-        self._set(KvGap(sender, receiver, f"{end.name}: {why}" if sender == receiver else text, kind))
+        text = f"{start} and {end} have not answered like {end.name} alone: {why}"
+        self._set(KvGap(sender, receiver, f"{end}: {why}" if sender == receiver else text, kind))
 
     def _set(self, gap: KvGap) -> None:
         self._gaps.setdefault(gap.sender, {})[gap.receiver] = gap

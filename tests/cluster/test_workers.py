@@ -119,19 +119,23 @@ def test_up_serves_workers_that_run_already_and_leaves_them(tmp_path: Path, fake
 
 
 @contextmanager
-def _route(folder: Path, model: Path, **decode: Any) -> Iterator[tuple[subprocess.Popen[str], Client, list[Client]]]:
-    """Start a prefill and a decode worker, the latter with other settings, and `pdserve route` in front of them."""
+def _route(
+    folder: Path, model: Path, *flags: str, prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Client, list[Client]]]:
+    """Start a prefill and a decode worker, each with these changes, and `pdserve route` in front of them."""
     *ports, port = free_ports(3)
     settings = {"model": "tiny", "fake": {"vocab_size": VOCAB_SIZE, "step_seconds": 0.01}}
     command = ("env", f"PYTHONPATH={CLONE}", sys.executable, "-P", "-m")
     workers = [
-        subprocess.Popen([*command, "testing.vllm_worker", "--port", str(at), "--settings", json.dumps(given)])
-        for at, given in zip(ports, (settings, settings | decode), strict=True)
+        subprocess.Popen(
+            [*command, "testing.vllm_worker", "--port", str(at), "--settings", json.dumps(settings | (changes or {}))]
+        )
+        for at, changes in zip(ports, (prefill, decode), strict=True)
     ]
     clients = [Client(f"http://127.0.0.1:{at}") for at in ports]
     urls = [f"--{role}={client.base_url}" for role, client in zip(("prefill", "decode"), clients, strict=True)]
-    flags = ("--model", str(model), "--served-model-name", "tiny", "--port", str(port), "--run-dir", str(folder))
-    started = [*command, "pdserve", "route", *urls, *flags]
+    own = ("--model", str(model), "--served-model-name", "tiny", "--port", str(port), "--run-dir", str(folder))
+    started = [*command, "pdserve", "route", *urls, *own, *flags]
     route = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield route, Client(f"http://127.0.0.1:{port}"), clients
@@ -163,13 +167,23 @@ def test_ctrl_c_ends_route_after_its_requests_not_its_workers(tmp_path: Path, fa
 
 
 @pytest.mark.long
-def test_route_over_workers_that_cannot_serve_ends_with_status_2(tmp_path: Path, fake_model: Path) -> None:
-    with _route(tmp_path / "run", fake_model, version="0.1") as (route, _, workers):
+@pytest.mark.parametrize(
+    ("flags", "changes", "at", "why"),
+    [
+        ((), {"decode": {"version": "0.1"}}, 1, "engines differ: "),
+        (("--startup-timeout", "5"), {"prefill": {"connector": "none"}}, 0, "is its --kv-transfer-config set?"),
+    ],
+    ids=["another version", "no connector"],
+)
+def test_route_over_workers_that_cannot_serve_ends_with_status_2(
+    flags: tuple[str, ...], changes: dict[str, Any], at: int, why: str, tmp_path: Path, fake_model: Path
+) -> None:
+    with _route(tmp_path / "run", fake_model, *flags, **changes) as (route, _, workers):
         output, _ = route.communicate(timeout=120)
 
         assert route.returncode == 2, output
-        assert "engines differ: " in output
-        assert workers[1].base_url in output
+        assert why in output
+        assert workers[at].base_url in output
 
 
 def _wait_ready(route: "subprocess.Popen[str]", client: Client) -> None:

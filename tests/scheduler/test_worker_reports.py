@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.config import SchedulerOptions
 from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
 from scheduler.workers import prefill_legs
@@ -22,7 +23,7 @@ from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import Answer, Running, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import WorkerCluster, with_fake
-from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InternalError, PdserveError
+from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InternalError, PdserveError, Unavailable
 from wire.load import LoadSnapshot
 from wire.messages import Heartbeat, PrefillAndHold, SessionOpen
 from wire.types import PromptState, Role, SamplingParams
@@ -278,18 +279,30 @@ async def test_a_pair_serves_until_two_requests_failed_on_it() -> None:
             assert bool(cluster.gaps()) is is_out
 
 
+@pytest.mark.parametrize("when_gone", ["local", "fail"])
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.anyio
-async def test_the_last_worker_of_a_role_that_dies_costs_no_answer(leg: Any) -> None:
-    wanted = _wanted()
-    limits = ControlLimits(may_lack=frozenset({Role.PREFILL, Role.DECODE}))
+async def test_the_last_worker_of_a_role_dies(leg: Any, when_gone: str) -> None:
+    flags = dict.fromkeys(("when_prefill_is_gone", "when_decode_is_gone"), "fail" if when_gone == "local" else "local")
+    options = SchedulerOptions(**flags | {f"when_{leg}_is_gone": when_gone})  # type: ignore[arg-type]
+    wanted, limits = _wanted(), dataclasses.replace(SOON, may_lack=options.may_lack())
+    (right,) = await _right(wanted)
     async with WorkerCluster("PD", WRONG_200, limits=limits).serving() as cluster:
-        cluster.workers[leg == "decode"].faults.add(Fault("die", "before", leg))
+        victim = cluster.workers[leg == "decode"]
+        victim.faults.add(Fault("die", "before", leg))
+        if when_gone == "local":
+            answer = await cluster.answer(wanted)
+            assert (answer.tokens, answer.done[0].path, answer.done[0].tries) == (right, "local", 2)
+        else:
+            for error in (PdserveError, Unavailable):  # that of the request under way, and 503 for others
+                with pytest.raises(error):
+                    await cluster.answer(wanted)
 
-        answer = await cluster.answer(wanted)
-
-        assert [answer.tokens] == await _right(wanted)
-        assert (answer.done[0].path, answer.done[0].tries) == ("local", 2)
+        await victim.stop()
+        await victim.start()
+        await _whole(cluster)
+        again = await cluster.answer(wanted)
+        assert (again.tokens, again.done[0].path) == (right, "prefill_first")
 
 
 @pytest.mark.anyio

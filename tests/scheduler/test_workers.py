@@ -154,8 +154,8 @@ async def test_another_output_of_the_next_worker_is_counted() -> None:
 @pytest.mark.parametrize(
     ("prefill", "why"),
     [
-        (with_fake(salt=1), "have not answered like decode-0 alone: token 0 is"),
-        (dataclasses.replace(SETTINGS, connector="none"), "it holds no KV"),
+        (with_fake(salt=1), "prefill-0 at http.* have not answered like decode-0 alone: token 0 is"),
+        (dataclasses.replace(SETTINGS, connector="none"), "prefill-0 at http.*: it holds no KV"),
     ],
     ids=["another answer", "no connector"],
 )
