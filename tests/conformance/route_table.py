@@ -130,6 +130,16 @@ ROWS = (
         for name, route in (("rerank-v1", "/v1/rerank"), ("rerank-bare", "/rerank"))
     ),
     RouteRow("pooling", "/pooling", "a vector for each token", {"input": "hello", "task": "token_embed"}, None),
+    RouteRow("tokenize", "/tokenize", "a chat with tools", {
+        "messages": _ASK["messages"], "tools": _TOOLS, "return_token_strs": True,
+    }, None),
+    RouteRow("detokenize", "/detokenize", "three tokens", {"tokens": [30, 40, 50]}, None),
+    RouteRow("count-tokens", "/v1/messages/count_tokens", "a chat with tools", {
+        "messages": _ASK["messages"], "tools": _MESSAGE_TOOLS,
+    }, None),
+    RouteRow("input-tokens", "/v1/responses/input_tokens", "items with tools", {
+        "input": _KEPT["input"], "tools": _RESPONSE_TOOLS,
+    }, None),
 )  # fmt: skip
 _PNG = "data:image/png;base64," + base64.b64encode(file_of(image_of(30, 20))).decode()
 _JPEG = "data:image/jpeg;base64," + base64.b64encode(file_of(image_of(41, 40, seed=2), "JPEG")).decode()

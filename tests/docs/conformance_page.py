@@ -45,7 +45,7 @@ Each request is answered the same in each way that has a `yes`, by `tests/confor
 text, thinking, calls and usage, log probabilities and vectors up to rounding, whole and streamed, and each stream ends
 once. The ways: one combined instance, a P/D pair with KV through shared memory or over TCP, and a P and two D of which
 one is killed (`kill -9`) when it has computed the token named there and sent those before. The model is random, but
-thinks and calls tools as scripted. Vectors are computed by P alone.
+thinks and calls tools as scripted. Vectors are computed by P alone, and tokens are counted by the scheduler.
 
 """
 _CLIENTS = """

@@ -33,6 +33,11 @@ SURFACES: dict[str, dict[int, str]] = {
         6: "a call goes on when its decode instance is killed", 7: "calls over workers, one of which fails",
         8: "calls in lines of a batch", 9: "right, cut and malformed texts as vLLM's and OpenAI's parsers read them",
         10: "tools with bad schemas, names or numbers are 400 with the path",
+        11: "calls that must be made, and their finish reasons", 12: "markers that are special tokens",
+        13: "a text that only begins as a marker is content", 14: "id and name only in a call's first delta",
+        15: "a call without arguments has {}", 16: "calls of each of several choices",
+        17: "a tool_choice that names none, and results without a call, are 400 with the path",
+        18: "any text, however cut, raises nothing, and whole and streamed it is the same",
     },
     "B.reasoning": {
         1: "thinking before content and calls, in each format, whole and streamed",

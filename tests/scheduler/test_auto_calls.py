@@ -65,7 +65,7 @@ def calls_of(choice: Any) -> list[tuple[str, str]]:
 EXPECTED = [("weather", '{"city":"Paris"}'), ("now", "{}")]
 
 
-@pytest.mark.covers("B.tools.2", "B.tools.3")
+@pytest.mark.covers("B.tools.2", "B.tools.3", "B.tools.12", "B.tools.14", "B.tools.15", "B.tools.16")
 @pytest.mark.anyio
 @over_http
 @pytest.mark.parametrize("name", FORMATS)
@@ -86,6 +86,7 @@ async def test_calls_are_found_in_every_format(serve: Any, special: Path, name: 
         assert choice["message"]["content"] == (None if FORMATS[name].starts else "Look. ")
 
 
+@pytest.mark.covers("B.tools.13")
 @pytest.mark.anyio
 @over_http
 @pytest.mark.parametrize("name", FORMATS)

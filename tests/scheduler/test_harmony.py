@@ -108,6 +108,7 @@ def test_thinking_is_that_of_openais_own_parser_however_cut() -> None:
             assert parsed(make, [rest]) == parsed(make, [row["text"]])
 
 
+@pytest.mark.covers("B.tools.18")
 def test_any_messages_are_read_the_same_however_cut() -> None:
     chance = random.Random(3)
     words = ["assistant", "analysis", "final", "commentary", " to=functions.f", "{}", "x", " ", "<|", "é"]

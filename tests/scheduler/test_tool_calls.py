@@ -93,6 +93,7 @@ def shown(choices: list[Any]) -> list[Any]:
 PARIS = {"name": "weather", "arguments": ARGUMENTS}
 
 
+@pytest.mark.covers("B.tools.11", "B.tools.14", "B.tools.15")
 @pytest.mark.parametrize(
     ("text", "fields", "cut", "expected"),
     [
@@ -173,6 +174,7 @@ async def test_auto_finds_the_calls_in_the_text(
             assert whole[0]["message"]["content"] in (expected[0] or None, "")
 
 
+@pytest.mark.covers("B.tools.12")
 async def test_markers_that_are_special_tokens_are_parsed(serve: Any, make_model: Any) -> None:
     folder = make_model()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -218,6 +220,7 @@ async def test_ids_of_calls_do_not_format_the_prompt() -> None:
     assert len(auto.origin) == 32
 
 
+@pytest.mark.covers("B.tools.11")
 async def test_the_grammar_is_the_schema_of_the_tools(serve: Any) -> None:
     _, _, required = await answers(serve, ONE, REQUIRED)
     _, _, named = await answers(serve, ARGUMENTS, NAMED)

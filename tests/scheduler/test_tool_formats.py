@@ -262,6 +262,7 @@ def random_texts(name: str, count: int) -> list[str]:
     return ["".join(chance.choices(signs, k=chance.randrange(30))) for _ in range(count)]
 
 
+@pytest.mark.covers("B.tools.18")
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_text_is_parsed_the_same_however_cut(name: str) -> None:
     for text in random_texts(name, 40):

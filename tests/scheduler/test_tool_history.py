@@ -217,7 +217,7 @@ BAD_MESSAGES: list[tuple[list[Any], str]] = [
 ]
 
 
-@pytest.mark.covers("B.tools.10")
+@pytest.mark.covers("B.tools.10", "B.tools.17")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [*BAD_TOOLS, *(({"messages": [USER, *bad]}, param) for bad, param in BAD_MESSAGES)],
@@ -233,6 +233,7 @@ async def test_a_bad_field_is_400_with_its_path(serve: Any, fields: dict[str, An
         assert not served.dispatcher.requests
 
 
+@pytest.mark.covers("B.tools.17")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -130,6 +130,7 @@ def texts_of_signs(count: int) -> list[Any]:
     return ["".join(chance.choice(signs) for _ in range(chance.randrange(30))) for _ in range(count)]
 
 
+@pytest.mark.covers("B.tools.18")
 def test_any_forced_text_is_parsed_the_same_however_cut() -> None:
     for text in texts_of_signs(150):
         check_every_cut(required_calls, text, parsed(required_calls, [text]))
