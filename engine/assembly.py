@@ -150,9 +150,9 @@ def _pooling_rows(scheduled: ScheduledTokens, row: int) -> Iterator[PoolingRows]
 
 def _score_rows(scheduled: ScheduledTokens, row: int) -> Iterator[ScoreRow]:
     """Yield the scored rows; `row` is the flattened row of the first scheduled token."""
-    top = scheduled.prompt.state.params.prompt_logprobs or 0
+    params, token_ids = scheduled.prompt.state.params, scheduled.sequence.token_ids
     for place, position in enumerate(scored_positions(scheduled)):
-        yield ScoreRow(row + place, scheduled.sequence.token_ids[position], top)
+        yield ScoreRow(row + place, token_ids[position], params.wanted_at(position, len(token_ids)))
 
 
 def _chunk_of(scheduled: ScheduledTokens) -> Chunk:

@@ -91,7 +91,7 @@ class DeviceStep:
             for logits in scored:
                 part = rows[done : done + len(logits)]
                 token_ids = upload_ints([row.token_id for row in part], logits.device)
-                queued += queue_logprobs(logits, token_ids, [row.top for row in part], self._download)
+                queued += queue_logprobs(logits, token_ids, [row.wanted for row in part], self._download)
                 done += len(part)
         except Exception as error:  # noqa: BLE001 - see above
             failure = InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")

@@ -101,11 +101,12 @@ class ReferenceDecoder:
                 self._decode_rows([_Row(request) for request in every[first : first + _MAX_ROWS]])
 
     @torch.inference_mode()
-    def score_prompt(self, prompt: Sequence[int], top: int) -> list[TokenLogprobs | None]:
+    def score_prompt(self, prompt: Sequence[int], params: SamplingParams) -> list[TokenLogprobs | None]:
         """Return the log probabilities of the prompt's tokens; None for the first."""
         logits = self._network(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0]
         scores = logits.float().log_softmax(-1)
-        return [None, *(describe_token(scores[at - 1], prompt[at], top) for at in range(1, len(prompt)))]
+        wanted = [params.wanted_at(at, len(prompt)) for at in range(len(prompt))]
+        return [None, *(describe_token(scores[at - 1], prompt[at], wanted[at]) for at in range(1, len(prompt)))]
 
     @torch.inference_mode()
     def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
@@ -166,7 +167,9 @@ class ReferenceDecoder:
 
 def _sequences_of(prompt: Sequence[int], params: SamplingParams) -> list[_Request]:
     """Return the sequences of one prompt, with parameters that do not affect tokens reset."""
-    bare = replace(params, n=1, best_of=None, prompt_logprobs=None, logprobs=params.logprobs or None)
+    bare = replace(
+        params, n=1, best_of=None, prompt_logprobs=None, prompt_logprob_token_ids=(), logprobs=params.logprobs or None
+    )
     return [_Request(tuple(prompt), bare, number) for number in range(params.num_sequences)]
 
 

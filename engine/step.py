@@ -44,11 +44,14 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """Compute log probabilities of `token_id`, a prompt's next token, and of the `top` best from row `row`."""
+    """Compute log probabilities from row `row`: of `token_id`, a prompt's next token, and of the `wanted` ones.
+
+    These are so many of the best, or the tokens with these ids.
+    """
 
     row: int
     token_id: int
-    top: int
+    wanted: int | tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -88,5 +88,5 @@ def _scores(rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]) -> list[To
     scores: list[TokenLogprobs] = []
     for logits in scored:
         part = rows[len(scores) : len(scores) + len(logits)]
-        scores += token_logprobs(logits, [row.token_id for row in part], [row.top for row in part])
+        scores += token_logprobs(logits, [row.token_id for row in part], [row.wanted for row in part])
     return scores

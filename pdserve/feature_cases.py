@@ -124,10 +124,12 @@ def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, m
     sampled = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
     listed = replace(sampled, logprobs=0, logprob_token_ids=(7, 5, vocabulary.size - 1))
     prompt = SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=3)
+    given = replace(prompt, prompt_logprobs=0, prompt_logprob_token_ids=((7,), (5, vocabulary.size - 1)))
     return [
         FeatureCase("logprobs", _case_prompts(prompts, sampled), equal_logprobs),
         FeatureCase("logprob_token_ids", _case_prompts(prompts, listed), equal_logprobs),
         FeatureCase("prompt_logprobs, echo", _case_prompts(prompts, prompt), equal_prompt_logprobs),
+        FeatureCase("prompt_logprob_token_ids", _case_prompts(prompts, given), equal_prompt_logprobs),
     ]
 
 

@@ -88,9 +88,7 @@ def equal_prompt_logprobs(decoder: "ReferenceDecoder", prompts: Sequence[CasePro
     if different is not None:
         return different
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        wrong = _find_difference(
-            decoder.score_prompt(prompt.token_ids, prompt.params.prompt_logprobs or 0), answer.prompt_logprobs
-        )
+        wrong = _find_difference(decoder.score_prompt(prompt.token_ids, prompt.params), answer.prompt_logprobs)
         if wrong is not None:
             return f"prompt {number}, token {wrong}"
     return None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from wire.errors import InvalidGrammar, InvalidRequest
-from wire.parameter_rules import MAX_BEAM_LOGPROBS, MAX_BIAS, MAX_COUNT, Bounds, rules_of
+from wire.parameter_rules import MAX_BEAM_LOGPROBS, MAX_BIAS, MAX_COUNT, MAX_SCORED_TOKENS, Bounds, rules_of
 from wire.prompt_images import check_images
 from wire.types import (
     WITH_BEAMS,
@@ -37,6 +37,12 @@ def check_prompt(state: PromptState) -> None:
     if not state.token_ids:
         raise InvalidRequest("a prompt needs at least one token", param="prompt")
     check_ids("prompt", state.token_ids)
+    num_lists, num_scored = len(state.params.prompt_logprob_token_ids), len(state.token_ids) - 1
+    if num_lists > num_scored:
+        raise InvalidRequest(
+            f"prompt_logprob_token_ids has {num_lists} lists, at most the prompt's length - 1 = {num_scored}",
+            "prompt_logprob_token_ids",
+        )
     if len(state.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
     if state.outputs and len(state.outputs) != state.params.num_sequences:
@@ -64,6 +70,10 @@ def check_params(params: SamplingParams) -> None:
             raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, {limit}", "logit_bias")
     if params.logprob_token_ids and params.logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs: leave it out, or set logprobs", "logprob_token_ids")
+    if params.prompt_logprob_token_ids and params.prompt_logprobs != 0:
+        raise InvalidRequest(
+            f"prompt_logprobs is {params.prompt_logprobs}, must be 0 with prompt_logprob_token_ids", "prompt_logprobs"
+        )
     if params.repetition_detection is not None:
         check_repetition(params.repetition_detection)
     if params.beam_search is not None:
@@ -115,6 +125,12 @@ def _check_ids_of(params: SamplingParams) -> None:
     check_ids("stop_token_ids", params.stop_token_ids)
     check_ids("allowed_token_ids", params.allowed_token_ids)
     check_ids("logprob_token_ids", params.logprob_token_ids)
+    num_scored = sum(map(len, params.prompt_logprob_token_ids))
+    if num_scored > MAX_SCORED_TOKENS:
+        limit = f"at most {MAX_SCORED_TOKENS} are allowed"
+        raise InvalidRequest(f"prompt_logprob_token_ids has {num_scored} ids, {limit}", "prompt_logprob_token_ids")
+    for ids in params.prompt_logprob_token_ids:
+        check_ids("prompt_logprob_token_ids", ids)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
 
 

@@ -18,6 +18,7 @@ MAX_COUNT = 2**31 - 1  # tokens, and also the largest token id: the message's fi
 MAX_LISTED_TOKENS = 300_000  # the engine also refuses ids outside the model's vocabulary
 MAX_BEAM_LOGPROBS = 128  # at each position of each hypothesis, all of which are kept until the search has ended
 MAX_LOGPROBS = MAX_LISTED_TOKENS  # at each position; a step over the message limit is split (instance/step_parts.py)
+MAX_SCORED_TOKENS = 2**21  # over all positions of a prompt; at most five bytes each in a message
 MAX_BIAS = 100.0  # added to a token's logit, in either direction
 _METADATA = "parameter"
 

@@ -94,7 +94,8 @@ class SamplingParams:
     `best_of` sequences are generated; the client gets the `n` with the highest log probability (None: n).
     `allowed_token_ids` and `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs`
     are how many of the best tokens to return at each position besides the actual one; 0 is that one only, None nothing.
-    `logprob_token_ids` replace the best at output positions; None turns `repetition_detection` off.
+    `logprob_token_ids` replace the best at output positions, and the lists of `prompt_logprob_token_ids` those at the
+    last positions of the prompt, one each; None turns `repetition_detection` off.
     """
 
     max_tokens: int = field(metadata=rule(Bounds(1), Bounds(1, MAX_COUNT)))
@@ -120,11 +121,18 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = parameter((), Bounds(0, 128))  # as vLLM's
     repetition_detection: RepetitionDetection | None = None
     thinking: Thinking | None = None
+    prompt_logprob_token_ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def wanted_logprobs(self) -> "int | tuple[int, ...]":
         """Number or ids of the tokens whose log probabilities are returned at each output position."""
         return self.logprob_token_ids or self.logprobs or 0
+
+    def wanted_at(self, position: int, num_tokens: int) -> "int | tuple[int, ...]":
+        """Return the same of the token at a position of a prompt with `num_tokens` tokens."""
+        lists = self.prompt_logprob_token_ids
+        at = position - num_tokens + len(lists)
+        return lists[at] if at >= 0 and lists else self.prompt_logprobs or 0
 
     @property
     def num_sequences(self) -> int:

@@ -64,12 +64,12 @@ def _slice_logprobs(
     parts = torch.split(logits.gather(1, own), rows_at_once(logits.shape[-1]), dim=1)  # a row may have many tokens
     num_better = torch.cat([(logits[:, None] > part[..., None]).sum(dim=-1) for part in parts], dim=1)
     best = []
-    for what, rows in by_wanted(wanted).items():
+    for what, rows in by_wanted(wanted):
         places = upload_ints(rows, logits.device)
         if isinstance(what, int):
             ids = logits.index_select(0, places).topk(min(what, logits.shape[-1]), dim=-1).indices
         else:
-            ids = upload_ints(what, logits.device).expand(len(rows), -1)
+            ids = upload_ints([one for ids in what for one in ids], logits.device).reshape(len(rows), -1)
         values = logprobs.index_select(0, places).gather(1, ids)
         best.append(_ExtraTokens(rows, download.take(ids), download.take(values)))
     return LogprobsToRead(download.take(logprobs.gather(1, own)), download.take(num_better), tuple(best))

@@ -16,6 +16,7 @@ def check_token_params(params: SamplingParams, vocab_size: int) -> None:
     _check("logit_bias", (token for token, _ in params.logit_bias), vocab_size)
     _check("allowed_token_ids", params.allowed_token_ids, vocab_size)
     _check("logprob_token_ids", params.logprob_token_ids, vocab_size)
+    _check("prompt_logprob_token_ids", (one for ids in params.prompt_logprob_token_ids for one in ids), vocab_size)
     _check("bad_words", (token for word in params.bad_words for token in word), vocab_size)
     if (thinking := params.thinking) is not None:
         _check("thinking", (thinking.start_token_id, thinking.end_token_id), vocab_size)

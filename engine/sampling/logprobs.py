@@ -21,13 +21,21 @@ Wanted = int | tuple[int, ...]
 """How many of the best tokens, or which ids, a row requests in addition to its own."""
 
 
-def by_wanted(wanted: Sequence[Wanted]) -> dict[Wanted, list[int]]:
-    """Group rows by what they request, without rows that request nothing. No row's result depends on the grouping."""
-    rows: dict[Wanted, list[int]] = {}
+def by_wanted(wanted: Sequence[Wanted]) -> list[tuple[int | list[tuple[int, ...]], list[int]]]:
+    """Group rows that request the same number of tokens, without rows that request none.
+
+    Each group is that number of the best, or each row's ids, with the rows. No row's result depends on the grouping.
+    """
+    best, listed = dict[int, list[int]](), dict[int, tuple[list[tuple[int, ...]], list[int]]]()
     for row, what in enumerate(wanted):
-        if what:
-            rows.setdefault(what, []).append(row)
-    return rows
+        if isinstance(what, int):
+            if what:
+                best.setdefault(what, []).append(row)
+        elif what:
+            ids, rows = listed.setdefault(len(what), ([], []))
+            ids.append(what)
+            rows.append(row)
+    return [*best.items(), *listed.values()]
 
 
 def token_logprobs(
@@ -67,12 +75,12 @@ def _requested(
 ) -> dict[int, tuple[tuple[int, ...], tuple[float, ...]]]:
     """Return, by row, the ids and log probabilities of the wanted tokens."""
     requested = {}
-    for what, rows in by_wanted(wanted).items():
+    for what, rows in by_wanted(wanted):
         picked, probable = (logits, logprobs) if len(rows) == len(logits) else (logits[rows], logprobs[rows])
         if isinstance(what, int):
             ids = picked.topk(min(what, logits.shape[-1]), dim=-1).indices
         else:
-            ids = torch.tensor(what, device=logits.device).expand(len(rows), -1)
+            ids = torch.tensor(what, device=logits.device)
         values = probable.gather(1, ids)
         for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
             requested[row] = tuple(row_ids), tuple(row_values)

@@ -53,8 +53,6 @@ TOKENS_NOT_SERVED = WITH_TOOLS_NOT_SERVED | {
 }
 SAMPLING_NOT_SERVED = NOT_SERVED | {
     "extra_args": (({},), "they are for plugins of vLLM's engine, which pdserve does not run"),
-    "prompt_logprob_token_ids": (_NOTHING, "use prompt_logprobs"),
-    "prompt_logprob_start": ((0,), "prompt_logprobs are those of the whole prompt"),
     "skip_reading_prefix_cache": (_OFF, "use a cache_salt that no other request has"),
     "trace_decode_token_ids": (_NOTHING, "the output is what the model generates"),
 }

@@ -3,6 +3,7 @@
 {"token_ids": [72, 101], "sampling_params": {"max_tokens": 2}}   ->   {"choices": [{"token_ids": [108, 111], …}], …}
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +15,7 @@ from scheduler.api.body import Body, ManyIds, Priority, Salt, bounds
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody, StreamOptions
 from scheduler.api.prepared_request import PreparedRequest, prepare_generation
+from scheduler.api.prompt_scores import FIELD, read_lists
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.read_body import read_body
 from scheduler.api.refusals import SAMPLING_NOT_SERVED, TOKENS_NOT_SERVED, Refusal, refuse_fields
@@ -26,12 +28,14 @@ _OWN_FIELDS = ("stream", "stream_options", "cache_salt", "priority", "request_id
 
 
 class TokensSamplingBody(GenerationBody):
-    """`sampling_params`: the sampling parameters of /v1/completions."""
+    """`sampling_params`: those of /v1/completions, and the tokens to score at positions of the prompt."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = SAMPLING_NOT_SERVED
 
     logprobs: Annotated[int, bounds("logprobs")] | None = None
     detokenize: bool | None = None
+    prompt_logprob_token_ids: Annotated[list[ManyIds], Field(fail_fast=True)] | None = None
+    prompt_logprob_start: Annotated[int, Field(ge=0)] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -78,6 +82,7 @@ async def generate_tokens(context: AppContext, request: Request) -> Generation:
     shape = TokensShape(
         shown_id(own_id, request, body.request_id), model, prepared.formatter, prepared.options,
         has_text=body.output_mode == "text", has_prompt=bool(body.return_token_ids),
+        scored=body.sampling_params.prompt_logprob_token_ids,
     )  # fmt: skip
     return prepared.generation(own_id, shape)
 
@@ -93,10 +98,29 @@ async def _prepare(context: AppContext, body: TokensBody, request: Request) -> P
     own = {name: getattr(body, name) for name in _OWN_FIELDS}
     sampling = body.sampling_params.model_copy(update=own | {"return_token_ids": True})
     with _within_sampling():
-        return await prepare_generation(
+        prepared = await prepare_generation(
             context, sampling, request, [tokens.shared_ids.of(ids)],
             default_max_tokens=None, param="token_ids", continues_prompt=True,
         )  # fmt: skip
+        return _with_scores(prepared, sampling)
+
+
+def _with_scores(prepared: PreparedRequest, sampling: TokensSamplingBody) -> PreparedRequest:
+    """Return the request with the log probabilities of the given tokens. Raises InvalidRequest."""
+    given, start, context = sampling.prompt_logprob_token_ids, sampling.prompt_logprob_start or 0, prepared.context
+    if given is None:
+        if start:
+            raise InvalidRequest(f"prompt_logprob_start needs {FIELD}", "prompt_logprob_start")
+        return prepared
+    if sampling.stream:
+        raise InvalidRequest(f"{FIELD} cannot be streamed: leave stream out", FIELD)
+    if sampling.prompt_logprobs:
+        raise InvalidRequest(
+            f"prompt_logprobs must be 0 or null with {FIELD}, which replace the likeliest tokens", "prompt_logprobs"
+        )
+    lists = read_lists(given, start, len(prepared.prompts[0]), context.tokens, context.config.options.max_logprobs)
+    params = dataclasses.replace(prepared.params, prompt_logprobs=0, prompt_logprob_token_ids=lists)
+    return dataclasses.replace(prepared, params=params)
 
 
 @contextmanager

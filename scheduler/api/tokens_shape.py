@@ -7,13 +7,12 @@ from typing import Any
 from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.answer_shape import CompleteChoice, PromptReport, Usage
 from scheduler.api.logprobs import Scored, TokenFormatter, scored_output, scored_prompt
+from scheduler.api.prompt_scores import matrix_of
 from scheduler.api.sse import SSE, event
 from scheduler.text.pieces import TextPiece
 
 _CHOICE_NULLS = dict.fromkeys(("routed_experts", "sampling_mask", "weight_versions"))
-_ANSWER_NULLS = dict.fromkeys(
-    ("prompt_token_id_logprobs", "mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params")
-)
+_ANSWER_NULLS = dict.fromkeys(("mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params"))
 
 
 class TokensShape:
@@ -23,14 +22,14 @@ class TokensShape:
 
     def __init__(
         self, answer_id: str, model: str, formatter: TokenFormatter, options: AnswerOptions, *,
-        has_text: bool, has_prompt: bool,
+        has_text: bool, has_prompt: bool, scored: Sequence[Sequence[int]] | None,
     ) -> None:  # fmt: skip
-        """`has_prompt`: the answer has the prompt's ids, a stream's first chunk does."""
+        """`has_prompt`: the answer has the prompt's ids, a stream's first chunk does. `scored`: the given tokens."""
         self._head: dict[str, Any] = {"request_id": answer_id}
         self._mode = {"output_mode": "text" if has_text else "tokens"}
         self._model, self._created = model, int(time.time())
         self._formatter, self._options = formatter, options
-        self._has_text, self._has_prompt = has_text, has_prompt
+        self._has_text, self._has_prompt, self._scored = has_text, has_prompt, scored
         self._sends_prompt = has_prompt
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
@@ -68,6 +67,7 @@ class TokensShape:
         return (
             self._head
             | {"model": self._model, "created": self._created, "usage": usage, "prompt_logprobs": scores}
+            | {"prompt_token_id_logprobs": None if self._scored is None else matrix_of(self._scored, prompt.logprobs)}
             | _ANSWER_NULLS
             | {"prompt_token_ids": list(prompt.token_ids) if self._has_prompt else None}
             | self._mode

@@ -35,6 +35,11 @@ def check_prompt(prompt: PromptState) -> None:
         )
     if params.beam_search is not None:
         raise InvalidRequest("beam search is not available over workers of other engines", "use_beam_search")
+    if params.prompt_logprob_token_ids:
+        raise InvalidRequest(
+            "prompt_logprob_token_ids is not available over workers of other engines: their completions lack it",
+            "prompt_logprob_token_ids",
+        )
     if params.bad_words:
         raise InvalidRequest(
             "bad_words is not available over workers of other engines: their API takes texts, which they tokenize on "

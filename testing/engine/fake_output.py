@@ -56,7 +56,7 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
     ]
     candidates = [_candidates(c, row, vocab_size) if row.candidates else None for row, _, c in rows]
     scores = [
-        logprobs_of(c, score.token_id, score.top, vocab_size)
+        logprobs_of(c, score.token_id, score.wanted, vocab_size)
         for score, c in zip(batch.scores, checksums[len(token_ids) :], strict=False)
     ]
     rest = iter(checksums[len(token_ids) + len(scores) :])

@@ -82,10 +82,10 @@ class _Playing:
     async def play(self) -> None:
         """Pass the script to the sink."""
         prompts = range(len(self._request.prompts))
-        count = self._request.params.prompt_logprobs
-        for prompt, token_ids in enumerate(self._request.prompts if count is not None else ()):
-            assert count is not None
-            self._sink.prompt_logprobs(prompt, (None, *(scores_of(token_id, count) for token_id in token_ids[1:])))
+        params = self._request.params
+        for prompt, token_ids in enumerate(self._request.prompts if params.prompt_logprobs is not None else ()):
+            wanted = (params.wanted_at(at, len(token_ids)) for at in range(1, len(token_ids)))
+            self._sink.prompt_logprobs(prompt, (None, *map(scores_of, token_ids[1:], wanted)))
         for played, (prompt, token) in enumerate(self._scripted_tokens()):
             await self._pause_if_held(played)
             self._emit(prompt, token)

@@ -1,8 +1,11 @@
 """/inference/v1/generate and /reset_prefix_cache with a real model, combined and over P/D."""
 
+import base64
+import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conformance.served import PROMPT, Compared, Oracle
@@ -25,6 +28,20 @@ def test_ids_generated_from_ids_are_those_of_the_completion(compared: Compared, 
     assert [token_id for choice in streamed for token_id in choice["token_ids"]] == whole["token_ids"]
     assert "".join(choice["text"] for choice in streamed) == whole["text"]
     compared.agree("ids", whole["token_ids"])
+
+
+@pytest.mark.covers("B.tokens.1")
+def test_tokens_of_the_prompt_are_scored_as_by_transformers(compared: Compared, oracle: Oracle) -> None:
+    ids = oracle.ids(PROMPT * 8)
+    lists = [[token_id, 3, at % 300] for at, token_id in enumerate(ids[2:])]
+    sampling = {"max_tokens": 2, "temperature": 0, "prompt_logprob_token_ids": lists, "prompt_logprob_start": 1}
+    answer = compared.post(PATH, token_ids=ids, sampling_params=sampling).json()
+
+    scores = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
+    expected = oracle.logprobs(ids)[1:-1]
+    for row, chosen, found in zip(expected, lists, scores, strict=True):
+        assert found == pytest.approx(row[chosen].tolist(), abs=1e-4)
+    compared.agree("scores", scores.round(3).tolist())
 
 
 @pytest.mark.covers("B.ops.8")

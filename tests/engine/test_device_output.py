@@ -69,7 +69,7 @@ def assert_same(one: TokenLogprobs | None, other: TokenLogprobs | None) -> None:
 @pytest.mark.parametrize("chosen", [range(9), (0, 7), (3, 4, 8), (1,), ()], ids=str)
 def test_tokens_and_logprobs_equal_those_computed_at_once(chosen: Any, dtype: torch.dtype) -> None:
     rows = rows_of([ASKED[i] for i in chosen])
-    scores = tuple(ScoreRow(i, 11 * i, top=i % 3) for i in range(5))
+    scores = tuple(ScoreRow(i, 11 * i, i % 3) for i in range(5))
     batch, logits = StepBatch((), (), rows, scores), logits_of(len(rows), dtype)
     pooled = [torch.tensor([1.5, 2.5], dtype=torch.float64)]
 

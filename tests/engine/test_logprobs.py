@@ -37,6 +37,19 @@ def test_they_are_the_log_softmax_in_plain_arithmetic(vocab_size: int, seed: int
         assert list(one.top_logprobs) == pytest.approx([row[token] - total for token in best], abs=1e-5)
 
 
+def test_each_row_has_the_tokens_that_it_lists() -> None:
+    logits = _logits(5, 40)
+    wanted: list[Wanted] = [(3, 7), 2, (), (9, 9), (1,)]
+
+    reported = token_logprobs(logits, [0] * 5, wanted)
+
+    assert [one.top_ids for one in reported] == [(3, 7), reported[1].top_ids, (), (9, 9), (1,)]
+    for row, one in zip(logits.log_softmax(-1).tolist(), reported, strict=True):
+        assert list(one.top_logprobs) == pytest.approx([row[token] for token in one.top_ids], abs=1e-6)
+    for row, one in enumerate(reported):
+        assert token_logprobs(logits[row : row + 1], [0], [wanted[row]]) == [one]
+
+
 def test_slices_give_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, token_ids, tops = _logits(11, 50), list(range(11)), [i % 3 for i in range(11)]
     whole = token_logprobs(logits, token_ids, tops)

@@ -98,7 +98,7 @@ def test_nan_logits_of_a_search_fail_only_that_search(value: float) -> None:
 
 def test_scored_rows_come_in_slices_of_any_size() -> None:
     logits = _logits(5)
-    scores = tuple(ScoreRow(row, 2 * row, top=row) for row in range(5))
+    scores = tuple(ScoreRow(row, 2 * row, row) for row in range(5))
 
     reported = make_output(torch.empty(0, 30), StepBatch((), (), (), scores), iter([logits[:3], logits[3:]])).scores
 

@@ -47,7 +47,7 @@ class Script:
     def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
         return self.sequences
 
-    def score_prompt(self, prompt: Sequence[int], top: int) -> list[TokenLogprobs | None]:
+    def score_prompt(self, prompt: Sequence[int], params: SamplingParams) -> list[TokenLogprobs | None]:
         return [None, TOLD[0]]
 
     def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:

@@ -1,8 +1,12 @@
 """POST /inference/v1/generate over a scripted dispatcher: the fields of vLLM 0.33's route."""
 
+import base64
+import io
 import json
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from testing.scheduler.scripted_dispatcher import Line
@@ -89,6 +93,32 @@ async def test_log_probabilities_have_the_token_itself_first(serve: Any) -> None
     assert [one and list(one) for one in answer["prompt_logprobs"]] == [None, ["101"]]
 
 
+@pytest.mark.covers("B.tokens.1")
+async def test_given_tokens_are_scored_at_positions_of_the_prompt(serve: Any) -> None:
+    ids, lists = [72, 101, 30, 40], [[30], [-1, 9, 9]]
+    async with serve() as served:
+        sampling = {"max_tokens": 1, "prompt_logprob_token_ids": lists, "prompt_logprob_start": 1}
+        answers = [
+            (await served.client.post(PATH, json=body_of(token_ids=ids, sampling_params=sampling | more))).json()
+            for more in ({}, {"prompt_logprobs": 0})
+        ]
+
+    for answer in answers:
+        scores = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
+        assert scores.dtype == np.float32
+        assert scores.tolist() == pytest.approx(np.array([[-0.3, -math.inf, -math.inf], [-math.inf, -0.09, -0.09]]))
+    assert answers[0]["prompt_logprobs"] is None
+    assert [one and list(one) for one in answers[1]["prompt_logprobs"]] == [None, ["101"], ["30"], ["40"]]
+
+
+SCORED = "sampling_params.prompt_logprob_token_ids"
+
+
+def scored(lists: Any, **more: Any) -> dict[str, Any]:
+    """Return the sampling parameters of a body that scores these tokens."""
+    return {"sampling_params": {"max_tokens": 1, "prompt_logprob_token_ids": lists} | more}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": []}, "token_ids"), ({"token_ids": [-1]}, "token_ids"), ({"token_ids": [384]}, "token_ids"),
     ({"token_ids": "hi"}, "token_ids"), ({"token_ids": [1] * 513}, "token_ids"),
@@ -106,6 +136,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"content_parts": [{"type": "image_url"}]}, "content_parts"), ({"stream_options": {}}, "stream_options"),
     ({"cache_salt": ""}, "cache_salt"),
     ({"stream": True, "sampling_params": {"prompt_logprobs": 1}}, "sampling_params"),
+    (scored([]), SCORED), (scored([[]]), SCORED), (scored([[3], [3]]), SCORED), (scored([[384]]), SCORED),
+    (scored([[-2]]), SCORED), (scored([[True]]), SCORED), (scored([[1] * 21]), SCORED), (scored([3]), SCORED),
+    (scored([[3]]) | {"stream": True}, SCORED), (scored([[3]], prompt_logprob_start=1), SCORED),
+    (scored([[3]], prompt_logprobs=1), "sampling_params.prompt_logprobs"),
+    (scored([[3]], prompt_logprob_start=-1), "sampling_params.prompt_logprob_start"),
+    (scored(None, prompt_logprob_start=1), "sampling_params.prompt_logprob_start"),
 ]  # fmt: skip
 
 

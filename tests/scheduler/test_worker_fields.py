@@ -190,6 +190,10 @@ def _has(body: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
             "/inference/v1/generate", {"token_ids": [5], "kv_transfer_params": {"remote_host": "h"}},
             "kv_transfer_params", "kv_transfer_params",
         ),
+        (
+            "/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"prompt_logprob_token_ids": [[5]]}},
+            "is not available over workers", "prompt_logprob_token_ids",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.anyio

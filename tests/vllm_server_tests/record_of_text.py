@@ -124,9 +124,8 @@ TEXT_FILES: dict[str, ServerFile] = {
     "serve/instrumentator/test_orca_metrics.py": ServerFile(3),
     "serve/middleware/test_optional_middleware.py": ServerFile(9, VECTORS),
     "scale_out/token_in_token_out/test_serving_tokens.py": ServerFile(
-        13,
+        14,
         failing={
-            "test_generate_prompt_token_id_logprobs": "`prompt_logprob_token_ids` is refused",
             "test_text_mode_invalid_requests_return_400[derender-stream]": WORDS,
         },
         left_out={

@@ -80,9 +80,10 @@ TICKET = Ticket("ab" * 16, 2**62, "decode-1", 7, 0, 10.0, ENDPOINTS)
 PARAMS = SamplingParams(
     max_tokens=5, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=2**63, n=2, min_tokens=1, stop_token_ids=(2, 7),
     best_of=3, repetition_penalty=1.1, presence_penalty=-2.0, frequency_penalty=0.5, logit_bias=((3, -100.0), (4, 1.5)),
-    allowed_token_ids=(1, 2, 3), bad_words=((5,), (6, 7)), logprobs=0, prompt_logprobs=2,
+    allowed_token_ids=(1, 2, 3), bad_words=((5,), (6, 7)), logprobs=0, prompt_logprobs=0,
     structured=StructuredOutput("json", "{}", "", "xgrammar"), logprob_token_ids=(9, 3),
     repetition_detection=RepetitionDetection(4, 1, 2), thinking=Thinking(8, 9, True, 3, 0),
+    prompt_logprob_token_ids=((), (3, 5)),
 )  # fmt: skip
 SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_search=BeamSearch(0.5, "never"))
 PAIR = PromptState(
@@ -143,9 +144,10 @@ def test_each_field_of_a_load_snapshot_survives_the_round_trip() -> None:
 def test_every_sampling_parameter_has_a_wire_field_and_bounds() -> None:
     own = {field.name for field in fields(SamplingParams)}
     objects = {"structured", "beam_search", "repetition_detection", "thinking"}
+    bounded_by_the_prompt = {"prompt_logprob_token_ids"}
 
     assert own == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
-    assert set(PARAMETERS) == own - objects | {"length_penalty"}
+    assert set(PARAMETERS) == own - objects - bounded_by_the_prompt | {"length_penalty"}
 
 
 def test_every_command_with_a_prompt_is_a_prompt_command() -> None:
