@@ -40,15 +40,15 @@ async def load_images(
 
 
 async def image_prompt(
-    context: AppContext, request: Request, prompt: Any, data: Mapping[str, Any], *, add_special_tokens: bool,
+    context: AppContext, request: Request, prompt: Any, data: Any, *, add_special_tokens: bool,
     salt: str | None = None,
 ) -> ChatPrompt:  # fmt: skip
     """Return a text's ids with the images of `multi_modal_data` for its placeholders, and place the images.
 
-    Raises as `load_images` does, and InvalidRequest for another field than `image`, or a prompt that is not one text.
+    Raises as `load_images` does, and InvalidRequest for other data than `image`, or a prompt that is not one text.
     """
-    urls = data.get("image")
-    if set(data) != {"image"} or not isinstance(urls, list) or not urls:
+    urls = data.get("image") if isinstance(data, Mapping) and set(data) == {"image"} else None
+    if not isinstance(urls, list) or not urls:
         raise InvalidRequest('multi_modal_data must be {"image": [URL, ...]}', "multi_modal_data")
     if not isinstance(prompt, str):
         raise InvalidRequest("multi_modal_data needs a prompt that is one text", "prompt")

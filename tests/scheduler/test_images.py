@@ -106,6 +106,8 @@ async def test_placeholders_of_a_text_stand_for_its_images(serve: Any, folder: P
         ({"prompt": "ab", "multi_modal_data": {"image": [data_url()]}}, "prompt"),
         ({"prompt": [IMAGE, IMAGE], "multi_modal_data": {"image": [data_url()]}}, "prompt"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": []}}, "multi_modal_data"),
+        ({"prompt": IMAGE, "multi_modal_data": [None, None]}, "multi_modal_data"),
+        ({"prompt": IMAGE, "multi_modal_data": "image"}, "multi_modal_data"),
         ({"prompt": IMAGE, "multi_modal_data": {"video": [data_url()]}}, "multi_modal_data"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": [7]}}, "multi_modal_data.image.0"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": ["ftp://a"]}}, "multi_modal_data.image.0"),
