@@ -87,7 +87,7 @@ def _shown(block: Any) -> dict[str, Any]:
 
 
 def _num_input(usage: Any) -> Any:
-    return usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
 
 
 def _counted(client: Any, body: dict[str, Any]) -> Any:
