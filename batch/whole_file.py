@@ -45,7 +45,7 @@ class WholeFile:
             self._file.write(content)
 
     def flush(self) -> None:
-        """Flush all of it to disk. Raises OSError."""
+        """Flush everything written so far to disk. Raises OSError."""
         with _add_path_to_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -64,7 +64,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def check_place(path: Path, what: str) -> None:
-    """Raise ConfigError if no file can appear at `path`: a folder, a link, a device, or a file that is read-only."""
+    """Raise ConfigError if `path` cannot be replaced: a folder, a link, a device, or a file that is read-only."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def check_folder(path: Path, what: str) -> None:
 
 @contextlib.contextmanager
 def _add_path_to_errors(path: Path) -> Iterator[None]:
-    """Add the file's name to an error of its descriptor."""
+    """Add the file's name to an OSError that has none, as those of a descriptor."""
     try:
         yield
     except OSError as error:

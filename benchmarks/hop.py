@@ -10,7 +10,7 @@ side that starts alternates, so a noisy machine disturbs both alike.
 Computed for every pair of requests, from the moment of sending, median over the pairs:
     hop       (second token of P/D - second token of combined) / first token of combined      goal: under 5%
     gap       the same for (second - first) of each side: the hop without the noise of two prefills
-Then streams decode on D while such prompts are handed off to it one by one, each followed by as long a pause:
+Then streams decode on D while such prompts are handed off to it one by one, with pauses of the same length:
     alone, kv   the gaps between the tokens of the streams in the pauses, and while a prompt is in progress
 """
 
@@ -74,7 +74,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[512, 4096], help="default: 512 4096")
     parser.add_argument("--runs", type=int, default=20, help="requests to each side (default: 20)")
     parser.add_argument(
-        "--stream-tokens", type=int, default=256, help=f"of each request of the {STREAMS} streams (default: 256)"
+        "--stream-tokens",
+        type=int,
+        default=256,
+        help=f"output tokens of each request of the {STREAMS} streams (default: 256)",
     )
     parser.add_argument("--chunk", type=int, default=512, help="--prefill-chunk-size of every engine (default: 512)")
     parser.add_argument("--dtype", default="auto", help="of every engine (default: auto)")

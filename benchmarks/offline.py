@@ -138,7 +138,7 @@ class Vllm:
         while not line.endswith(b"\n"):
             if not select.select([self._replies], [], [], WAIT_S)[0] or not (piece := os.read(self._replies, 4096)):
                 self.close()
-                raise SystemExit(f"vLLM ended, or did not answer for {WAIT_S:g} s: see {self._log}")
+                raise SystemExit(f"vLLM exited, or did not answer for {WAIT_S:g} s: see {self._log}")
             line += piece
         return json.loads(line)
 
@@ -172,7 +172,7 @@ def main() -> None:
     flags.add_argument("--chunk", type=int, help="our maximum prompt tokens in one step (default: the engine's)")
     flags.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True, help="run vLLM too")
     args = flags.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a paused process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a paused process is killed
     requests = workload(args.requests, args.seed, args.last_id)
     sides: list[Contestant] = [Vllm(args.model, args.dtype)] if args.peer else []
     try:

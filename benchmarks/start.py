@@ -2,15 +2,15 @@
 
     python benchmarks/start.py --runs 3
     python benchmarks/start.py --model MODEL --prefill 2 --decode 2
-    python benchmarks/start.py --route 1 1 --runs 3                      over doubles of vLLM workers
+    python benchmarks/start.py --route 1 1 --runs 3                      over test doubles of vLLM workers
     python benchmarks/start.py --replace decode-0 prefill-0 --runs 3     also with --no-spare
 
 Each run starts a cluster, requests one token, and stops it. The stages are read from the processes' log lines, in
-seconds after the command's start; the slowest instance counts. With --route so many doubles for prefill and for decode
-run already, and the CPU seconds are those of all processes of `pdserve route`. With --replace each named instance is
-killed once the spare is warm; the phases are the supervisor's (docs/operations.md), with the CPU seconds of the new
-process in each, which other load does not change. JSON: one line per measurement with the machine's load, then the
-medians.
+seconds after the command's start; the slowest instance counts. With --route the given numbers of prefill and decode
+doubles are already running, and the CPU seconds are those of all processes of `pdserve route`. With --replace each
+named instance is killed once the spare is warm; the phases are the supervisor's (docs/operations.md), with the CPU
+seconds of the new process in each phase, since these do not depend on other load. JSON: one line per measurement with
+the machine's load, then the medians.
 """
 
 import argparse

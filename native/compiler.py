@@ -53,7 +53,7 @@ class Compiler:
             cores = len(os.sched_getaffinity(0))
             run_jobs(commands, child_environ, at_once=cores, limits=limits)
         if not target.exists():
-            raise BuildFailed(f"{shlex.join(self.command)} exited with 0 but made no library")
+            raise BuildFailed(f"{shlex.join(self.command)} exited with 0 but wrote no library")
 
 
 def find_compiler(environ: Mapping[str, str]) -> Compiler | None:

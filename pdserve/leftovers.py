@@ -25,7 +25,7 @@ def end_leftovers(processes: Sequence[ProcessRecord]) -> str:
             left.append(owner.name)
             wait_end(pidfd, deadline)
             os.close(pidfd)
-    return f"ended what was left running of {', '.join(dict.fromkeys(left))}" if left else ""
+    return f"stopped leftover processes of {', '.join(dict.fromkeys(left))}" if left else ""
 
 
 def _writes_to(pid: int, log: str) -> bool:

@@ -18,7 +18,7 @@ START_HINT = "`pdserve up --detach` starts a cluster on this machine"
 
 @dataclass(frozen=True, slots=True)
 class TargetCluster:
-    """A cluster's address; `state` was written by `pdserve up`, None if it was started otherwise."""
+    """A cluster's address; `state` was written by `pdserve up`, None if something else started it."""
 
     base_url: str
     state: ClusterState | None

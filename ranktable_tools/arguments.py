@@ -10,7 +10,7 @@ from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.dialects.registry import DIALECTS
 from ranktable_tools.errors import RanktableError
 
-CONFIG_HELP = "With pdserve installed, --config FILE reads these flags from YAML; a flag that is typed wins."
+CONFIG_HELP = "With pdserve installed, --config FILE reads these flags from YAML; flags on the command line win."
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -100,7 +100,7 @@ def read_options(arguments: argparse.Namespace) -> ReadOptions:
 
 def add_save_dir(parser: argparse.ArgumentParser) -> None:
     """Add the guide's flag for the output folder."""
-    parser.add_argument("--save-dir", default=".", metavar="DIR", help="where the files go (default: here)")
+    parser.add_argument("--save-dir", default=".", metavar="DIR", help="where the files go (default: this folder)")
 
 
 def add_owner(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,7 @@ class AllowedServers:
         network fails or `deadline` expires.
         """
         if self._hosts and url.host.lower() not in self._hosts:
-            raise ConfigError(f"{url}: {url.host} is none of the allowed hosts")
+            raise ConfigError(f"{url}: {url.host} is not one of the allowed hosts")
         sockets = CheckedSockets(self.rules)
 
         async def without_retry(

@@ -18,6 +18,6 @@ def hold_limit(pool: int) -> int:
 
 
 def unused_positions(model_type: str, pad_token_id: object) -> int:
-    """Return how many position embeddings stay unused: RoBERTa-like models start after that of the padding id."""
+    """Return how many position embeddings stay unused: RoBERTa-like models number positions from the padding id + 1."""
     starts_later = "roberta" in model_type or model_type == "camembert"
     return pad_token_id + 1 if starts_later and isinstance(pad_token_id, int) else 0

@@ -27,7 +27,7 @@ def refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> Non
     _refuse_other_input(path, kind, config, text)
     if not network_class._supports_attention_backend:
         what = support_of(kind).own_attention
-        raise ConfigError(f"{path}: {kind} has {what}; only models of transformers' attention interface run")
+        raise ConfigError(f"{path}: {kind} has {what}; only models that use transformers' attention interface run")
 
 
 def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -> None:
@@ -42,7 +42,7 @@ def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -
     if network_class._is_stateful and not layer_types:
         raise ConfigError(
             f"{path}: {kind} is a state-space or recurrent model, whose layers keep a state instead of keys and "
-            "values; only attention runs"
+            "values; only models with attention run"
         )
 
 

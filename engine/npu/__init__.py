@@ -1,1 +1,1 @@
-"""Modules and experts by ops of torch_npu, which exist (torch.ops.npu) once the device is open."""
+"""Modules and experts that run on ops of torch_npu, which are registered (torch.ops.npu) once the device is open."""

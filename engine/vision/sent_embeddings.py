@@ -8,7 +8,7 @@ from wire.types import PromptImage
 def convert_embeddings(image: PromptImage, dtype: str) -> bytes:
     """Return the values of `image.data` as `dtype`. Raises InvalidRequest for half a row, or a value out of range."""
     if not image.data or len(image.data) % (image.count * ITEM_BYTES[image.dtype]):
-        raise InvalidRequest(f"embeddings of {len(image.data)} bytes for {image.count} tokens of {image.dtype}")
+        raise InvalidRequest(f"embeddings of {len(image.data)} bytes do not fit {image.count} {image.dtype} tokens")
     if image.dtype == dtype:
         return image.data
     import torch  # an instance of the fake engine has none

@@ -1,6 +1,7 @@
 """The vision tower and projector of a checkpoint with transformers' own image processor; runs in the child.
 
-Its text network is not loaded: the model is made with no layer and one token of it, and that is dropped.
+The text network is not loaded: the model is built with no text layers and a vocabulary of one token, and what is left
+of the text network is dropped.
 """
 
 from pathlib import Path
@@ -21,7 +22,7 @@ class VisionTower:
     """Owner of the tower's weights on a device."""
 
     def __init__(self, folder: Path, dtype: str, device: str) -> None:
-        """Load it; `dtype` is that of its embeddings. Raises ConfigError for a folder without a whole tower."""
+        """Load the tower; `dtype` is that of its embeddings. Raises ConfigError for a folder without a whole tower."""
         vision = read_vision(folder)
         if vision is None:
             raise ConfigError(f"{folder} has no vision tower")

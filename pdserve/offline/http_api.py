@@ -44,7 +44,7 @@ class HttpApi:
         self.max_model_len = 0
 
     async def choose(self, model: str) -> None:
-        """Select the model of this name, the first if it is empty. Raises ConfigError that lists the served models."""
+        """Select the model of this name, the first if it is empty. Raises ConfigError if the model is not served."""
         cards = await self._model_cards()
         try:
             card = await self.get_json(f"/v1/models/{quote(model, safe='/')}") if model else cards[0]
@@ -84,7 +84,7 @@ class HttpApi:
         return orjson.loads((await self.post_whole(path, body)).body)
 
     async def post_whole(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Post a body and return the response with its headers. Raises as `post`."""
+        """Post a body and return the response with its headers. Raises what `post` raises."""
         return await self._send("POST", path, orjson.dumps({"model": self.model, **body}))
 
     async def _send(self, method: str, path: str, body: bytes) -> Answer:

@@ -32,13 +32,13 @@ def opening(
     model: str, keywords: Mapping[str, Any], *, cluster: str | None, api_key: str | None, prefill: int | None,
     decode: int | None, max_in_flight: int | None,
 ) -> Opening:  # fmt: skip
-    """Return the server for the arguments. Raises ValueError, TypeError or ConfigError for wrong ones."""
+    """Return how to open the server for the arguments. Raises ValueError, TypeError or ConfigError for wrong ones."""
     if max_in_flight is not None and max_in_flight < 1:
         raise ValueError(f"max_in_flight is {max_in_flight}, must be 1 or more")
     pair = prefill is not None or decode is not None
     if cluster is not None:
         if pair:
-            raise ValueError("cluster uses a running cluster, prefill and decode start one: use either")
+            raise ValueError("cluster uses a running cluster, prefill and decode start one: pass only one of them")
         return _of_cluster(model, keywords, cluster, api_key, max_in_flight)
     if api_key is not None:
         raise ValueError("api_key is for a cluster: a local engine needs none")

@@ -18,7 +18,7 @@ def part_checks(device: Device) -> Iterator[SelftestCheck]:
 
 def _replace(device: Device) -> str:
     if device.traits.attention not in REPLACERS:
-        raise NotHere(f"{device.traits.kind} uses the ops of transformers")
+        raise NotHere(f"{device.traits.kind} has no ops of its own: it uses those of transformers")
     lines = replace_modules(_network(device), device)
     if any(STAYED in line for line in lines):
         raise Wrong("; ".join(lines))
@@ -27,7 +27,7 @@ def _replace(device: Device) -> str:
 
 def _group(device: Device) -> str:
     if device.traits.attention not in REPLACERS:
-        raise NotHere(f"{device.traits.kind} uses the ops of transformers")
+        raise NotHere(f"{device.traits.kind} has no ops of its own: it uses those of transformers")
     lines = [line for line in replace_modules(_network(device, "mixtral"), device) if "experts" in line]
     if not any(line.startswith("by ") for line in lines):
         raise Wrong("; ".join(lines) or "no experts were replaced")

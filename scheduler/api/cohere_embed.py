@@ -33,7 +33,7 @@ class TextContent(Body):
 
 
 class EmbedInput(Body):
-    """An input: its texts follow each other."""
+    """An input, whose texts are concatenated."""
 
     content: list[TextContent]
 
@@ -142,7 +142,7 @@ def _written(values: Values, kind: EmbeddingType) -> Sequence[float] | str:
 
 
 def _bits(values: Values, *, signed: bool) -> list[int]:
-    """Return a bit for each value, 1 if it is not negative, eight to a number, the first as its highest."""
+    """Pack one bit for each value, 1 if it is not negative, into numbers of eight bits, the first one highest."""
     if len(values) % 8:
         raise InvalidRequest(
             f"binary vectors need a multiple of 8 dimensions, these have {len(values)}", "embedding_types"

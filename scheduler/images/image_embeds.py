@@ -42,7 +42,7 @@ def read_embeds(given: Any, vision: VisionCheckpoint) -> SentEmbeds:
         raise InvalidRequest(f"image_embeds must be {_FORM}")
     for name in given:
         if name not in _FIELDS:
-            raise InvalidRequest(f"image_embeds has a field {name[:40]!r}, there are {', '.join(_FIELDS)}")
+            raise InvalidRequest(f"image_embeds has an unknown field {name[:40]!r}, known: {', '.join(_FIELDS)}")
     data, dtype = given.get("data"), given.get("dtype")
     if not isinstance(data, str):
         raise InvalidRequest("image_embeds.data must be a text: base64 of the little-endian values")

@@ -3,7 +3,7 @@
 reserve on D --ticket--> prefill on P --first tokens--> client
                               ==KV==> D --tokens------> client
 
-Workers of other engines with this order send all their tokens from D.
+If P and D are workers of other engines (decode_first), D sends all the tokens.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class HandoffPath:
         """Return the ticket; None if D, a worker of another engine, has generated everything without the KV."""
         prompt, state = self._prompt, self._prompt.state
         reads_images = state.chat is not None and self._decode.description.worker is not None
-        compiles = state.params.structured is not None or reads_images  # before it can call back
+        compiles = state.params.structured is not None or reads_images  # the worker does so before it calls back
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         prompt.enter(f"reserving blocks on {self._decode}")
         on_decode.post(Reserve(prompt.state))

@@ -1,4 +1,4 @@
-"""Calls in a section between two markers: each has a head with its name, and a JSON object, between two more. Pure."""
+"""Calls in a section between two markers: each call, a head with its name and a JSON object, has its own two. Pure."""
 
 import re
 

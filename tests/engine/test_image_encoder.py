@@ -156,8 +156,8 @@ def test_sent_embeddings_take_the_engines_type_and_no_child(
 @pytest.mark.parametrize(
     ("values", "error"),
     [
-        (b"", "image 1: embeddings of 0 bytes for 2 tokens of float32"),
-        (bytes(9), "image 1: embeddings of 9 bytes for 2 tokens of float32"),
+        (b"", "image 1: embeddings of 0 bytes do not fit 2 float32 tokens"),
+        (bytes(9), "image 1: embeddings of 9 bytes do not fit 2 float32 tokens"),
         (struct.pack("<2f", 7e4, -0.5), "image 1: a value of its embeddings is 70000, above those of float16"),
     ],
 )

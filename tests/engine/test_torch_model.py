@@ -149,7 +149,7 @@ def test_a_tensor_over_a_pool_keeps_its_memory(checkpoint: MakeModel) -> None:
 
     model.close()
 
-    assert pool in open_files(), "what reads it now must not end the process"
+    assert pool in open_files(), "a reader of it must not crash the process"
     assert not keys.any()
 
 
@@ -161,7 +161,7 @@ def test_a_step_without_samples_returns_nothing(checkpoint: MakeModel) -> None:
     assert step.collect().token_ids == []
 
 
-def test_rows_of_a_model_that_cannot_choose_rows_are_chosen_after(checkpoint: MakeModel) -> None:
+def test_rows_are_chosen_afterwards_if_the_model_cannot_choose_them(checkpoint: MakeModel) -> None:
     model = _load(checkpoint("llama"))
     batch = StepBatch((3, 4, 5), (BatchSequence(0, 3, (0,)),), (SampleRow(2, GREEDY, 0, 0), SampleRow(0, GREEDY, 0, 0)))
     chosen_before = model.logits(batch)

@@ -42,7 +42,7 @@ def test_a_cluster_started_another_way_is_named(
         assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 
     assert capsys.readouterr().out == (
-        f"nothing was stopped: no cluster of `pdserve up` runs in {tmp_path}; the one at {url} was started otherwise: "
+        f"nothing was stopped: no cluster of `pdserve up` runs in {tmp_path}; the one at {url} was not started by it: "
         "stop its processes yourself, or pass its folder with --run-dir\n"
     )
 
@@ -103,8 +103,8 @@ def _has_ended(pidfd: int) -> bool:
 @pytest.mark.parametrize(
     ("output", "said", "ends"),
     [
-        ("&1", "ended what was left running of decode-0\n", True),
-        ("/dev/null", "no cluster is running here\n", False),  # another one: numbers of sessions are used again
+        ("&1", "stopped leftover processes of decode-0\n", True),
+        ("/dev/null", "no cluster is running here\n", False),  # another process: session ids are reused
     ],
 )
 def test_down_ends_what_a_killed_worker_left(
@@ -127,4 +127,4 @@ def test_the_next_up_ends_what_a_killed_worker_left(tmp_path: Path, capsys: pyte
         assert cli.main(["up", *flags, f"--run-dir={tmp_path / 'run'}"]) == 2
 
         assert _has_ended(engine)
-    assert "ended what was left running of decode-0\n" in capsys.readouterr().out
+    assert "stopped leftover processes of decode-0\n" in capsys.readouterr().out

@@ -111,7 +111,7 @@ BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds is a text, as of a pickled tensor, and nothing"),
     ({"type": "image_embeds", "image_embeds": [[0.5]]}, 'image_embeds must be {"data": base64'),
     ({"type": "image_embeds", "image_embeds": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored"),
-    (embeds_part(path="/tmp/x.pt"), "a field 'path', there are data, dtype, shape, grid"),
+    (embeds_part(path="/tmp/x.pt"), "an unknown field 'path', known: data, dtype, shape, grid"),
     (embeds_part(data=None), "image_embeds.data must be a text"),
     (embeds_part(data="!!!!"), "image_embeds.data is not valid base64"),
     (embeds_part(data="AA==AAAA"), "image_embeds.data is not valid base64"),
@@ -207,8 +207,8 @@ async def test_only_allowed_hosts_are_contacted(serve: Any, folder: Path) -> Non
         raw_server(in_turn(redirect_to("http://localhost:1/"))) as server,
         serve(folder=folder, allowed_media_domains=("127.0.0.1",), **HERE) as served,
     ):
-        assert "example.com is none of the allowed hosts" in await refusal(served, image_part("http://example.com/a"))
-        assert "localhost is none of the allowed hosts" in await refusal(served, image_part(server.url()))
+        assert "example.com is not one of the allowed hosts" in await refusal(served, image_part("http://example.com/"))
+        assert "localhost is not one of the allowed hosts" in await refusal(served, image_part(server.url()))
         assert len(server.requests) == 1
 
 
@@ -254,7 +254,7 @@ async def test_too_many_images_are_400_with_the_limit(serve: Any, folder: Path) 
 @pytest.mark.parametrize(
     ("fields", "template", "message"),
     [
-        ({"truncate_prompt_tokens": 4}, PARTS, "a prompt with images is not cut"),
+        ({"truncate_prompt_tokens": 4}, PARTS, "a prompt with images cannot be truncated"),
         ({}, PARTS.replace("<image>", "picture"), "printed 0 placeholders (<image>) for 1 images"),
         ({}, PARTS.replace("<image>", "<image><image>"), "printed 2 placeholders (<image>) for 1 images"),
     ],

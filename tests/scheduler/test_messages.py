@@ -45,7 +45,7 @@ def events(text: str) -> list[Any]:
 
 
 def message_of(stream: list[Any]) -> Any:
-    """Return the message that events join to, which is what Anthropic's clients make of them."""
+    """Return the message that Anthropic's clients assemble from the events."""
     start, *inner, delta, stop = stream
     assert (start["type"], delta["type"], stop) == ("message_start", "message_delta", {"type": "message_stop"})
     message, texts = start["message"], ""

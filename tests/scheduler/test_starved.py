@@ -174,7 +174,7 @@ async def test_the_reconnect_delay_has_a_maximum() -> None:
 
 @pytest.mark.parametrize(("starved_for_s", "lasts_s"), [((0.0, 0.0), 5.0), ((3.0, 0.0), 8.0), ((2.0, 4.0), 9.0)])
 @virtual
-async def test_a_patient_wait_leaves_out_the_longest_starvation(
+async def test_an_extended_timeout_leaves_out_the_longest_starvation(
     starved_for_s: tuple[float, float], lasts_s: float
 ) -> None:
     began = _now()
@@ -221,7 +221,7 @@ def test_slowness_is_bounded_and_reset_by_a_new_process() -> None:
 async def test_a_stop_soon_after_another_is_detected_as_fast() -> None:
     async with FakeCluster("PD").serving() as cluster:
         behaviour = cluster.instances[1].behaviour
-        behaviour.starved_share = 1.0  # as after a stop: it reports as much as passed, then no more
+        behaviour.starved_share = 1.0  # as after a stop: all the time that passed counts as starved, then none
         await asyncio.sleep(4.0)
         behaviour.starved_share = 0.0
         behaviour.starved_before_s = _now()

@@ -5,8 +5,8 @@
     <arg_value>Paris</arg_value>
     </tool_call>
 
-A value has the type of the tool's schema, and ends at the first marker of its form. The name must be a tool's, as
-in vLLM: nothing else shows that text between the markers is a call.
+A value has the type that the tool's schema gives it, and ends at the first </arg_value> or </tool_call>. The name
+must be that of a tool, as in vLLM: nothing else shows that text between the markers is a call.
 """
 
 import re
