@@ -1,7 +1,7 @@
-"""Measure from outside what the steps of any OpenAI server cost: times to first tokens, and times of tokens.
+"""Estimate what a step of any OpenAI server costs (wire/step_cost.py), from the answers to a few requests.
 
-time to the first token = something + prompt tokens x token
-time of a token         = base + streams at once x sequence
+time to first token   = constant + prompt tokens x cost of a prompt token
+time per output token = base + concurrent streams x cost of a sequence
 """
 
 import asyncio
@@ -21,44 +21,44 @@ _REPEATS = 3
 _STREAMS = (1, 2, 4, 8)
 _OUTPUT_TOKENS = 48
 _LEAST_SPREAD = 2.0
-"""Times for the longest prompts have to differ from those for the shortest by so many times what these differ by."""
+"""The longest prompts' TTFT must exceed the shortest ones' by this many times the spread among the shortest."""
 
 
 async def calibrate(send: Send, num_words: int, show: Callable[[str], None]) -> StepCost:
-    """Send some thirty requests, with prompts of up to `num_words` random words; `show` gets lines of progress.
+    """Send about thirty requests, with prompts of up to `num_words` random words; `show` prints lines of progress.
 
-    Raises Unavailable for one that fails, ConfigError where the times do not show what a prompt token costs.
+    Raises Unavailable if a request fails, ConfigError if the times do not show what a prompt token costs.
     """
-    words = random.Random()  # noqa: S311 - no secrets; other words each time, as the server caches those of the last
+    words = random.Random()  # noqa: S311 - no secrets; new words each run, as the server has cached earlier ones
     prompts, streams = [], []
     await _send(send, [LoadRequest(_text(words, 8), 8)])
     for length in (num_words // 16, num_words // 4, num_words // 2, num_words):
-        show(f"measuring first tokens of {length} words")
+        show(f"measuring the time to first token of prompts of {length} words")
         requests = [LoadRequest(_text(words, length), 1) for _ in range(_REPEATS)]
         prompts.append([line for request in requests for line in await _send(send, [request])])
     for count in _STREAMS:
-        show(f"measuring tokens of {count} streams at once")
+        show(f"measuring the time per output token of {count} concurrent streams")
         requests = [LoadRequest(_text(words, 8), _OUTPUT_TOKENS) for _ in range(count)]
         streams.append(await _send(send, requests))
     return cost_of(prompts, streams)
 
 
 def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Timeline]]) -> StepCost:
-    """Return the cost that explains the shortest time to a first token of each prompt length, and the times of tokens.
+    """Return the cost that fits the shortest TTFT of each prompt length, and the median TPOT of each number of streams.
 
-    `prompts` are several requests of each length, the shortest first; `streams` those of each number at once. Raises
-    ConfigError where the lengths or times differ too little.
+    `prompts` has the repeated requests of each length, the shortest first; `streams` the concurrent requests of each
+    number. Raises ConfigError if the lengths or times differ too little.
     """
     best = [min(lines, key=lambda line: line.ttft_s) for lines in prompts]
     longer_s, noise_s = best[-1].ttft_s - best[0].ttft_s, max(line.ttft_s for line in prompts[0]) - best[0].ttft_s
     if best[-1].input_len <= best[0].input_len or longer_s <= _LEAST_SPREAD * noise_s:
         raise ConfigError(
             f"first tokens took {1000 * longer_s:.1f} ms longer for {best[-1].input_len} tokens than for "
-            f"{best[0].input_len}, which alone vary by {1000 * noise_s:.1f} ms: give longer prompts (--longest-prompt)"
+            f"{best[0].input_len}, and those vary by {1000 * noise_s:.1f} ms: set a longer --longest-prompt"
         )
     token_s, _ = statistics.linear_regression([line.input_len for line in best], [line.ttft_s for line in best])
     if token_s <= 0:
-        raise ConfigError("first tokens do not take longer with more tokens: is the server serving others meanwhile?")
+        raise ConfigError("first tokens do not take longer with more tokens: is the server busy with other requests?")
     times_s = {len(lines): [line.tpot_s for line in lines if line.tpot_s] for lines in streams}
     medians = {count: statistics.median(times) for count, times in times_s.items() if times}
     if len(medians) < 2:
@@ -70,7 +70,7 @@ def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Ti
 
 
 async def _send(send: Send, requests: Sequence[LoadRequest]) -> list[Timeline]:
-    """Send these at once. Raises Unavailable for one that failed."""
+    """Send the requests concurrently. Raises Unavailable if one failed."""
     lines = await asyncio.gather(*map(send, requests))
     for line in lines:
         if line.failure is not None:
@@ -79,5 +79,5 @@ async def _send(send: Send, requests: Sequence[LoadRequest]) -> list[Timeline]:
 
 
 def _text(words: random.Random, length: int) -> str:
-    """Return random words, so that no cache has their prefix."""
+    """Return random words, so that no prefix cache has them."""
     return " ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=4)) for _ in range(max(1, length)))

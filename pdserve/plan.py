@@ -1,4 +1,4 @@
-"""`pdserve plan`: measure what the steps of a server cost, then say which layout would serve a load best."""
+"""`pdserve plan`: measure what a server's steps cost, then simulate which layout would serve a load best."""
 
 import argparse
 import asyncio
@@ -19,13 +19,14 @@ from wire.step_cost import StepCost
 
 _TIMEOUT_S = 300.0
 EPILOG = """\
-Sends the server some thirty requests, one load after the other: prompts of up to --longest-prompt words for one token
-each, then 1 to 8 streams of short prompts. From their times follows what a step costs: a base, a part for each sequence
-in it, a part for each prompt token. The server may be any with OpenAI's API, and should serve nothing else meanwhile.
+Sends the server about thirty requests: first prompts of up to --longest-prompt words, one at a time, for one token
+each, then 1 to 8 concurrent streams of short prompts. Their times show what a step costs: a base, a part for each
+sequence in it, a part for each prompt token. Any server with OpenAI's API will do; it should serve nothing else
+meanwhile.
 
-All other flags are those of `pdserve simulate`, which then sends a load to each layout of --instances such servers on
-virtual time: the scheduler's own dispatch, queue and placement. Its last lines name the best layout, combined instances
-included, and the chunk that keeps gaps below the limit.
+All other flags are those of `pdserve simulate`: it then simulates the load, in virtual time, on each layout of
+--instances such servers, with the scheduler's own dispatch, queue and placement. The last lines name the best layout,
+which may be combined instances, and the chunk size that keeps gaps between tokens below the limit.
 
 examples:
   pdserve plan --base-url http://10.0.0.18:8000 --instances 4 --rate 3 --input-len 2000 --output-len 200
@@ -34,15 +35,17 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0."""
+    """Run the command; return 0."""
     parser = CommandParser(
         prog="pdserve plan", description="Measure a server, and find the best layout for a load.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--base-url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    parser.add_argument("--model", default="", help="its model (default: the first in /v1/models)")
+    parser.add_argument("--model", default="", help="the model to measure (default: the first in /v1/models)")
     parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions instead of /v1/completions")
-    parser.add_argument("--longest-prompt", type=int, default=512, help="words, 64 or more (default: 512)")
+    parser.add_argument(
+        "--longest-prompt", type=int, default=512, help="words of the longest prompt, 64 or more (default: 512)"
+    )
     simulate.add_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.longest_prompt < 64:

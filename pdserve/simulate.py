@@ -1,4 +1,4 @@
-"""`pdserve simulate`: a trace on each layout of a cluster, by the scheduler's own code on virtual time."""
+"""`pdserve simulate`: run a trace on each layout of a cluster, with the scheduler's own code in virtual time."""
 
 import argparse
 import json
@@ -23,18 +23,18 @@ from wire.types import Role
 _LAYOUT = re.compile(r"(?:(\d+)P(\d+)D|(\d+)C)", re.IGNORECASE)
 _MOST_INSTANCES, _MOST_SPLITS = 4096, 8
 _SLACK = 1.1
-"""A layout whose longest gap p99 is up to so many times the limit keeps it."""
+"""A layout keeps the gap limit if the p99 of its longest gaps is at most the limit times this."""
 _NEAR = 0.95
-"""Of layouts with at least so much of the most tokens/s, the one with the shortest first tokens is best."""
+"""Of the layouts with at least this share of the highest tokens/s, the one with the lowest TTFT p95 is best."""
 _STREAMS_SHOWN = 8
 _COSTS = ("pdserve_step_base_seconds", "pdserve_step_sequence_seconds", "pdserve_step_token_seconds")
 EPILOG = """\
-Dispatch, queue and placement are the scheduler's own; instances are simulated: they batch and pace chunks as the engine
-does, and a step takes what it costs. Costs come from a cluster that has served requests (--url), or from you
-(--step-cost). HTTP, text and full KV pools are not simulated. docs/simulate.md has its measured error.
+Dispatch, queue and placement are the scheduler's own; instances are simulated: they batch and limit chunks as the
+engine does, and a step takes as long as its cost says. Costs are read from a cluster that has served requests (--url),
+or given (--step-cost). HTTP, text and full KV pools are not simulated. docs/simulate.md has the measured error.
 
-  LAYOUT    nPmD: prefill and decode instances, with every prompt handed off, and with --path auto; nC: combined ones
-  best      keeps the gap limit within a tenth, has at least 95% of the most tokens/s, and of these the lowest TTFT p95
+  LAYOUT    nPmD: prefill and decode instances, once with every prompt handed off, once with --path auto; nC: combined
+  best      exceeds the gap limit by at most a tenth, has at least 95% of the highest tokens/s, and the lowest TTFT p95
 
 examples:
   pdserve simulate --url http://127.0.0.1:9000 --rate 3 --input-len 512 --output-len 128
@@ -47,8 +47,8 @@ examples:
 class Row:
     """The figures of one layout: milliseconds, tokens per second, and how many requests took each path.
 
-    `refused` requests were so at each of their tries, of which there were `tries` a request; `in_time_per_s` had their
-    first token within `--ttft-limit`, retries included.
+    `refused` requests were refused at each try; `tries` is the average per request. `in_time_per_s` counts requests
+    whose first token came within `--ttft-limit`, retries included.
     """
 
     layout: str
@@ -64,13 +64,13 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0."""
+    """Run the command; return 0."""
     parser = CommandParser(
         prog="pdserve simulate", description="Simulate a trace on layouts of a cluster.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     cost = parser.add_mutually_exclusive_group(required=True)
-    cost.add_argument("--url", help="a scheduler whose instances have served requests: take their measured costs")
+    cost.add_argument("--url", help="a scheduler whose instances have served requests: use their measured costs")
     cost.add_argument("--step-cost", metavar="B,S,T", help="ms of a step, of each sequence in it, of each prompt token")
     add_flags(parser)
     arguments = parser.parse_args(argv)
@@ -81,23 +81,23 @@ def main(argv: Sequence[str]) -> int:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the load, the layouts and the limits."""
     parser.add_argument("--trace", type=Path, help="requests in Mooncake's (JSON lines) or BurstGPT's (CSV) format")
-    parser.add_argument("--requests", type=int, default=100, help="without a trace, how many (default: 100)")
-    parser.add_argument("--rate", type=float, default=1.0, help="their arrivals per second, 0: at once (default: 1)")
-    parser.add_argument("--input-len", type=int, default=512, help="their prompt tokens (default: 512)")
-    parser.add_argument("--output-len", type=int, default=128, help="their output tokens (default: 128)")
-    parser.add_argument("--seed", type=int, default=0, help="of their arrivals (default: 0)")
+    parser.add_argument("--requests", type=int, default=100, help="without a trace: number of requests (default: 100)")
+    parser.add_argument("--rate", type=float, default=1.0, help="arrivals per second; 0: all at once (default: 1)")
+    parser.add_argument("--input-len", type=int, default=512, help="prompt tokens of each (default: 512)")
+    parser.add_argument("--output-len", type=int, default=128, help="output tokens of each (default: 128)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the arrival times (default: 0)")
     parser.add_argument("--layout", action="append", default=[], help="such as 2P1D or 4C; may be repeated")
-    parser.add_argument("--instances", type=int, default=2, help="without a layout, all of so many (default: 2)")
+    parser.add_argument("--instances", type=int, default=2, help="without --layout: all of this many (default: 2)")
     parser.add_argument("--gap-limit", type=float, default=0.1, help="seconds between tokens (default: 0.1)")
     parser.add_argument("--ttft-limit", type=float, default=0.0, help="the scheduler's, in s (default: 0, none)")
     parser.add_argument("--prefill-chunk-size", type=int, default=512, help="tokens (default: 512)")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
-    parser.add_argument("--hand-off-ms", type=float, default=5.0, help="of KV beside its computation (default: 5)")
+    parser.add_argument("--hand-off-ms", type=float, default=5.0, help="time of a KV hand-off itself (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace, cost: StepCost) -> int:
-    """Simulate the load on each layout and print the table: 0."""
+    """Simulate the load on each layout and print the table; return 0."""
     trace: list[TraceRequest] = arguments.load
     shapes = _shapes(arguments, cost)
     rows = []
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace, cost: StepCost) -> int:
 
 
 def choose(rows: Sequence[Row], gap_limit_ms: float) -> Row:
-    """Return the best layout; if none keeps the limit of gaps, of those with the shortest ones."""
+    """Return the best layout; if none keeps the gap limit, the best of those with the shortest longest gaps."""
     limit_ms = max(gap_limit_ms, min(row.longest_gap_p99_ms for row in rows))
     within = [row for row in rows if row.longest_gap_p99_ms <= _SLACK * limit_ms]
     most = max(row.tokens_per_s for row in within)
@@ -159,18 +159,18 @@ def _step_cost(arguments: argparse.Namespace) -> StepCost:
     except ValueError:
         values = []
     if len(values) != 3 or not all(0 <= value < float("inf") for value in values) or not (values[0] and values[2]):
-        raise ConfigError(f"--step-cost {arguments.step_cost} is not three times in ms, such as 13,0.9,1.4")
+        raise ConfigError(f"--step-cost {arguments.step_cost} must be three times in ms, such as 13,0.9,1.4")
     return StepCost(*values)
 
 
 def measured_cost(client: Client) -> StepCost:
-    """Return what a cluster's steps cost: of each part the mean over the instances that measured it."""
+    """Return what a cluster's steps cost: each part is the mean over the instances that have measured it."""
     samples = client.metrics()
     values = [[one.value for one in samples if one.name == name and one.value] for name in _COSTS]
     base, sequence, token = (sum(each) / len(each) if each else 0.0 for each in values)
     if not base or not token:
-        what = "no prompt's chunk" if not token else "no decoded sequence"
-        raise ConfigError(f"{client.base_url} has measured {what} yet: send it some requests, or give --step-cost")
+        what = "a prompt token" if not token else "a decoding step"
+        raise ConfigError(f"{client.base_url} has not measured {what} yet: send it some requests, or set --step-cost")
     return StepCost(base, sequence, token)
 
 
@@ -199,7 +199,7 @@ def roles_of(layout: str) -> list[Role]:
 
 
 def _splits(instances: int) -> list[str]:
-    """Return the layouts of so many instances: up to eight splits into prefill and decode, and all combined."""
+    """Return the layouts of that many instances: up to eight splits into prefill and decode, and all combined."""
     every = max(1, -(-(instances - 1) // _MOST_SPLITS))
     return [*(f"{p}P{instances - p}D" for p in range(1, instances, every)), f"{instances}C"]
 
@@ -231,7 +231,7 @@ def _print(rows: Sequence[Row], best: Row) -> None:
         "PATHS",
     )  # fmt: skip
     print("\n".join(text_table(header, [_cells(row) for row in rows])))
-    advice = "do not disaggregate" if best.layout.endswith("C") else "prefill and decode apart"
+    advice = "do not disaggregate" if best.layout.endswith("C") else "separate prefill and decode"
     print(f"best: {best.layout} ({advice})")
 
 

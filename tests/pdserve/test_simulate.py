@@ -45,9 +45,9 @@ def test_the_best_layout_keeps_the_limit_of_gaps(rows: list[Row], best: str) -> 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--step-cost=1,2"], "--step-cost 1,2 is not three times in ms, such as 13,0.9,1.4"),
-        (["--step-cost=0,1,1"], "is not three times in ms"),
-        (["--step-cost=1,1,nan"], "is not three times in ms"),
+        (["--step-cost=1,2"], "--step-cost 1,2 must be three times in ms, such as 13,0.9,1.4"),
+        (["--step-cost=0,1,1"], "must be three times in ms"),
+        (["--step-cost=1,1,nan"], "must be three times in ms"),
         ([_COST, "--requests=0"], "--requests 0: at least 1"),
         ([_COST, "--rate=-1"], "--rate -1: 0 or more"),
         ([_COST, "--rate=inf"], "--rate inf: 0 or more"),
@@ -105,7 +105,7 @@ def test_the_costs_of_a_running_cluster_are_those_that_were_measured() -> None:
 
 @pytest.mark.parametrize(
     ("costs", "what"),
-    [({"base": 0.1}, "no prompt's chunk"), ({"token": 0.1}, "no decoded sequence"), ({}, "no prompt's chunk")],
+    [({"base": 0.1}, "a prompt token"), ({"token": 0.1}, "a decoding step"), ({}, "a prompt token")],
 )
 def test_a_cluster_that_served_nothing_yet_says_so(costs: dict[str, float], what: str) -> None:
     with pytest.raises(ConfigError, match=f"http://127.0.0.1:1 has measured {what} yet: send it some requests"):
