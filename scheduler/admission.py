@@ -25,8 +25,8 @@ _MAX_RETRY_S = 60
 _WINDOW = 8
 _MAX_OVERTAKEN = 16
 _FIRST_RETRIES, _RETRIES_PER_PROMPT, _MOST_RETRIES = 5.0, 0.15, 50.0
-"""Refusals by --ttft-limit that may be retried: at first, for each prompt accepted since, and saved up for a burst at
-most. If all were, a lasting overload would be doubled by retries that serve nobody."""
+"""How many requests refused by --ttft-limit may be retried: at first, for each prompt accepted since, and at most for a
+burst. If all were retried, the retries would double a lasting overload, and none would be served."""
 
 
 class GrantSource(Protocol):
@@ -37,7 +37,7 @@ class GrantSource(Protocol):
         ...
 
     def first_token_s(self, waiting: int, num_tokens: int) -> Expected:
-        """Return when a prompt, behind so many `waiting` tokens, is expected to have its first one; 0 if not known."""
+        """Return when a prompt behind `waiting` tokens is expected to have its first token; 0 if not known."""
         ...
 
     def has_room(self, *, prefill_only: bool) -> bool:
@@ -86,7 +86,7 @@ class Admission:
             self._check_first_token(num_tokens)
 
     def _check_first_token(self, num_tokens: int) -> None:
-        """Raise Overloaded if a request of so many tokens is expected to have its first token after the limit."""
+        """Raise Overloaded if a request of `num_tokens` is expected to have its first token after the limit."""
         self._grants.refresh()
         limit_s, expected = self._ttft_limit_s, self._grants.first_token_s(self.waiting_tokens, num_tokens)
         if expected.now_s <= limit_s:

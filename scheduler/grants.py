@@ -73,7 +73,7 @@ class Placer:
         self._seen = None
 
     def first_token_s(self, waiting: int, num_tokens: int) -> Expected:
-        """Return when a prompt of so many tokens, behind so many that wait, is expected to have its first token."""
+        """Return when a prompt of `num_tokens`, behind `waiting` tokens, is expected to have its first token."""
         return first_token_s(self._current_loads(), waiting, num_tokens, everywhere=self._compares)
 
     def has_room(self, *, prefill_only: bool) -> bool:
@@ -102,7 +102,7 @@ class Placer:
             raise self._registry.no_path() from None
 
     def note_times(self, times: StageTimes) -> None:
-        """Learn from a prompt that was served what a hand-off takes beside its computation."""
+        """Learn from a served prompt what a hand-off takes in addition to computing."""
         if times.reserve_s is not None and times.send_s is not None:
             self._hand_off_s += _WEIGHT * (times.reserve_s + times.send_s - self._hand_off_s)
 

@@ -58,8 +58,8 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float 
     the outstanding ones, minus those of the prompt it has cached. A prompt without a second token finishes there.
     Others decode where the whole sequence fits, fewest sequences first, where a cached prefix outweighs a few more
     sequences; ties go to the first one in the table. A pair without a common KV transport is never chosen.
-    Where outputs are expected, such a hand-off, which takes `hand_off_s` beside its computation, is compared with each
-    of the two instances alone by what they cost (load/path_costs.py).
+    Where outputs are expected, such a hand-off, which takes `hand_off_s` in addition to computing, is compared with
+    each of the two instances alone by what they cost (load/path_costs.py).
     Raises Unavailable without a path and NeverFits.
     """
     order = InstanceOrder(loads, prompt)

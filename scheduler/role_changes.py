@@ -12,14 +12,14 @@ ANSWER_S = 10.0
 
 
 class RoleRefused(InvalidRequest):
-    """The instance itself cannot have this role, whatever the others are."""
+    """The instance itself cannot have this role, whatever the roles of the others."""
 
 
 async def change_role(registry: Registry, name: str, role: Role) -> tuple[Role, RoleHeld]:
-    """Give the instance called `name`, such as `decode-0`, a role; return its last one and what it has now.
+    """Give the instance called `name`, such as `decode-0`, a role; return the one it had and the one it has now.
 
-    Raises InvalidRequest where there is no such instance, it is a worker of another engine, or no path would be left;
-    RoleRefused where it cannot have the role, Unavailable where it is not connected, and DeadlineExceeded.
+    Raises InvalidRequest if there is no such instance, it is a worker of another engine, or no path would be left;
+    RoleRefused if it cannot have the role, Unavailable if it is not connected, and DeadlineExceeded.
     """
     async with registry.changing_role:
         member = _member(registry, name)

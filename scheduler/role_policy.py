@@ -1,8 +1,8 @@
-"""`--roles auto`: every second, compare the split of roles with its neighbours; change one where it is worth it.
+"""`--roles auto`: every second, compare the split of roles with all others; change roles if one is clearly better.
 
-A change needs the same result `_NUM_AGREEING` times in a row and a rest of `_REST_S` after the last one, so that a
-short burst changes little and roles do not swing (load/role_split.py has the margin). A role without living instances
-does not wait for the rest.
+A change needs the same direction `_NUM_AGREEING` times in a row and a pause of `_REST_S` after the last change, so that
+a short burst changes little and roles do not swing (load/role_split.py has the margin). If a role has no living
+instance, there is no pause.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ _log = EventLogger("roles")
 
 _ROUND_S = 1.0
 _WINDOW_S = 15.0
-"""Demand is averaged over about so long, and waiting prompts should be served within it."""
+"""About how long demand is averaged, and within which waiting prompts should be served."""
 _NUM_AGREEING = 5
 _REST_S = 20.0
 
 
 class RolePolicy:
-    """Owner of the measured demand and of the last change's time. It leaves combined instances and workers alone."""
+    """Owner of the measured demand and of the last change's time. Combined instances and workers keep their role."""
 
     def __init__(self, registry: Registry, placer: Placer, admission: Admission) -> None:
         self._registry, self._placer, self._admission = registry, placer, admission
@@ -58,7 +58,7 @@ class RolePolicy:
                 await self._change(loads, abs(wanted), Role.PREFILL if wanted > 0 else Role.DECODE)
 
     def _better_split(self, loads: Sequence[InstanceLoad], costs: dict[int, StepCost]) -> int:
-        """Measure the demand; return by how many the prefill instances should change."""
+        """Measure the demand; return how many prefill instances to add, negative to remove."""
         prompts, tokens = self._placer.num_prompts, self._placer.num_tokens
         (seen_prompts, seen_tokens), self._seen = self._seen, (prompts, tokens)
         outputs = sum(_outputs_per_s(one, costs[one.index]) for one in loads)
@@ -67,7 +67,7 @@ class RolePolicy:
         num_prefill = sum(one.role is Role.PREFILL for one in loads)
         if not 0 < num_prefill < len(loads):  # a role is lost, unless its instances have not started yet
             return 0 if len(loads) < 2 or not self._registry.was_ready else -1 if num_prefill else 1
-        busiest = costs[max(loads, key=attrgetter("streams")).index]  # others have seen too few sequences at once
+        busiest = costs[max(loads, key=attrgetter("streams")).index]  # others decoded too few sequences at once
         cost = replace(busiest, token_s=fmean(cost.token_s for cost in costs.values()))
         waiting = self._admission.num_waiting / _WINDOW_S
         wanted = Demand(
@@ -80,7 +80,7 @@ class RolePolicy:
         )  # fmt: skip
 
     async def _change(self, loads: Sequence[InstanceLoad], num: int, role: Role) -> None:
-        """Give that role to the instances with the least work of the other one."""
+        """Give the role to `num` instances that have the other one, those with the least work first."""
         others = [one for one in loads if one.role is not role and one.index not in self._fixed]
         for one in sorted(others, key=lambda one: (one.streams, one.outstanding_tokens))[:num]:
             try:

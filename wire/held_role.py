@@ -5,7 +5,7 @@ from wire.types import Role
 
 
 class HeldRole:
-    """Owner of an instance's role and its epoch, which rises with each change; so of two changes one is refused."""
+    """Owner of an instance's role and its epoch. The epoch rises with each change, so that of two one is refused."""
 
     def __init__(self, role: Role) -> None:
         self._held = RoleHeld(role, 0)

@@ -1,4 +1,4 @@
-"""What an engine's step costs, as measured there: engines size their chunks by it, and placement compares paths."""
+"""What an engine's step costs, as it measures itself: engines size chunks by it, and placement compares paths."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class StepCost:
     token_s: float = 0.0
 
     def decode_s(self, num_sequences: float) -> float:
-        """Return the seconds of a step that decodes so many sequences."""
+        """Return the seconds of a step that decodes this many sequences."""
         return self.base_s + num_sequences * self.sequence_s
 
     def chunk_within(self, limit_s: float, num_sequences: int, least: int) -> float:

@@ -13,9 +13,9 @@ _LOADS_UNTIL_SEEN = 2
 
 @dataclass(slots=True)
 class _Prompt:
-    """What one prompt takes of the instance; 0 is nothing.
+    """What one prompt uses of the instance.
 
-    `tokens` are to be prefilled; `unseen` are those of them that no snapshot can include yet: not sent, or just sent.
+    `tokens` are to be prefilled; `unseen` are those of them that no snapshot can include yet: unsent, or just sent.
     `handed_blocks` hold the KV of `handed_sequences` until it is handed off to `receiver`. `booked_blocks` are, of the
     `whole_blocks` of a reservation, those not shared with running prompts, and `sequences` those in transit.
     """
@@ -34,7 +34,7 @@ class _Prompt:
 class InFlightLedger:
     """Prompt tokens assigned to one instance and blocks booked for reservations on it. Path objects update it.
 
-    Prompts that were never registered, those of probes, take nothing. The blocks of a prompt to be handed off count
+    Prompts that were never registered, such as probes, use nothing. The blocks of a prompt to be handed off count
     from its assignment until its hand-off: only the instance knows what else it is using.
     """
 
@@ -62,7 +62,7 @@ class InFlightLedger:
 
     @property
     def encoding_tokens(self) -> int:
-        """Those of the newest prompt with images: while these are encoded, the next step has room for another."""
+        """Tokens of the newest prompt with images: while these are encoded, the next step has room for another."""
         return next(reversed(self._with_images.values()), 0)
 
     @property
@@ -125,9 +125,9 @@ class InFlightLedger:
                 self._prefixes.note(chain)
 
     def assign_prefill(self, prompt_id: str, num_tokens: int, *, has_images: bool = False) -> None:
-        """Count a prompt about to be sent for prefill; one with images until it is computed.
+        """Count a prompt about to be sent for prefill; a prompt with images counts until it is computed.
 
-        The instance's snapshots include it only when its images are encoded.
+        The instance's snapshots include one with images only after these are encoded.
         """
         self.version += 1
         prompt = self._prompts[prompt_id]
@@ -246,7 +246,7 @@ class InFlightLedger:
 
     @property
     def _caches(self) -> bool:
-        """Whether it ever looked up a prefix: with its cache off it never does."""
+        """Whether the instance ever looked up a prefix: with its prefix cache off it never does."""
         return self.load.prefix_tokens_sought > 0
 
     def _book(self, prompt: _Prompt, blocks: int) -> None:

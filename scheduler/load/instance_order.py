@@ -1,6 +1,6 @@
 """The instances that can prefill a prompt and those that can decode it, best first. Pure.
 
-Nearly always the best one is taken, so only it is searched for; the others are sorted when it is not.
+The best one is taken nearly always, so only that is searched for; the others are sorted if it is not taken.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from scheduler.load.loads import InstanceLoad, PromptFacts
 from wire.types import Role
 
 _WORTH_SEQUENCES = 4
-"""For decode, having the whole prompt cached outweighs this many sequences."""
+"""Among decode instances, having the whole prompt cached outweighs this many sequences."""
 _outstanding = attrgetter("outstanding_tokens")
 _sequences = attrgetter("sequences")
 
@@ -34,11 +34,11 @@ class _BestFirst:
 
 
 class InstanceOrder:
-    """The `starts` that may prefill a prompt, fewest tokens before its first one first, and the `ends` that may decode.
+    """The `starts` that may prefill a prompt, and the `ends` that may decode it, each best first.
 
-    Of the ends those with room for the whole prompt come first, of them those with the fewest sequences, where a cached
-    prefix outweighs a few. Ties go to the first one in the table. `peers` are how many prefill and decode instances
-    share the links, 1 at least.
+    Starts with the fewest tokens to compute before its first token come first. Of the ends, those with room for the
+    whole prompt come first, among them those with the fewest sequences; a cached prefix outweighs a few sequences. Ties
+    go to the first one in the table. `peers` are how many prefill and decode instances share the links, 1 at least.
     """
 
     def __init__(self, loads: Sequence[InstanceLoad], prompt: PromptFacts) -> None:

@@ -21,7 +21,7 @@ class HeldPrompts:
 
 @dataclass(slots=True)  # not frozen, like TokenLogprobs: one is made for each instance and decision
 class InstanceLoad:
-    """One living instance's load for placement: its last snapshot corrected by what was assigned since.
+    """One living instance's load for placement: its last snapshot plus what was assigned since.
 
     `outstanding_tokens` are prompt tokens assigned and not yet prefilled, `encoding_tokens` those of them whose images
     may still be encoded; `sequences` are running, waiting or booked; `waiting` of them were preempted from a full pool,
@@ -29,7 +29,7 @@ class InstanceLoad:
     `no_transport_to` has the receivers to which it cannot hand off, and its own index if it must not serve alone.
     An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
     `streams` are the sequences decoded in each step, or booked to be; chunks keep their gaps below `gap_limit_s`.
-    `arriving` are those of them whose hand-off is on its way.
+    `arriving` are those streams whose hand-off is on its way.
     """
 
     index: int
@@ -55,9 +55,9 @@ class InstanceLoad:
 
     @property
     def can_start(self) -> bool:
-        """Whether a prompt assigned now is in the next step: the running one takes all outstanding tokens.
+        """Whether a prompt assigned now is in the next step: the running step computes all outstanding tokens.
 
-        One with images waits for them meanwhile, so that the next one is encoded or computed beside it.
+        While the images of one prompt are encoded, another may be computed, or have its own encoded.
         """
         return self.outstanding_tokens - self.encoding_tokens <= self.prefill_chunk_size
 

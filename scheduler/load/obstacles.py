@@ -17,7 +17,7 @@ def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, sh
 
 
 def between_ends(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:
-    """Yield the reasons that neither `of_start` nor `of_end` has, as these describe one instance in any pair."""
+    """Yield the reasons that depend on both instances; `of_start` and `of_end` have those of one instance alone."""
     if start is decode:
         yield from _of_slots(decode, prompt)
     else:

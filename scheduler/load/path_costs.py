@@ -1,8 +1,8 @@
 """What a path costs a prompt and the streams beside it, in seconds, from measured step costs. Pure.
 
-first token   the steps of all prompt tokens assigned there, its own last, in chunks that keep the streams' gaps
-the rest      a step of its decoding instance for each token
-delay         what each stream and each waiting prompt waits longer because of it, added up
+first token   the steps for all prompt tokens assigned there, its own last, in chunks that keep the streams' gap limit
+the rest      one step of the decoding instance for each token
+delay         how much longer each stream and each waiting prompt waits because of it, added up
 """
 
 import math
@@ -27,12 +27,12 @@ class PathCost:
 
     @property
     def total_s(self) -> float:
-        """What placement compares: its own time and that of the others count the same."""
+        """What placement compares: seconds of the prompt and seconds of delay for others count the same."""
         return self.first_token_s + self.rest_s + self.delay_s
 
 
 class Expected(NamedTuple):
-    """Seconds to a first token: as things are, and on an idle cluster at best."""
+    """Seconds to a first token: under the current load, and on an idle cluster."""
 
     now_s: float
     idle_s: float
@@ -43,7 +43,7 @@ def cost_of_path(
 ) -> PathCost | None:
     """Return the cost of computing on `start` and decoding on `end`, which may be the same instance.
 
-    `hand_off_s` is what a hand-off takes beside its computation. None while no instance has measured its steps.
+    `hand_off_s` is what a hand-off takes in addition to computing. None while no instance has measured its steps.
     """
     on_start, on_end = (known_cost(one, loads) for one in (start, end))
     if not on_start.token_s or not on_end.base_s:
@@ -63,10 +63,10 @@ def cost_of_path(
 
 
 def first_token_s(loads: Sequence[InstanceLoad], waiting: int, num_tokens: int, *, everywhere: bool) -> Expected:
-    """Return when a prompt of `num_tokens` will have its first token, behind so many `waiting` tokens.
+    """Return when a prompt of `num_tokens` will have its first token, behind `waiting` tokens of others.
 
-    All instances that compute prompts share them with what they have to compute already: decode instances only if
-    prompts may be computed `everywhere`. Zeros while no step with a chunk was measured.
+    All instances that compute prompts share these tokens, after those they already have to compute; decode instances
+    only if prompts may be computed `everywhere`. Zeros while no step with a chunk was measured.
     """
     computing = [load for load in loads if load.role is not Role.DECODE or everywhere]
     costs = [known_cost(load, loads) for load in computing]
@@ -82,7 +82,7 @@ def first_token_s(loads: Sequence[InstanceLoad], waiting: int, num_tokens: int, 
 
 
 def known_cost(load: InstanceLoad, loads: Sequence[InstanceLoad]) -> StepCost:
-    """Return an instance's measured cost; what it has not measured itself is that of another one."""
+    """Return an instance's measured cost; a part that it has not measured itself is taken from another one."""
     cost = load.cost
     if not cost.token_s:
         token_s = next((one.cost.token_s for one in loads if one.cost.token_s), 0.0)
@@ -94,13 +94,13 @@ def known_cost(load: InstanceLoad, loads: Sequence[InstanceLoad]) -> StepCost:
 
 
 def _steps_s(load: InstanceLoad, cost: StepCost, num_tokens: int, streams: int) -> float:
-    """Return the seconds of the steps that compute so many prompt tokens beside `streams` streams."""
+    """Return the seconds of the steps that compute `num_tokens` prompt tokens beside `streams` streams."""
     num_steps = math.ceil(num_tokens / _chunk_size(load, cost, streams))
     return num_steps * cost.decode_s(streams) + num_tokens * cost.token_s
 
 
 def _chunk_size(load: InstanceLoad, cost: StepCost, streams: int) -> float:
-    """Return the tokens of a chunk beside so many streams, as engine/batcher.py limits it."""
+    """Return the tokens of a chunk beside `streams` streams, as engine/batcher.py limits it."""
     largest = float(load.prefill_chunk_size)
     if not streams:
         return largest
@@ -111,11 +111,11 @@ def _chunk_size(load: InstanceLoad, cost: StepCost, streams: int) -> float:
 
 
 def _delay_of_waiting(load: InstanceLoad, cost: StepCost, prompt: PromptFacts, num_outputs: float) -> float:
-    """Return how much later the prompts that wait get their first tokens if one more stream is beside their chunks."""
+    """Return how much later the waiting prompts get their first tokens if one more stream is decoded beside them."""
     num_tokens = prompt.tokens_behind + load.outstanding_tokens
     if not prompt.num_behind or not num_tokens:
         return 0.0
     without_s = _steps_s(load, cost, num_tokens, load.streams)
     with_s = _steps_s(load, cost, num_tokens, load.streams + prompt.num_sequences)
-    share = min(1.0, num_outputs * cost.decode_s(load.streams + 1) / with_s)  # of that time in which it still decodes
+    share = min(1.0, num_outputs * cost.decode_s(load.streams + 1) / with_s)  # of that time, while it still decodes
     return prompt.num_behind / 2 * share * (with_s - without_s)

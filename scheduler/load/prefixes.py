@@ -1,9 +1,10 @@
-"""The prompt prefixes that one instance has probably cached, which placement prefers and reservations share.
+"""The prompt prefixes that one instance has probably cached: placement prefers it, and reservations share its blocks.
 
-digest = sha256(salt | all tokens up to here, each 64 with the images among them), every 64 tokens: tenants share none
+digest = sha256(salt | all tokens up to here, each 64 followed by the images among them), one every 64 tokens
 chain  = the digests of one prompt, first to last
 
-An estimate: the instance evicts by its own rules without reporting it. It is dropped when the session ends.
+Each tenant has its own salt, so tenants share no digest. All of this is an estimate: the instance evicts by its own
+rules and does not report it. The estimate is dropped when the session ends.
 """
 
 import bisect
@@ -62,7 +63,7 @@ class Prefixes:
             self._known.popitem(last=False)
 
     def run(self, prompt_id: str, chain: Chain) -> None:
-        """Record that the instance has that KV, and that a prompt generating there uses it until `end`."""
+        """Record that the instance has the KV of the chain, and that a prompt generating there uses it until `end`."""
         self.note(chain)
         self.end(prompt_id)
         self._running[prompt_id] = chain

@@ -1,4 +1,4 @@
-"""How many instances should prefill and how many decode, from what clients request and what steps cost. Pure.
+"""Compute how many instances should prefill and how many decode, from the demand and the cost of steps. Pure.
 
     a prompt takes   its tokens x token / (1 - share of the prefill instances' time in use)
                      + its outputs x (base + sequence x sequences on each decode instance)
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from wire.step_cost import StepCost
 
 _WORTH_CHANGE = 0.8
-"""A split is better if it takes at most so much of the current one's time: its streams have to move first."""
+"""A split is better if it takes less than this share of the current one's time: running streams take time to end."""
 _OVERLOADED_S = 1e6
 
 
@@ -25,7 +25,7 @@ class Demand:
     outputs: float = 0.0
 
     def moved_to(self, other: "Demand", share: float) -> "Demand":
-        """Return the demand moved by a share of the way to another one: a running average."""
+        """Return the demand moved by a share of the distance to another one: a running average."""
         return Demand(
             self.prompts + share * (other.prompts - self.prompts),
             self.prompt_tokens + share * (other.prompt_tokens - self.prompt_tokens),
@@ -49,7 +49,7 @@ def seconds_of_prompt(
 
 
 def better_split(demand: Demand, cost: StepCost, num_prefill: int, num_decode: int, max_num_seqs: int) -> int:
-    """Return by how many the prefill instances should change now, half the way to the best split; 0 to keep them."""
+    """Return how many prefill instances to add now, negative to remove: half the way to the best split, 0 for none."""
     if not (cost.token_s and cost.base_s and demand.prompts):
         return 0
     num = num_prefill + num_decode
