@@ -1,1 +1,1 @@
-"""A cluster on virtual time: simulated instances behind the real control plane."""
+"""A cluster in virtual time: simulated instances behind the real control plane."""

@@ -1,4 +1,4 @@
-"""The real control plane over simulated instances: its dispatch, admission and placement, on the loop's clock."""
+"""The real control plane (dispatch, admission and placement) over simulated instances, on the event loop's clock."""
 
 import asyncio
 import random
@@ -26,9 +26,9 @@ _CLOSE_S = 10.0
 class Shape:
     """A cluster to simulate: the roles of its instances, what their steps cost, and their flags.
 
-    A hand-off takes `send_s`, and `send_token_s` for each token of its prompt. `compare_paths` is the scheduler's
-    `--path auto`, `follow_load` its `--roles auto`, and `ttft_limit_s` its `--ttft-limit`, 0 for none. `load_lag_s`
-    delays all that instances report.
+    A hand-off takes `send_s`, plus `send_token_s` for each token of its prompt. `compare_paths` stands for the
+    scheduler's `--path auto`, `follow_load` for `--roles auto`, and `ttft_limit_s` for `--ttft-limit`, 0 for none.
+    Everything that instances report arrives `load_lag_s` later.
     """
 
     roles: Sequence[Role]
@@ -55,7 +55,7 @@ class SimulatedCluster:
     """Owner of the instances and of the control plane over them."""
 
     def __init__(self, shape: Shape, *, seed: int = 0) -> None:
-        """`seed` is that of the registry's random waits."""
+        """`seed` makes the registry's random waits repeatable."""
         self._shape = shape
         self._peers: dict[str, SimulatedInstance] = {}
         descriptions = [_describe(i, role, shape) for i, role in enumerate(shape.roles)]
@@ -72,7 +72,7 @@ class SimulatedCluster:
             instance = SimulatedInstance(description, self._peers)
             instance.behaviour = replace(behaviour, lag_s=shape.load_lag_s)
             self.instances.append(instance)
-        never = 1_000_000_000  # no queue limit: a simulated overload waits
+        never = 1_000_000_000  # no queue limit: requests of a simulated overload wait
         limits = ControlLimits(
             max_queued_requests=never,
             max_queued_tokens=never,

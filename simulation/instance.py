@@ -1,8 +1,8 @@
-"""An instance whose tokens come from arithmetic and whose steps take what a cost says: no threads, model or KV bytes.
+"""An instance whose tokens are computed by arithmetic and whose steps take a given time: no threads, model or KV bytes.
 
-P, D and the transfer between them run on the event loop. It follows the protocol of wire/messages.py, batches as the
-engine does, counts blocks as a real one does, and can be set to refuse, fail or get stuck. Its only clock is the event
-loop's, so it also runs on a virtual clock.
+P, D and the transfer between them run on the event loop. The instance follows the protocol of wire/messages.py, batches
+and counts blocks as a real one does, and can be set to refuse, fail or get stuck. Its only clock is the event loop's,
+so it also runs in virtual time.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from wire.types import FinishReason, InstanceDescription, PromptState, StageTime
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PlannedStep:
-    """The prompts that decode in a step, with how many sequences together, and the chunks with their tokens."""
+    """The prompts that decode in a step, the number of their sequences, and the chunks with their numbers of tokens."""
 
     decoding: Sequence[SimulatedPrompt]
     num_decoding: int
@@ -105,7 +105,7 @@ class SimulatedInstance:
         now = asyncio.get_running_loop().time()
         decoding = sum(len(p.outputs) - len(p.ended) for p in prompts if p.stage == "decoding")
         waiting = sum(prompt.stage == "waiting" for prompt in prompts)
-        admits = self.behaviour.cost is not None  # as the engine does: what is being prefilled runs
+        admits = self.behaviour.cost is not None  # as in the engine, prompts in prefill count as running
         return LoadSnapshot(
             blocks_total=self.description.num_blocks,
             blocks_used=self.blocks_used,
@@ -138,7 +138,7 @@ class SimulatedInstance:
         self._schedule_step()
 
     def die(self) -> None:
-        """Simulate kill -9: the instance does nothing any more, and its peers no longer find it."""
+        """Simulate kill -9: the instance does nothing more, and its peers no longer find it."""
         self.peers.pop(self.description.instance_id, None)
         self.prompts.clear()
         self._session = None
@@ -159,7 +159,7 @@ class SimulatedInstance:
         self._schedule_step()
 
     def abort(self, ticket: Ticket, reason: str) -> None:
-        """Fail the prompt whose ticket a peer has given up."""
+        """Fail the prompt whose ticket a peer has aborted."""
         for prompt in tuple(self.prompts.values()):
             if prompt.ticket == ticket and prompt.stage == "reserved":
                 self._fail(prompt, HandoffFailed(reason))

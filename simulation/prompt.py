@@ -1,4 +1,4 @@
-"""A simulated instance's prompts, its fixed answers, and how it behaves. Plain data and arithmetic."""
+"""A simulated instance's prompts, their fixed outputs, and its behaviour. Plain data and arithmetic."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from wire.types import FinishReason, PromptState, SamplingParams, Ticket
 
 @dataclass(slots=True)
 class Behaviour:
-    """How the instance behaves; it may be changed at run time. Times in seconds.
+    """How the instance behaves; may be changed at run time. Times in seconds.
 
-    A step takes `step_s`, or what it costs if `cost` is given; a hand-off takes `send_s`, and `send_token_s` for each
-    token of the prompt. One that `caches_prefixes` computes no prefix of a prompt that it has computed or received.
+    A step takes `step_s`, or its cost if `cost` is given; a hand-off takes `send_s`, plus `send_token_s` for each token
+    of the prompt. With `caches_prefixes` a prefix that was computed or received before is not computed again.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)
-    runs no step. It runs its `max_running` oldest prompts at once (None: no limit). It reports `slowest_turn_s`, and
-    a `starved_s` that starts at `starved_before_s` and grows by `starved_share` of the time.
+    runs no step. At most the `max_running` oldest prompts decode in a step (None: no limit). The instance reports
+    `slowest_turn_s`, and a `starved_s` that starts at `starved_before_s` and grows by `starved_share` of the time.
     """
 
     step_s: float = 0.01

@@ -1,4 +1,4 @@
-"""Send a trace to a simulated cluster, and note when each token comes."""
+"""Send a trace to a simulated cluster, and record when each token arrives."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ from wire.types import SamplingParams, TokenLogprobs, TokenOutput
 
 _NEVER_S = 1e9
 _MAX_RETRIES = 2
-"""As the official clients do: after the Retry-After of a 429."""
+"""As the official clients do, each after the Retry-After of a 429."""
 
 
 @dataclass(slots=True)
 class Served:
-    """What became of one request: loop times in seconds, and the path of its answer. A TokenSink.
+    """The result of one request: loop times in seconds, and the path of its prompt. Implements TokenSink.
 
-    Without any token it was refused at each of its tries, or is too long for any instance.
+    A request without any token was refused at each try, or is too long for every instance.
     """
 
     arrived: float
@@ -43,7 +43,7 @@ class Served:
         return (self.last - self.first) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     def emit(self, prompt_index: int, token: TokenOutput) -> bool:
-        """Note a token's time."""
+        """Record a token's time."""
         now = asyncio.get_running_loop().time()
         if self.num_tokens:
             self.longest_gap_s = max(self.longest_gap_s, now - self.last)
@@ -54,16 +54,16 @@ class Served:
         return True
 
     def prompt_ids(self, prompt_index: int, token_ids: tuple[int, ...]) -> None:
-        """Take nothing: instances get ids."""
+        """Do nothing: prompts are ids already."""
 
     def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
-        """Take nothing: none are requested."""
+        """Do nothing: none are requested."""
 
     def vector(self, prompt_index: int, values: tuple[float, ...]) -> None:
-        """Take nothing: none is requested."""
+        """Do nothing: none is requested."""
 
     def prompt_done(self, done: PromptDone) -> None:
-        """Note how it was served."""
+        """Record how the prompt was served."""
         start, end = done.prefill_instance, done.decode_instance
         self.path = done.path if start else f"{done.path} on {(end or '').rpartition('-')[0]}"
         self.reason = done.reason
@@ -73,9 +73,9 @@ def simulate(
     shape: Shape, trace: Sequence[TraceRequest], *, seed: int = 0,
     made: Callable[[SimulatedCluster], object] = lambda _: None,
 ) -> list[Served]:  # fmt: skip
-    """Return what becomes of each request of the trace, in its order; `made` gets the cluster that serves it.
+    """Return the result of each request of the trace, in order; `made` is called with the cluster before the start.
 
-    Raises the error that failed a request.
+    Raises the error of a request that failed.
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         cluster = SimulatedCluster(shape, seed=seed)

@@ -1,4 +1,4 @@
-"""One session served by a simulated instance: an outbox with a lag, a heartbeat and the lease."""
+"""One session served by a simulated instance: an outbox that may delay events, a heartbeat and the lease."""
 
 import asyncio
 from collections import deque

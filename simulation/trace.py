@@ -1,4 +1,4 @@
-"""A trace: when which request arrives, and how long it is. Described by a rate, or read from a published format."""
+"""A trace: the arrival time and lengths of each request. Generated from a rate, or read from a published format."""
 
 import csv
 import json
@@ -18,10 +18,10 @@ _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A request of a trace: seconds after the trace's start, and its lengths in tokens.
+    """A request of a trace: its arrival in seconds after the trace's start, and its lengths in tokens.
 
-    Prompts that begin with the same `blocks`, numbers for 512 tokens each, begin with the same tokens; with none, no
-    other prompt does.
+    `blocks` are ids of 512 tokens each: prompts that begin with the same ids begin with the same tokens. A prompt
+    without ids shares no prefix with others.
     """
 
     arrival_s: float
@@ -31,7 +31,7 @@ class TraceRequest:
 
 
 def poisson(count: int, rate: float, num_prompt_tokens: int, num_output_tokens: int, seed: int) -> list[TraceRequest]:
-    """Return requests of one size that arrive at `rate` per second on average; all at once if it is 0."""
+    """Return requests of one size that arrive at `rate` per second on average; all together if it is 0."""
     numbers, now, requests = random.Random(seed), 0.0, []  # noqa: S311 - no secrets
     for _ in range(count):
         now += numbers.expovariate(rate) if rate else 0.0
@@ -40,7 +40,7 @@ def poisson(count: int, rate: float, num_prompt_tokens: int, num_output_tokens: 
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """Return the requests of a file, by arrival from 0 s on. Those without output tokens, which failed, are left out.
+    """Return the requests of a file, sorted by arrival, the first at 0 s. Failed ones (no output tokens) are left out.
 
     Formats: Mooncake's, a JSON object in each line with `timestamp` (ms), `input_length`, `output_length` and perhaps
     `hash_ids`, which name the prompt's blocks; and BurstGPT's, CSV with the columns `Timestamp` (s), `Request tokens`
@@ -52,11 +52,11 @@ def read_trace(path: Path) -> list[TraceRequest]:
             file.seek(0)
             rows = list(_mooncake(file) if is_json else _burstgpt(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error.strerror if isinstance(error, OSError) else 'this is not UTF-8'}") from None
+        raise ConfigError(f"{path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8'}") from None
     except _BadLine as error:
         raise ConfigError(f"{path}: {error}") from None
     if not rows:
-        raise ConfigError(f"{path}: there is no request in it")
+        raise ConfigError(f"{path}: no request with output tokens")
     begun = min(row.arrival_s for row in rows)
     return sorted((replace(row, arrival_s=row.arrival_s - begun) for row in rows), key=lambda row: row.arrival_s)
 

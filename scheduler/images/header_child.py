@@ -17,7 +17,8 @@ from wire.errors import InvalidRequest
 from wire.prompt_images import MAX_IMAGE_BYTES
 
 _MEMORY_BYTES = 128 * 2**20 + 8 * MAX_PIXELS
-"""For a header, beyond the process with three copies of the largest file: WebP's reader reserves its canvas twice."""
+"""Memory for a header, in addition to the process and three copies of the largest file: Pillow's WebP reader allocates
+the whole canvas twice."""
 _COPIES = 3
 
 

@@ -1,4 +1,4 @@
-"""Reads the headers of image files in a process that can be killed (header_child.py is its side)."""
+"""Reads the headers of image files in a process that can be killed (header_child.py runs there)."""
 
 import asyncio
 from typing import Any
@@ -10,13 +10,13 @@ from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest, Unavailable
 
 _CPU_S = 1.0
-_WAIT_S = 20.0  # with its start, on a busy machine
+_WAIT_S = 20.0  # including the start of the process, on a busy machine
 _MAX_ANSWER_BYTES = 4096
 _log = EventLogger("images")
 
 
 class HeaderReader:
-    """Owner of the process: started with the first image, one file at a time, replaced when a file ends it."""
+    """Owner of the process, which starts with the first image, reads one file at a time, and is replaced if it ends."""
 
     def __init__(self, cpu_s: float = _CPU_S, wait_s: float = _WAIT_S) -> None:
         self._cpu_s, self._wait_s = cpu_s, wait_s

@@ -17,7 +17,7 @@ _FORM = '{"data": base64 of the little-endian values, "dtype": "float32", "shape
 
 @dataclass(frozen=True, slots=True)
 class SentEmbeds:
-    """What a part says about its values: still in base64, of which type, and how many."""
+    """The values of a part, still in base64, with their type and number."""
 
     data: str
     dtype: str
@@ -25,7 +25,7 @@ class SentEmbeds:
     tokens: ImageTokens
 
     def check(self, values: bytes) -> None:
-        """Raise InvalidRequest unless the decoded values are as many as described, and all finite."""
+        """Raise InvalidRequest unless the decoded values have the described number and all are finite."""
         expected = self.tokens.count * self.hidden_size * ITEM_BYTES[self.dtype]
         if len(values) != expected:
             shape = f"shape [{self.tokens.count}, {self.hidden_size}] of {self.dtype}"
@@ -37,7 +37,7 @@ class SentEmbeds:
 def read_embeds(given: Any, vision: VisionCheckpoint) -> SentEmbeds:
     """Return the fields of an `image_embeds` part. Raises InvalidRequest with the value and the limit."""
     if isinstance(given, str):
-        raise InvalidRequest(f"image_embeds is a text, as of a pickled tensor, and nothing is unpickled: send {_FORM}")
+        raise InvalidRequest(f"image_embeds is a string, such as a pickled tensor; nothing is unpickled: send {_FORM}")
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"image_embeds must be {_FORM}")
     for name in given:
@@ -53,7 +53,7 @@ def read_embeds(given: Any, vision: VisionCheckpoint) -> SentEmbeds:
 
 
 def _count(shape: Any, vision: VisionCheckpoint) -> int:
-    """Return the number of tokens of a shape that the model takes."""
+    """Return the number of tokens of the shape. Raises InvalidRequest if the model does not take it."""
     hidden, most = vision.hidden_size, vision.family.size_rule.max_tokens
     if hidden is None:
         raise InvalidRequest("image_embeds cannot be checked: the model's config.json has no hidden_size")
@@ -67,7 +67,7 @@ def _count(shape: Any, vision: VisionCheckpoint) -> int:
 
 
 def _grid(grid: Any, count: int, vision: VisionCheckpoint) -> tuple[int, int, int]:
-    """Return the extent of the tokens: sent where positions follow it, else nothing may be."""
+    """Return the grid of the tokens; it must be sent for a model whose positions follow it, and not for others."""
     kind = vision.family.model_type
     if not isinstance(vision.family.size_rule, PatchGrid):
         if grid is not None:

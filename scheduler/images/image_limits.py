@@ -1,4 +1,4 @@
-"""The bytes of images: a limit for each request, and one for all that are running; and the value of a flag."""
+"""Limits on the bytes of images, of one request and of all running ones, and the parser of --limit-mm-per-prompt."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ def parse_image_limit(text: str) -> int:
     if any(numbers.values()):
         raise ConfigError(f"{text[:80]!r}: only images are served")
     if number < 0:
-        raise ConfigError(f'{text[:80]!r} is not image=4 or {{"image": 4}}, with a number from 0 on')
+        raise ConfigError(f'{text[:80]!r} is not image=4 or {{"image": 4}}, with a number of 0 or more')
     return number
 
 
@@ -42,7 +42,7 @@ class ImageBudget:
         self.num_bytes += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """Forget these bytes. The caller holds the lock."""
+        """Subtract these bytes. The caller holds the lock."""
         self.num_bytes -= num_bytes
 
 
@@ -54,7 +54,7 @@ class HeldImageBytes:
         self._num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Count further bytes. Raises InvalidRequest for too many of this request, Overloaded for those of all."""
+        """Count further bytes. Raises InvalidRequest if this request has too many, Overloaded if all together have."""
         with self._budget.lock:
             if self._num_bytes + num_bytes > MAX_IMAGE_BYTES:
                 raise InvalidRequest(f"the images of a request may have at most {MAX_IMAGE_BYTES} bytes together")
@@ -62,7 +62,7 @@ class HeldImageBytes:
             self._num_bytes += num_bytes
 
     def release(self) -> None:
-        """Give all of them back. Idempotent."""
+        """Return all bytes to the budget. Idempotent."""
         with self._budget.lock:
             self._budget.give_back(self._num_bytes)
             self._num_bytes = 0

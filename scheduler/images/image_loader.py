@@ -1,4 +1,4 @@
-"""From a conversation's images as sent to their files, sizes and digests, within the limits of a request."""
+"""Loads the images of a conversation: their files, sizes and digests, within the limits of a request."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def _named_images() -> ByteCache[tuple[str, str], LoadedImage]:
 class ImageLoader:
     """Loads the images of all requests to a model. `named` has those with a uuid, by the salt of their tenant.
 
-    `vision` is None for a model whose images no instance of ours can compute; `has_workers`: others may.
+    `vision` is None if pdserve's own instances cannot encode the model's images; with `has_workers`, vLLM workers may.
     """
 
     model: str
@@ -115,7 +115,7 @@ class ImageLoader:
         return replace(image, path=part.path, detail=part.detail)
 
     async def _read(self, part: ImagePart, held: HeldImageBytes) -> bytes:
-        """Return the file; that a server fails is the request's fault here."""
+        """Return the file; the failure of its server counts as an error of the request."""
         try:
             return await self.sources.read(part.url, held.take)
         except (ConfigError, Unavailable, DeadlineExceeded) as error:

@@ -1,4 +1,4 @@
-"""Images as parts of a conversation: as sent, then with their file and size, and without both for templates. Pure."""
+"""Images as parts of a conversation: as sent, then loaded, and as bare placeholders for templates. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ DETAILS = ("auto", "low", "high", "original")
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image as sent: at a URL, as embeddings, or without both, as a `uuid` named it before.
+    """An image as sent: a URL, embeddings, or neither if only the `uuid` of an earlier image was sent.
 
     `path` is its part's JSON path; `embeds` is the value of `image_embeds`, not yet checked. `detail` is "" if unset.
     """
@@ -33,10 +33,10 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class LoadedImage:
-    """An image whose header was read: its file, its tokens in a prompt and their extent, and its digest.
+    """An image whose header was read: its file, the number and grid of its tokens in a prompt, and its digest.
 
-    With `dtype`, `data` has its embeddings, which are values of this type. Without a `digest` no instance of ours can
-    compute it, and `count` is unknown.
+    With `dtype`, `data` are its embeddings, values of this type. An image without a `digest` cannot be encoded by
+    pdserve's own instances, and its `count` is unknown.
     """
 
     data: bytes
@@ -50,7 +50,7 @@ class LoadedImage:
 
 
 def read_image_part(part: Message, path: str) -> dict[str, Any]:
-    """Return the part of an `image_url` as a conversation has it. Raises InvalidRequest."""
+    """Convert an `image_url` part to a part of our conversations. Raises InvalidRequest."""
     named, uuid = part.get("image_url") or {}, _uuid(part, path)
     if not isinstance(named, Mapping):
         raise InvalidRequest(f"{path}.image_url must be an object with a url", path)
@@ -64,7 +64,7 @@ def read_image_part(part: Message, path: str) -> dict[str, Any]:
 
 
 def read_embeds_part(part: Message, path: str) -> dict[str, Any]:
-    """Return the part of `image_embeds` as a conversation has it. Raises InvalidRequest."""
+    """Convert an `image_embeds` part to a part of our conversations. Raises InvalidRequest."""
     given, uuid = part.get("image_embeds"), _uuid(part, path)
     if given is None and not uuid:
         raise InvalidRequest(f"{path}.image_embeds must have embeddings, or be null beside a uuid", path)
@@ -72,7 +72,7 @@ def read_embeds_part(part: Message, path: str) -> dict[str, Any]:
 
 
 def image_part(url: Any, path: str, field: str, uuid: str = "", detail: str = "") -> dict[str, Any]:
-    """Return the part of the image at `url`, which the body has in `field`. Raises InvalidRequest."""
+    """Return the part for the image at `url`, the value of the body's `field`. Raises InvalidRequest."""
     if not isinstance(url, str) or not url:
         raise InvalidRequest(f"{field} must be a data:, https:, http: or file: URL", path)
     return {"type": "image", "image": ImagePart(url, path, uuid, detail=detail)}

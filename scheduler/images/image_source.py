@@ -18,7 +18,7 @@ from wire.errors import InvalidRequest
 from wire.prompt_images import MAX_IMAGE_BYTES
 
 _DATA = re.compile(r"data:(?P<type>[^,;]{0,80})(;[^,;]{0,80}){0,4};base64,", re.IGNORECASE)
-_PIECE_CHARS = 2**19  # a multiple of 4, a millisecond: more at once would block the event loop
+_PIECE_CHARS = 2**19  # a multiple of 4; takes a millisecond: a larger piece would block the event loop
 
 Take = Callable[[int], None]
 """Counts bytes before they are held; raises if there are too many."""
@@ -28,7 +28,7 @@ Take = Callable[[int], None]
 class ImageSources:
     """Where images may come from: `hosts` (empty: any) at allowed addresses within `timeout_s`, and `folder`.
 
-    One base64 text is decoded at a time, or a turn of the event loop would have a piece of each.
+    One base64 text is decoded at a time; otherwise each turn of the event loop would decode a piece of every one.
     """
 
     rules: AddressRules

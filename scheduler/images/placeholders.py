@@ -1,4 +1,4 @@
-"""Where images stand in a rendered chat: its template's placeholders become their tokens, typed ones stay text."""
+"""Where images stand in a rendered chat: the template's placeholders become image tokens, typed ones stay text."""
 
 import json
 import re
@@ -25,12 +25,12 @@ class ChatPrompt:
 
 
 class Placeholders:
-    """The placeholder of one model; texts of a conversation have it hidden while its template is rendered."""
+    """The placeholder of one model; it is hidden in a conversation's texts while the template is rendered."""
 
     def __init__(self, family: VisionFamily, tokenizer: Tokenizer) -> None:
         """Raise ConfigError if the tokenizer does not have the family's placeholder.
 
-        `text` is the placeholder, `written` what a template that takes texts only gets for an image.
+        `text` is the placeholder; `written` stands for an image in a template that takes only texts.
         """
         text = tokenizer.id_to_token(family.placeholder_id)
         if text is None or tokenizer.encode(text, add_special_tokens=False).ids != [family.placeholder_id]:
@@ -44,7 +44,7 @@ class Placeholders:
         self._either = re.compile(f"{re.escape(text)}|{self._hidden}")
 
     def hide(self, value: Any) -> Any:
-        """Return `value`, of JSON, with the placeholder in its texts replaced by one that no template writes."""
+        """Return the JSON `value` with the placeholder in its texts replaced by one that no template writes."""
         if isinstance(value, str):
             return value.replace(self.text, self._hidden)
         if isinstance(value, dict):
@@ -54,9 +54,9 @@ class Placeholders:
     def show(
         self, rendered: str, num_images: int, *, whose: str = "the chat template printed", param: str = "messages"
     ) -> tuple[str, tuple[bool, ...]]:
-        """Return the text to encode, and of each placeholder in it whether it is an image.
+        """Return the text to encode, and for each placeholder in it whether it is an image.
 
-        Raises InvalidRequest if it has another number of images; `whose` begins the message, `param` is its field.
+        Raises InvalidRequest if the number of images differs; `whose` begins the message, `param` is its field.
         """
         is_image = tuple(found == self.text for found in self._either.findall(rendered))
         if sum(is_image) != num_images:
@@ -66,7 +66,7 @@ class Placeholders:
         return text.replace(self._hidden, self.text), is_image
 
     def expand(self, ids: Sequence[int], is_image: Sequence[bool], images: Sequence[LoadedImage]) -> ChatPrompt:
-        """Return the prompt of `show`'s text, encoded as `ids`: with the tokens of each image for its placeholder."""
+        """Return the prompt for `show`'s text, encoded as `ids`: the tokens of each image replace its placeholder."""
         made: list[int] = []
         placed: list[PromptImage] = []
         kinds, left = iter(is_image), iter(images)

@@ -16,9 +16,9 @@ from wire.types import WorkerChat
 def worker_chat(
     messages: Sequence[Message], options: ChatOptions, default_kwargs: Mapping[str, Any]
 ) -> WorkerChat | None:  # fmt: skip
-    """Return the conversation and how to render it; None with embeddings, which workers read only if pickled.
+    """Return the conversation and how to render it; None if it has embeddings, which workers take only pickled.
 
-    An image has its `detail`, and never its `uuid`: that would name it for clients with other keys too.
+    An image is sent with its `detail`, but without its `uuid`, which would name it for clients with other keys too.
     """
     images: list[LoadedImage] = list(images_in(messages))
     if any(image.dtype for image in images):
@@ -43,7 +43,7 @@ def worker_chat(
 
 
 def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages; a call without an id, which vLLM refuses, gets one, and its result the same: by their order.
+    """Yield the messages. A call without an id, which vLLM refuses, gets one, and so does its result, by their order.
 
     The ids have nine digits: templates of Mistral refuse others.
     """
@@ -63,7 +63,7 @@ def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _message(message: Message, placeholder: str) -> dict[str, Any]:
-    """Return a message in the form of the API: arguments of calls are texts there."""
+    """Return a message in the form of the API, where the arguments of calls are strings."""
     made, content = dict(message), message["content"]
     if isinstance(content, list):
         made["content"] = [_part(part, placeholder) for part in content] or None

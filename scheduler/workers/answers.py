@@ -21,10 +21,10 @@ _REFERENCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_po
 class SequenceStream:
     """Turns the bytes of one sequence's event stream into tokens.
 
-    `start` is the output position of its first token. Tokens that the client already has are compared and dropped:
-    a sequence that is generated again from its start must be the same one. `was_recomputed`: part of the prompt was
-    neither fetched nor cached, as far as the worker reports it. `rendered_ids` are those of a conversation's prompt,
-    once they are known.
+    `start` is the output position of the first token in the stream. Tokens that the client already has are compared and
+    dropped: a sequence that is generated again from its start must be the same. `was_recomputed`: part of the prompt
+    was neither fetched nor cached, if the worker reports that. `rendered_ids` are the prompt ids of a conversation,
+    once the worker has sent them.
     """
 
     def __init__(self, prompt: PromptState, sequence: int, start: int) -> None:
@@ -100,23 +100,23 @@ class SequenceStream:
     def _compare(self, index: int, token_id: int) -> None:
         if self._delivered[index] != token_id:
             has = self._delivered[index]
-            raise OutputDiffers(f"generated again, token {index} of the output is {token_id}, and the client has {has}")
+            raise OutputDiffers(f"generated again, token {index} of the output is {token_id}, but the client has {has}")
 
 
 def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the reference to the KV that a prefill holds. Raises HandoffFailed where it holds none.
 
-    It is passed on unchanged, except for one key: with it, vLLM's decode worker reports that number as its cached
-    tokens, and whether it fetched the KV at all stays unknown (vllm.v1.engine.output_processor, from_new_request).
+    It is passed on unchanged, less `remote_prefill_cached_tokens`: vLLM's decode worker would report that number as its
+    own cached tokens, which hides whether it fetched the KV (vllm.v1.engine.output_processor, from_new_request).
     """
     found = answer.get("kv_transfer_params")
     if not isinstance(found, dict) or not found.get("do_remote_prefill"):
         raise HandoffFailed(
             "it holds no KV for another worker: is its --kv-transfer-config set? MooncakeLayerwiseConnector needs "
-            "--connector ascend-layerwise here"
+            "--connector ascend-layerwise"
         )
     if missing := [name for name in _REFERENCE if not found.get(name)]:
-        raise HandoffFailed(f"its reference has no {', '.join(missing)}, without which vLLM's decode worker dies")
+        raise HandoffFailed(f"its reference has no {', '.join(missing)}, without which vLLM's decode worker crashes")
     found.pop("remote_prefill_cached_tokens", None)
     return found
 
@@ -150,20 +150,20 @@ def _scored(found: dict[str, Any] | None, token_id: int, wanted: int) -> TokenLo
 
 
 def _logprobs(found: dict[str, Any], at: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
-    """Return the log probabilities of the token `at` a chunk of a completion."""
+    """Return the log probabilities of the token at index `at` of a completion's chunk."""
     top = {int(one[_TOKEN_ID:]): logprob for one, logprob in (found["top_logprobs"][at] or {}).items()}
     return _ranked(int(found["tokens"][at][_TOKEN_ID:]), found["token_logprobs"][at], top, wanted)
 
 
 def _chat_logprobs(found: dict[str, Any], at: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
-    """Return the same for a chunk of a chat."""
+    """Return the same for a chat's chunk."""
     entry = found["content"][at]
     top = {int(one["token"][_TOKEN_ID:]): one["logprob"] for one in entry["top_logprobs"]}
     return _ranked(int(entry["token"][_TOKEN_ID:]), entry["logprob"], top, wanted)
 
 
 def _ranked(token_id: int, value: float, top: dict[int, float], wanted: int | tuple[int, ...]) -> TokenLogprobs:
-    """Return the log probabilities of a token; one below the best has a rank after them."""
+    """Return the log probabilities of a token; one that is not among the best gets the rank after them."""
     best = sorted(top.items(), key=lambda item: -item[1])
     rank = next((number for number, (one, _) in enumerate(best, 1) if one == token_id), len(best) + 1)
     best = [(one, top[one]) for one in wanted if one in top] if isinstance(wanted, tuple) else best[:wanted]

@@ -22,12 +22,12 @@ _capped = CappedLog(EventLogger("workers"))
 
 _MAX_BYTES = 16 * 2**20
 _READ_S = 5.0
-_FOREIGN_PEER = "it is not from the worker that got the request"
-_FOREIGN_HOST = "it wants the KV sent to another host than that of its URL"
+_FOREIGN_PEER = "it does not come from the worker that got the request"
+_FOREIGN_HOST = "it requests the KV for another host than that of its URL"
 
 
 class Callback:
-    """One expected call, from a worker on one of `hosts`."""
+    """One expected callback, from a worker on one of `hosts`."""
 
     def __init__(self, url: str, hosts: frozenset[str]) -> None:
         self.url = url
@@ -35,11 +35,11 @@ class Callback:
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> dict[str, Any]:
-        """Wait for the body of the call, and return it unchanged. Raises HandoffFailed if it cannot be used."""
+        """Wait for the body of the callback, and return it unchanged. Raises HandoffFailed if it cannot be used."""
         return await self._answer
 
     def take(self, body: bytes) -> None:
-        """Take the body of the call."""
+        """Accept the body of the callback."""
         if self._answer.done():
             return
         try:
@@ -48,7 +48,7 @@ class Callback:
             self._answer.set_exception(error)
 
     def cancel(self) -> None:
-        """Stop expecting the call."""
+        """Stop expecting the callback."""
         self._answer.cancel()
 
     def _read(self, body: bytes) -> dict[str, Any]:
@@ -69,7 +69,7 @@ Expect = Callable[[], contextlib.AbstractAsyncContextManager[Callback]]
 
 
 class Callbacks:
-    """Owner of the listener, which is opened at the first use, and of the calls that are expected."""
+    """Owner of the listener, which is opened at the first use, and of the expected callbacks."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen on a free port where `port` is 0; `host` is an address that decode workers reach."""
@@ -80,12 +80,12 @@ class Callbacks:
         self._opening = asyncio.Lock()
 
     async def from_host(self, host: str) -> Expect:
-        """Return `expect` for calls from any known name or address of a worker's host."""
+        """Return `expect` for callbacks from any address that the name of a worker's host resolves to."""
         return partial(self.expect, await asyncio.to_thread(lambda: HostComparer().resolved(host)))
 
     @contextlib.asynccontextmanager
     async def expect(self, hosts: frozenset[str]) -> AsyncIterator[Callback]:
-        """Expect one call from a worker on one of `hosts`."""
+        """Expect one callback from a worker on one of `hosts`."""
         await self._open()
         path = f"/{secrets.token_urlsafe(32)}"
         host = f"[{self._host}]" if ":" in self._host else self._host

@@ -1,16 +1,16 @@
-"""The body of a chat with images: their data URLs are encoded piece by piece, while it is sent."""
+"""The body of a chat with images, whose data URLs are encoded piece by piece while the body is sent."""
 
 from base64 import b64encode
 from collections.abc import Iterator
 
 from wire.types import WorkerChat
 
-_PIECE_BYTES = 3 * 2**17  # whole groups of base64; below a millisecond
+_PIECE_BYTES = 3 * 2**17  # whole groups of base64; encoded in less than a millisecond
 _END = b"}"
 
 
 class WorkerChatBody:
-    """The same bytes each time: `fields`, a JSON object, and the conversation with its images."""
+    """A body that can be sent repeatedly: `fields`, a JSON object, and the conversation with its images."""
 
     def __init__(self, fields: bytes, chat: WorkerChat) -> None:
         self._head, self._tails = fields[:-1] + b"," + chat.json[0], chat.json[1:]

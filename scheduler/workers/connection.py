@@ -1,4 +1,4 @@
-"""A worker of another engine as an instance: described by its HTTP routes, with a session that runs prompts by HTTP.
+"""A worker of another engine as an instance: its HTTP routes describe it, and a session runs prompts over HTTP.
 
 describe   GET /version, /v1/models, /metrics          once per session
 session    GET /metrics each second, POST /v1/completions for each sequence (session.py)
@@ -39,7 +39,7 @@ _RANK = "X-data-parallel-rank"
 """Counts the worker's own ranks from 0, even if the labels of its metrics begin with a higher number."""
 _MAX_NUM_SEQS = 1024
 _CHUNK = 8192
-"""Limits that a worker does not report: prompts and tokens sent to it at once. It queues what it cannot run yet."""
+"""Limits on prompts and tokens sent to a worker, which reports none. It queues what it cannot run yet."""
 _UNKNOWN_BLOCKS = KvCache(2**20, 16)
 _BOOTSTRAP_S = 5.0
 _NIXL = b"vllm:nixl_"
@@ -55,12 +55,10 @@ class WorkerConnection:
         engine_ids: EngineIds | None = None,
     ) -> None:  # fmt: skip
         """`callbacks` are needed if the connector's decode workers get requests first; `check` raises Incompatible for
-        a worker that must not be used.
+        a worker that must not be used. The connections to all workers share `engine_ids`.
 
-        `engine_ids` are shared by the connections to all workers.
-
-        `bootstrap_port` is that of a prefill worker with MooncakeConnector; VLLM_MOONCAKE_BOOTSTRAP_PORT, as there, is
-        its default. Raises ConfigError.
+        `bootstrap_port` is that of a prefill worker with MooncakeConnector; its default is, as in the worker, the
+        variable VLLM_MOONCAKE_BOOTSTRAP_PORT. Raises ConfigError.
         """
         self._address, self._engine_ids = address, engine_ids
         self._url, self._rank = split_address(address)
@@ -81,7 +79,7 @@ class WorkerConnection:
     async def describe(self, timeout_s: float) -> InstanceDescription:
         """Return the worker's description from its routes. Raises InstanceLost, DeadlineExceeded, Incompatible.
 
-        A worker without labels of its engines in its metrics has one rank.
+        A worker whose metrics have no engine labels has one rank.
         """
         if self._check is not None:
             await self._check()
@@ -148,7 +146,7 @@ class WorkerConnection:
             await self._bootstrap.close()
 
     def _transfer(self) -> Transfer:
-        """Return what hands off KV from this worker, until its next session."""
+        """Return the way that KV is handed off from this worker, for one session."""
         if self._bootstrap is not None:
             query = partial(self._bootstrap.get_json, "/query", _BOOTSTRAP_S)
             return MooncakeKv(self._bootstrap.url, self._rank, query)
@@ -156,7 +154,7 @@ class WorkerConnection:
 
     @property
     def _engine(self) -> bytes:
-        """The label of this rank's engine in the metrics, by which a worker counts them; "" where it has none."""
+        """The label of this rank's engine in the worker's metrics; empty if they have none."""
         return self._engines[self._rank] if self._engines else b""
 
     async def _read_load(self, timeout_s: float) -> LoadSnapshot:
@@ -167,7 +165,7 @@ class WorkerConnection:
 
 
 def _bootstrap_of(url: str, port: int | None) -> WorkerHttp:
-    """Return HTTP with the bootstrap server on a worker's host. Raises ConfigError."""
+    """Return the HTTP client of the bootstrap server on a worker's host. Raises ConfigError."""
     text = str(port or os.environ.get(BOOTSTRAP_PORT) or DEFAULT_BOOTSTRAP_PORT)
     if not (text.isdecimal() and 0 < int(text) < 65536):
         raise ConfigError(f"{BOOTSTRAP_PORT}={text} is not a port")

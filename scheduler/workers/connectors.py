@@ -7,11 +7,11 @@ AUTO = "auto"
 MOONCAKE = "mooncake"
 NIXL_PUSH = "nixl-push"
 BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
-"""The variable of a prefill worker with MooncakeConnector that has the port of its bootstrap server."""
+"""The environment variable with the port of the bootstrap server of a prefill worker with MooncakeConnector."""
 DEFAULT_BOOTSTRAP_PORT = 8998
 
 PATHS = {
     AUTO: PREFILL_FIRST, "nixl": PREFILL_FIRST, "ascend": PREFILL_FIRST, "ascend-layerwise": DECODE_FIRST,
     NIXL_PUSH: AT_ONCE, MOONCAKE: AT_ONCE,
 }  # fmt: skip
-"""The path of each connector's name. `auto`: any that answers a prefill with a reference."""
+"""The path of each value of --connector. `auto`: any connector whose prefill answers with a reference to the KV."""

@@ -13,7 +13,7 @@ _MOST = 10_000
 
 
 class EngineIds:
-    """Owner of the last ids of the prefill workers, by the worker that had each first.
+    """Owner of the latest ids of the prefill workers, and of the worker that had each id first.
 
     One that is lost keeps its id, as it may return.
     """
@@ -22,7 +22,7 @@ class EngineIds:
         """`is_listed`: whether an address is that of a member, or of one that is leaving."""
         self._is_listed = is_listed
         self._owners: dict[str, str] = {}
-        self._ids: dict[str, str] = {}  # by address: the latest that showed its own is the last
+        self._ids: dict[str, str] = {}  # by address, the worker that claimed its id latest is last
 
     def claim(self, engine_id: str, address: str) -> None:
         """Record the engine id of the worker at `address`. Raises HandoffFailed if that is the id of another one."""

@@ -1,4 +1,4 @@
-"""What ended a prompt on a worker, as the event of an instance."""
+"""Convert the error that ended a prompt on a worker to the event that an instance would send."""
 
 from telemetry.logs import EventLogger
 from wire.errors import (
@@ -18,7 +18,7 @@ _log = EventLogger("workers")
 
 
 def failure_of(prompt: PromptState, error: Exception) -> Refused | Failed:
-    """Return the event for the error that ended a prompt; it is retried elsewhere unless the request is invalid."""
+    """Return the event for the error; the prompt is retried elsewhere unless the request is invalid."""
     prompt_id = prompt.prompt_id
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

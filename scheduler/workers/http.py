@@ -23,7 +23,7 @@ from wire.errors import (
 )
 
 _KEEP_ALIVE_S = 2.0
-"""An idle connection is used again for this long: less than uvicorn's 5 s, after which the worker closes it."""
+"""How long an idle connection may be used again: less than the 5 s after which a worker's uvicorn closes it."""
 _MAX_ANSWER_BYTES = 64 * 2**20
 _EVENT_STREAM = "text/event-stream"
 _SHOWN = 200
@@ -45,7 +45,7 @@ class WorkerHttp:
             raise ConfigError("the key for the workers has a line break or another control character")
         key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._head = _lines({"Host": target.netloc, **(headers or {}), **key})
-        self._idle: list[HttpConnection] = []  # the longest idle first
+        self._idle: list[HttpConnection] = []  # the one idle for longest first
         self.on_idle_lost: Callable[[], None] = lambda: None
 
     async def get(self, path: str, timeout_s: float) -> bytes:
@@ -57,7 +57,7 @@ class WorkerHttp:
             raise DeadlineExceeded(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
 
     async def get_json(self, path: str, timeout_s: float) -> dict[str, Any]:
-        """Return the JSON object of a GET. Raises a PdserveError, Incompatible if it is something else."""
+        """Return the JSON object of a GET. Raises a PdserveError: Incompatible if the answer is no JSON object."""
         return self._object(path, await self.get(path, timeout_s))
 
     async def post_json(self, path: str, body: Body, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -67,14 +67,14 @@ class WorkerHttp:
     async def post_stream(
         self, path: str, body: Body, headers: Mapping[str, str], feed: Callable[[bytes], None]
     ) -> None:
-        """Pass the event stream that answers a POST to `feed` as it arrives; leaving early aborts the request there.
+        """Pass the event stream that answers a POST to `feed` as it arrives; cancelling aborts the request there.
 
         Raises a PdserveError, also if the connection breaks while the body is read, and what `feed` raises.
         """
         await self._request("POST", path, body, headers, HttpAnswer(feed, _EVENT_STREAM))
 
     async def close(self) -> None:
-        """Close the connections that no request uses."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -93,7 +93,7 @@ class WorkerHttp:
     async def _request(
         self, method: str, path: str, body: Body, headers: Mapping[str, str], answer: HttpAnswer
     ) -> None:
-        """Send a request and pass on its answer. Raises a PdserveError, also if it is not the wanted one."""
+        """Send a request and pass on its answer. Raises a PdserveError, also for an answer of another status or type."""
         own = {"Content-Type": "application/json", "Content-Length": len(body), **headers} if body else headers
         request = f"{method} {path} HTTP/1.1\r\n".encode() + self._head + _lines(own) + b"\r\n"
         request, pieces = (request + body, ()) if isinstance(body, bytes) else (request, body)
@@ -106,7 +106,7 @@ class WorkerHttp:
                     break
                 except AnswerCut as cut:
                     if idle is None or method != "GET" or not cut.is_empty:
-                        raise  # else the worker closed it while the request was in transit
+                        raise  # else the worker closed it, idle, with the request in transit
             if connection.is_usable:
                 self._idle.append(connection)
         except AnswerRefused:
@@ -138,13 +138,13 @@ class WorkerHttp:
         return connection
 
     def _refusal(self, path: str, answer: HttpAnswer) -> PdserveError:
-        """Return the error of an answer that is not the wanted one."""
+        """Return the error for an answer of another status or type."""
         if answer.status != 200:
             return self._error(path, answer.status, bytes(answer.refused))
         return Incompatible(f"{self.url}{path} answered {answer.content_type}, not an event stream")
 
     def _error(self, path: str, status: int, body: bytes) -> PdserveError:
-        """Return the error of an answer that is not 200."""
+        """Return the error for an answer whose status is not 200."""
         text = _message(body)
         shown = f"{self.url}{path} answered {status}: {text}"
         match status:

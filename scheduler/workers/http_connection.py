@@ -10,7 +10,7 @@ MAX_REFUSED_BYTES = 4096
 
 
 class Pieces(Protocol):
-    """A body that is made while it is sent; `len` is its number of bytes."""
+    """A body that is generated while it is sent; `len` is its number of bytes."""
 
     def __len__(self) -> int: ...
 
@@ -29,7 +29,7 @@ class AnswerCut(ConnectionError):
 
 
 class AnswerRefused(Exception):
-    """The answer is not of the wanted type, and its body is longer than an error's."""
+    """The answer has another status or type, and its body is longer than an error message."""
 
 
 class HttpAnswer:
@@ -47,12 +47,12 @@ class HttpAnswer:
         self._wanted = wanted
 
     def begin(self, status: int) -> None:
-        """Take the status, once `content_type` is known."""
+        """Record the status; `content_type` is known by then."""
         self.status = status
         self.is_wanted = status == 200 and self._wanted in ("", self.content_type)
 
     def refuse(self, data: bytes) -> None:
-        """Keep a part of a body that is not wanted. Raises AnswerRefused once it is long."""
+        """Keep a part of a refused body. Raises AnswerRefused once it is too long."""
         self.refused += data
         if len(self.refused) > MAX_REFUSED_BYTES:
             raise AnswerRefused
@@ -81,9 +81,9 @@ class HttpConnection(asyncio.Protocol):
         return self._is_idle and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, answer: HttpAnswer, more: Iterable[bytes] = ()) -> None:
-        """Send a request and pass on its answer to the end; leaving early closes the connection, which aborts it there.
+        """Send a request and pass on its whole answer. Cancelling closes the connection, which aborts it on the worker.
 
-        `more` of its body is made as the peer reads it. Raises ConnectionError, and what `answer` raises.
+        `more` parts of the body are generated as the peer reads them. Raises ConnectionError, and what `answer` raises.
         """
         loop = asyncio.get_running_loop()
         self._answer, self._ended, self._is_idle = answer, loop.create_future(), False
@@ -99,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
                 self.close()
 
     async def _send(self, pieces: Iterable[bytes], ended: "asyncio.Future[None]") -> bool:
-        """Write the pieces, each in a turn of the loop of its own; return whether all were, before the answer ended."""
+        """Write each piece in its own turn of the loop; return whether all were written before the answer ended."""
         for piece in pieces:
             await asyncio.sleep(0)
             await self._can_write.wait()
@@ -118,11 +118,11 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def pause_writing(self) -> None:
-        """Wait with further pieces."""
+        """Stop writing pieces for now."""
         self._can_write.clear()
 
     def resume_writing(self) -> None:
-        """Go on with them."""
+        """Continue writing pieces."""
         self._can_write.set()
 
     def data_received(self, data: bytes) -> None:

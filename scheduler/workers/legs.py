@@ -11,11 +11,11 @@ from wire.cheap_dataclass import cheap_dataclass
 from wire.types import KvEndpoint, PromptState, Ticket
 
 LEASE_S = 20.0
-"""For how long a reference may be used: vLLM holds the KV for 30 s, less what a slow machine needs to request it."""
+"""How long a reference may be used: vLLM holds the KV for 30 s, and a slow machine needs time to request it."""
 
 
 def new_request_id() -> str:
-    """Return an id for both legs of a sequence: new for each attempt, as connectors find KV by it."""
+    """Return an id for both legs of a sequence: new for each attempt, because connectors find KV by it."""
     return os.urandom(16).hex()
 
 
@@ -37,7 +37,7 @@ class WorkerRequest:
     until: float | None = None
 
     def pack(self) -> bytes:
-        """Return it as bytes for the worker of the other leg."""
+        """Return the request as bytes for the worker of the other leg."""
         return orjson.dumps([self.request_id, self.params, self.is_early, self.until])
 
 
@@ -57,7 +57,7 @@ def asking(request_id: str, callback_url: str) -> WorkerRequest:
 def ticket_of(
     prompt: PromptState, instance_id: str, epoch: int, wanted: Sequence[WorkerRequest], lease_s: float
 ) -> Ticket:
-    """Return the ticket made of a decode worker's callbacks, one body in `wanted` for each sequence."""
+    """Return a ticket with the bodies of a decode worker's callbacks: `wanted` has one for each sequence."""
     said = [(one.params or {}).get("remote_cached_tokens") for one in wanted]
     return Ticket(
         ticket_id=secrets.token_hex(16),

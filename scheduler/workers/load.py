@@ -26,12 +26,12 @@ class KvCache:
 
 
 def engine_labels(metrics: bytes) -> list[bytes]:
-    """Return the label of each data-parallel rank, in order, such as `engine="0"`; none where the worker has none."""
+    """Return the label of each data-parallel rank, in order, such as `engine="0"`; empty if the metrics have none."""
     return sorted(set(_ENGINES.findall(metrics)), key=lambda label: (len(label), label))
 
 
 def kv_cache(metrics: bytes, engine: bytes = b"") -> KvCache:
-    """Return the size of the KV cache of one engine by its label, or of all."""
+    """Return the size of the KV cache of the engine with this label, or of all engines without one."""
     blocks, size = 0, 0
     for found in _CACHE.finditer(metrics):
         if engine not in found[1]:
@@ -49,7 +49,7 @@ def started_at(metrics: bytes) -> bytes:
 
 
 def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> LoadSnapshot:
-    """Return the load of one engine by its label, or the sum of all; `steps` counts tokens."""
+    """Return the load of the engine with this label, or the sum of all without one; `steps` counts tokens."""
     sums: dict[bytes, float] = {}
     engines = 0
     for name, labels, value in _LINE.findall(metrics):

@@ -27,7 +27,7 @@ class PrefillLegs:
         self, model: str, http: WorkerHttp, transfer: Transfer, progress: Progress, emit: Callable[[Event], None], *,
         max_abandoned_tokens: int, claim: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`max_abandoned_tokens`: with more tokens of cancelled prompts in progress it accepts no new prompt.
+        """`max_abandoned_tokens`: while more tokens of cancelled prompts are computed, no new prompt is accepted.
 
         `claim` raises HandoffFailed for an engine id that another worker has.
         """
@@ -46,13 +46,13 @@ class PrefillLegs:
         return self._uncancelled.keys()
 
     async def hold(self, prompt: PromptState) -> None:
-        """Compute the prompt; if decode can get its request meanwhile, report first what it needs.
+        """Compute the prompt; if decode can get its request meanwhile, first emit what decode needs.
 
-        Not with log probabilities of the prompt: they are in prefill's answer, and precede any token. Not with
-        several sequences: while one of them streams, nothing would show that the KV of another never arrives.
+        It cannot if log probabilities of the prompt are requested: prefill's answer has them, and they precede any
+        token. Nor with several sequences: while one streams, nothing would show that another's KV never arrives.
         """
         check_prompt(prompt)
-        if (abandoned := sum(self._uncancelled.values())) > self._max_abandoned_tokens:  # as placement does
+        if (abandoned := sum(self._uncancelled.values())) > self._max_abandoned_tokens:  # placement's limit too
             raise NoCapacity(f"it still computes {abandoned} tokens of prompts that were cancelled")
         transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
         await transfer.prepare()
@@ -91,7 +91,7 @@ class PrefillLegs:
         self._emit_scores(answer, prompt)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
-        """Do the work even if the prompt is cancelled, until the session ends.
+        """Finish the work even if the prompt is cancelled; only the end of the session cancels it.
 
         Decode keeps the blocks of a waiting request, cancelled or not, until its KV has arrived (vLLM 0.32).
         """
@@ -111,7 +111,7 @@ class PrefillLegs:
     ) -> tuple[list[dict[str, Any]], StageTimes, float]:
         """Compute the prompt once for each sequence that needs more tokens: the first alone, then the others.
 
-        The worker holds the first one's KV for `lease_s`, counted from its own answer: when that came is returned too.
+        The worker holds the first one's KV for `lease_s` after its answer; the time of that answer is returned too.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -132,7 +132,7 @@ class PrefillLegs:
             async with asyncio.timeout(lease_s), asyncio.TaskGroup() as tasks:
                 posted = [tasks.create_task(self._post(prompt, *one, 0)) for one in others]
         except TimeoutError:
-            raise HandoffFailed("it did not compute all sequences while it held the KV of the first") from None
+            raise HandoffFailed("it did not compute all sequences while it held the first one's KV") from None
         return [one.result() for one in posted]
 
     async def _post(

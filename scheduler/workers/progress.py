@@ -11,15 +11,15 @@ from wire.load import LoadSnapshot
 from wire.shared_limits import progress_limit
 
 _FIRST_ANSWER_S = 15.0
-"""The time allowed for the first prompt: some workers compile kernels then."""
+"""The time allowed for the first prompt, for which some workers compile kernels."""
 _IMAGES_S = 15.0
-"""The time expected for the images of a chat: four times as long may pass, as with --image-timeout of an instance."""
+"""The expected time for the images of a chat; up to four times this may pass, as with an instance's --image-timeout."""
 _MAX_STEP_S = 2.0
-"""The most that one check adds to a silence: if more time has passed, this process could not run in between."""
+"""The most that one check adds to a silence: if more time has passed, this process itself could not run."""
 
 
 class Leg(AbstractContextManager["Leg"]):
-    """One request on the worker: for how long it has been silent, and its `num_tokens` to compute or to fetch first.
+    """One request on the worker: how long it has been silent, and its `num_tokens` to compute or to fetch first.
 
     One that `receives` waits for another worker's prefill until its first answer; with `has_images` these are encoded
     before it. That answer must come before `until`, by the clock: later, decode may have read blocks that hold another
@@ -88,7 +88,7 @@ class Leg(AbstractContextManager["Leg"]):
 
 
 class Progress:
-    """Owner of the running requests and the counters' last movement. `steps` is their last sum, -1 before the first."""
+    """Owner of the running requests and of when the worker's counters last moved. `steps` is their sum, -1 at first."""
 
     def __init__(self, clock: Callable[[], float], *, least_s: float = 8.5) -> None:
         """`least_s`: the shortest silence that ends a request, in seconds."""
@@ -109,10 +109,10 @@ class Progress:
         )
 
     def judged(self, load: LoadSnapshot) -> LoadSnapshot:
-        """Return the load with this side's view of the worker's progress; end the requests that it has lost.
+        """Return the load with the worker's progress as observed here; end the requests that it has lost.
 
-        While requests wait there, or for another worker's prefill, silence means nothing. The latter do not count as
-        waiting here, although vLLM counts them: they show nothing about free blocks or the other requests.
+        Silence means nothing while requests wait in the worker's queue or for another worker's prefill. The latter do
+        not count as waiting here, although vLLM counts them: they do not show that blocks are short.
         """
         now = self._clock()
         elapsed_s, self._looked_at = min(now - self._looked_at, _MAX_STEP_S), now

@@ -1,6 +1,6 @@
 """Prove a pair of workers: through it, a prompt must be answered as by its decode worker alone.
 
-Both answers come from the same process, so they differ only by rounding, unless KV was read from a wrong place.
+Both answers come from the same process, so they differ only by rounding, unless the KV was read from the wrong place.
 """
 
 import secrets
@@ -12,7 +12,7 @@ from scheduler.request import GenerationRequest
 from wire.types import SamplingParams, TokenOutput
 
 MAX_GAP = 0.25
-"""Largest difference of two log probabilities that rounding explains, in nats."""
+"""Largest difference between two log probabilities that rounding can cause, in nats."""
 _PARAMS = SamplingParams(max_tokens=4, min_tokens=4, temperature=0.0, logprobs=5)
 _SMALL_VOCABULARY = 250
 _MOST_AT_ONCE = 8
@@ -21,8 +21,8 @@ _MOST_AT_ONCE = 8
 def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[KvGap]:
     """Return the pairs to prove now, in addition to the `running` ones: at most 8 in all, one for each worker.
 
-    Pairs that have failed come last, and those of the workers that lack most pairs come first: every worker can serve
-    after its first proof.
+    Pairs that have failed their proof come last; those of the workers with the most unproven pairs come first, as a
+    worker can serve after its first proof.
     """
     lacking = Counter(end for gap in unproven for end in (gap.sender, gap.receiver))
     busy = {end for gap in running for end in (gap.sender, gap.receiver)}

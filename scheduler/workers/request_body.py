@@ -1,6 +1,6 @@
 """The body of the request for one sequence of a prompt: ids in, ids out, or a conversation with images. Pure.
 
-A conversation goes to /v1/chat/completions, which is the only route that takes images; ids come out of it too.
+A conversation goes to /v1/chat/completions, the only route that takes images; it returns token ids too.
 """
 
 import dataclasses
@@ -49,14 +49,14 @@ def check_prompt(prompt: PromptState) -> None:
 
 
 def path_of(prompt: PromptState) -> str:
-    """Return the path that a prompt's requests go to."""
+    """Return the URL path of a prompt's requests."""
     return _COMPLETIONS if prompt.chat is None else _CHATS
 
 
 def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> Body:
     """Return the body that computes the prompt of a sequence, its output so far included.
 
-    It ends by length: vllm-ascend holds no KV of a request that ended otherwise (mooncake_connector,
+    The request finishes by length: vllm-ascend holds no KV of a request that finished otherwise (mooncake_connector,
     request_finished).
     """
     params = prompt.params
@@ -140,9 +140,9 @@ def _packed(prompt: PromptState, body: dict[str, Any]) -> Body:
 
 
 def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
-    """Return the parameters: every one that a worker would else take from the model's generation_config.json."""
+    """Return all parameters that a worker would otherwise take from the model's generation_config.json, and others."""
     body: dict[str, Any] = {name: getattr(params, name) for name in _ALWAYS}
-    body["seed"] = (params.seed + sequence) & _MAX_SEED  # the sequences of a prompt have seeds of their own
+    body["seed"] = (params.seed + sequence) & _MAX_SEED  # each sequence of a prompt has its own seed
     if params.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     if params.allowed_token_ids:
@@ -160,7 +160,7 @@ def _logprobs(best: int, *, is_chat: bool) -> dict[str, Any]:
 
 
 def _budget(params: SamplingParams, num_tokens: int) -> int:
-    """Return the budget; one that cannot be spent where only a grammar waits for the end of the thinking.
+    """Return the thinking budget; larger than any output if only a grammar needs one, to begin after the thinking.
 
     Without --reasoning-parser a worker refuses any budget; without a budget it would apply the grammar at once.
     """

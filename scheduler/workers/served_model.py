@@ -1,4 +1,4 @@
-"""Query running workers for the model that they serve."""
+"""Find out from running workers which model they serve."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence

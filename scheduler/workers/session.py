@@ -3,12 +3,12 @@
 PrefillAndHold    POST max_tokens 1, do_remote_decode   -> PrefillHeld(references) | Refused | Failed
                   the same, decode started meanwhile    -> PrefillBegun(references), HandedOff | Refused | Failed
 FetchAndGenerate  POST with the reference, streamed     -> Step | Refused | Failed
-Generate          POST without, streamed                -> Step | Refused | Failed
+Generate          POST without a reference, streamed    -> Step | Refused | Failed
 Reserve           POST with a URL to call back to, ...  -> Reserved(what it called back with) | Refused | Failed
                   ... streamed                          -> Step | Failed
 Prefill           POST max_tokens 1, with these values  -> HandedOff | Refused | Failed
 Cancel            the connection is closed, which aborts the request there
-each second       GET /metrics                          -> Heartbeat(load)
+every second      GET /metrics                          -> Heartbeat(load)
 """
 
 import asyncio
@@ -73,7 +73,7 @@ _POLL_S = 1.0
 _POLL_TIMEOUT_S = 60.0
 """A poll that takes longer ends the session; the silence before it is judged by scheduler/instances.py."""
 _LOOK_S = 1.0
-"""How long a prompt whose connection broke waits to learn whether its worker is gone."""
+"""How long a prompt whose connection broke waits for the check whether its worker is gone."""
 
 
 class WorkerSession:
@@ -84,11 +84,10 @@ class WorkerSession:
         read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot, expect: "Expect | None" = None,
         transfer: Transfer | None = None, engine_ids: EngineIds | None = None, address: str = "",
     ) -> None:  # fmt: skip
-        """`http` is closed with the session; `read_load` takes the seconds it may last, and raises a PdserveError.
+        """`http` is closed with the session; `read_load` takes a timeout in seconds, and raises a PdserveError.
 
-        `engine_ids` has those of all workers, of this one by its `address`.
-
-        `expect` a callback of this worker, where decode workers get the first request; `transfer` is HeldKv by default.
+        `expect` registers a callback of this worker, if decode workers get the first request; `transfer` is HeldKv by
+        default. `engine_ids` has the ids of all workers; this one's is registered by its `address`.
         """
         self._description = description
         self._model = model
@@ -132,7 +131,7 @@ class WorkerSession:
                 yield event
 
     def look_now(self) -> None:
-        """Read the load at once: a connection broke, and the worker may be gone."""
+        """Read the load immediately: a connection broke, and the worker may be gone."""
         self._poll_now.set()
 
     async def close(self) -> None:
@@ -186,9 +185,9 @@ class WorkerSession:
         await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in unfinished(prompt)])
 
     async def _ask_and_generate(self, prompt: PromptState) -> None:
-        """Start the prompt on this worker, and report its wanted blocks once all its requests have called back."""
+        """Start the prompt on this worker; emit Reserved, with the blocks, once it has called back for all requests."""
         if self._expect is None:
-            raise InternalError("with this --connector, decode gets its request after prefill")
+            raise InternalError("with this --connector decode gets its request after prefill, so it cannot reserve")
         check_prompt(prompt)
         reserved = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
@@ -214,7 +213,7 @@ class WorkerSession:
     async def _generate(
         self, prompt: PromptState, requests: Sequence[WorkerRequest], reserved: asyncio.Event | None = None
     ) -> None:  # fmt: skip
-        """Generate all sequences that need more tokens; with `reserved`, none before that is set."""
+        """Generate all sequences that need more tokens; with `reserved`, no token may come before that is set."""
         sequences = unfinished(prompt)
         if len(requests) != len(sequences):
             raise InternalError(f"{len(requests)} references for {len(sequences)} sequences")
@@ -268,12 +267,12 @@ class WorkerSession:
         self._events.put(event)
 
     def _emit_rendered(self, prompt: PromptState, token_ids: tuple[int, ...]) -> None:
-        """Report the prompt's ids before any of its tokens: these are in a later step."""
+        """Emit the prompt's ids before any of its tokens, which then go into a later step."""
         self._emit(Step((), None, prompt_ids=((prompt.prompt_id, token_ids),)))
         self._step = []
 
     def _emit_tokens(self, tokens: list[TokenOutput]) -> None:
-        """Add to the step not yet read: the tokens that arrive in one turn of the loop are one step."""
+        """Add to the step that is not yet read, so that tokens arriving in one turn of the loop are one step."""
         if tokens and not self._step:
             self._events.put(self._step)
         self._step += tokens
@@ -294,7 +293,7 @@ class WorkerSession:
         self._poll_now.clear()
 
     async def _poll(self) -> None:
-        """Report the load each second; a broken connection, or another process that answers, ends the session.
+        """Emit the load each second; a broken connection, or an answer of another process, ends the session.
 
         An invalid answer is not reported: scheduler/instances.py judges the silence.
         """

@@ -1,6 +1,6 @@
-"""How KV gets from a prefill to a decode worker: what each leg of a hand-off holds as `kv_transfer_params`.
+"""How KV gets from a prefill to a decode worker: what each leg of a hand-off sends as `kv_transfer_params`.
 
-HeldKv      NixlConnector, MooncakeConnectorV1   the answer of prefill names the blocks that decode reads
+HeldKv      NixlConnector, MooncakeConnectorV1   prefill's answer names the blocks that decode reads
 PushedKv    NixlPushConnector                    decode registers with an engine, named by an earlier answer
 MooncakeKv  MooncakeConnector                    the same; the worker's bootstrap server names the engine
 """
@@ -19,21 +19,21 @@ _HELD = {
 
 
 class Transfer(Protocol):
-    """The hand-offs from one life of a prefill worker. `request_id` is that of both legs."""
+    """The hand-offs from one process of a prefill worker. `request_id` is that of both legs."""
 
     async def prepare(self) -> None:
         """Look up what decode must know about this worker. Raises HandoffFailed."""
 
     def prefill_leg(self, request_id: str) -> dict[str, Any]:
-        """Return what prefill gets."""
+        """Return the parameters of the prefill leg."""
         ...
 
     def early_reference(self, request_id: str) -> dict[str, Any] | None:
-        """Return what decode gets while prefill computes; None if only prefill's answer contains it."""
+        """Return the parameters of a decode leg sent while prefill computes; None if it needs prefill's answer."""
         ...
 
     def reference(self, request_id: str, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return what decode gets after prefill's answer. Raises HandoffFailed if no KV will come."""
+        """Return the parameters of a decode leg sent after prefill's answer. Raises HandoffFailed without KV."""
         ...
 
 
@@ -71,7 +71,7 @@ class PushedKv:
     def early_reference(self, request_id: str) -> dict[str, Any] | None:
         """Return the first answer's reference under this id.
 
-        Its blocks are left in: a decode worker with NixlConnector dies without any, and refuses this engine with them.
+        Its blocks stay in: without any, a decode worker with NixlConnector crashes; with them, it refuses the request.
         """
         return None if self._engine is None else self._engine | {"remote_request_id": request_id}
 
@@ -82,7 +82,7 @@ class PushedKv:
             raise HandoffFailed("its connector is not NixlPushConnector: use --connector nixl")
         self._engine = self._engine or found
         if found["remote_engine_id"] != self._engine["remote_engine_id"]:
-            raise HandoffFailed("its engine is not the one that decode workers were given")
+            raise HandoffFailed("its engine is another than the one that was sent to decode workers")
         return found
 
 
@@ -123,8 +123,8 @@ class MooncakeKv:
         }  # fmt: skip
 
     def reference(self, request_id: str, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the same if prefill ended by length; otherwise it keeps no KV, and decode would wait for it."""
+        """Return the same if prefill finished by length; otherwise it holds no KV, and decode would wait forever."""
         reason = answer["choices"][0].get("finish_reason")
         if reason != "length":
-            raise HandoffFailed(f"it ended the prompt by {reason!r}, not by length, and keeps no KV")
+            raise HandoffFailed(f"it finished the prompt by {reason!r}, not by length, and holds no KV")
         return self.early_reference(request_id)

@@ -281,7 +281,7 @@ def test_push_passes_on_what_an_earlier_answer_said() -> None:
     assert found["any"] == 5
     assert transfer.early_reference("b") == found | {"remote_request_id": "b"}
     changed = _ANSWER["kv_transfer_params"] | {"remote_engine_id": "other"}
-    with pytest.raises(HandoffFailed, match="its engine is not the one that decode workers were given"):
+    with pytest.raises(HandoffFailed, match="its engine is another than the one that was sent to decode workers"):
         transfer.reference("b", {"kv_transfer_params": changed})
 
 
@@ -293,7 +293,7 @@ async def test_mooncake_knows_that_a_stop_keeps_no_kv() -> None:
     transfer = MooncakeKv("http://h:8998", 1, query)
     await transfer.prepare()
     assert transfer.reference("a", {"choices": [{"finish_reason": "length"}]})["remote_engine_id"] == "e"
-    with pytest.raises(HandoffFailed, match="it ended the prompt by 'stop', not by length"):
+    with pytest.raises(HandoffFailed, match="it finished the prompt by 'stop', not by length"):
         transfer.reference("a", {"choices": [{"finish_reason": "stop"}]})
     with pytest.raises(HandoffFailed, match="names no engine of rank 0"):
         await MooncakeKv("http://h:8998", 0, query).prepare()

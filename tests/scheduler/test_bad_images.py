@@ -108,7 +108,7 @@ BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_url", "image_url": None, "uuid": 3}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_url", "image_url": None, "uuid": "x" * 257}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_embeds"}, "image_embeds must have embeddings, or be null beside a uuid"),
-    ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds is a text, as of a pickled tensor, and nothing"),
+    ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds is a string, such as a pickled tensor; nothing"),
     ({"type": "image_embeds", "image_embeds": [[0.5]]}, 'image_embeds must be {"data": base64'),
     ({"type": "image_embeds", "image_embeds": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored"),
     (embeds_part(path="/tmp/x.pt"), "an unknown field 'path', known: data, dtype, shape, grid"),

@@ -477,7 +477,7 @@ _ANSWER = {
     [
         ({}, None),
         ({"do_remote_prefill": False}, "it holds no KV.*MooncakeLayerwiseConnector needs --connector ascend-layerwise"),
-        ({"remote_host": None}, "no remote_host, without which vLLM's decode worker dies"),
+        ({"remote_host": None}, "no remote_host, without which vLLM's decode worker crashes"),
         ({"remote_block_ids": [], "remote_port": None}, "no remote_port, remote_block_ids"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_published_trace_is_read_by_arrival(tmp_path: Path, text: str, request
     [
         ("", "neither JSON lines nor CSV with the columns Timestamp, Request tokens, Response tokens"),
         ("a,b\n1,2\n", "neither JSON lines nor CSV"),
-        (_HEADER, "there is no request in it"),
+        (_HEADER, "no request with output tokens"),
         ('{"timestamp": 1}\n', "line 1: input_length is None, not a number"),
         (_MOONCAKE + "[]\n", "line 2 is not a JSON object"),
         (_MOONCAKE + "{\n", "line 2 is not a JSON object"),
@@ -51,7 +51,7 @@ def test_a_published_trace_is_read_by_arrival(tmp_path: Path, text: str, request
         (_MOONCAKE.replace("46", '"a"'), "line 1: hash_ids is not a list of numbers"),
         (_MOONCAKE.replace("[46, 47]", "7"), "line 1: hash_ids is not a list of numbers"),
         (_HEADER + "5,ChatGPT,many,18,490,API log\n", "line 2: Request tokens is 'many', not a number"),
-        (b"\xff\xfe", "this is not UTF-8"),
+        (b"\xff\xfe", "not UTF-8"),
         (None, "No such file or directory"),
     ],
 )
