@@ -93,7 +93,7 @@ class WorkerHttp:
     async def _request(
         self, method: str, path: str, body: Body, headers: Mapping[str, str], answer: HttpAnswer
     ) -> None:
-        """Send a request and pass on its answer. Raises a PdserveError, also for an answer of another status or type."""
+        """Send a request and pass on its answer. Raises a PdserveError, also for an answer of the wrong type."""
         own = {"Content-Type": "application/json", "Content-Length": len(body), **headers} if body else headers
         request = f"{method} {path} HTTP/1.1\r\n".encode() + self._head + _lines(own) + b"\r\n"
         request, pieces = (request + body, ()) if isinstance(body, bytes) else (request, body)
