@@ -19,6 +19,7 @@ _LARGE_BYTES = 256 * 2**10  # parsing more would block the event loop
 _MAX_PARTS = 2**18
 _BYTES_A_VALUE = 16  # a body may have --max-body-bytes divided by this: more take seconds to parse
 _STRIDE = 2**20
+_FEW = 1024
 _NO_INTEGER = 2.0**63  # from here on orjson parses integers as floats
 
 
@@ -66,7 +67,15 @@ def _has_more_outside_texts(content: bytes, marks: tuple[bytes, ...], limit: int
 
 
 def _count(text: bytes, marks: tuple[bytes, ...]) -> int:
-    return sum(map(text.count, marks))
+    return sum(_count_one(text, mark) for mark in marks)
+
+
+def _count_one(text: bytes, mark: bytes) -> int:
+    """Return how often a byte occurs: `find` is 20 times as fast as `count` where it is rare, as beside an image."""
+    number, at = 0, text.find(mark)
+    while at >= 0 and number < _FEW:
+        number, at = number + 1, text.find(mark, at + 1)
+    return number if at < 0 else text.count(mark)
 
 
 def _parse(content: bytes) -> dict[str, Any]:

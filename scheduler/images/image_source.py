@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pydantic_core import CoreConfig, SchemaValidator, ValidationError
+from pydantic_core.core_schema import bytes_schema
+
 from remote_files.addresses import AddressRules
 from remote_files.download import download_bytes
 from remote_files.exchange import AllowedServers
@@ -18,7 +21,10 @@ from wire.errors import InvalidRequest
 from wire.prompt_images import MAX_IMAGE_BYTES
 
 _DATA = re.compile(r"data:(?P<type>[^,;]{0,80})(;[^,;]{0,80}){0,4};base64,", re.IGNORECASE)
-_PIECE_CHARS = 2**19  # a multiple of 4; takes a millisecond: a larger piece would block the event loop
+_PIECE_CHARS = 2**19  # a multiple of 4, below a millisecond: more at once would block the event loop
+
+_FAST = SchemaValidator(bytes_schema(), CoreConfig(val_json_bytes="base64"))
+"""Decodes base64 five times as fast as binascii, but also accepts URLs' alphabet and missing padding."""
 
 Take = Callable[[int], None]
 """Counts bytes before they are held; raises if there are too many."""
@@ -65,11 +71,23 @@ class ImageSources:
                 if at + _PIECE_CHARS < len(text) and "=" in piece:
                     raise InvalidRequest(f"{name} is not valid base64: there is padding before its end")
                 try:
-                    pieces.append(binascii.a2b_base64(piece.encode(), strict_mode=True))
+                    pieces.append(decode_base64(piece))
                 except ValueError as error:
                     raise InvalidRequest(f"{name} is not valid base64: {error}") from None
                 await asyncio.sleep(0)
             return b"".join(pieces)
+
+
+def decode_base64(text: str) -> bytes:
+    """Return what base64 text, with all its padding, encodes. Raises ValueError."""
+    if len(text) % 4 == 0 and "-" not in text and "_" not in text:
+        try:
+            decoded: bytes = _FAST.validate_python(text)
+        except ValidationError:
+            pass  # of the same text binascii accepts bits after the last byte, or says what is wrong
+        else:
+            return decoded
+    return binascii.a2b_base64(text.encode(), strict_mode=True)
 
 
 def _read_file(url: str, folder: Path | None, take: Take) -> bytes:
