@@ -47,7 +47,7 @@ class DecodeWorker:
         self._reservations: dict[str, _Reservation] = {}
         self._prompt_by_ticket: dict[str, str] = {}
         self._running: dict[str, set[int]] = {}
-        engine.arriving = lambda: len(self._reservations)
+        engine.arriving = lambda: [one.state.gap_limit_s for one in self._reservations.copy().values()]
 
     def use(self, receiver: Receiver) -> None:
         """Bind the receiver; its events are delivered to this worker."""

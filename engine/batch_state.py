@@ -74,9 +74,9 @@ class BatchState:
             self.waiting.append(prompt)
 
     @property
-    def num_decoding(self) -> int:
-        """Sequences that get a token in each step. Safe from any thread."""
-        return sum(len(prompt.live) for prompt in self.running.copy().values() if prompt.stem is None)
+    def decoding(self) -> list[Prompt]:
+        """The prompts whose sequences get a token in each step. Safe from any thread."""
+        return [prompt for prompt in self.running.copy().values() if prompt.stem is None]
 
     def runs(self, prompt: Prompt) -> bool:
         """Return whether the prompt is running: not waiting, held or removed."""

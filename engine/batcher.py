@@ -34,6 +34,7 @@ _MORE_GAP = 1.1
 class Streams:
     """What a step must not delay: `num` sequences being decoded, by more than `gap_limit_s` between two tokens.
 
+    `gap_limit_s` is the shortest of their limits.
     With `awaits_more`, others may arrive during the step: their next token waits for its end and for the step after.
     """
 

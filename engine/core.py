@@ -60,12 +60,13 @@ class EngineCore:
         """`prefix_caching`: keep freed KV for reuse, where blocks have names at all (prefix.py).
 
         `reuse_decoded`: that of outputs too.
-        `swap_bytes`: memory limit for copies of preempted sequences' blocks. `gap_limit_s`: see batcher.paced.
+        `swap_bytes`: memory limit for copies of preempted sequences' blocks. `gap_limit_s`: that of prompts
+        without one of their own (batcher.paced).
         """
         self._model = model
         self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
         self._gap_limit_s = gap_limit_s
-        self.arriving: Callable[[], int] = lambda: 0
+        self.arriving: Callable[[], Many[float]] = lambda: ()
         self._costs = StepCosts()
         self._clock = clock
         layout = model.info.layout
@@ -165,7 +166,7 @@ class EngineCore:
 
     def load(self) -> LoadSnapshot:
         """Return the current load of engine and pool. Any thread."""
-        state, blocks = self._batch, self.blocks
+        state, blocks, streams = self._batch, self.blocks, self._streams()
         return LoadSnapshot(
             blocks_total=blocks.num_total,
             blocks_used=blocks.num_used,
@@ -179,7 +180,8 @@ class EngineCore:
             held_prompts=len(state.held),
             preemptions=state.preemptions,
             blocks_swapped=state.swap.num_used,
-            decoding=state.num_decoding,
+            decoding=streams.num,
+            gap_limit_s=streams.gap_limit_s,
             step_base_s=self._costs.now.base_s,
             step_sequence_s=self._costs.now.sequence_s,
             step_token_s=self._costs.now.token_s,
@@ -202,8 +204,7 @@ class EngineCore:
         started = self._clock()
         outcome = StepOutcome()
         costs = self._costs
-        streams = Streams(self._batch.num_decoding, self._gap_limit_s, awaits_more=self.arriving() > 0)
-        self._batch.limits = paced(self._limits, costs.now, streams, costs.longest_chunk)
+        self._batch.limits = paced(self._limits, costs.now, self._streams(), costs.longest_chunk)
         if not self._launched:
             self._launch(self._batch.select(started), started, on_layer, outcome)
         if self._launched:
@@ -217,6 +218,13 @@ class EngineCore:
         for later in self._launched:
             later.since = ended
         return outcome.result(ended - started)
+
+    def _streams(self) -> Streams:
+        """Return what the next step must not delay: the shortest limit of gaps among all counts. Any thread."""
+        decoding, arriving, own_s = self._batch.decoding, self.arriving(), self._gap_limit_s
+        limits = (*(prompt.state.gap_limit_s for prompt in decoding), *arriving)
+        shortest_s = min((limit_s or own_s for limit_s in limits), default=own_s)
+        return Streams(sum(len(prompt.live) for prompt in decoding), shortest_s, awaits_more=bool(arriving))
 
     def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: StepOutcome) -> None:
         """Launch the selected schedule, if it is not empty."""

@@ -160,8 +160,8 @@ class Blocks(Protocol):
 class Engine(Protocol):
     """Continuous batching over one model and one pool."""
 
-    arriving: Callable[[], int]
-    """Set by the instance: how many prompts' KV is on its way here. It must not wait for long chunks."""
+    arriving: Callable[[], Sequence[float]]
+    """Set by the instance: the `gap_limit_s` of prompts whose KV is on its way here, which long chunks would delay."""
 
     @property
     def info(self) -> EngineInfo: ...

@@ -37,8 +37,9 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "sse_keep_alive_interval", "path", "roles", "when_prefill_is_gone", "when_decode_is_gone",
     ),
     "limits of requests": (
-        "max_queued_requests", "max_queued_tokens", "ttft_limit", "retry_share", "min_retries", "max_body_bytes",
-        "max_answer_bytes", "max_logprobs", "max_n", "max_prompts", "max_stop_strings", "max_stop_chars", "max_inputs",
+        "max_queued_requests", "max_queued_tokens", "ttft_limit", "request_classes", "retry_share", "min_retries",
+        "max_body_bytes", "max_answer_bytes", "max_logprobs", "max_n", "max_prompts", "max_stop_strings",
+        "max_stop_chars", "max_inputs",
     ),
     "images in chats": (
         "limit_mm_per_prompt", "max_image_bytes", "enable_mm_embeds", "image_fetch_timeout", "allow_private_urls",

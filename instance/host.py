@@ -160,7 +160,6 @@ class InstanceHost:
             max_num_seqs=options.max_num_seqs,
             endpoints=self._receiver.endpoints,
             device=info.device,
-            gap_limit_s=options.gap_limit,
             reuse_decoded=options.reuse_decoded,
             kv_digests=options.kv_digests,
             kv_transports=describe_transports(options.kv_transport, self.engine.memories[0]),

@@ -19,6 +19,7 @@ from scheduler.queue.fair_queue import FairQueue
 from scheduler.queue.prompt_costs import PromptCosts
 from scheduler.queue.queue_entry import QueueEntry
 from scheduler.queue.room import QueueRoom
+from scheduler.request_class import UNCLASSED, RequestClass
 from wire.errors import Overloaded, PdserveError
 
 _MAX_RETRY_S = 60
@@ -76,19 +77,23 @@ class Admission:
         """Prompt tokens in the queue."""
         return self._room.num_tokens
 
-    def check_room(self, num_prompts: int, num_tokens: int, tenant: str = "") -> None:
+    def check_room(
+        self, num_prompts: int, num_tokens: int, tenant: str = "", request_class: RequestClass = UNCLASSED
+    ) -> None:
         """Raise Overloaded if these prompts do not fit into the queue, or if their first token would come too late."""
         refusal = self._room.refusal(tenant, num_prompts, num_tokens)
         if refusal is not None:
             message, limit = refusal
             raise Overloaded(message, self._retry_after_s(), limit=limit)
-        if self._ttft_limit_s:
-            self._check_first_token(num_tokens)
+        limit_s = request_class.ttft_limit_s or self._ttft_limit_s
+        if limit_s:
+            owner = f"class {request_class.name}" if request_class.ttft_limit_s else "--ttft-limit"
+            self._check_first_token(num_tokens, limit_s, owner)
 
-    def _check_first_token(self, num_tokens: int) -> None:
-        """Raise Overloaded if a request of `num_tokens` is expected to have its first token after the limit."""
+    def _check_first_token(self, num_tokens: int, limit_s: float, owner: str) -> None:
+        """Raise Overloaded if a request of so many tokens is expected to have its first token after the limit."""
         self._grants.refresh()
-        limit_s, expected = self._ttft_limit_s, self._grants.first_token_s(self.waiting_tokens, num_tokens)
+        expected = self._grants.first_token_s(self.waiting_tokens, num_tokens)
         if expected.now_s <= limit_s:
             return
         retry_after_s = max(1, min(_MAX_RETRY_S, math.ceil(expected.now_s - limit_s)))
@@ -99,7 +104,7 @@ class Admission:
             when, is_final = f"{when}, and others refused for this will be back before there is room", True
         else:
             self._retries_left -= 1
-        message = f"the first token is expected {when} (limit {limit_s:g} s, --ttft-limit)"
+        message = f"the first token is expected {when} (limit {limit_s:g} s, {owner})"
         raise Overloaded(message, retry_after_s, is_final=is_final, limit=OF_FIRST_TOKEN)
 
     def enter(self, entry: QueueEntry, *, front: bool = False) -> None:

@@ -45,6 +45,7 @@ from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tok
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
 from scheduler.http.keys import OPEN_PATHS
+from scheduler.request_class import CLASS_HEADER
 
 Handler = Callable[[Request], Awaitable[Response]]
 _STREAMED = ("application/json", "text/event-stream")
@@ -204,7 +205,10 @@ def _handler_of(route: Route, context: AppContext) -> Handler:
         if route.queues:
             if REQUEST_HEADER in request.headers and (view := context.metrics.view) is not None:
                 request.scope["state"]["load_report"] = report_of(request.headers[REQUEST_HEADER], view)
-            context.dispatcher.check_room(str(request.scope["state"].get("tenant", "")))
+            tenant = str(request.scope["state"].get("tenant", ""))
+            request_class = context.class_of(tenant, request.headers.get(CLASS_HEADER))
+            request.scope["state"]["request_class"] = request_class
+            context.dispatcher.check_room(tenant, request_class)
         return cast("Response", await route.endpoint(context, request))
 
     return serve

@@ -14,6 +14,7 @@ from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.traces import Traces
 from scheduler.request import Dispatcher
+from scheduler.request_class import UNCLASSED, RequestClass, class_named
 from scheduler.responses_store.background_runs import BackgroundRuns
 from scheduler.responses_store.response_store import ResponseStore
 from scheduler.text_output import Observer
@@ -84,6 +85,16 @@ class AppContext:
     def call_parser(self) -> str | None:
         """Return the format in which the model writes tool calls: the operator's choice, or that of its template."""
         return self.config.options.tool_call_parser or self.tokens.files.call_format
+
+    def class_of(self, tenant: str, name: str | None) -> RequestClass:
+        """Return the class of a request of a key's owner, which names it or not. Raises InvalidRequest.
+
+        Without keys any client may use every class.
+        """
+        classes = self.config.options.classes()
+        if not len(self.keys):
+            return class_named(name, classes, tuple(classes)) if name else UNCLASSED
+        return class_named(name, classes, self.keys.classes_of(tenant))
 
     def observer_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Observer:
         """Return the observer of a request with these HTTP headers: the counters, or its trace if there are any."""

@@ -14,6 +14,7 @@ from remote_files.addresses import AddressRules
 from scheduler.images.image_limits import parse_image_limit
 from scheduler.model.overrides import checked_overrides
 from scheduler.reasoning.formats import REASONING_FORMATS
+from scheduler.request_class import RequestClass, parse_classes
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
 from scheduler.tools.parsers.registry import CALL_FORMATS
 from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
@@ -132,6 +133,11 @@ class SchedulerOptions:
     ttft_limit: float | None = flag(
         None, "seconds: a request whose first token is expected later gets 429 (default: none does)", parse=float
     )
+    request_classes: tuple[str, ...] = flag(
+        (), "limits in seconds for classes of requests, such as interactive:ttft=2:gap=0.05 batch:gap=1: each key of "
+        "--api-key-file may use those behind it (KEY CLASS,CLASS), and a request names one in X-Pdserve-Class",
+        many=True,
+    )  # fmt: skip
     retry_share: float = flag(
         0.2, "maximum concurrent retries while others wait, as a share of active requests", parse=float
     )
@@ -210,6 +216,10 @@ class SchedulerOptions:
         chosen = {Role.PREFILL: self.when_prefill_is_gone, Role.DECODE: self.when_decode_is_gone}
         return frozenset(role for role, choice in chosen.items() if choice == "local")
 
+    def classes(self) -> dict[str, RequestClass]:
+        """Return the classes of requests by name. Raises ConfigError."""
+        return parse_classes(self.request_classes)
+
     def callback_place(self) -> tuple[str, int] | None:
         """Return host and port at which decode workers call back; None where none does. Raises ConfigError."""
         if PATHS[self.connector] != DECODE_FIRST:
@@ -281,6 +291,7 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
     if options.use_openai not in ("0", "1"):
         raise ConfigError(f"USE_OPENAI={options.use_openai!r}: 1 is the OpenAI API, 0 is /generate")
     options.callback_place()
+    options.classes()
     AddressRules.of(options.allow_private_urls)
     folder = options.allowed_local_media_path
     if folder is not None and not Path(folder).is_dir():

@@ -23,6 +23,7 @@ from scheduler.readiness import Readiness
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest, TokenSink
 from scheduler.request_check import check_request
+from scheduler.request_class import UNCLASSED, RequestClass
 from scheduler.retry_budget import RetryBudget
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
@@ -49,10 +50,10 @@ class Dispatch:
         self._draining = False
         registry.on_change(self.admission.changed)
 
-    def check_room(self, tenant: str) -> None:
+    def check_room(self, tenant: str, request_class: RequestClass = UNCLASSED) -> None:
         """Raise Overloaded if not even a one-token prompt may wait; `run` reports all other errors."""
         try:
-            self.admission.check_room(1, 1, tenant)
+            self.admission.check_room(1, 1, tenant, request_class)
         except Overloaded as error:
             if self._draining or not self._registry.has_path():
                 return
@@ -99,7 +100,8 @@ class Dispatch:
                 raise Draining("the scheduler is shutting down")
             if not (self._registry.has_path(prefill_only=request.prefill_only) or self._registry.awaits_path()):
                 raise self._registry.no_path()
-            self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)), request.tenant)
+            num_tokens = sum(map(len, request.prompts))
+            self.admission.check_room(len(request.prompts), num_tokens, request.tenant, request.request_class)
         except (Overloaded, Unavailable) as error:
             self.ledger.reject(error)
             raise

@@ -142,7 +142,7 @@ class Instance:
             streams=ledger.streams,
             arriving=ledger.arriving,
             cost=StepCost(ledger.load.step_base_s, ledger.load.step_sequence_s, ledger.load.step_token_s),
-            gap_limit_s=description.gap_limit_s,
+            gap_limit_s=ledger.load.gap_limit_s,
         )
 
     @property

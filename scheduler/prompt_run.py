@@ -73,6 +73,7 @@ class PromptRun:
             request.probe, cache_salt=request.cache_salt,
             pooling=request.poolings[index] if request.poolings else None, traceparent=request.traceparent,
             images=request.images_of(index), chat=request.chat,
+            gap_limit_s=request.request_class.gap_limit_s or 0.0,
         )  # fmt: skip
         self.stage, self._computes = "waiting in the queue", False
         self.queue_entry = QueueEntry(

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
+from scheduler.request_class import UNCLASSED, RequestClass
 from wire.cheap_dataclass import cheap_dataclass
 from wire.types import Pooling, PromptImage, SamplingParams, StageTimes, TokenLogprobs, TokenOutput, WorkerChat
 
@@ -37,6 +38,7 @@ class GenerationRequest:
     traceparent: str = ""
     images: tuple[tuple[PromptImage, ...], ...] = ()
     chat: WorkerChat | None = None
+    request_class: RequestClass = UNCLASSED
 
     @property
     def prefill_only(self) -> bool:
@@ -100,7 +102,7 @@ class TokenSink(Protocol):
 class Dispatcher(Protocol):
     """Runs requests. `scheduler/dispatch.py` is the implementation."""
 
-    def check_room(self, tenant: str) -> None:
+    def check_room(self, tenant: str, request_class: RequestClass = UNCLASSED) -> None:
         """Raise Overloaded if not even a one-token prompt may wait; called before a request is read."""
         ...
 

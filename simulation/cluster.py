@@ -64,7 +64,7 @@ class SimulatedCluster:
             for one in descriptions
         ]
         behaviour = Behaviour(
-            cost=shape.cost, send_s=shape.send_s, send_token_s=shape.send_token_s,
+            cost=shape.cost, gap_limit_s=shape.gap_limit_s, send_s=shape.send_s, send_token_s=shape.send_token_s,
             caches_prefixes=shape.caches_prefixes,
         )  # fmt: skip
         self.instances = []
@@ -135,5 +135,4 @@ def _describe(index: int, role: Role, shape: Shape) -> InstanceDescription:
         prefill_chunk_size=shape.prefill_chunk_size,
         max_num_seqs=shape.max_num_seqs,
         endpoints=(),
-        gap_limit_s=shape.gap_limit_s,
     )

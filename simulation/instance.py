@@ -125,6 +125,7 @@ class SimulatedInstance:
             step_base_s=self._costs.now.base_s,
             step_sequence_s=self._costs.now.sequence_s,
             step_token_s=self._costs.now.token_s,
+            gap_limit_s=self._gap_limit()[0],
         )
 
     def get_stuck(self) -> None:
@@ -205,7 +206,7 @@ class SimulatedInstance:
             num_tokens = len(state.token_ids)
             ticket = self._ticket(num_tokens)
             self.prompts[state.prompt_id] = SimulatedPrompt(
-                state.prompt_id, num_tokens, "reserved", blocks, state.probe, ticket=ticket
+                state.prompt_id, num_tokens, "reserved", blocks, state.probe, state, ticket
             )
             self._emit(Reserved(state.prompt_id, ticket, 0.001))
 
@@ -266,12 +267,18 @@ class SimulatedInstance:
         chunk, costs = description.prefill_chunk_size, self._costs
         limits = BatchLimits(description.max_num_seqs, description.max_num_seqs + chunk, chunk)
         if self.behaviour.cost is not None:
-            awaits_more = any(prompt.stage == "reserved" for prompt in prompts)
-            streams = Streams(num_decoding, description.gap_limit_s, awaits_more)
+            streams = Streams(num_decoding, *self._gap_limit())
             limits = paced(limits, costs.now, streams, costs.longest_chunk)
         counts = plan_step([1] * num_decoding + [prompt.num_tokens - prompt.computed for prompt in waiting], limits)
         chunks = [(prompt, count) for prompt, count in zip(waiting, counts[num_decoding:], strict=True) if count]
         return _PlannedStep(decoding, num_decoding, chunks)
+
+    def _gap_limit(self) -> tuple[float, bool]:
+        """Return the shortest limit of gaps among its streams, those on their way included, and whether any are."""
+        own_s, prompts = self.behaviour.gap_limit_s, self.prompts.values()
+        streams = [prompt for prompt in prompts if prompt.stage in ("decoding", "reserved")]
+        limits = [(prompt.state.gap_limit_s if prompt.state else 0.0) or own_s for prompt in streams]
+        return min(limits, default=own_s), any(prompt.stage == "reserved" for prompt in streams)
 
     def _seconds(self, step: _PlannedStep) -> float:
         cost = self.behaviour.cost

@@ -11,8 +11,9 @@ from wire.types import FinishReason, PromptState, SamplingParams, Ticket
 class Behaviour:
     """How the instance behaves; may be changed at run time. Times in seconds.
 
-    A step takes `step_s`, or its cost if `cost` is given; a hand-off takes `send_s`, plus `send_token_s` for each token
-    of the prompt. With `caches_prefixes` a prefix that was computed or received before is not computed again.
+    A step takes `step_s`, or what it costs if `cost` is given: then chunks keep the gaps of its streams below
+    `gap_limit_s`, or below a prompt's own limit. A hand-off takes `send_s`, and `send_token_s` for each
+    token of the prompt. One that `caches_prefixes` computes no prefix of a prompt that it has computed or received.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)
@@ -22,6 +23,7 @@ class Behaviour:
 
     step_s: float = 0.01
     cost: StepCost | None = None
+    gap_limit_s: float = 0.1
     send_s: float = 0.005
     send_token_s: float = 0.0
     caches_prefixes: bool = False

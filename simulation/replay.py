@@ -96,7 +96,10 @@ async def _replay(cluster: SimulatedCluster, trace: Sequence[TraceRequest]) -> l
                 served.num_tries += 1
                 try:
                     await cluster.control.dispatch.run(
-                        GenerationRequest(str(number), prompts, params, _NEVER_S, _NEVER_S), served
+                        GenerationRequest(
+                            str(number), prompts, params, _NEVER_S, _NEVER_S, request_class=request.request_class
+                        ),
+                        served,
                     )
                 except Overloaded as refusal:
                     if served.num_tries > _MAX_RETRIES or refusal.is_final:

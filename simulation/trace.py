@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scheduler.request_class import UNCLASSED, RequestClass
 from wire.errors import ConfigError
 
 _MAX_TOKENS = 1_000_000
@@ -28,6 +29,7 @@ class TraceRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     blocks: tuple[int, ...] = ()
+    request_class: RequestClass = UNCLASSED
 
 
 def poisson(count: int, rate: float, num_prompt_tokens: int, num_output_tokens: int, seed: int) -> list[TraceRequest]:

@@ -45,6 +45,8 @@ def check_prompt(state: PromptState) -> None:
         )
     if len(state.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
+    if not state.gap_limit_s >= 0:
+        raise InvalidRequest(f"gap_limit_s is {state.gap_limit_s}: at least 0")
     if state.outputs and len(state.outputs) != state.params.num_sequences:
         raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
     if state.images:

@@ -59,7 +59,7 @@ class KvEndpoint(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class InstanceDescription(_message.Message):
-    __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device", "kv_digests", "kv_transports", "gap_limit_s", "reuse_decoded")
+    __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device", "kv_digests", "kv_transports", "reuse_decoded")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SERVER_IP_FIELD_NUMBER: _ClassVar[int]
@@ -85,7 +85,6 @@ class InstanceDescription(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     KV_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     KV_TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
-    GAP_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     REUSE_DECODED_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
@@ -112,9 +111,8 @@ class InstanceDescription(_message.Message):
     device: str
     kv_digests: bool
     kv_transports: _containers.RepeatedScalarFieldContainer[str]
-    gap_limit_s: float
     reuse_decoded: bool
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., server_ip: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., table_digest: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_name: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_tensors: _Optional[_Iterable[_Union[KvTensor, _Mapping]]] = ..., prefill_chunk_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., device: _Optional[str] = ..., kv_digests: _Optional[bool] = ..., kv_transports: _Optional[_Iterable[str]] = ..., gap_limit_s: _Optional[float] = ..., reuse_decoded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., server_ip: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., table_digest: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_name: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_tensors: _Optional[_Iterable[_Union[KvTensor, _Mapping]]] = ..., prefill_chunk_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., device: _Optional[str] = ..., kv_digests: _Optional[bool] = ..., kv_transports: _Optional[_Iterable[str]] = ..., reuse_decoded: _Optional[bool] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "min_tokens", "stop_token_ids", "best_of", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "structured", "beam_search", "logprob_token_ids", "repetition_detection", "thinking", "prompt_logprob_token_ids")
@@ -239,7 +237,7 @@ class Output(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PromptState(_message.Message):
-    __slots__ = ("prompt_id", "request_id", "token_ids", "params", "outputs", "probe", "cache_salt", "beams", "pooling", "images")
+    __slots__ = ("prompt_id", "request_id", "token_ids", "params", "outputs", "probe", "cache_salt", "beams", "pooling", "images", "gap_limit_s")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +248,7 @@ class PromptState(_message.Message):
     BEAMS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    GAP_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -260,7 +259,8 @@ class PromptState(_message.Message):
     beams: _containers.RepeatedCompositeFieldContainer[Beam]
     pooling: Pooling
     images: _containers.RepeatedCompositeFieldContainer[PromptImage]
-    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PromptImage, _Mapping]]] = ...) -> None: ...
+    gap_limit_s: float
+    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PromptImage, _Mapping]]] = ..., gap_limit_s: _Optional[float] = ...) -> None: ...
 
 class PromptImage(_message.Message):
     __slots__ = ("start", "count", "digest", "grid", "data_bytes", "dtype")
@@ -349,7 +349,7 @@ class LinkStatus(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., transport: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., failures: _Optional[int] = ..., fallbacks: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadSnapshot(_message.Message):
-    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links", "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused", "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "step_tokens", "slowest_turn_s", "starved_s", "prompts_recomputed", "images_waiting", "image_cache_bytes", "images_sought", "images_found", "images_encoded", "decoding", "step_base_s", "step_sequence_s", "step_token_s")
+    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links", "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused", "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "step_tokens", "slowest_turn_s", "starved_s", "prompts_recomputed", "images_waiting", "image_cache_bytes", "images_sought", "images_found", "images_encoded", "decoding", "step_base_s", "step_sequence_s", "step_token_s", "gap_limit_s")
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,7 @@ class LoadSnapshot(_message.Message):
     STEP_BASE_S_FIELD_NUMBER: _ClassVar[int]
     STEP_SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    GAP_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     blocks_total: int
     blocks_used: int
     blocks_probe: int
@@ -424,7 +425,8 @@ class LoadSnapshot(_message.Message):
     step_base_s: float
     step_sequence_s: float
     step_token_s: float
-    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., blocks_swapped: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., slowest_turn_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., prompts_recomputed: _Optional[int] = ..., images_waiting: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., images_sought: _Optional[int] = ..., images_found: _Optional[int] = ..., images_encoded: _Optional[int] = ..., decoding: _Optional[int] = ..., step_base_s: _Optional[float] = ..., step_sequence_s: _Optional[float] = ..., step_token_s: _Optional[float] = ...) -> None: ...
+    gap_limit_s: float
+    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ..., prefix_tokens_sought: _Optional[int] = ..., prefix_tokens_found: _Optional[int] = ..., blocks_swapped: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., step_tokens: _Optional[_Iterable[int]] = ..., slowest_turn_s: _Optional[float] = ..., starved_s: _Optional[float] = ..., prompts_recomputed: _Optional[int] = ..., images_waiting: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., images_sought: _Optional[int] = ..., images_found: _Optional[int] = ..., images_encoded: _Optional[int] = ..., decoding: _Optional[int] = ..., step_base_s: _Optional[float] = ..., step_sequence_s: _Optional[float] = ..., step_token_s: _Optional[float] = ..., gap_limit_s: _Optional[float] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport", "kv_bytes_early", "cached_tokens", "num_swaps", "num_rebuilds", "encode_s", "written_tokens")

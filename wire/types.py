@@ -246,6 +246,7 @@ class PromptState:
     values of its kind. Commit, retry and resume carry this state; all else is rebuilt
     from it. Prompts with different `cache_salt` never share cached KV. `images` ascend and do not overlap.
     `traceparent` and `chat` go to workers of other engines only; `chat` is what they get in place of the ids.
+    `gap_limit_s` is the longest gap that computing other prompts may make in its tokens; 0: the instance's own limit.
     """
 
     prompt_id: str
@@ -260,6 +261,7 @@ class PromptState:
     traceparent: str = ""
     images: tuple[PromptImage, ...] = ()
     chat: WorkerChat | None = None
+    gap_limit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +374,6 @@ class InstanceDescription:
 
     `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
     `kv_transports` lists the transports used by default or named, best first: `shm` if offered, else `shm: reason`.
-    `gap_limit_s`: longest gap in a stream that its chunks may make, as far as decoding alone does not take longer.
     `reuse_decoded`: whether a later prompt finds the KV of outputs that it generated.
     `worker` is set for workers of other engines, whose other properties are mostly unknown; no instance sends it.
     """
@@ -400,7 +401,6 @@ class InstanceDescription:
     device: str = "cpu"
     kv_digests: bool = True
     kv_transports: tuple[str, ...] = ()
-    gap_limit_s: float = 0.0
     reuse_decoded: bool = True
     worker: ForeignWorker | None = None
 

@@ -48,7 +48,7 @@ class EncoderCore:
         self._blocks = BlockPool(blocks)
         self._max_prompts, self._max_tokens = max_num_seqs, max_num_batched_tokens
         self._clock, self._guard = clock, guard
-        self.arriving: Callable[[], int] = lambda: 0
+        self.arriving: Callable[[], Many[float]] = lambda: ()
         self._waiting: deque[PromptState] = deque()
 
     @property

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler.api.errors import json_response, request_id_of
 from scheduler.api.pooling_body import PoolingBody
-from scheduler.api.prepared_request import cache_salt_of, priority_of
+from scheduler.api.prepared_request import cache_salt_of, class_of, priority_of
 from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.api.usage import served_headers
 from scheduler.api.vector_data import VectorBytes
@@ -38,7 +38,7 @@ def pooling_request(
     return GenerationRequest(
         request_id, tuple(prompts), _NOTHING_GENERATED, options.first_token_timeout, options.stall_timeout,
         poolings=tuple(poolings), cache_salt=cache_salt_of(context, tenant, body.cache_salt), tenant=tenant,
-        priority=priority_of(body.priority, request),
+        priority=priority_of(body.priority, request), request_class=class_of(request),
     )  # fmt: skip
 
 

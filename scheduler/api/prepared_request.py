@@ -20,6 +20,7 @@ from scheduler.app_context import AppContext
 from scheduler.observability.traces import traceparent_of
 from scheduler.reasoning.options import ReasoningOptions
 from scheduler.request import GenerationRequest
+from scheduler.request_class import UNCLASSED, RequestClass
 from scheduler.text.pieces import TextOptions
 from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.tools.call_options import CallOptions
@@ -41,6 +42,7 @@ class PreparedRequest:
     options: AnswerOptions
     formatter: TokenFormatter
     tenant: str
+    request_class: RequestClass
     cache_salt: str
     priority: int
     traceparent: str
@@ -60,6 +62,7 @@ class PreparedRequest:
             request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
             traceparent=self.traceparent, images=(self.images,) if self.images else (), chat=self.worker_chat,
+            request_class=self.request_class,
         )  # fmt: skip
         text = self.text
         if echo or calls is not None or reasoning is not None:
@@ -101,9 +104,15 @@ async def prepare_generation(
             context.tokens.texts, options.logprobs or 0, options.tokens_by_number, ranked=options.token_ids,
             listed=bool(params.logprob_token_ids),
         ),
-        tenant, cache_salt_of(context, tenant, body.cache_salt), priority_of(body.priority, request),
+        tenant, class_of(request), cache_salt_of(context, tenant, body.cache_salt), priority_of(body.priority, request),
         traceparent_of(context.traces, request.scope["headers"]), images, worker_chat,
     )  # fmt: skip
+
+
+def class_of(request: Request) -> RequestClass:
+    """Return the class that the route has found for the request (app.py)."""
+    found: RequestClass = request.scope["state"].get("request_class", UNCLASSED)
+    return found
 
 
 def cache_salt_of(context: AppContext, tenant: str, salt: str | None) -> str:

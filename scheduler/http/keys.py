@@ -3,8 +3,9 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
@@ -21,13 +22,22 @@ Headers = Sequence[tuple[bytes, bytes]]
 class Keys:
     """The valid API keys; without any the server is open. Stores only digests, never a key."""
 
-    def __init__(self, keys: Iterable[str] = (), *, protect_metrics: bool = False) -> None:
+    def __init__(
+        self, keys: Iterable[str] = (), *, classes: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        protect_metrics: bool = False,
+    ) -> None:  # fmt: skip
+        """`classes` are those of requests that a key may send, by key, its default first."""
         self._tenants = {_digest(key.encode()): _tenant_name(key) for key in keys}
+        self._classes = {_tenant_name(key): tuple(names) for key, names in classes.items()}
         self._open_paths = OPEN_PATHS - {"/metrics"} if protect_metrics else OPEN_PATHS
 
     def __len__(self) -> int:
         """Return the number of different keys."""
         return len(self._tenants)
+
+    def classes_of(self, tenant: str) -> tuple[str, ...]:
+        """Return the classes of requests that a key's owner may send, the default first."""
+        return self._classes.get(tenant, ())
 
     def admit(self, path: str, headers: Headers) -> str | None:
         """Return the tenant of a request, "" if no key is required, None if the request must be refused.
@@ -47,7 +57,8 @@ class Keys:
 def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
     """Return the keys of --api-key and --api-key-file, else those of the first variable that is set.
 
-    A file and a variable have one key per line. Raises ConfigError for an invalid key without repeating it.
+    A file and a variable have one key per line, perhaps with the classes of its requests behind it. Raises ConfigError
+    for an invalid line without repeating it.
     """
     keys = list(options.api_key)
     where = "--api-key"
@@ -59,18 +70,25 @@ def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
     if not keys:
         where = next((name for name in VARIABLES if environ.get(name)), "")
         keys = _lines(environ[where]) if where else []
-    _check(keys, where)
-    return Keys(keys, protect_metrics=options.protect_metrics)
+    classes = _checked(keys, where, options.classes())
+    return Keys(classes, classes=classes, protect_metrics=options.protect_metrics)
 
 
-def _check(keys: Sequence[str], where: str) -> None:
-    if len(keys) > MAX_KEYS:
-        raise ConfigError(f"{where}: {len(keys)} keys are more than {MAX_KEYS}")
-    for key in keys:
+def _checked(lines: Sequence[str], where: str, known: Collection[str]) -> dict[str, list[str]]:
+    """Return the keys of the lines with the classes that they may use."""
+    if len(lines) > MAX_KEYS:
+        raise ConfigError(f"{where}: {len(lines)} keys are more than {MAX_KEYS}")
+    classes = dict[str, list[str]]()
+    for line in lines:
+        key, _, names = line.partition(" ") if known else (line, "", "")
         if not _KEY.fullmatch(key):
             raise ConfigError(
                 f"{where}: a key of {len(key)} characters is invalid: use 1 to 512 visible ASCII characters, no spaces"
             )
+        classes[key] = [name.strip() for name in names.split(",")] if names else []
+        if not set(classes[key]) <= set(known):
+            raise ConfigError(f"{where}: behind a key of {len(key)} characters is a class not in --request-classes")
+    return classes
 
 
 def _read(path: Path) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.request import GenerationRequest, PromptDone, TokenSink
+from scheduler.request_class import UNCLASSED, RequestClass
 from simulation.prompt import simulated_vector
 from wire.errors import Overloaded, PdserveError
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
@@ -48,7 +49,7 @@ class ScriptedDispatcher:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def check_room(self, tenant: str) -> None:
+    def check_room(self, tenant: str, request_class: RequestClass = UNCLASSED) -> None:
         """Raise `refuse_with` if it is Overloaded."""
         if isinstance(self.refuse_with, Overloaded):
             raise self.refuse_with

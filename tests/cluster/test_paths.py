@@ -1,6 +1,7 @@
 """`--path auto` over real processes: a local path gives the tokens of the instance that runs it, and transformers'."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with GuideCluster(folder, model, prefill=["4"], decode=["6"], flags=flags) as cluster:
         cluster.start("prefill-0", flags=(f"--kv-cache-memory={pool}",))
         cluster.start("decode-0", flags=("--max-num-seqs=1",))
-        cluster.start("scheduler", flags=("--enable-prompt-tokens-details",))
+        classes = ("quick:gap=0.02", "never:ttft=1e-6")
+        cluster.start("scheduler", flags=("--enable-prompt-tokens-details", "--request-classes", *classes))
         cluster.wait_ready()
         yield cluster
 
@@ -67,6 +69,27 @@ def test_the_next_turn_reuses_the_answer_where_it_was_generated(
 
     assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == (300 + 39) // 16 * 16
     assert [after["choices"][0]["token_ids"]] == _wanted(cluster, request, whole, 40, "decode-0", 1)
+
+
+def test_a_class_has_limits_of_its_own(cluster: GuideCluster) -> None:
+    body = {"model": "tiny", "max_tokens": 400, "ignore_eos": True, "prompt": "hello", "stream": True}
+    with httpx.Client(base_url=cluster.client.base_url, timeout=300, trust_env=False) as http:
+
+        def ask(name: str) -> AbstractContextManager[httpx.Response]:
+            return http.stream("POST", "/v1/completions", json=body, headers={"X-Pdserve-Class": name})
+
+        with ask("quick") as answer:
+            gauges = (cluster.gauge("pdserve_gap_limit_seconds") for _ in answer.iter_lines())
+            has_limit = any(0.02 in [one.value for one in gauge] for gauge in gauges)
+        with ask("never") as refused:
+            message = refused.read().decode()
+        with ask("none") as unknown:
+            unknown.read()
+
+    assert has_limit
+    assert (answer.status_code, refused.status_code, unknown.status_code) == (200, 429, 400)
+    assert "(limit 1e-06 s, class never)" in message
+    cluster.wait_idle()
 
 
 def _wanted(

@@ -132,6 +132,26 @@ def test_a_resumed_prompt_continues_after_its_outputs() -> None:
         assert_answers(run(core, answers), [state])
 
 
+@pytest.mark.parametrize(
+    ("limits", "arriving", "shortest_s"),
+    [((), (), 0.1), ((0.0, 0.5), (), 0.1), ((0.5,), (), 0.5), ((0.5, 0.05), (), 0.05), ((0.5,), (0.05,), 0.05)],
+)
+def test_the_shortest_limit_of_gaps_among_streams_counts(
+    limits: Sequence[float], arriving: Sequence[float], shortest_s: float
+) -> None:
+    core = EngineCore(
+        FakeModel(CONFIG), max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=64, gap_limit_s=0.1
+    )
+    core.arriving = lambda: arriving
+    for number, limit_s in enumerate(limits):
+        core.add(replace(prompt(str(number), 5), gap_limit_s=limit_s))
+    before_s = core.load().gap_limit_s
+    core.step()  # computes the prompts: now they are streams
+
+    assert before_s == min(arriving, default=0.1)
+    assert (core.load().gap_limit_s, core.load().decoding) == (shortest_s, len(limits))
+
+
 def test_impossible_prompts_are_refused_with_value_and_limit() -> None:
     with engine(replace(CONFIG, num_blocks=8), seqs=4) as (core, _):
         for state, error, words in [

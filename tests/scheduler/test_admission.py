@@ -1,6 +1,7 @@
 """The queue alone: its order, its head, leaving it, and what a cancelled caller gives back."""
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
 from scheduler.load.path_costs import Expected
 from scheduler.queue.queue_entry import QueueEntry
+from scheduler.request_class import RequestClass
 from tests.scheduler.virtual_time import virtual
 from wire.errors import NeverFits, Overloaded
 
@@ -327,6 +329,20 @@ async def test_a_first_token_after_the_limit_is_refused_at_once(
 
     assert str(caught.value).endswith(message)
     assert (caught.value.retry_after_s, caught.value.is_final) == (retry_after_s, is_final)
+
+
+@pytest.mark.parametrize(
+    ("of_class_s", "message"), [(None, "(limit 3 s, --ttft-limit)"), (2.0, "(limit 2 s, class batch)"), (3.5, "")]
+)
+@virtual
+async def test_a_class_has_its_own_limit_of_the_first_token(of_class_s: float | None, message: str) -> None:
+    admission = Admission(ControlLimits(ttft_limit_s=3.0), _Room(0))
+    admission.enter(waiting("a", 50))
+
+    with pytest.raises(Overloaded) if message else nullcontext() as caught:
+        admission.check_room(1, 251, "", RequestClass("batch", of_class_s))
+
+    assert caught is None or message in str(caught.value)
 
 
 @virtual

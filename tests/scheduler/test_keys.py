@@ -21,6 +21,7 @@ from scheduler.http.keys import Keys, read_keys
 from scheduler.http.server import listen
 from scheduler.http.server import serve as serve_app
 from scheduler.observability.metrics import Metrics
+from scheduler.request_class import UNCLASSED, RequestClass
 from scheduler.serving import Cluster, open_serving
 from tests.scheduler.conftest import Serve, Served
 from wire.errors import ConfigError
@@ -223,6 +224,63 @@ def test_an_invalid_key_is_refused_without_quoting_it(key: str) -> None:
 
     assert KEY not in str(refused.value)
     assert not key or key not in str(refused.value)
+
+
+def _classed(tmp_path: Path, lines: str, classes: tuple[str, ...] = ("quick:ttft=2:gap=0.05", "batch:gap=1")) -> Any:
+    (tmp_path / "keys").write_text(lines)
+    return SchedulerOptions(api_key_file=str(tmp_path / "keys"), request_classes=classes)
+
+
+QUICK, BATCH = RequestClass("quick", 2.0, 0.05), RequestClass("batch", None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "found"),
+    [
+        (KEY, None, BATCH), (KEY, "batch", BATCH), (KEY, "quick", QUICK), (KEY, "none", "may use batch, quick"),
+        (OTHER, None, UNCLASSED), (OTHER, "quick", "may use none"), (OTHER, "", "may use none"),
+        ("third", None, BATCH), ("third", "quick", "may use batch"), ("third", "Batch", "may use batch"),
+        (None, None, UNCLASSED), (None, "quick", QUICK), (None, "none", "may use quick, batch"),
+    ],
+)  # fmt: skip
+async def test_a_request_has_a_class_that_its_key_may_use(
+    serve: Serve, tmp_path: Path, key: str | None, name: str | None, found: RequestClass | str
+) -> None:
+    options = _classed(tmp_path, f"{KEY} batch, quick\n{OTHER}\nthird batch\n")
+    headers = {"authorization": f"Bearer {key}"} | ({} if name is None else {"X-Pdserve-Class": name})
+    async with serve(request_classes=options.request_classes) as served:
+        context = dataclasses.replace(served.context, keys=read_keys(options, {}) if key else Keys())
+        transport = httpx.ASGITransport(build_app(context))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+            answer = await client.post("/v1/completions", json={"model": served.model, "prompt": "hello"})
+        classes = [one.request_class for one in served.dispatcher.requests]
+
+    if isinstance(found, str):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-pdserve-class")
+        assert found in answer.json()["error"]["message"]
+    assert classes == ([] if isinstance(found, str) else [found])
+
+
+@pytest.mark.parametrize(
+    ("lines", "classes", "message"),
+    [
+        ("key other", ("batch:gap=1",), "behind a key of 3 characters is a class not in --request-classes"),
+        ("key batch,", ("batch:gap=1",), "behind a key of 3 characters is a class not in --request-classes"),
+        ("key batch", (), "a key of 9 characters is invalid"),
+        ("key", ("batch",), "'batch' is not NAME with ttft or gap"),
+        ("key", ("batch:gap=1:gap=2",), "is not NAME with ttft or gap"),
+        ("key", ("batch:gap=0",), "gap=0 is not ttft or gap in seconds, from 0 to 3600"),
+        ("key", ("batch:gap=nan",), "gap=nan is not"),
+        ("key", ("batch:tpot=1",), "tpot=1 is not"),
+        ("key", ("a:gap=1", "a:gap=2"), "'a' is named twice"),
+        ("key", ("a b:gap=1",), "not a name of letters"),
+    ],
+)
+def test_invalid_classes_stop_the_start(tmp_path: Path, lines: str, classes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_keys(_classed(tmp_path, lines, classes), {})
+
+    assert message in str(refused.value)
 
 
 def test_a_file_without_keys_or_unreadable_stops_the_start(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "kv_blocks_used": 5, "kv_blocks_probe": 2, "kv_blocks_cached": 30, "kv_blocks_total": 100, "running": 3,
         "waiting": 1, "held_prompts": 1, "uncomputed_tokens": 9, "progress_age_seconds": 0.5,
         "slowest_turn_seconds": 0.25, "starved_seconds_total": 1.5, "decoding": 0, "step_base_seconds": 0,
+            "gap_limit_seconds": 0,
         "step_sequence_seconds": 0, "step_token_seconds": 0,
         "kv_bytes_sent_total": 4096, "kv_bytes_received_total": 0, "preemptions_total": 0, "steps_total": 0,
         "step_seconds_total": 0, "tokens_computed_total": 0,

@@ -7,6 +7,7 @@ import pytest
 
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone, TokenSink
+from scheduler.request_class import UNCLASSED, RequestClass
 from scheduler.text.best_of import BestOf
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.text_output import TextOutput
@@ -41,7 +42,7 @@ class Scripted:
         self.stopped: list[tuple[int, int]] = []
         self._script = script
 
-    def check_room(self, tenant: str) -> None:
+    def check_room(self, tenant: str, request_class: RequestClass = UNCLASSED) -> None:
         """There is always room."""
 
     async def run(self, request: GenerationRequest, sink: TokenSink) -> None:

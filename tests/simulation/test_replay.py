@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.request_class import RequestClass
 from simulation.cluster import Shape, SimulatedCluster
 from simulation.replay import Served, simulate
 from simulation.trace import TraceRequest, poisson
@@ -26,11 +27,21 @@ def test_one_request_takes_what_its_steps_cost() -> None:
     assert served.last - served.first == pytest.approx(0.004 + 63 * 0.0139, abs=1e-6)
 
 
-def test_a_long_prompt_is_computed_in_chunks_within_the_limit_of_gaps() -> None:
-    stream, long = simulate(Shape([C], COST, gap_limit_s=0.1), [TraceRequest(0.0, 64, 100), TraceRequest(0.3, 2048, 2)])
+@pytest.mark.parametrize("roles", [[C], [P, D]], ids=["combined", "pair"])
+@pytest.mark.parametrize(
+    ("limits", "shortest_s"), [((None,), 0.1), ((0.05,), 0.05), ((0.5,), 0.5), ((0.05, 0.5), 0.05), ((None, 0.5), 0.1)]
+)
+def test_a_long_prompt_is_computed_in_chunks_within_the_limit_of_gaps(
+    roles: list[Role], limits: tuple[float | None, ...], shortest_s: float
+) -> None:
+    """Beside streams of these classes, the first one's limit the shortest; without one `--gap-limit` counts."""
+    streams = [TraceRequest(3.0, 64, 300, request_class=RequestClass("", None, limit)) for limit in limits]
+    long = [TraceRequest(4.5, 2048, 2)] * 3
+    shape = Shape(roles, COST, gap_limit_s=0.1, compare_paths=True)
+    _, served, *_, last = simulate(shape, [TraceRequest(0.0, 64, 30), *streams, *long])  # the first measures steps
 
-    assert 0.05 < stream.longest_gap_s <= 0.1
-    assert long.ttft_s > 2048 * 0.0014
+    assert shortest_s / 2 < served.longest_gap_s <= 1.02 * shortest_s  # a chunk may be a token too long
+    assert last.ttft_s > 2048 * 0.0014
 
 
 def test_a_full_batch_is_one_step_for_all() -> None:
@@ -104,13 +115,17 @@ def test_a_limit_of_the_first_token_keeps_it_under_overload() -> None:
     assert sum(one.num_tokens for one in served) == 64 * len(served)
 
 
-def test_a_prompt_that_never_meets_the_limit_is_not_tried_again() -> None:
-    first, late = simulate(
-        Shape([P, D], COST, ttft_limit_s=1.0), [TraceRequest(0.0, 64, 4), TraceRequest(2.0, 4096, 4)]
-    )
+@pytest.mark.parametrize(
+    ("limit_s", "of_class_s", "num_tokens"), [(1.0, None, 0), (0.0, 1.0, 0), (60.0, 1.0, 0), (1.0, 60.0, 4)]
+)
+def test_a_prompt_that_never_meets_the_limit_is_not_tried_again(
+    limit_s: float, of_class_s: float | None, num_tokens: int
+) -> None:
+    late = TraceRequest(2.0, 4096, 4, request_class=RequestClass("", of_class_s))
+    first, late_served = simulate(Shape([P, D], COST, ttft_limit_s=limit_s), [TraceRequest(0.0, 64, 4), late])
 
     assert first.num_tokens == 4
-    assert (late.num_tokens, late.num_tries) == (0, 1)
+    assert (late_served.num_tokens, late_served.num_tries) == (num_tokens, 1)
 
 
 def test_shares_of_paths_are_steady_with_loads_half_a_second_old() -> None:
